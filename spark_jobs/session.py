@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 
@@ -36,6 +37,18 @@ def is_alive(spark: SparkSession) -> bool:
         return not spark.sparkContext._jsc.sc().isStopped()
     except (Py4JError, OSError, AttributeError):  # no answer; no connection; stopped by this side
         return False
+
+
+def kill_driver() -> bool:
+    """Kill the JVM that this process started for Spark; whether there is one. ``spark-submit``'s own is left alone.
+
+    Never blocks: it does not talk to the JVM, which may hang.
+    """
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return False
+    process.kill()
+    return True
 
 
 LOOPBACK: Final = "127.0.0.1"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.run import RunCause, RunKind, RunRecord
@@ -17,10 +18,14 @@ from bookie.model.severity import Severity
 
 
 class RunBusyError(ConflictError):
-    """A run of this kind is active, here or elsewhere; ``run_id`` is its id if known."""
+    """A run of this kind is active, here or elsewhere; ``run_id`` is its id if known.
 
-    def __init__(self, kind: RunKind, run_id: str, where: str) -> None:
-        super().__init__(f"a {kind.value} run is under way already: {run_id or 'id not known'} in {where}")
+    Dry runs and runs that mark do not count for each other.
+    """
+
+    def __init__(self, kind: RunKind, run_id: str, where: str, *, is_dry_run: bool = False) -> None:
+        what = f"dry run of kind {kind.value}" if is_dry_run else f"{kind.value} run"
+        super().__init__(f"a {what} is under way already: {run_id or 'id not known'} in {where}")
         self.kind = kind
         self.run_id = run_id
 
@@ -115,7 +120,8 @@ class ServiceStatus:
     """As this process would follow them if it led, such as ``24h``; absent: off. The leader follows its own."""
     next_run_ms: Mapping[RunKind, int] = field(default_factory=dict)
     """As this process planned them; empty unless it leads, since the leader alone knows its times."""
-    paused_kinds: Sequence[RunKind] = ()
+    paused_kinds: Mapping[RunKind, KindPause] = field(default_factory=dict)
+    """Kinds whose schedule is paused, and until when."""
 
 
 def why_no_next_run(status: ServiceStatus, kind: RunKind) -> str:
@@ -159,7 +165,7 @@ class Control(Protocol):
 
         Raises:
             NotLeaderError: ask the leader.
-            RunBusyError: one of this kind is under way.
+            RunBusyError: one of this kind is under way, or a dry run of it if a dry run is asked for.
             StoreUnavailableError: no answer.
         """
         ...
@@ -173,7 +179,7 @@ class Control(Protocol):
         ...
 
     async def pause_run(self, run_id: str, *, owner: str) -> RunRecord:
-        """Hold a run at its next gate.
+        """Hold a run at its next gate for the time of the option ``pause_s``; again: for that time from now.
 
         Raises:
             UnknownRunError, RunOverError, NotLeaderError: see there.
@@ -185,6 +191,25 @@ class Control(Protocol):
 
         Raises:
             UnknownRunError, RunOverError, NotLeaderError: see there.
+        """
+        ...
+
+    async def pause_kind(self, kind: RunKind, *, owner: str) -> KindPause:
+        """Let no scheduled run of a kind begin for the time of ``pause_s``; again: for that time from now.
+
+        A run that comes due in the meantime begins afterwards, once. Runs that are asked for, and the reaction to a
+        lost bookie, are not concerned.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; pausing again is safe.
+        """
+        ...
+
+    async def resume_kind(self, kind: RunKind, *, owner: str) -> None:
+        """Undo ``pause_kind``. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; resuming again is safe.
         """
         ...
 

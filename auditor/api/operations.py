@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from typing_extensions import override
 
-from auditor.api.operations_port import BookieState, BookieView, Operations, TaskPage, TaskState, TaskView
+from auditor.api.operations_port import (
+    ALL_MARKS,
+    MARKS_EXAMINED_MAX,
+    BookieState,
+    BookieView,
+    MarkFilter,
+    MarkPage,
+    Operations,
+    TaskPage,
+    TaskState,
+    TaskView,
+)
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster
@@ -51,16 +61,18 @@ class Snapshot(Generic[T]):
             return self._answer[1]
 
 
-_MARKS_KEPT_S: Final = 5.0
-"""Listing every mark costs a walk over their tree; a page that refreshes must not walk it each time."""
+_PLACES_AT_ONCE: Final = 5_000
+"""Places of the tree that are looked at in one walk; the walk gives way to others after each part."""
 _FIGURES_KEPT_S: Final = 15.0
 _INFO_TIMEOUT_S: Final = 2.0
 _INFO_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Marks:
-    tasks: Sequence[Task]
+class _Around:
+    """What the marks of a page are judged by."""
+
+    bookies: Bookies
     locked: frozenset[LedgerId]
     parked: Mapping[LedgerId, ParkedTask]
 
@@ -83,25 +95,45 @@ class StoreOperations(Operations):
         self._parked = ParkedTasks(store, cluster.root)
         self._drains = Drains(store, cluster.root)
         self._transport = transport
-        self._marks = Snapshot(self._read_marks, _MARKS_KEPT_S, clock)
         self._bookies = Snapshot(self._read_bookies, _FIGURES_KEPT_S, clock)
 
     @override
-    async def list_tasks(self, limit: int, after: LedgerId | None = None, *, missing: str = "") -> TaskPage:
-        marks = await self._marks.get()
-        chosen = [task for task in marks.tasks if not missing or missing in task.missing]
-        first = 0 if after is None else bisect_right(chosen, after, key=lambda task: task.ledger_id)
-        page = chosen[first : first + limit]
-        has_more = first + limit < len(chosen)
+    async def list_tasks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> TaskPage:
+        page = await self.list_marks(limit, after, wanted)
+        ids = [task.ledger_id for task in page.tasks]
         draining = (await self._drains.draining()).bookies
         bookies = (await self._registrations.list()).with_draining(draining)
-        found = await self._ledgers.read_many([task.ledger_id for task in page])
-        views = [_view(task, ledger, marks, bookies) for task, ledger in zip(page, found, strict=True)]
-        return TaskPage(views, page[-1].ledger_id if has_more else None, len(chosen))
+        found = await self._ledgers.read_many(ids)
+        parked = {park.ledger_id: park for park in await self._parked.read_many(ids, {})}
+        around = _Around(bookies, await self._under_replication.locks.locked_among(ids), parked)
+        views = [_view(task, ledger, around) for task, ledger in zip(page.tasks, found, strict=True)]
+        return TaskPage(views, page.next_after)
 
     @override
-    async def marked(self) -> Sequence[Task]:
-        return (await self._marks.get()).tasks
+    async def list_marks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> MarkPage:
+        found: list[Task] = []
+        examined = 0
+        while len(found) < limit and examined < MARKS_EXAMINED_MAX:
+            places = min(_PLACES_AT_ONCE, limit - len(found) if wanted == ALL_MARKS else _PLACES_AT_ONCE)
+            part = await self._under_replication.page(after, places)
+            found += [task for task in part.tasks if isinstance(task, Task) and wanted.matches(task)]
+            after = part.next_after
+            if after is None:
+                break
+            examined += places
+        if len(found) > limit:
+            return MarkPage(found[:limit], found[limit - 1].ledger_id)
+        return MarkPage(found, after)
+
+    @override
+    async def is_any_marked(self) -> bool:
+        after, examined, places = None, 0, 1
+        while examined < MARKS_EXAMINED_MAX:
+            part = await self._under_replication.page(after, places)
+            if part.tasks or part.next_after is None:
+                return bool(part.tasks)
+            after, examined, places = part.next_after, examined + places, _PLACES_AT_ONCE
+        return True  # so many places without a task are left of a backlog that is being repaired
 
     @override
     async def bookies(self) -> Sequence[BookieView]:
@@ -126,14 +158,6 @@ class StoreOperations(Operations):
     @override
     async def set_lost_bookie_delay_s(self, seconds: int) -> None:
         await self._under_replication.switches.set_lost_bookie_delay_s(seconds)
-
-    async def _read_marks(self) -> _Marks:
-        parked = await self._parked.list()
-        return _Marks(
-            await self._under_replication.list(),
-            await self._under_replication.locks.locked(),
-            {park.ledger_id: park for park in parked},
-        )
 
     async def _read_bookies(self) -> Sequence[BookieView]:
         registered, known = await self._registrations.list(), await self._registrations.known()
@@ -182,16 +206,16 @@ def worst_fragment(metadata: LedgerMetadata, bookies: Bookies) -> FragmentHealth
     return worst
 
 
-def _view(task: Task, ledger: Versioned | Unreadable | None, marks: _Marks, bookies: Bookies) -> TaskView:
-    park = marks.parked.get(task.ledger_id)
-    is_locked = task.ledger_id in marks.locked
+def _view(task: Task, ledger: Versioned | Unreadable | None, around: _Around) -> TaskView:
+    park = around.parked.get(task.ledger_id)
+    is_locked = task.ledger_id in around.locked
     state = TaskState.IN_PROGRESS if is_locked else TaskState.PARKED if park else TaskState.WAITING
     condition, copies_min, detail = "gone", None, park.detail if park else ""
     ledger_bytes = None
     if isinstance(ledger, Unreadable):
         condition, detail = "unreadable", ledger.reason
     elif ledger is not None:
-        worst = worst_fragment(ledger.metadata, bookies)
+        worst = worst_fragment(ledger.metadata, around.bookies)
         severity = worst.severity if worst else None
         condition = severity.name.lower() if severity is not None else "healthy"
         copies_min = worst.copies_min if worst else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
@@ -59,9 +59,36 @@ class TaskPage:
 
     tasks: Sequence[TaskView]
     next_after: LedgerId | None
-    """Ask for what comes after this one; None: there is no more."""
-    total: int
-    """Over all pages."""
+    """Ask for what comes after this one; None: there is no more. A page may be short, or empty, and not the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkPage:
+    """Some marks, by ledger id."""
+
+    tasks: Sequence[Task]
+    next_after: LedgerId | None
+    """As in ``TaskPage``."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkFilter:
+    """Which marks to list."""
+
+    missing: str = ""
+    """Only those that miss a copy on this bookie; empty: all."""
+    not_missing: str = ""
+    """Only those that miss none on this bookie; empty: all."""
+
+    def matches(self, task: Task) -> bool:
+        """Whether to list a mark."""
+        is_wanted = not self.missing or self.missing in task.missing
+        return is_wanted and (not self.not_missing or self.not_missing not in task.missing)
+
+
+ALL_MARKS: Final = MarkFilter()
+MARKS_EXAMINED_MAX: Final = 20_000
+"""Marks that one request reads in search of those that its filter wants: some dozen requests to the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +109,13 @@ class BookieView:
 class Operations(Protocol):
     """The cluster's state for the API. Answers may be some seconds old, except after a change by this process."""
 
-    async def list_tasks(self, limit: int, after: LedgerId | None = None, *, missing: str = "") -> TaskPage:
-        """Marked ledgers in the order of their ids.
+    async def list_tasks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> TaskPage:
+        """Marked ledgers in the order of their ids. Costs the same however many are marked.
 
         Args:
             limit: how many at most, from 1.
             after: start after this ledger; None: at the first.
-            missing: only those that miss a copy on this bookie; empty: all.
+            wanted: which to list; at most ``MARKS_EXAMINED_MAX`` are read in search of them.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -96,8 +123,16 @@ class Operations(Protocol):
         """
         ...
 
-    async def marked(self) -> Sequence[Task]:
-        """Every mark that can be read, by ledger id.
+    async def list_marks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> MarkPage:
+        """The marks that can be read, without the metadata of their ledgers; as ``list_tasks`` otherwise.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        ...
+
+    async def is_any_marked(self) -> bool:
+        """Whether any ledger is marked.
 
         Raises:
             StoreUnavailableError: no answer.

@@ -30,6 +30,7 @@ RUNNING_SECONDS: Final = "bkheal_audit_running_seconds"
 PROGRESS: Final = "bkheal_audit_progress_ratio"
 PERIOD: Final = "bkheal_audit_period_seconds"
 PAUSED: Final = "bkheal_audit_paused"
+PAUSE_ENDS: Final = "bkheal_audit_pause_ends_timestamp_seconds"
 RUNS: Final = "bkheal_audit_runs_total"
 DURATION: Final = "bkheal_audit_duration_seconds"
 LAST_START: Final = "bkheal_audit_last_start_timestamp_seconds"
@@ -170,6 +171,7 @@ STATE: Final = (
         "it does not change for half an hour while a run is under way",
     ),
     _state(PAUSED, "Whether the run, or the schedule of this kind, is paused (1)", _BY_KIND, "it is 1 for a day"),
+    _state(PAUSE_ENDS, "When the pause of the run or of the schedule ends by itself; 0: there is none", _BY_KIND),
     _state(LAST_START, "When the newest run began; 0 means never", _BY_KIND),
     _state(LAST_COMPLETION, "End of the last run, with any result; 0 means never", _BY_KIND),
     _state(

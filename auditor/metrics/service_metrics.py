@@ -111,7 +111,8 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
     }
     values |= _backlog_values(status.backlog, now_ms)
     values |= {(names.PERIOD, kind.value): seconds for kind, seconds in status.period_s.items()}
-    values |= {(names.PAUSED, kind.value): 1 for kind in status.paused_kinds}
+    for kind, pause in status.paused_kinds.items():
+        values |= {(names.PAUSED, kind.value): 1, (names.PAUSE_ENDS, kind.value): pause.until_ms / 1000}
     for last in status.last.values():
         values |= last_run_values(last)
     values |= {(names.LAST_SUCCESS, kind.value): ms / 1000 for kind, ms in status.last_success_ms.items()}
@@ -163,7 +164,7 @@ def _running_values(record: RunRecord, now_ms: int) -> dict[Key, float]:
     if record.total > 0:
         values[names.PROGRESS, kind] = min(1.0, record.done / record.total)
     if record.state is RunState.PAUSED:
-        values[names.PAUSED, kind] = 1
+        values |= {(names.PAUSED, kind): 1, (names.PAUSE_ENDS, kind): record.pause_ends_ms / 1000}
     return values
 
 

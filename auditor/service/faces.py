@@ -11,7 +11,7 @@ from typing_extensions import override
 from auditor.api.grpc.server import GrpcFace
 from auditor.api.http.server import HttpFace
 from auditor.api.operations import StoreOperations
-from auditor.api.operations_port import BookieView, Operations, TaskPage
+from auditor.api.operations_port import ALL_MARKS, BookieView, MarkFilter, MarkPage, Operations, TaskPage
 from auditor.api.settings import ApiSettings, ServerTls
 from auditor.metrics.service_metrics import AuditorMetrics
 from auditor.service.events import ServiceEvents
@@ -19,7 +19,6 @@ from auditor.service.service import AuditorService, Connection
 from auditor.service.settings import ServiceSettings
 from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.bookies.registration import Registrations
-from bookie.metadata.tasks.locks import Task
 from bookie.model.ids import LedgerId
 from bookie.model.run import RunRecord
 from bookie.runtime.clock import Clock
@@ -127,12 +126,16 @@ class LateOperations(Operations):
         self._operations: StoreOperations | None = None
 
     @override
-    async def list_tasks(self, limit: int, after: LedgerId | None = None, *, missing: str = "") -> TaskPage:
-        return await self._there().list_tasks(limit, after, missing=missing)
+    async def list_tasks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> TaskPage:
+        return await self._there().list_tasks(limit, after, wanted)
 
     @override
-    async def marked(self) -> Sequence[Task]:
-        return await self._there().marked()
+    async def list_marks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> MarkPage:
+        return await self._there().list_marks(limit, after, wanted)
+
+    @override
+    async def is_any_marked(self) -> bool:
+        return await self._there().is_any_marked()
 
     @override
     async def bookies(self) -> Sequence[BookieView]:

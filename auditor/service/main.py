@@ -18,7 +18,8 @@ from typing_extensions import override
 from auditor.metrics.service_metrics import AuditorMetrics
 from auditor.service.events import EventFanout, ServiceEvents
 from auditor.service.faces import Face, MetricsEvents, faces_on, set_rates, wired_faces
-from auditor.service.runs.spark_runner import Spark, SparkHolder, SparkRunner, session_settings
+from auditor.service.runs.spark_holder import Spark, SparkHolder
+from auditor.service.runs.spark_runner import SparkRunner, session_settings
 from auditor.service.service import AuditorService, Connect, Connection, ServicePorts
 from auditor.service.settings import ServiceSettings
 from auditor.service.spark_tab import SparkTab
@@ -68,6 +69,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
         process=f"{host}:{os.getpid()}",
         counter=counter,
         prepare=holder.get,
+        release=holder.stop,
     )
     service = AuditorService(settings, ports)
     late.tab = SparkTab(service, _tab_settings(settings), clock, _report_base_url(settings))
@@ -116,9 +118,10 @@ class _LateTab:
 
 
 class SparkWatch(ServiceEvents):
-    """Stop the service when Spark's process is dead: a new process is the only sure way to get another.
+    """Stop the service when Spark's process is dead or hangs: a new process is the only sure way to get another.
 
-    It looks now and then, and after each run that failed. A failed start is retried a few times.
+    It looks now and then, and after each run that failed. A failed start is retried a few times. The Java process is
+    killed, so that runs that wait for it end, the vote is withdrawn, and another auditor leads.
     """
 
     def __init__(self, holder: SparkHolder, stop: asyncio.Event) -> None:
@@ -152,9 +155,10 @@ class SparkWatch(ServiceEvents):
 
     async def _look(self) -> None:
         if not await self._holder.is_alive() and not self._stop.is_set():
-            _log.error("Spark has ended: this auditor ends, and another one takes over")
+            _log.error("Spark has ended or hangs: this auditor ends, and another one takes over")
             self.is_gone = True
             self._stop.set()
+            self._holder.kill()
 
 
 def _connect_to(settings: ServiceSettings) -> Connect:

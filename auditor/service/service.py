@@ -30,11 +30,13 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore, StoreUnavailableError
 from bookie.metadata.runs.election import Election, Leadership
+from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.times import rfc3339, rfc3339_if_known
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.version import installed_version
@@ -50,6 +52,11 @@ STOP_DEADLINE_S: Final = 20.0
 SCHEDULE_RETRY_S: Final = 120.0
 """After a scheduled run that failed; twice as long after each further failure."""
 SCHEDULE_RETRY_S_MAX: Final = 960.0
+PAUSE_LOOK_S: Final = 15.0
+"""Between two looks whether the pause of a schedule has ended."""
+RELEASE_AFTER_S: Final = 30.0
+"""Without the leadership. A short outage of the store does not cost the next term the start of Spark, and runs of the
+ended term end at their gates."""
 _RETRY_S: Final = 1.0
 _RESIGN_DEADLINE_S: Final = 2.0
 
@@ -107,6 +114,8 @@ class ServicePorts:
     """None: counts on the service's own session and loop, which is for small backlogs."""
     prepare: Callable[[], Awaitable[object]] | None = None
     """Called when this process begins to lead: start what takes long."""
+    release: Callable[[], Awaitable[object]] | None = None
+    """Called when this process has not led for ``RELEASE_AFTER_S`` after a term: give back what only a leader needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,23 +249,18 @@ class AuditorService(Control):
     async def resume_run(self, run_id: str, *, owner: str) -> RunRecord:
         return await self._there().manager.resume(run_id)
 
-    async def pause_kind(self, kind: RunKind, *, owner: str) -> None:
-        """Prevent scheduled runs of a kind, under any leader, until ``resume_kind``.
-
-        Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; pausing again is safe.
-        """
+    @override
+    async def pause_kind(self, kind: RunKind, *, owner: str) -> KindPause:
         parts = self._there()
-        await parts.runs.pause_kind(kind, owner)
-        _log.info("schedule paused", extra={"kind": kind.value, "owner": owner})
+        pause = KindPause(owner, self._ports.clock.epoch_ms() + int(self._settings.pause_s * 1000))
+        await parts.runs.pause_kind(kind, owner, pause.until_ms)
+        fields = {"kind": kind.value, "owner": owner, "until": rfc3339(pause.until_ms)}
+        _log.info("schedule paused", extra=fields)
         parts.overview.poke()
+        return pause
 
+    @override
     async def resume_kind(self, kind: RunKind, *, owner: str) -> None:
-        """Undo ``pause_kind``.
-
-        Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; resuming again is safe.
-        """
         parts = self._there()
         await parts.runs.resume_kind(kind)
         _log.info("schedule resumed", extra={"kind": kind.value, "owner": owner})
@@ -294,6 +298,7 @@ class AuditorService(Control):
     async def _follow(self, parts: _Parts) -> None:
         """Do a leader's work from the moment of winning to that of losing, again and again."""
         term: asyncio.Task[Any] | None = None
+        releasing: asyncio.Task[Any] | None = None
         state = Leadership()
         try:
             while True:
@@ -302,7 +307,10 @@ class AuditorService(Control):
                     if state.is_leader:
                         self._end_term(parts)
                         await cancel(term)
+                        await cancel(releasing)
+                        releasing = guarded("release", self._release(parts))
                     if new.is_leader:
+                        await cancel(releasing)
                         term = guarded(f"term {new.term}", self._lead(parts))
                     if new.is_leader != state.is_leader:
                         self._ports.events.leadership_changed(new.is_leader)
@@ -312,6 +320,16 @@ class AuditorService(Control):
         finally:
             self._end_term(parts)
             await cancel(term)
+            await cancel(releasing)
+
+    async def _release(self, parts: _Parts) -> None:
+        """Unless the next term begins before: a new term cancels it."""
+        if self._ports.release is None:
+            return
+        await self._ports.clock.sleep(RELEASE_AFTER_S)
+        await parts.manager.wait_all_ended(STOP_DEADLINE_S)
+        _log.info("this auditor does not lead, what only a leader needs is released")
+        await self._ports.release()
 
     def _end_term(self, parts: _Parts) -> None:
         self._scheduler.stop()
@@ -333,6 +351,7 @@ class AuditorService(Control):
                         is_scheduled = True
                     await parts.runs.abandon_orphans(self._ports.clock.epoch_ms())
                     await parts.runs.prune(self._settings.runs_kept)
+                    await self._end_pauses(parts)
                 except (TransientError, OutcomeUnknownError) as error:
                     _log.warning("housekeeping is tried again", extra={"reason": str(error)})
                     await self._ports.clock.sleep(_RETRY_S)
@@ -342,6 +361,11 @@ class AuditorService(Control):
                 await self._ports.clock.sleep(HOUSEKEEPING_S)
         finally:
             await cancel(preparing)
+
+    async def _end_pauses(self, parts: _Parts) -> None:
+        for kind in await parts.runs.end_pauses(self._ports.clock.epoch_ms(), self._settings.pause_s):
+            _log.warning("the pause of a schedule has ended", extra={"kind": kind.value})
+            parts.overview.poke()
 
     async def _fire(self, kind: RunKind) -> None:
         """A schedule came due."""
@@ -353,6 +377,7 @@ class AuditorService(Control):
 
     async def _run_scheduled(self, kind: RunKind) -> None:
         """What fails is tried again within the grace time, at longer and longer distance, not a whole period later."""
+        await self._pause_ended(kind)
         clock, retry_s = self._ports.clock, SCHEDULE_RETRY_S
         deadline_s = clock.monotonic_s() + self._settings.misfire_grace_s
         while True:
@@ -373,11 +398,28 @@ class AuditorService(Control):
             await clock.sleep(retry_s)
             retry_s = min(2 * retry_s, SCHEDULE_RETRY_S_MAX)
 
+    async def _pause_ended(self, kind: RunKind) -> None:
+        """Return once the schedule of a kind is not paused: a run that comes due during a pause follows it, once."""
+        clock, seen = self._ports.clock, None
+        while True:
+            try:
+                pause = (await self._there().runs.paused_kinds(clock.epoch_ms())).get(kind)
+            except (TransientError, OutcomeUnknownError) as error:
+                _log.warning("pauses are read again", extra={"kind": kind.value, "reason": str(error)})
+                await clock.sleep(PAUSE_LOOK_S)
+                continue
+            if pause is None:
+                break
+            if pause != seen:
+                seen, until = pause, rfc3339_if_known(pause.until_ms)
+                fields = {"kind": kind.value, "owner": pause.owner, "until": until}
+                _log.info("scheduled run waits, its kind is paused", extra=fields)
+            await clock.sleep(PAUSE_LOOK_S)
+        if seen is not None:
+            _log.warning("scheduled run begins after the pause of its kind", extra={"kind": kind.value})
+
     async def _scheduled_run_foiled_by(self, kind: RunKind) -> str | None:
-        """Run it, unless it is paused. The reason of a failure worth a retry; else None."""
-        if kind in await self._there().runs.paused_kinds():
-            _log.info("scheduled run skipped, its kind is paused", extra={"kind": kind.value})
-            return None
+        """Run it. The reason of a failure worth a retry; else None."""
         while True:
             try:
                 record = await self.start_run(kind, cause=RunCause.SCHEDULE, owner=self._ports.process)
@@ -418,7 +460,15 @@ class AuditorService(Control):
         store, cluster = connection.store, connection.cluster
         election = Election(store, cluster.root, ports.name, ports.clock, session_timeout_s=settings.session_timeout_s)
         runs = Runs(store, cluster.root)
-        manager = RunManager(runs, election, ports.runner, process=ports.process, clock=ports.clock, rng=ports.rng)
+        manager = RunManager(
+            runs,
+            election,
+            ports.runner,
+            process=ports.process,
+            clock=ports.clock,
+            rng=ports.rng,
+            pause_s=settings.pause_s,
+        )
         registrations, tasks = Registrations(store, cluster), UnderReplication(store, cluster, ports.clock)
         counter = ports.counter or backlog_counter(store, cluster, ports.clock)
         overview = Overview(

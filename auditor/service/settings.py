@@ -11,7 +11,7 @@ from auditor.api.settings import anonymous_write_problems
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.uri import uri_problems
 from bookie.model.option import Group, Option
-from bookie.model.run import RunKind
+from bookie.model.run import PAUSE_S, PAUSE_S_MAX, RunKind
 from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
@@ -50,6 +50,11 @@ class ServiceSettings:
         int, Option("How late a scheduled run may still begin.", minimum=1, maximum=7 * 86_400)
     ] = 3600
     """Later it is skipped."""
+    pause_s: Annotated[
+        float,
+        Option("How long a pause of a run, or of a schedule, lasts.", minimum=60, maximum=PAUSE_S_MAX),
+    ] = PAUSE_S
+    """Then it goes on by itself. Pausing again extends the pause. The reaction to a lost bookie is never paused."""
     missing_share_max: Annotated[
         float, Option("Mark nothing when a larger share of the known bookies is missing.", minimum=0, maximum=1)
     ] = MISSING_SHARE_MAX

@@ -19,9 +19,10 @@ from auditor.api.control import (
     UnknownRunError,
     why_no_next_run,
 )
-from auditor.service.runs.spark_runner import Spark, SparkFace
+from auditor.service.runs.spark_holder import Spark, SparkFace
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.run import RunCause, RunKind, RunRecord
+from bookie.model.times import rfc3339_if_known
 from bookie.runtime.clock import Clock
 from spark_jobs.ui.port import ActionOutcome, ActionResult, BacklogRow, Fact, KindRow, RunView, TabActions, TabState
 from spark_jobs.ui.settings import TabSettings
@@ -148,11 +149,14 @@ def _facts(status: ServiceStatus) -> list[Fact]:
         Fact("lost bookies", lost or "none", is_bad=bool(lost)),
         Fact("delay for lost bookies", f"{status.lost_bookie_delay_s} s"),
     ]
+    for kind, pause in status.paused_kinds.items():
+        until = rfc3339_if_known(pause.until_ms) or "not known"
+        facts.append(Fact(f"schedule of {kind.value}", f"paused by {pause.owner} until {until}", is_bad=True))
     return facts + ([Fact("brake", status.held_because, is_bad=True)] if status.held_because else [])
 
 
 def _kind_row(status: ServiceStatus, kind: RunKind) -> KindRow:
-    running = next((record for record in status.running if record.kind is kind), None)
+    running = next((record for record in status.running if record.kind is kind and not record.is_dry_run), None)
     why_not = "" if status.is_leader else f"the leader is {status.leader or 'not known'}"
     if running is not None:
         why_not = f"run {running.run_id} is under way"

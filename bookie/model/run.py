@@ -15,6 +15,10 @@ from typing import Any, Final
 from bookie.model.records import decode_record, encode_record
 from bookie.model.times import rfc3339_if_known
 
+PAUSE_S: Final = 3600
+"""Default of the option ``pause_s``: how long a run, or the schedule of a kind, stays paused. A forgotten pause must
+not keep a check from running."""
+PAUSE_S_MAX: Final = 7 * 86_400
 DETAIL_MAX: Final = 2_000
 """Longest detail that is stored, in characters."""
 
@@ -93,6 +97,8 @@ class RunRecord:
     """Path of the report's summary, as the process that wrote it sees it."""
     detail: str = ""
     """Why the run failed, was held or was cancelled; who cancelled it."""
+    pause_ends_ms: int = 0
+    """When a paused run goes on by itself; 0: it is not paused."""
 
     @property
     def eta_ms(self) -> int | None:
@@ -125,6 +131,7 @@ class RunRecord:
             "tasks_changed": self.tasks_changed,
             "report": self.report or None,
             "detail": self.detail or None,
+            "paused_until": rfc3339_if_known(self.pause_ends_ms),
         }
 
 

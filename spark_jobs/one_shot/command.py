@@ -30,7 +30,8 @@ exit codes:
   7   cancelled; marks that were written stay
   70  Spark or this program failed
   75  another run of this kind is under way, nothing was done (see --wait)
-  78  wrong configuration, no cluster at the metadata URI, or nothing to judge placement by
+  78  wrong configuration, no cluster at the metadata URI, nothing to judge placement by, or the report could not be
+      written (marks were)
   128 + the number of a signal that ended the run (143: SIGTERM)
 """
 
@@ -79,7 +80,7 @@ def _print(result: AuditResult, output: str) -> None:
     text = json.dumps(result.summary.to_json(), indent=2) if output == "json" else table(result.summary)
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-    _say(f"report: {result.summary_path}")
+    _say(f"error: {result.report_problem}" if result.report_problem else f"report: {result.summary_path}")
 
 
 def _say(text: str) -> None:

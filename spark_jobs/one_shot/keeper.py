@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from bookie.metadata.cluster import open_cluster
-from bookie.metadata.runs.records import RunLockedError, Runs
+from bookie.metadata.runs.records import RunLockedError, Runs, lane_of
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
@@ -124,7 +124,7 @@ class RunKeeper:
                     self._progress = None
             try:
                 async with asyncio.timeout(min(left_s, _LOOK_S)):
-                    await runs.wait_free(self._record.kind)
+                    await runs.wait_free(lane_of(self._record))
             except TimeoutError:
                 continue
         self._life = life

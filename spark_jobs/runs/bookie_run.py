@@ -28,7 +28,7 @@ from spark_jobs.checks.accepted_losses import without_accepted
 from spark_jobs.checks.bookie_check import bookie_check_by_ledger
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.report import writing as report
-from spark_jobs.report.summary import AcceptedCounts, FindingSums, PublishOutcome, PublishResult
+from spark_jobs.report.summary import AcceptedCounts, FindingSums, PublishOutcome, PublishResult, WorstLedger
 from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.accepted import AcceptedLosses, accepted_losses
 from spark_jobs.runs.brake import held_because
@@ -152,19 +152,23 @@ class BookieRun:
         try:
             self.lost = self._lost_bookies(cookies - latest.registered)
             published = self._publish(judged)  # before the report: a full disk here must not stop repair there
-            if self._context.report_problem is not None:
-                raise self._context.report_problem
-            with self._context.tasks(Phase.REPORT):
-                limit = self._settings.worst_ledgers_max if judged.sums.severities else 0
-                worst = report_sink.worst_ledgers(judged.ledgers, limit) if limit else ()
-                others = unreadable_metadata(scan.suspects)
-                if judged.accepted is not None:
-                    others = others.unionByName(judged.accepted)
-                report_sink.write_findings(judged.ledgers, others, self._context.directory, self.lost.waiting_until)
+            worst = self._report(scan, judged)
         finally:
             judged.release()
         waiting = self.lost.in_report(judged.sums)
         return CheckResult(latest, judged.sums, worst, published, waiting, accepted=judged.counts)
+
+    def _report(self, scan: LedgerScan, judged: _JudgedLedgers) -> tuple[WorstLedger, ...]:
+        """Write the findings, and return the worst."""
+        worst: tuple[WorstLedger, ...] = ()
+        with self._context.report.tolerated(), self._context.tasks(Phase.REPORT):
+            limit = self._settings.worst_ledgers_max if judged.sums.severities else 0
+            worst = report_sink.worst_ledgers(judged.ledgers, limit) if limit else ()
+            others = unreadable_metadata(scan.suspects)
+            if judged.accepted is not None:
+                others = others.unionByName(judged.accepted)
+            self._context.report.write_findings(judged.ledgers, others, self.lost.waiting_until)
+        return worst
 
     def _judge(
         self,

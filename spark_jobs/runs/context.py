@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from bookie.metadata.runs.locks import RunLane
 from bookie.model.run import RunKind
 from bookie.runtime.clock import Clock
-from spark_jobs.report.files import ReportDirError
 from spark_jobs.runs.cluster_view import ClusterView
 from spark_jobs.runs.port import Gate, Phase, Progress, ProgressEvent
+from spark_jobs.runs.run_report import RunReport
 from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings
 
@@ -26,19 +26,18 @@ class RunContext:
     spark: SparkSession
     settings: AuditSettings
     cluster: ClusterView
-    directory: Path
-    """Of the run's report."""
+    report: RunReport
     clock: Clock
     gate: Gate
     progress: Progress
-    report_problem: ReportDirError | None = None
-    """Why there will be no report; the run does its work and ends with it."""
 
     def tasks(self, phase: Phase, *, is_told: bool = True) -> AbstractContextManager[None]:
-        """Around the Spark jobs of a phase; see ``spark_tasks``."""
-        return spark_tasks(
-            self.spark, phase, self.run_id, self.progress, self.gate, pool=self.kind.value, is_told=is_told
-        )
+        """Around the Spark jobs of a phase; see ``spark_tasks``.
+
+        The jobs of one pool wait for each other, so a dry run is in another pool than the runs that mark.
+        """
+        pool = RunLane(self.kind, self.settings.is_dry_run).name
+        return spark_tasks(self.spark, phase, self.run_id, self.progress, self.gate, pool=pool, is_told=is_told)
 
     def begin(self, phase: Phase) -> None:
         """Pass the gate, and report the start of a phase without Spark jobs.

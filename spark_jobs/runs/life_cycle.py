@@ -1,4 +1,4 @@
-"""One run of a check on record: the lock of its kind, its record while it goes on, and its end.
+"""One run of a check on record: the lock of its lane, its record while it goes on, and its end.
 
 A run may go on exactly while its lock lasts. The order of the steps keeps that true for whoever looks at the store: the
 lock is taken before the record is written, and released only after the record shows the end. A process that dies in
@@ -19,21 +19,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from bookie.metadata.port import WriteOutcomeUnknownError
-from bookie.metadata.runs.records import RunLease, Runs, RunTakenError
+from bookie.metadata.runs.records import RunLease, Runs, RunTakenError, lane_of
 from bookie.model.errors import BkhealError, ConflictError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode, audit_exit_code
 from bookie.model.run import RunKind, RunRecord, RunState
-from bookie.model.times import rfc3339_if_known
+from bookie.model.times import rfc3339
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import guarded
 from spark_jobs.report.summary import PublishOutcome, RunSummary
 from spark_jobs.runs.gate import RunGate, Stop
+from spark_jobs.runs.outcome import is_for_report
 from spark_jobs.runs.port import ProgressEvent, RunStoppedError
 
 _log = logging.getLogger(__name__)
 
-PAUSE_S: Final = 3600.0
-"""How long a run stays paused; another pause extends it. A forgotten one must not keep its kind from running."""
 REPORT_INTERVAL_S: Final = 2.0
 """Between two writes of a run's progress, and two checks for a request to end it."""
 _END_ATTEMPTS: Final = 3
@@ -71,20 +70,29 @@ class RunOutcome:
         }
 
 
-def outcome_of(summary: RunSummary, report: Path) -> RunOutcome:
-    """The outcome of a run that ended with a report."""
-    is_complete = summary.is_complete and summary.held_because is None
+def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "") -> RunOutcome:
+    """The outcome of a run that did its work.
+
+    Args:
+        summary: of the run.
+        report: path of its summary.
+        why_no_report: the reason why the report could not be written; empty: it was. A run that is for more than its
+            report is complete without it.
+    """
+    is_delivered = not why_no_report or not is_for_report(summary.kind, is_dry_run=summary.is_dry_run)
+    is_complete = summary.is_complete and summary.held_because is None and is_delivered
+    no_report = f"the report is missing: {why_no_report}" if why_no_report else ""
     is_marked = summary.published.outcome in _MARKED_ALL or summary.kind is not RunKind.BOOKIES
     return RunOutcome(
         RunState.DONE,
-        int(summary.exit_code()),
-        summary.held_because or "; ".join(summary.problems),
+        int(summary.exit_code() or (ExitCode.CONFIGURATION if why_no_report else ExitCode.OK)),
+        "; ".join(filter(None, (summary.held_because or "; ".join(summary.problems), no_report))),
         summary.verdict.value,
         is_complete and is_marked and not summary.is_dry_run,
         summary.counts.ledgers,
         {count.severity.name.lower(): count.ledgers for count in summary.severities if count.ledgers},
         summary.published.tasks_changed,
-        str(report),
+        "" if why_no_report else str(report),
     )
 
 
@@ -134,15 +142,15 @@ class RunLifeCycle:
         self._event = event  # replacing one reference is atomic
 
     async def begin(self) -> None:
-        """Take the lock of the kind, and put the run on record.
+        """Take the lock of the lane, and put the run on record.
 
         Raises:
-            RunLockedError: a run of this kind is under way.
+            RunLockedError: a run of this kind, or a dry run of it if this is one, is under way.
             StoreUnavailableError, WriteOutcomeUnknownError, RunTakenError: the run has not begun; its lock is released
                 in the background.
         """
         record = self._record
-        lease = self._lease = await self._runs.acquire(record.kind, record.run_id, record.process)
+        lease = self._lease = await self._runs.acquire(lane_of(record), record.run_id, record.process)
         try:
             await self._runs.write(record)
         except BaseException:
@@ -158,7 +166,7 @@ class RunLifeCycle:
             try:
                 if self._pause_ends_s is not None and self._clock.monotonic_s() >= self._pause_ends_s:
                     _log.warning("paused run goes on, its pause has ended", extra={"run_id": self._record.run_id})
-                    await self.resume()
+                    await self.resume(f"goes on by itself: its pause ended at {rfc3339(self._record.pause_ends_ms)}")
                 if self._record != self._written:
                     await self._write()
                 if (owner := await self._runs.cancel_requested_by(self._record.run_id)) is not None:
@@ -171,27 +179,28 @@ class RunLifeCycle:
         self.gate.stop(Stop(f"cancelled by {owner}", RunState.CANCELLED))
         self._update(detail=f"cancelled by {owner}")
 
-    async def pause(self, owner: str) -> None:
-        """Hold the run at its next gate, for ``PAUSE_S`` from now.
+    async def pause(self, owner: str, pause_s: float) -> None:
+        """Hold the run at its next gate, for ``pause_s`` from now.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: it is paused, and its record may not show it yet.
         """
         self.gate.pause()
-        self._pause_ends_s = self._clock.monotonic_s() + PAUSE_S
-        until = rfc3339_if_known(self._clock.epoch_ms() + int(PAUSE_S * 1000))
-        self._update(state=RunState.PAUSED, detail=f"paused by {owner} until {until}; another pause extends it")
+        self._pause_ends_s = self._clock.monotonic_s() + pause_s
+        ends_ms = self._clock.epoch_ms() + int(pause_s * 1000)
+        detail = f"paused by {owner} until {rfc3339(ends_ms)}; another pause extends it"
+        self._update(state=RunState.PAUSED, pause_ends_ms=ends_ms, detail=detail)
         await self._write()
 
-    async def resume(self) -> None:
-        """End a pause.
+    async def resume(self, detail: str = "") -> None:
+        """End a pause; ``detail`` is for the record of the run.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: it goes on, and its record may not show it yet.
         """
         self.gate.resume()
         self._pause_ends_s = None
-        self._update(state=RunState.RUNNING, detail="")
+        self._update(state=RunState.RUNNING, pause_ends_ms=0, detail=detail)
         await self._write()
 
     async def end(self, outcome: RunOutcome) -> None:
@@ -200,7 +209,7 @@ class RunLifeCycle:
         Tries for as long as the lock is held, then a few times more. A store that never answers is only logged.
         """
         self._take_progress()
-        self._update(finished_ms=self._clock.epoch_ms(), **outcome.of_record())
+        self._update(finished_ms=self._clock.epoch_ms(), pause_ends_ms=0, **outcome.of_record())
         record = self._record
         fields = {"run_id": record.run_id, "state": record.state.value, "verdict": record.verdict}
         _log.info("run ended", extra=fields | {"detail": record.detail})

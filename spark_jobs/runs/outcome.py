@@ -81,6 +81,11 @@ class Outcome:
     """Why the brake holds."""
 
 
+def is_for_report(kind: RunKind, *, is_dry_run: bool) -> bool:
+    """Whether the report is what a run is for."""
+    return is_dry_run or kind is RunKind.PLACEMENT
+
+
 def assemble(run: RunName, cookies: AbstractSet[BookieId], outcome: Outcome) -> RunSummary:
     """Return the summary of a run."""
     scanned, checked = outcome.scanned, outcome.checked

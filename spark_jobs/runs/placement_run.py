@@ -115,8 +115,9 @@ class PlacementRun:
                     worst = report_sink.worst_ledgers(chunk.ledgers, limit) if limit else ()
                     others = chunk.findings.where(_UNKNOWN).drop("is_fixable")
                     others = others.unionByName(unreadable_metadata(chunk.scan.suspects))
-                    report_sink.write_findings(chunk.ledgers, others, self._context.directory)
                 gathering.add(chunk.scan.totals, sums, worst, self._publish(chunk, sums))
+                with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_told=False):
+                    self._context.report.write_findings(chunk.ledgers, others)
             done += sum(parent.planned for parent in parents)
         return gathering, fragments, ensembles
 

@@ -1,7 +1,7 @@
 """The run of the replicas check: ask every registered bookie for the entries assigned to it by the metadata.
 
 It costs a request per ledger and bookie, so it goes chunk by chunk: read metadata, list the registered bookies, ask,
-report, mark. Between chunks it may be paused; a stop takes effect within seconds, and existing marks stay. It leaves
+mark, report. Between chunks it may be paused; a stop takes effect within seconds, and existing marks stay. It leaves
 one core free, so that the run after the loss of a bookie starts at once.
 
 A bookie that lacks entries is marked as missing, like a lost one: a worker asks the registered bookies in a task for
@@ -142,8 +142,9 @@ class ReplicaRun:
                     others = others.unionByName(accepted)
                     ledger_count, fragments = report_sink.accepted_counts(accepted)
                     self._accepted_found = (self._accepted_found[0] + ledger_count, self._accepted_found[1] + fragments)
-                report_sink.write_findings(ledgers, others, context.directory)
             found.add(scan.totals, sums, worst, self._publish(ledgers, sums))
+            with context.report.tolerated(), context.tasks(Phase.REPORT, is_told=False):
+                context.report.write_findings(ledgers, others)
         finally:
             ledgers.unpersist()
             answers.unpersist()

@@ -5,9 +5,9 @@ itself complete if it may not have seen every ledger (S20, ``completeness``). Un
 ``bookie_run``, ``placement_run`` and ``replica_run`` modules contain the checks.
 
 The steps are: scan, check, mark, write the report and its summary last, and record the completed check in the cluster.
-In a bookie check, marks come before the report, so a full disk of the auditor does not prevent a repair. A replicas
-check proceeds in chunks. The record comes last, and only for a complete run that marked all it found, because the next
-check is scheduled from it.
+Marks come before the report, so a full disk of the auditor prevents no repair and repeats no scan (R52,
+``run_report``). A replicas check proceeds in chunks. The record comes last, and only for a complete run that marked all
+it found, because the next check is scheduled from it.
 
 A run that is stopped or dies leaves the marks that it made. Marking is idempotent and its order does not matter for
 safety, so the next run marks the rest (R21, R22). A directory without a summary is not a report. Without the record the
@@ -38,15 +38,15 @@ from bookie.model.run import RunKind, new_run_id
 from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock, SystemClock
 from spark_jobs.datasource.register import register
-from spark_jobs.report import writing as report
 from spark_jobs.report.summary import ClusterName, PublishOutcome, RunSummary
 from spark_jobs.runs.bookie_run import BookieRun
 from spark_jobs.runs.cluster_view import ClusterView, opened_cluster
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.outcome import Outcome, RunName, assemble
+from spark_jobs.runs.outcome import Outcome, RunName, assemble, is_for_report
 from spark_jobs.runs.placement_run import PlacementRun
 from spark_jobs.runs.port import Gate, OpenGate, Phase, Progress, ProgressEvent
 from spark_jobs.runs.replica_run import ReplicaRun
+from spark_jobs.runs.run_report import RunReport
 from spark_jobs.settings import AuditSettings, FailOn
 
 _log = logging.getLogger(__name__)
@@ -61,10 +61,13 @@ class AuditResult:
     run_id: str
     summary: RunSummary
     summary_path: Path
+    report_problem: str = ""
+    """Why there is no report; empty: there is one. Everything else was done."""
 
     def exit_code(self, fail_on: FailOn = FailOn.NEVER) -> ExitCode:
-        """Exit code of a one-shot run."""
-        return self.summary.exit_code(fail_on)
+        """Exit code of a one-shot run. A missing report counts after everything that the summary reports."""
+        code = self.summary.exit_code(fail_on)
+        return ExitCode.CONFIGURATION if self.report_problem and code is ExitCode.OK else code
 
 
 def run_audit(
@@ -110,7 +113,8 @@ def run_check(
         StoreUnavailableError: the metadata store did not answer; what was marked before stays.
         NotAClusterError: there is no cluster at the metadata URI.
         NoTopologyError, InvalidTopologyError: a placement check without a topology that can be read.
-        ReportDirError: the report cannot be written. A bookie check has marked by then what it found.
+        ReportDirError: there is no directory for the report, and the report is what the run is for. In every other case
+            a report that cannot be written is part of the result.
         ScanFailedError: Spark failed.
     """
     clock, rng = clock or SystemClock(), rng or random.SystemRandom()
@@ -121,27 +125,27 @@ def run_check(
     register(spark)
     with opened_cluster(parse_uri(settings.metadata_uri), clock, settings.connect_timeout_s) as cluster:
         cookies = cluster.bookies_with_cookies()
-        directory, problem = _directory(kind, settings, run_id)
-        context = RunContext(kind, run_id, spark, settings, cluster, directory, clock, gate, progress, problem)
+        is_report_needed = is_for_report(kind, is_dry_run=settings.is_dry_run)
+        report = RunReport(settings.report_dir, run_id, is_needed=is_report_needed)
+        context = RunContext(kind, run_id, spark, settings, cluster, report, clock, gate, progress)
         try:
             execute, completed = _parts(context, rng)
             outcome = execute(cookies)
         except BaseException:
-            report.abandon(directory)
+            report.abandon()
             raise
         cluster_name = ClusterName(settings.metadata_uri, cluster.cluster.instance_id)
         name = RunName(run_id, cluster_name, started_ms, clock.epoch_ms(), kind, settings.is_dry_run)
         summary = assemble(name, cookies, outcome)
-        places = _topology(cluster, settings)
-        path = report.finish(settings.report_dir, summary, topology=places, kept_max=settings.reports_kept)
-        if _did_everything(summary):
+        path = report.finish(summary, _topology(cluster, settings), settings.reports_kept)
+        if _did_everything(summary) and not (is_report_needed and report.problem):
             try:
                 completed(summary)
             except (TransientError, ConflictError, OutcomeUnknownError) as error:
                 # The findings are reported and marked: without the record, the next check runs earlier than needed.
                 _log.warning("completion was not noted", extra={"run_id": run_id, "reason": str(error)})
     progress(ProgressEvent(Phase.DONE))
-    return AuditResult(run_id, summary, path)
+    return AuditResult(run_id, summary, path, str(report.problem or ""))
 
 
 _Execute = Callable[[AbstractSet[BookieId]], Outcome]
@@ -170,20 +174,6 @@ def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Complete
             )
         case RunKind.REPLICAS:
             return ReplicaRun(context, rng).execute, lambda summary: _replicas_completed(context, summary)
-
-
-def _directory(kind: RunKind, settings: AuditSettings, run_id: str) -> tuple[Path, report.ReportDirError | None]:
-    """The directory of the report.
-
-    A bookie check continues without one: repair must not wait for the auditor's disk.
-    """
-    try:
-        return report.prepare(settings.report_dir, run_id), None
-    except report.ReportDirError as error:
-        if kind is not RunKind.BOOKIES or settings.is_dry_run:
-            raise
-        _log.error("there will be no report; what is found is marked all the same", extra={"reason": str(error)})
-        return settings.report_dir / run_id, error
 
 
 def _topology(cluster: ClusterView, settings: AuditSettings) -> Topology | None:

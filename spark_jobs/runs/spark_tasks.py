@@ -38,7 +38,7 @@ def spark_tasks(
         group: the run's id, which no other run has.
         progress: receives the phase and its tasks.
         gate: passed first; then asked for a reason to stop, twice a second.
-        pool: of Spark's scheduler, shared by all runs of one kind.
+        pool: of Spark's scheduler, shared by the runs that never go on at the same time: of one lane.
         is_told: False if the caller reports the progress itself.
 
     Raises:

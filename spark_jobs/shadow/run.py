@@ -151,9 +151,11 @@ def compare(
     Raises:
         RunStoppedError: from ``gate``.
         StoreUnavailableError, AccessDeniedError: the metadata store did not answer, or does not allow to read.
-        ReportDirError: the table cannot be written.
+        ReportDirError: the run has no report to compare, or the table cannot be written.
         ScanFailedError: Spark failed.
     """
+    if result.report_problem:
+        raise ReportDirError(result.report_problem)
     summary = result.summary
     directory = result.summary_path.parent
     known = losses(reports(settings.report_dir), summary.cluster.instance_id)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
 from typing_extensions import override
 
+from auditor.api import operations as api_operations
 from auditor.api.operations import StoreOperations, worst_fragment
-from auditor.api.operations_port import BookieState, TaskState
+from auditor.api.operations_port import BookieState, MarkFilter, MarkPage, TaskState
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.service_info import PROTOCOL_GRPC, Endpoint, ServiceInfo
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import bookie_path, ledger_path, lost_bookie_delay_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
-from bookie.metadata.port import ANY_VERSION, MetadataStore
+from bookie.metadata.port import ANY_VERSION, MetadataStore, Node
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.metadata.tasks.underreplication import UnderReplication
@@ -101,7 +103,7 @@ async def test_marked_ledgers_are_judged_and_paged(
         (4, TaskState.WAITING, "gone", None, None),
         (5, TaskState.WAITING, "unreadable", None, None),
     ]
-    assert (page.total, page.next_after) == (5, None)
+    assert page.next_after is None
     assert (page.tasks[0].missing, page.tasks[0].marked_ms) == ((C,), NOW_MS)
     assert (page.tasks[1].park_reason, page.tasks[1].detail) == (ParkReason.NO_LIVE_COPY, "nobody has it")
     assert page.tasks[4].detail
@@ -113,21 +115,39 @@ async def test_marked_ledgers_are_judged_and_paged(
         if after is None:
             break
     assert walked == [1, 2, 3, 4, 5]
-    missing = await operations.list_tasks(10, missing=str(B))
-    assert ([view.ledger_id for view in missing.tasks], missing.total) == ([3], 1)
-    assert [task.ledger_id for task in await operations.marked()] == walked
+    missing = await operations.list_tasks(10, wanted=MarkFilter(str(B)))
+    assert [view.ledger_id for view in missing.tasks] == [3]
+    assert [task.ledger_id for task in (await operations.list_marks(10)).tasks] == walked
+    assert await operations.is_any_marked()
 
 
-async def test_marks_are_listed_anew_after_some_seconds(
+async def test_a_cluster_without_marks_has_an_empty_page(
     store: MetadataStore, cluster: Cluster, operations: StoreOperations, clock: ManualClock
 ) -> None:
-    assert (await operations.list_tasks(10)).total == 0
+    tasks = UnderReplication(store, cluster, clock)
+    for _ in range(2):  # without and with the tree of tasks
+        assert await operations.list_marks(10) == MarkPage([], None)
+        assert not await operations.is_any_marked()
+        await tasks.initialize()
+
+
+async def test_a_search_that_finds_little_ends_and_can_be_continued(
+    store: MetadataStore,
+    cluster: Cluster,
+    operations: StoreOperations,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api_operations, "MARKS_EXAMINED_MAX", 4)
+    monkeypatch.setattr(api_operations, "_PLACES_AT_ONCE", 2)
     tasks = UnderReplication(store, cluster, clock)
     await tasks.initialize()
-    await tasks.marking.mark(LedgerId(1), [A])
-    assert (await operations.list_tasks(10)).total == 0
-    clock.now_s += 5
-    assert (await operations.list_tasks(10)).total == 1
+    await tasks.marking.mark_many([(LedgerId(number), [B if number == 6 else A]) for number in range(8)])
+    wanted = MarkFilter(str(B))
+    first = await operations.list_marks(1, None, wanted)
+    assert (first.tasks, first.next_after) == ([], 3)
+    second = await operations.list_marks(1, first.next_after, wanted)
+    assert [task.ledger_id for task in second.tasks] == [6]
 
 
 async def test_every_known_bookie_has_its_state(
@@ -187,3 +207,25 @@ def test_worst_fragment_decides() -> None:
     assert worst is not None
     assert (worst.severity, worst.copies_min) == (Severity.CRITICAL, 1)
     assert worst_fragment(metadata, Bookies(frozenset({A, B}), frozenset({C, D}))) is None
+
+
+async def test_a_page_costs_the_same_however_many_ledgers_are_marked(
+    store: MetadataStore, cluster: Cluster, operations: StoreOperations, clock: ManualClock
+) -> None:
+    """Every process answers on its event loop, on which the leader confirms its vote."""
+    tasks = UnderReplication(store, cluster, clock)
+    await tasks.initialize()
+    await tasks.marking.mark_many([(LedgerId(number), [A]) for number in range(3_000)])
+    read: list[int] = []
+    real = store.get_many
+
+    async def counted(paths: Sequence[str]) -> list[Node | None]:
+        read.append(len(paths))
+        return await real(paths)
+
+    store.get_many = counted  # type: ignore[method-assign]
+    page = await operations.list_tasks(10, LedgerId(1_000))
+    assert [view.ledger_id for view in page.tasks] == list(range(1_001, 1_011))
+    assert await operations.is_any_marked()
+    assert (await operations.list_marks(5)).next_after == 4
+    assert sum(read) < 100

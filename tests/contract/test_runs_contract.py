@@ -10,10 +10,13 @@ import pytest
 
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.layout import own_path
+from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.port import MetadataStore
-from bookie.metadata.runs.records import Holder, RunLockedError, Runs, RunTakenError
+from bookie.metadata.runs.notes import KindPause
+from bookie.metadata.runs.records import Holder, RunLane, RunLockedError, Runs, RunTakenError
 from bookie.model.ids import BookieId
-from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.records import encode_record
+from bookie.model.run import PAUSE_S_MAX, RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded
 from tests.contract.conftest import Backend
 
@@ -32,37 +35,52 @@ def runs(store: MetadataStore, base: str) -> Runs:
 
 
 async def test_one_run_of_a_kind_at_a_time(runs: Runs, backend: Backend, base: str) -> None:
-    lease = await runs.acquire(RunKind.BOOKIES, "r1", "h:1")
+    lease = await runs.acquire(RunLane(RunKind.BOOKIES), "r1", "h:1")
     other = Runs(await backend.open(), base)
     for rival in (runs, other):
         with pytest.raises(RunLockedError, match="r1 in h:1") as busy:
-            await rival.acquire(RunKind.BOOKIES, "r2", "h:1")
+            await rival.acquire(RunLane(RunKind.BOOKIES), "r2", "h:1")
         assert busy.value.holder.run_id == "r1"
-    await other.acquire(RunKind.REPLICAS, "r3", "h:2")
-    assert await other.holder(RunKind.BOOKIES) == Holder("r1", "h:1")
+    await other.acquire(RunLane(RunKind.REPLICAS), "r3", "h:2")
+    assert await other.holder(RunLane(RunKind.BOOKIES)) == Holder("r1", "h:1")
     assert lease.is_held
     await lease.release()
     await lease.release()
-    taken = await other.acquire(RunKind.BOOKIES, "r4", "h:2")
+    taken = await other.acquire(RunLane(RunKind.BOOKIES), "r4", "h:2")
     await lease.release()
     assert taken.is_held
-    assert await runs.holder(RunKind.BOOKIES) == Holder("r4", "h:2")
+    assert await runs.holder(RunLane(RunKind.BOOKIES)) == Holder("r4", "h:2")
+
+
+async def test_a_dry_run_and_a_run_that_marks_have_locks_of_their_own(
+    runs: Runs, backend: Backend, base: str, soon: Soon
+) -> None:
+    dry = RunLane(RunKind.BOOKIES, is_dry_run=True)
+    lease = await runs.acquire(dry, "r1", "h:1")
+    other = Runs(await backend.open(), base)
+    await other.acquire(RunLane(RunKind.BOOKIES), "r2", "h:2")
+    with pytest.raises(RunLockedError, match="a dry run of kind bookies is under way already: r1 in h:1"):
+        await other.acquire(dry, "r3", "h:2")
+    waiting = guarded("waiting", other.wait_free(dry))
+    await lease.release()
+    await soon(waiting)
+    assert await other.holder(RunLane(RunKind.BOOKIES)) == Holder("r2", "h:2")
 
 
 async def test_a_lock_ends_with_its_session(runs: Runs, backend: Backend, store: MetadataStore, base: str) -> None:
-    lease = await runs.acquire(RunKind.BOOKIES, "r1", "h:1")
+    lease = await runs.acquire(RunLane(RunKind.BOOKIES), "r1", "h:1")
     await backend.expire(store)
     assert not lease.is_held
     other = Runs(await backend.open(), base)
-    taken = await other.acquire(RunKind.BOOKIES, "r2", "h:2")
+    taken = await other.acquire(RunLane(RunKind.BOOKIES), "r2", "h:2")
     await lease.release()
-    assert await other.holder(RunKind.BOOKIES) == Holder("r2", "h:2")
+    assert await other.holder(RunLane(RunKind.BOOKIES)) == Holder("r2", "h:2")
     assert taken.is_held
 
 
 async def test_whoever_waits_for_a_lock_learns_of_its_end(runs: Runs, backend: Backend, base: str, soon: Soon) -> None:
-    lease = await runs.acquire(RunKind.BOOKIES, "r1", "h:1")
-    waiting = guarded("waiting", Runs(await backend.open(), base).wait_free(RunKind.BOOKIES))
+    lease = await runs.acquire(RunLane(RunKind.BOOKIES), "r1", "h:1")
+    waiting = guarded("waiting", Runs(await backend.open(), base).wait_free(RunLane(RunKind.BOOKIES)))
     await lease.release()
     await soon(waiting)
 
@@ -87,7 +105,7 @@ async def test_a_damaged_record_is_left_out(runs: Runs, store: MetadataStore, ba
 
 async def test_runs_without_a_holder_are_abandoned_and_stay_so(runs: Runs, backend: Backend, base: str) -> None:
     alive, dead, over = record(1), record(2), record(3, state=RunState.DONE)
-    lease = await runs.acquire(RunKind.BOOKIES, alive.run_id, "h:1")
+    lease = await runs.acquire(RunLane(RunKind.BOOKIES), alive.run_id, "h:1")
     for each in (alive, dead, over):
         await runs.write(each)
     other = Runs(await backend.open(), base)
@@ -122,12 +140,28 @@ async def test_the_last_success_outlives_records_and_never_goes_back(runs: Runs)
 
 
 async def test_kinds_are_paused_and_resumed(runs: Runs) -> None:
-    await runs.pause_kind(RunKind.REPLICAS, "me")
-    await runs.pause_kind(RunKind.REPLICAS, "you")
-    assert await runs.paused_kinds() == [RunKind.REPLICAS]
+    await runs.pause_kind(RunKind.REPLICAS, "me", 1_000)
+    await runs.pause_kind(RunKind.REPLICAS, "you", 2_000)
+    assert await runs.paused_kinds(1_500) == {RunKind.REPLICAS: KindPause("you", 2_000)}
+    assert await runs.end_pauses(1_500, 60) == []
+    assert await runs.paused_kinds(2_000) == {}
+    assert await runs.end_pauses(2_000, 60) == [RunKind.REPLICAS]
+    assert await runs.paused_kinds(0) == {}
+    await runs.pause_kind(RunKind.REPLICAS, "me", 9_000)
     await runs.resume_kind(RunKind.REPLICAS)
     await runs.resume_kind(RunKind.REPLICAS)
-    assert await runs.paused_kinds() == []
+    assert await runs.paused_kinds(0) == {}
+
+
+@pytest.mark.parametrize("data", [b"me", encode_record(KindPause("me", 10 * PAUSE_S_MAX * 1000))])
+async def test_a_pause_without_an_end_or_with_a_wrong_one_gets_one(
+    runs: Runs, store: MetadataStore, base: str, data: bytes
+) -> None:
+    """An earlier release wrote only a name; a clock was wrong."""
+    await create_with_parents(store, f"{own_path('runs', base)}/paused/bookies", data, "/")
+    assert RunKind.BOOKIES in await runs.paused_kinds(1_000)
+    assert await runs.end_pauses(1_000, 60) == []
+    assert await runs.paused_kinds(1_000) == {RunKind.BOOKIES: KindPause("me", 61_000)}
 
 
 async def test_a_request_to_end_reaches_the_other_process(runs: Runs, backend: Backend, base: str) -> None:

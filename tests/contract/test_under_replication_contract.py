@@ -425,3 +425,21 @@ async def test_where_there_is_no_tree_there_is_no_top(
     store: MetadataStore, cluster: Cluster, clock: ManualClock
 ) -> None:
     assert await UnderReplication(store, cluster, clock).top() is None
+
+
+async def test_tasks_are_read_part_by_part_in_the_order_of_their_ledgers(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    ids = [LedgerId(number) for number in (0, 1, 65_535, 65_536, 1 << 33, LEDGER_ID_MAX)]
+    await tasks.marking.mark_many([(ledger_id, [A]) for ledger_id in ids])
+    await store.delete(task_path(cluster.root, ids[2]))  # its directory stays
+    for step in (1, 2, 4, 100):
+        walked: list[LedgerId] = []
+        after: LedgerId | None = None
+        while True:
+            part = await tasks.page(after, step)
+            assert len(part.tasks) <= step
+            walked += [task.ledger_id for task in part.tasks]
+            if (after := part.next_after) is None:
+                break
+        assert walked == [*ids[:2], *ids[3:]]

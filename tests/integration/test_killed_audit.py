@@ -14,7 +14,7 @@ from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.layout import task_path
 from bookie.metadata.port import Stat
-from bookie.metadata.runs.records import Runs
+from bookie.metadata.runs.records import RunLane, Runs
 from bookie.model.ids import LedgerId
 from bookie.model.run import RunKind, RunState
 from spark_jobs.one_shot import run as one_shot
@@ -82,4 +82,4 @@ def test_an_audit_after_one_that_was_killed_while_it_marked_adds_the_marks_that_
     states = {record.run_id: record.state for record in place.do(runs.list(9))}
     assert states.pop(result.run_id) is RunState.DONE
     assert list(states.values()) == [RunState.ABANDONED]
-    assert place.do(runs.holder(RunKind.BOOKIES)) is None
+    assert place.do(runs.holder(RunLane(RunKind.BOOKIES))) is None

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 from pyspark.sql import SparkSession
 
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import bookie_path, cookie_path, ledger_path
@@ -74,6 +75,11 @@ class Place:
 
     def marked(self) -> dict[int, list[str]]:
         return {task.ledger_id: sorted(task.missing) for task in self.do(self.tasks.list())}
+
+    def audited(self) -> set[str]:
+        """Lost bookies whose loss an audit has dealt with."""
+        noted = self.do(FirstSeenDown(self.store, self.cluster.root).read())
+        return {bookie for bookie, down in noted.items() if down.audited_ms}
 
     def audit(self, spark: SparkSession, **settings: Any) -> AuditResult:
         return run_audit(spark, AuditSettings(self.uri, self.report_dir, **settings))

@@ -22,6 +22,7 @@ from bookie.metadata.tasks.decisions import Verdict as Verdict_
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.run import RunState
 from bookie.model.severity import Severity
 from spark_jobs import audit as audit_module
 from spark_jobs.one_shot import run as one_shot
@@ -30,6 +31,7 @@ from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.summary import PublishOutcome, Verdict
 from spark_jobs.runs import bookie_run
 from spark_jobs.runs.cluster_view import ClusterView
+from spark_jobs.runs.life_cycle import outcome_of
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.run import run_audit
 from spark_jobs.settings import AuditSettings, FailOn
@@ -95,10 +97,33 @@ def test_a_second_run_changes_nothing_and_adds_to_the_history(spark: SparkSessio
 
 
 def test_an_auditor_without_room_for_its_report_marks_all_the_same(spark: SparkSession, place: Place) -> None:
+    place.add_cookies("x:1", "y:1")
     place.report_dir.write_text("a file where the directory should be")
-    with pytest.raises(report.ReportDirError):
-        place.audit(spark)
+    result = place.audit(spark)
     assert place.marked() == LOST
+    assert "cannot make the report directory" in result.report_problem
+    assert (result.summary.verdict, result.exit_code()) == (Verdict.NO_LIVE_COPY, ExitCode.CONFIGURATION)
+    assert place.audited() == {"x:1", "y:1"}, "the loss is dealt with: no other scan is due"
+    with pytest.raises(report.ReportDirError):  # the report is all that a dry run is for
+        place.audit(spark, is_dry_run=True)
+
+
+def test_a_disk_that_fills_during_a_run_costs_the_report_and_no_marks(spark: SparkSession, place: Place) -> None:
+    place.add_cookies("x:1", "y:1")
+
+    def fill(event: ProgressEvent) -> None:
+        """From here on nothing can be written: the directory of the run is no directory any more."""
+        if event.phase is Phase.REPORT:
+            (run,) = place.report_dir.iterdir()
+            run.rmdir()
+            run.write_bytes(b"")
+
+    result = run_audit(spark, AuditSettings(place.uri, place.report_dir), fill)
+    assert (place.marked(), place.audited()) == (LOST, {"x:1", "y:1"})
+    outcome = outcome_of(result.summary, result.summary_path, result.report_problem)
+    assert (outcome.state, outcome.is_success, outcome.verdict) == (RunState.DONE, True, Verdict.NO_LIVE_COPY.value)
+    assert (outcome.report, sum(outcome.findings.values())) == ("", 5)
+    assert "the report is missing: cannot write the findings" in outcome.detail
 
 
 def test_a_dry_run_reports_and_marks_nothing(spark: SparkSession, place: Place) -> None:

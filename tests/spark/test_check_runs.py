@@ -253,6 +253,21 @@ def test_runs_of_two_kinds_side_by_side_do_not_mix(spark: SparkSession, place: P
     assert sum(map(len, groups.values())) == len(set().union(*groups.values()))
 
 
+def test_a_dry_run_does_not_queue_with_the_runs_that_mark(spark: SparkSession, place: Place) -> None:
+    """Jobs of one pool run one after another: the reaction to a loss would wait for the dry run's."""
+    pools: dict[bool, set[str | None]] = {False: set(), True: set()}
+    for is_dry_run, seen in pools.items():
+        settings = AuditSettings(place.uri, place.report_dir, is_dry_run=is_dry_run)
+
+        def note(event: ProgressEvent, seen: set[str | None] = seen) -> None:
+            if event.phase is Phase.CHECK:
+                seen.add(spark.sparkContext.getLocalProperty("spark.scheduler.pool"))
+
+        run_check(spark, RunKind.BOOKIES, settings, note)
+    assert pools[False]
+    assert pools[False].isdisjoint(pools[True])
+
+
 def test_bookies_that_cannot_tell_make_it_partial_and_nothing_is_marked(spark: SparkSession, place: Place) -> None:
     result = place.check(spark, RunKind.REPLICAS, sample_seed=1)
     summary = result.summary
@@ -273,3 +288,29 @@ def test_only_the_range_and_the_sample_are_asked_for(spark: SparkSession, place:
     assert sampled.replicas is not None
     assert (sampled.replicas.ledgers, sampled.is_complete) == (0, True)
     assert check_time(place, CheckKind.REPLICAS) == -1
+
+
+def test_a_replicas_run_whose_last_write_fails_keeps_what_it_found(spark: SparkSession, place: Place) -> None:
+    place.damage(1)
+
+    def fill(event: ProgressEvent) -> None:
+        """No table of bookies can be written: a directory has its name."""
+        for run in place.report_dir.glob("2*") if event.phase is Phase.ASK else ():
+            (run / report.BOOKIES).mkdir(exist_ok=True)
+
+    result = run_check(spark, RunKind.REPLICAS, AuditSettings(place.uri, place.report_dir), fill)
+    findings = result.summary_path.parent / report.FINDINGS
+    assert [row["ledger_id"] for row in pq.read_table(findings).to_pylist()] == [1]
+    assert not result.summary_path.exists()
+    assert (result.summary.counts.ledgers, result.summary.counts.unreadable) == (4, 1)
+    assert f"the findings of this run that were written are in {findings}" in result.report_problem
+    assert result.exit_code() is ExitCode.PARTIAL, "not every bookie answered, which says more"
+
+
+def test_a_replicas_run_that_cannot_write_its_report_still_marks(spark: SparkSession, place: Place) -> None:
+    place.report_dir.write_text("a file where the directory should be")
+    result = place.check(spark, RunKind.REPLICAS)
+    assert (result.summary.counts.ledgers, result.report_problem != "") == (4, True)
+    store_topology(place)
+    with pytest.raises(report.ReportDirError):  # the report is all that it is for
+        place.check(spark, RunKind.PLACEMENT)

@@ -17,7 +17,7 @@ from auditor.cli.audit import command as audit_cli
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.layout import own_path
-from bookie.metadata.runs.records import RunLockedError, Runs
+from bookie.metadata.runs.records import RunLane, RunLockedError, Runs
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock
@@ -59,7 +59,7 @@ def test_a_run_leaves_a_record_and_no_lock(place: Place, running: None, capsys: 
     assert (record.kind, record.cause, record.state) == (RunKind.BOOKIES, RunCause.COMMAND, RunState.DONE)
     assert (record.verdict, record.findings, record.tasks_changed) == ("under-replicated", {"critical": 1}, 1)
     assert Path(record.report).is_file()
-    assert place.do(runs.holder(RunKind.BOOKIES)) is None
+    assert place.do(runs.holder(RunLane(RunKind.BOOKIES))) is None
     assert place.do(runs.last_success_ms()) == {RunKind.BOOKIES: record.started_ms}
     capsys.readouterr()
 
@@ -77,7 +77,7 @@ def test_a_run_leaves_a_record_and_no_lock(place: Place, running: None, capsys: 
 def test_a_kind_that_is_under_way_is_busy_and_says_by_whom(
     place: Place, running: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lease = place.do(runs_of(place).acquire(RunKind.BOOKIES, "the-other-run", "elsewhere:1"))
+    lease = place.do(runs_of(place).acquire(RunLane(RunKind.BOOKIES), "the-other-run", "elsewhere:1"))
     assert audit_module.main(arguments(place)) == ExitCode.BUSY
     said = capsys.readouterr().err
     assert "the-other-run in elsewhere:1" in said
@@ -97,7 +97,7 @@ def test_the_record_of_a_run_that_failed_has_the_exit_code_of_the_process(place:
 
 def test_a_run_waits_for_its_turn(place: Place, running: None) -> None:
     runs = runs_of(place)
-    lease = place.do(runs.acquire(RunKind.BOOKIES, "the-other-run", "elsewhere:1"))
+    lease = place.do(runs.acquire(RunLane(RunKind.BOOKIES), "the-other-run", "elsewhere:1"))
     ended: list[int] = []
     waiting = threading.Thread(target=lambda: ended.append(audit_module.main(arguments(place, "--wait", "--quiet"))))
     waiting.start()
@@ -109,7 +109,7 @@ def test_a_run_waits_for_its_turn(place: Place, running: None) -> None:
 
 def test_a_signal_ends_the_wait(place: Place) -> None:
     runs = runs_of(place)
-    place.do(runs.acquire(RunKind.BOOKIES, "the-other-run", "elsewhere:1"))
+    place.do(runs.acquire(RunLane(RunKind.BOOKIES), "the-other-run", "elsewhere:1"))
     settings = AuditSettings(place.uri, place.report_dir)
     shot = OneShot(RunKind.BOOKIES, settings, SessionSettings(), "me", wait_s=STATE_S)
     before = signal.getsignal(signal.SIGTERM)
@@ -139,14 +139,14 @@ def test_a_request_in_the_store_stops_the_run(place: Place) -> None:
     keeper = RunKeeper(settings, a_record(place), gate, SystemClock())
     keeper.begin(0)
     with pytest.raises(RunLockedError, match="a-run"):
-        place.do(runs.acquire(RunKind.REPLICAS, "second", "there:1"))
+        place.do(runs.acquire(RunLane(RunKind.REPLICAS), "second", "there:1"))
     asked = CliRunner().invoke(audit_cli.app, ["cancel", "a-run", "--metadata-uri", place.uri])
     assert (asked.exit_code, "here:1 is asked to end" in asked.stdout) == (0, True)
     stop = stopped(gate)
     assert stop.reason.startswith("cancelled by ")
     assert (stop.state, stop.exit_code) == (RunState.CANCELLED, ExitCode.CANCELLED)
     keeper.end(outcome_of_error(RunStoppedError(), stop))
-    assert place.do(runs.holder(RunKind.REPLICAS)) is None
+    assert place.do(runs.holder(RunLane(RunKind.REPLICAS))) is None
     assert place.do(runs.cancel_requested_by("a-run")) is None
 
 
@@ -184,4 +184,4 @@ def test_a_signal_ends_a_run_cleanly(place: Place, tmp_path: Path) -> None:
     (record,) = place.do(runs.list(10))
     assert (exit_code, record.state, record.exit_code) == (128 + signal.SIGTERM, RunState.CANCELLED, 143)
     assert "ended by SIGTERM" in record.detail
-    assert (place.do(runs.holder(RunKind.BOOKIES)), place.marked()) == (None, {})
+    assert (place.do(runs.holder(RunLane(RunKind.BOOKIES))), place.marked()) == (None, {})

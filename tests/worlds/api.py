@@ -26,9 +26,19 @@ from auditor.api.control import (
 )
 from auditor.api.http.schemas import SCHEMAS
 from auditor.api.http.server import HttpFace
-from auditor.api.operations_port import BookieState, BookieView, TaskPage, TaskState, TaskView
+from auditor.api.operations_port import (
+    ALL_MARKS,
+    BookieState,
+    BookieView,
+    MarkFilter,
+    MarkPage,
+    TaskPage,
+    TaskState,
+    TaskView,
+)
 from auditor.api.settings import ApiSettings
 from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.metadata.tasks.switches import InvalidDelayError
@@ -57,7 +67,7 @@ class TwinControl:
         self.started = 0
         self.options: dict[str, Mapping[str, Any]] = {}
         """Of each run that was started."""
-        self.paused_kinds: list[RunKind] = []
+        self.paused_kinds: dict[RunKind, KindPause] = {}
         self.changed = asyncio.Condition()
         self._runs: dict[str, RunRecord] = {}
 
@@ -143,6 +153,15 @@ class TwinControl:
     async def resume_run(self, run_id: str, *, owner: str) -> RunRecord:
         return await self._move(run_id, RunState.RUNNING, "")
 
+    async def pause_kind(self, kind: RunKind, *, owner: str) -> KindPause:
+        self._connected()
+        self.paused_kinds[kind] = KindPause(owner, NOW_MS + 3_600_000)
+        return self.paused_kinds[kind]
+
+    async def resume_kind(self, kind: RunKind, *, owner: str) -> None:
+        self._connected()
+        self.paused_kinds.pop(kind, None)
+
     async def wait_changed(self, run_id: str, seen: RunRecord) -> RunRecord:
         async with self.changed:
             await self.changed.wait_for(lambda: self._runs[run_id] != seen)
@@ -199,14 +218,19 @@ class TwinOperations:
             BookieView(BookieId(f"d{EVIL}"), BookieState.LOST),
         ]
 
-    async def list_tasks(self, limit: int, after: LedgerId | None = None, *, missing: str = "") -> TaskPage:
-        chosen = [task for task in self.tasks if not missing or missing in task.missing]
-        left = [task for task in chosen if after is None or task.ledger_id > after]
-        page = left[:limit]
-        return TaskPage(page, page[-1].ledger_id if len(left) > limit else None, len(chosen))
+    async def list_tasks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> TaskPage:
+        marks = await self.list_marks(limit, after, wanted)
+        chosen = {task.ledger_id for task in marks.tasks}
+        return TaskPage([task for task in self.tasks if task.ledger_id in chosen], marks.next_after)
 
-    async def marked(self) -> Sequence[Task]:
-        return [Task(task.ledger_id, tuple(task.missing), task.marked_ms, 0) for task in self.tasks]
+    async def list_marks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> MarkPage:
+        marks = [Task(task.ledger_id, tuple(task.missing), task.marked_ms, 0) for task in self.tasks]
+        left = [mark for mark in marks if wanted.matches(mark) and (after is None or mark.ledger_id > after)]
+        page = left[:limit]
+        return MarkPage(page, page[-1].ledger_id if len(left) > limit else None)
+
+    async def is_any_marked(self) -> bool:
+        return bool(self.tasks)
 
     async def bookies(self) -> Sequence[BookieView]:
         return self.known

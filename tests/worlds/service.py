@@ -148,6 +148,8 @@ class Auditor:
         self.store = world.session()
         self.runner = FakeCheck(self)
         self.counted = Counted()
+        self.spark: list[str] = []
+        """What was done with the session: started, stopped."""
         self.settings = ServiceSettings(
             **{  # type: ignore[arg-type]
                 "metadata_uri": "zk://h:1/ledgers",
@@ -163,6 +165,8 @@ class Auditor:
             rng=random.Random(name),
             name=f"{name}:8080",
             process=f"{name}:1",
+            prepare=lambda: self._spark("started"),
+            release=lambda: self._spark("stopped"),
             make_scheduler=lambda fire: VirtualScheduler(self.settings.schedules, fire, world.clock),
         )
         self.service = AuditorService(self.settings, ports)
@@ -176,6 +180,9 @@ class Auditor:
         if self.connect_failures:
             raise self.connect_failures.pop()
         return Connection(self.store, await open_cluster(self.store, ROOT))
+
+    async def _spark(self, what: str) -> None:
+        self.spark.append(what)
 
     @property
     def leads(self) -> bool:

@@ -1,7 +1,8 @@
 """Paths of Apache BookKeeper's admin server, for scripts that use them. Answers have Apache's shapes.
 
 Differences: errors are problem documents with fitting codes (Apache answers 404 or 500 to most), and a parameter that
-is neither true nor false is refused instead of counting as false.
+is neither true nor false is refused instead of counting as false. A list of marked ledgers has at most ``LISTED_MAX``
+ids. If there are more, the header ``Link`` names the next page.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from aiohttp import web
 
 from auditor.api.access.tokens import Role
 from auditor.api.control import Control, RunBusyError
-from auditor.api.http.queries import delay_request, truth
+from auditor.api.http.queries import delay_request, truth, whole_number
 from auditor.api.http.routes import JSON, TEXT, Answer, Call, Handler, Parameter, Route
-from auditor.api.operations_port import BookieState, Operations
+from auditor.api.operations_port import BookieState, MarkFilter, Operations
 from auditor.api.problems import InvalidRequestError, NotFoundError
+from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from bookie.model.run import RunCause, RunKind
 
 _AUTORECOVERY: Final = "/api/v1/autorecovery"
 _BOOKIE: Final = "/api/v1/bookie"
+LISTED_MAX: Final = 10_000
+"""Marked ledgers in one answer, which is built on the event loop of the leader."""
 _FLAG: Final = {"type": "string", "enum": ["true", "false"]}
 
 
@@ -40,7 +44,7 @@ class ApacheRoutes:
                     Answer(200, "The switch as it is now.", JSON, "RecoverySwitch"), (_ENABLED,)),
             _read(f"{_AUTORECOVERY}/list_under_replicated_ledger", "apache_list_under_replicated",
                   "Ids of ledgers marked for repair; 404 if there are none.", self._list,
-                  Answer(200, "Ledgers.", JSON, "LedgerIds"), _FILTERS),
+                  Answer(200, "Ledgers.", JSON, "LedgerIds", {"Link": "The next page, if there are more."}), _FILTERS),
             _read(f"{_AUTORECOVERY}/who_is_auditor", "apache_who_is_auditor", "The leader; 404 if there is none.",
                   self._auditor, Answer(200, "`Auditor: ID`", TEXT)),
             _change(f"{_AUTORECOVERY}/trigger_audit", "apache_trigger_audit", "Begin a bookies run.", self._trigger,
@@ -68,17 +72,17 @@ class ApacheRoutes:
 
     async def _list(self, call: Call) -> web.Response:
         query = call.request.query
-        missing, not_missing = query.get("missingreplica", ""), query.get("excludingmissingreplica", "")
-        found = [
-            task
-            for task in await self._operations.marked()
-            if (not missing or missing in task.missing) and (not not_missing or not_missing not in task.missing)
-        ]
-        if not found:
+        wanted = MarkFilter(query.get("missingreplica", ""), query.get("excludingmissingreplica", ""))
+        limit = whole_number(query.get("limit", str(LISTED_MAX)), "limit", 1, LISTED_MAX)
+        after = LedgerId(whole_number(query["after"], "after", 0, LEDGER_ID_MAX)) if "after" in query else None
+        page = await self._operations.list_marks(limit, after, wanted)
+        if not page.tasks and page.next_after is None:
             raise NotFoundError("No under replicated ledgers found")
+        headers = {} if page.next_after is None else {"Link": f'<{_next(call.request, page.next_after)}>; rel="next"'}
         if "printmissingreplica" in query:
-            return web.json_response({str(task.ledger_id): list(task.missing) for task in found})
-        return web.json_response([task.ledger_id for task in found])
+            found = {str(task.ledger_id): list(task.missing) for task in page.tasks}
+            return web.json_response(found, headers=headers)
+        return web.json_response([task.ledger_id for task in page.tasks], headers=headers)
 
     async def _auditor(self, call: Call) -> web.Response:
         leader = self._control.status().leader
@@ -113,7 +117,7 @@ class ApacheRoutes:
             {
                 "auditorElected": bool(status.leader),
                 "auditorId": status.leader,
-                "clusterUnderReplicated": bool(await self._operations.marked()),
+                "clusterUnderReplicated": await self._operations.is_any_marked(),
                 "ledgerReplicationEnabled": await self._operations.is_recovery_enabled(),
                 "totalBookiesCount": len(states),
                 "writableBookiesCount": states.count(BookieState.WRITABLE),
@@ -128,6 +132,11 @@ class ApacheRoutes:
         with_hosts = query.get("print_hostnames") == "true"
         found = [bookie for bookie in await self._operations.bookies() if bookie.state is wanted]
         return web.json_response({bookie.bookie_id: bookie.host if with_hosts else None for bookie in found})
+
+
+def _next(request: web.Request, after: LedgerId) -> str:
+    """The path of the next page, on this server."""
+    return str(request.rel_url.update_query(after=str(after)))
 
 
 def _read(
@@ -177,6 +186,10 @@ _FILTERS: Final = (
     Parameter("missingreplica", "Only ledgers that miss a copy on this bookie.", {"type": "string"}),
     Parameter("excludingmissingreplica", "Only ledgers that miss none on this bookie.", {"type": "string"}),
     Parameter("printmissingreplica", "With the missing bookies of each.", _FLAG),
+    Parameter(
+        "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": LISTED_MAX, "default": LISTED_MAX}
+    ),
+    Parameter("after", "Begin after this ledger.", {"type": "integer", "minimum": 0}),
 )
 _BOOKIE_FILTERS: Final = (
     Parameter("type", "rw, the default, or ro.", {"type": "string", "enum": ["rw", "ro"]}),

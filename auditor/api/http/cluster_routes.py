@@ -9,12 +9,12 @@ from typing import Final
 
 from aiohttp import web
 
-from auditor.api.control import Control
+from auditor.api.control import Backlog, Control
 from auditor.api.http.documents import bookie_list, status_document, task_list
 from auditor.api.http.queries import refuse_unknown, whole_number
 from auditor.api.http.routes import HTML, JSON, Answer, Call, Parameter, Route
 from auditor.api.http.status_page import status_page
-from auditor.api.operations_port import Operations
+from auditor.api.operations_port import ALL_MARKS, MarkFilter, Operations
 from bookie.metadata.port import StoreUnavailableError
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from bookie.model.run import RunRecord
@@ -65,8 +65,10 @@ class ClusterRoutes:
         refuse_unknown(query, ("limit", "after", "missing"), "parameter")
         limit = whole_number(query.get("limit", str(_PAGE_DEFAULT)), "limit", 1, _PAGE_MAX)
         after = LedgerId(whole_number(query["after"], "after", 0, LEDGER_ID_MAX)) if "after" in query else None
-        page = await self._operations.list_tasks(limit, after, missing=query.get("missing", ""))
-        return web.json_response(task_list(page))
+        wanted = MarkFilter(query.get("missing", ""))
+        page = await self._operations.list_tasks(limit, after, wanted)
+        is_counted = wanted == ALL_MARKS
+        return web.json_response(task_list(page, self._control.status().backlog if is_counted else Backlog()))
 
     async def _bookies(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBacklog
 from auditor.api.operations_port import BookieView, TaskPage, TaskView
+from bookie.metadata.runs.notes import KindPause
 from bookie.model.run import RunKind, RunRecord
 from bookie.model.times import rfc3339_if_known
 
@@ -58,11 +59,21 @@ def status_document(status: ServiceStatus) -> dict[str, Any]:
     )
 
 
-def task_list(page: TaskPage) -> dict[str, Any]:
-    """A page of marked ledgers."""
+def schedule_document(kind: RunKind, pause: KindPause | None) -> dict[str, Any]:
+    """The schedule of a kind, and whether it is paused."""
+    return document("Schedule", {"check": kind.value, **_pause(pause)})
+
+
+def task_list(page: TaskPage, backlog: Backlog) -> dict[str, Any]:
+    """A page of marked ledgers; ``backlog`` is their last count, if there is one."""
     return document(
         "UnderReplicatedLedgerList",
-        {"items": [_task(task) for task in page.tasks], "next_after": page.next_after, "total": page.total},
+        {
+            "items": [_task(task) for task in page.tasks],
+            "next_after": page.next_after,
+            "total": backlog.ledgers if backlog.counted_ms else None,
+            "counted": rfc3339_if_known(backlog.counted_ms),
+        },
     )
 
 
@@ -79,8 +90,16 @@ def _check(status: ServiceStatus, kind: RunKind) -> dict[str, Any]:
         "period_seconds": status.period_s.get(kind),
         "next_run": rfc3339_if_known(status.next_run_ms.get(kind, 0)),
         "last_success": rfc3339_if_known(status.last_success_ms.get(kind, 0)),
-        "paused": kind in status.paused_kinds,
+        **_pause(status.paused_kinds.get(kind)),
         "last": last.to_json() if last else None,
+    }
+
+
+def _pause(pause: KindPause | None) -> dict[str, Any]:
+    return {
+        "paused": pause is not None,
+        "paused_until": rfc3339_if_known(pause.until_ms) if pause else None,
+        "paused_by": pause.owner if pause else None,
     }
 
 

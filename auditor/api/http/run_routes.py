@@ -1,4 +1,4 @@
-"""``/api/v1/runs``: list, start, look at, pause, resume and cancel runs."""
+"""``/api/v1/runs`` and ``/api/v1/schedules``: list, start, show, pause, resume and cancel runs; pause schedules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiohttp import web
 
 from auditor.api.access.tokens import Role
 from auditor.api.control import Control
-from auditor.api.http.documents import run_document, run_list
+from auditor.api.http.documents import run_document, run_list, schedule_document
 from auditor.api.http.queries import StartRequest, refuse_unknown, run_kind, run_request, whole_number
 from auditor.api.http.routes import JSON, Answer, Call, Parameter, Route
 from auditor.api.idempotency import Intents
@@ -17,6 +17,7 @@ from auditor.api.problems import InvalidRequestError
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 
 RUNS: Final = "/api/v1/runs"
+SCHEDULES: Final = "/api/v1/schedules"
 RUNS_MAX: Final = 200
 _RUNS_DEFAULT: Final = 50
 _KEY: Final = "Idempotency-Key"
@@ -35,6 +36,8 @@ class RunRoutes:
         """The routes, described."""
         one = {"run_id": "Id of the run."}
         changed = (Answer(200, "The run as it is now.", JSON, "Run"),)
+        paused = (Answer(200, "The schedule as it is now.", JSON, "Schedule"),)
+        schedule = {"kind": "bookies, placement or replicas.", "state": "paused or running."}
         target = {**one, "state": "paused, running or cancelled."}
         key = Parameter(_KEY, "The same key with the same body begins nothing twice.", {"type": "string"}, "header")
         return (
@@ -48,6 +51,8 @@ class RunRoutes:
                   self._change, changed, role=Role.OPERATE, segments=target, is_changing=True),
             Route("POST", RUNS + "/{run_id}/state/{state}", "change_run_post", "As PUT, for who cannot send that.",
                   self._change, changed, role=Role.OPERATE, segments=target, is_changing=True),
+            Route("PUT", SCHEDULES + "/{kind}/state/{state}", "change_schedule", "Pause or resume a schedule.",
+                  self._change_schedule, paused, role=Role.OPERATE, segments=schedule, is_changing=True),
         )  # fmt: skip
 
     async def _list(self, call: Call) -> web.Response:
@@ -110,6 +115,19 @@ class RunRoutes:
                 raise InvalidRequestError(f"a run can be brought into the states {wanted}, not {name[:40]!r}")
         call.trail.check = run.kind.value
         return web.json_response(run_document(run))
+
+    async def _change_schedule(self, call: Call) -> web.Response:
+        kind, name = run_kind(call.request.match_info["kind"]), call.request.match_info["state"]
+        call.trail.check, call.trail.detail = kind.value, name[:20]
+        match name:
+            case RunState.PAUSED.value:
+                pause = await self._control.pause_kind(kind, owner=call.who.name)
+                return web.json_response(schedule_document(kind, pause))
+            case RunState.RUNNING.value:
+                await self._control.resume_kind(kind, owner=call.who.name)
+                return web.json_response(schedule_document(kind, None))
+            case _:
+                raise InvalidRequestError(f"a schedule can be paused or running, not {name[:40]!r}")
 
 
 _LIST_PARAMETERS: Final = (

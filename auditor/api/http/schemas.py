@@ -72,8 +72,14 @@ _RUN: Final = _fields(
         "tasks_changed": _COUNT,
         "report": _nullable(_TEXT),
         "detail": _nullable(_TEXT),
+        "paused_until": {**_TIME, "description": "When a paused run goes on by itself."},
     }
 )
+_PAUSE: Final = {
+    "paused": _TRUTH,
+    "paused_until": {**_TIME, "description": "When the pause of the schedule ends by itself."},
+    "paused_by": _nullable(_TEXT),
+}
 _PART: Final = _fields({"ledgers": _COUNT, "bytes_estimate": _COUNT, "oldest": _TIME})
 _LOST: Final = _fields({"bookie_id": _TEXT, "first_seen_down": _TIME, "audit_due": _TIME})
 _CHECK: Final = _fields(
@@ -85,7 +91,7 @@ _CHECK: Final = _fields(
         "period_seconds": {"type": ["number", "null"], "description": "Null: not scheduled."},
         "next_run": {**_TIME, "description": "Null also if another auditor leads: only the leader has the time."},
         "last_success": _TIME,
-        "paused": _TRUTH,
+        **_PAUSE,
         "last": {"anyOf": [_ref("RunFields"), {"type": "null"}]},
     }
 )
@@ -182,12 +188,20 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "additionalProperties": False,
     },
     "ServiceStatus": _STATUS,
+    "Schedule": _document("Schedule", {"check": _one_of([kind.value for kind in RunKind]), **_PAUSE}),
     "UnderReplicatedLedgerList": _document(
         "UnderReplicatedLedgerList",
         {
             "items": _list(_TASK),
-            "next_after": {"type": ["integer", "null"], "description": "Value of `after` for the next page."},
-            "total": _COUNT,
+            "next_after": {
+                "type": ["integer", "null"],
+                "description": "Value of `after` for the next page. Null: there is none. A page may be short before.",
+            },
+            "total": {
+                **_nullable(_COUNT),
+                "description": "All marked ledgers, as of `counted`. Null: only the leader counts, and counts all.",
+            },
+            "counted": _TIME,
         },
     ),
     "BookieList": _document("BookieList", {"items": _list(_BOOKIE)}),

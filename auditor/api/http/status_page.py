@@ -13,6 +13,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from auditor.api.control import ServiceStatus, why_no_next_run
+from bookie.metadata.runs.notes import KindPause
 from bookie.model.run import RunKind, RunRecord
 from bookie.model.times import rfc3339_if_known
 from spark_jobs.pages import page_environment, style_hash
@@ -130,11 +131,18 @@ def _facts(status: ServiceStatus) -> Sequence[FactLine]:
 def _check(status: ServiceStatus, kind: RunKind) -> CheckLine:
     last = status.last.get(kind)
     return CheckLine(
-        name=kind.value + (" (paused)" if kind in status.paused_kinds else ""),
+        name=kind.value + _paused(status.paused_kinds.get(kind)),
         next=rfc3339_if_known(status.next_run_ms.get(kind, 0)) or why_no_next_run(status, kind),
         last_success=rfc3339_if_known(status.last_success_ms.get(kind, 0)) or "never",
         verdict="" if last is None else last.verdict or last.state.value,
     )
+
+
+def _paused(pause: KindPause | None) -> str:
+    if pause is None:
+        return ""
+    until = rfc3339_if_known(pause.until_ms)
+    return f" (paused until {until})" if until else " (paused)"
 
 
 def _backlog(status: ServiceStatus) -> Sequence[BacklogLine]:

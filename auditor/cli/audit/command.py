@@ -235,7 +235,10 @@ def _here(
         print_line(json.dumps(result.summary.to_json(), indent=2))
     else:
         print_line(table(result.summary))
-    sys.stderr.write(f"report: {result.summary_path}\n")
+    if result.report_problem:
+        print_error(result.report_problem)
+    else:
+        sys.stderr.write(f"report: {result.summary_path}\n")
     raise typer.Exit(result.exit_code(fail_on))
 
 

@@ -87,3 +87,9 @@ ClientKeyOption: TypeAlias = Annotated[
     typer.Option(help="PEM file of its key.", rich_help_panel=_SERVICE, show_default=False),
 ]
 RunIdArgument: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, see `bkheal audit list`.")]
+OptionalRunIdArgument: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="Id of a run, see `bkheal audit list`.", show_default=False)
+]
+ScheduleOption: TypeAlias = Annotated[
+    RunKind | None, typer.Option("--kind", help="The schedule of this check instead of a run.", show_default=False)
+]

@@ -111,7 +111,10 @@ class RemoteRun:
         run = self.fields
         amount = f" {run['done']}/{run['total']}" if run.get("total") else ""
         eta = f", done at {run['eta']}" if run.get("eta") else ""
-        return f"{run['kind']} run {self.run_id} is {self.state.value}: {run.get('phase') or 'begins'}{amount}{eta}"
+        until = f" until {run['paused_until']}" if run.get("paused_until") else ""
+        return (
+            f"{run['kind']} run {self.run_id} is {self.state.value}{until}: {run.get('phase') or 'begins'}{amount}{eta}"
+        )
 
 
 class Remote:
@@ -178,6 +181,10 @@ class Remote:
         """Bring a run into ``paused``, ``running`` or ``cancelled``. Raises as ``start``."""
         path = f"/api/v1/runs/{quote(run_id, safe='')}/state/{state.value}"
         return self._one(self._ask_leader("PUT", path))
+
+    def change_schedule(self, kind: RunKind, state: RunState) -> Mapping[str, Any]:
+        """Bring the schedule of a kind into ``paused`` or ``running``; return its document. Raises as ``run``."""
+        return self._ask("PUT", f"/api/v1/schedules/{kind.value}/state/{state.value}")
 
     def wait(
         self,

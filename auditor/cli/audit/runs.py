@@ -18,6 +18,7 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, m
 from auditor.cli.running import run as run_to_end
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunRecord, RunState
+from bookie.model.times import rfc3339_if_known
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.human import printable
 from bookie.runtime.user import user_name
@@ -47,13 +48,18 @@ def list_runs(
         ("RUN", "KIND", "STATE", "VERDICT", "LEDGERS", "MARKED", "CAUSE", "OWNER"),
         [
             (
-                *(each.run_id, each.kind.value, each.state.value, each.verdict or "-", each.ledgers),
+                *(each.run_id, each.kind.value, _state(each), each.verdict or "-", each.ledgers),
                 *(each.tasks_changed, each.cause.value, printable(each.owner)),
             )
             for each in records
         ],
         right=(4, 5),
     )
+
+
+def _state(record: RunRecord) -> str:
+    until = rfc3339_if_known(record.pause_ends_ms, "seconds")
+    return f"{record.state.value} until {until}" if until else record.state.value
 
 
 def show(
@@ -99,27 +105,33 @@ def cancel(
 
 
 def pause(
-    run_id: opt.RunIdArgument,
+    run_id: opt.OptionalRunIdArgument = None,
+    kind: opt.ScheduleOption = None,
     at: opt.AtOption = None,
     token_file: opt.TokenFileOption = None,
     ca: opt.CaOption = None,
     client_cert: opt.ClientCertOption = None,
     client_key: opt.ClientKeyOption = None,
 ) -> None:
-    """Hold a run of a service between two chunks for an hour, or until it is resumed. Another pause extends it."""
-    _change(services(at, token_file, ca, client_cert, client_key), run_id, RunState.PAUSED)
+    """Hold a run of a service between two chunks, or with --kind the schedule of a check, for a limited time.
+
+    The pause ends by itself after the time of the auditor's option --pause-s, an hour by default. Another pause extends
+    it. The audit after the loss of a bookie is never paused.
+    """
+    _change_either(services(at, token_file, ca, client_cert, client_key), run_id, kind, RunState.PAUSED)
 
 
 def resume(
-    run_id: opt.RunIdArgument,
+    run_id: opt.OptionalRunIdArgument = None,
+    kind: opt.ScheduleOption = None,
     at: opt.AtOption = None,
     token_file: opt.TokenFileOption = None,
     ca: opt.CaOption = None,
     client_cert: opt.ClientCertOption = None,
     client_key: opt.ClientKeyOption = None,
 ) -> None:
-    """Let a paused run of a service go on."""
-    _change(services(at, token_file, ca, client_cert, client_key), run_id, RunState.RUNNING)
+    """Let a paused run of a service, or with --kind the paused schedule of a check, go on."""
+    _change_either(services(at, token_file, ca, client_cert, client_key), run_id, kind, RunState.RUNNING)
 
 
 def services(
@@ -169,6 +181,19 @@ def start(
     else:
         _print_fields(run.fields)
     return run.exit_code if run.state.is_final else ExitCode.OK
+
+
+def _change_either(remotes: Sequence[Remote], run_id: str | None, kind: RunKind | None, state: RunState) -> None:
+    if (run_id is None) == (kind is None):
+        raise typer.BadParameter("give either the id of a run or --kind")
+    if run_id is not None:
+        _change(remotes, run_id, state)
+    elif kind is not None:
+        if not remotes:
+            raise typer.BadParameter("--at URL is needed: only a service has schedules")
+        schedule = _first(remotes, lambda remote: remote.change_schedule(kind, state))
+        until = f" until {schedule['paused_until']}" if schedule.get("paused_until") else ""
+        print_line(f"the schedule of {kind.value} runs is {state.value}{until}")
 
 
 def _change(remotes: Sequence[Remote], run_id: str, state: RunState) -> None:

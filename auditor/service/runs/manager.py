@@ -1,4 +1,6 @@
-"""Runs of this process: one at a time per kind, kinds side by side, each on record in the store while it goes on.
+"""Runs of this process: one at a time per lane, lanes side by side, each on record in the store while it goes on.
+
+A lane is a kind, or the dry runs of a kind: a run that marks never waits for one that does not.
 
 What a run is lives in the store; this holds only those that this process runs. A run may go on exactly while its term
 of leadership and its lock last: both are asked again at each gate, in the run's own thread, so that what a stopped
@@ -17,10 +19,10 @@ from typing import Any, Protocol
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.runs.election import Leadership
-from bookie.metadata.runs.records import RunLockedError, Runs
+from bookie.metadata.runs.records import RunLane, RunLockedError, Runs, lane_of
 from bookie.model.errors import BkhealError, ConflictError, TransientError
 from bookie.model.exit_codes import ExitCode
-from bookie.model.run import RunCause, RunKind, RunRecord, RunState, new_run_id
+from bookie.model.run import PAUSE_S, RunCause, RunKind, RunRecord, RunState, new_run_id
 from bookie.runtime.clock import Clock
 from bookie.runtime.signal import Signal, waiting_for
 from bookie.runtime.tasks import cancel, guarded
@@ -76,7 +78,15 @@ class RunManager:
     """The runs of this process. Used on one loop."""
 
     def __init__(
-        self, runs: Runs, leads: ElectionView, runner: CheckRunner, *, process: str, clock: Clock, rng: random.Random
+        self,
+        runs: Runs,
+        leads: ElectionView,
+        runner: CheckRunner,
+        *,
+        process: str,
+        clock: Clock,
+        rng: random.Random,
+        pause_s: float = PAUSE_S,
     ) -> None:
         self._runs = runs
         self._leads = leads
@@ -84,9 +94,10 @@ class RunManager:
         self._process = process
         self._clock = clock
         self._rng = rng
+        self._pause_s = pause_s
         self._active: dict[str, RunLifeCycle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._beginning: dict[RunKind, asyncio.Task[RunRecord]] = {}
+        self._beginning: dict[RunLane, asyncio.Task[RunRecord]] = {}
         self._is_stopping = False
         self._changed = Signal()
         self._listeners: list[RunEnded] = []
@@ -96,9 +107,9 @@ class RunManager:
         """Runs of this process that have not ended."""
         return tuple(active.record for active in self._active.values())
 
-    def running_of(self, kind: RunKind) -> RunRecord | None:
-        """The run of a kind in this process."""
-        return next((active.record for active in self._active.values() if active.record.kind is kind), None)
+    def running_in(self, lane: RunLane) -> RunRecord | None:
+        """The run of a lane in this process."""
+        return next((active.record for active in self._active.values() if lane_of(active.record) == lane), None)
 
     def on_ended(self, listener: RunEnded) -> None:
         """Call ``listener`` for each run that ends."""
@@ -111,8 +122,9 @@ class RunManager:
         leadership = self._leads.state
         if self._is_stopping or not self._leads.is_leader():
             raise NotLeaderError("" if self._is_stopping else leadership.leader)
-        if (other := self.running_of(kind)) is not None or kind in self._beginning:
-            raise RunBusyError(kind, "" if other is None else other.run_id, self._process)
+        lane = RunLane(kind, is_dry_run)
+        if (other := self.running_in(lane)) is not None or lane in self._beginning:
+            raise RunBusyError(kind, "" if other is None else other.run_id, self._process, is_dry_run=is_dry_run)
         now_ms = self._clock.epoch_ms()
         record = RunRecord(
             new_run_id(now_ms, self._rng),
@@ -126,14 +138,14 @@ class RunManager:
             started_ms=now_ms,
             updated_ms=now_ms,
         )
-        beginning = self._beginning[kind] = asyncio.ensure_future(self._started(record, leadership.term, options))
-        beginning.add_done_callback(lambda task: self._begun(kind, task))
+        beginning = self._beginning[lane] = asyncio.ensure_future(self._started(record, leadership.term, options))
+        beginning.add_done_callback(lambda task: self._begun(lane, task))
         return await asyncio.shield(beginning)
 
-    def _begun(self, kind: RunKind, task: asyncio.Task[RunRecord]) -> None:
-        del self._beginning[kind]
+    def _begun(self, lane: RunLane, task: asyncio.Task[RunRecord]) -> None:
+        del self._beginning[lane]
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.info("run was not started", extra={"kind": kind.value, "reason": str(error)})
+            _log.info("run was not started", extra={"kind": lane.name, "reason": str(error)})
 
     async def _started(self, record: RunRecord, term: int, options: Mapping[str, Any]) -> RunRecord:
         run_id, kind = record.run_id, record.kind
@@ -142,7 +154,8 @@ class RunManager:
         try:
             await run.begin()
         except RunLockedError as error:
-            raise RunBusyError(kind, error.holder.run_id, error.holder.process) from error
+            holder = error.holder
+            raise RunBusyError(kind, holder.run_id, holder.process, is_dry_run=record.is_dry_run) from error
         except (TransientError, WriteOutcomeUnknownError, ConflictError) as error:
             raise StoreUnavailableError(f"the run was not started: {error}") from error
         request = RunRequest(run_id, kind, record.cause, record.owner, record.is_dry_run, dict(options))
@@ -168,15 +181,15 @@ class RunManager:
     async def make_way(self, kind: RunKind, busy_run_id: str, reason: str) -> None:
         """End the run that keeps the reaction to a lost bookie waiting.
 
-        Every run of the kind ends, also a paused one and a dry run, but not a reaction that is active itself. A run of
-        another process is asked to end. Returns without waiting for the end.
+        Every run of the kind that may mark ends, also a paused one, but not a reaction that is active itself. A run of
+        another process is asked to end. A dry run is in no one's way. Returns without waiting for the end.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: a run of another process could not be asked.
         """
-        active = next((active for active in self._active.values() if active.record.kind is kind), None)
-        record = await self._runs.get(busy_run_id) if active is None and busy_run_id else None
-        record = active.record if active is not None else record
+        record = self.running_in(RunLane(kind))
+        if record is None and busy_run_id:
+            record = await self._runs.get(busy_run_id)
         if record is None or record.state.is_final:
             return
         if record.cause is RunCause.BOOKIE_LOSS and record.state is not RunState.PAUSED:
@@ -187,7 +200,7 @@ class RunManager:
     async def pause(self, run_id: str, owner: str) -> RunRecord:
         """Pause a run (``Control.pause_run``)."""
         active = await self._own(run_id)
-        await active.pause(owner)
+        await active.pause(owner, self._pause_s)
         return active.record
 
     async def resume(self, run_id: str) -> RunRecord:
@@ -228,17 +241,18 @@ class RunManager:
         return changed
 
     async def wait_ended(self, kind: RunKind) -> None:
-        """Return once no run of this kind is under way, here or elsewhere.
+        """Return once no run of this kind that may mark is under way, here or elsewhere.
 
         Raises:
             StoreUnavailableError: no answer, or the session was lost while waiting.
         """
-        while self.running_of(kind) is not None:
+        lane = RunLane(kind)
+        while self.running_in(lane) is not None:
             with waiting_for(self._changed) as waiter:
-                if self.running_of(kind) is None:
+                if self.running_in(lane) is None:
                     break
                 await waiter
-        await self._runs.wait_free(kind)
+        await self._runs.wait_free(lane)
 
     def refuse_more(self) -> None:
         """Begin no run any more: this process is about to end, and another one leads soon."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from auditor.api.control import Backlog
+from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.records import Runs
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.clock import Clock
 from bookie.runtime.signal import Signal, waiting_for
+from bookie.runtime.tasks import cancel, guarded
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class History:
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
     """The newest completed run of each kind."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
-    paused_kinds: Sequence[RunKind] = ()
+    paused_kinds: Mapping[RunKind, KindPause] = field(default_factory=dict)
 
 
 class CountsBacklog(Protocol):
@@ -71,19 +73,31 @@ class Overview:
         self._poked.fire()
 
     async def run(self) -> None:
-        """Read and wait, until cancelled."""
+        """Read, count and wait, until cancelled. Runs are shown in time while a count of minutes goes on."""
+        counting = guarded("backlog", self._again_and_again(self._count))
+        try:
+            await self._again_and_again(self._look)
+        finally:
+            await cancel(counting)
+
+    async def _again_and_again(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
             pokes = self._pokes
             began_s = self._clock.monotonic_s()
             try:
-                self.history = await self._read()
-                self.backlog = await self._counter.count() if self._is_leader() else Backlog()
+                await work()
             except (TransientError, OutcomeUnknownError, ConflictError, PermanentError) as error:
                 _log.info("runs or backlog cannot be read now", extra={"reason": str(error)})
             took_s = self._clock.monotonic_s() - began_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._interval_s, min(_REST_FACTOR * took_s, _REST_S_MAX))):
                     await self._poked_since(pokes)
+
+    async def _look(self) -> None:
+        self.history = await self._read()
+
+    async def _count(self) -> None:
+        self.backlog = await self._counter.count() if self._is_leader() else Backlog()
 
     async def _poked_since(self, pokes: int) -> None:
         while self._pokes == pokes:
@@ -100,5 +114,5 @@ class Overview:
             running=tuple(record for record in newest if not record.state.is_final),
             last=last,
             last_success_ms=await self._runs.last_success_ms(),
-            paused_kinds=await self._runs.paused_kinds(),
+            paused_kinds=await self._runs.paused_kinds(self._clock.epoch_ms()),
         )

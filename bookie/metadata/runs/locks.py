@@ -1,13 +1,15 @@
 """The locks that let one run of a kind go on at a time, in the service or as a one-shot run.
 
-``/bkheal/runs/<root>/locks/<kind>`` is ephemeral and names the run. The lock only saves work: two runs at once would
-mark the same ledgers twice, which changes nothing.
+``/bkheal/runs/<root>/locks/<kind>`` is ephemeral and names the run that may mark. A dry run marks nothing, so it has
+another lock, ``locks/<kind>-dry``: a run that marks never waits for one. A lock only saves work: two runs at once would
+mark the same ledgers twice, which changes nothing. It also shows that the process of a run is alive.
 """
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from typing import Final
 
 from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, find, reread
@@ -24,16 +26,19 @@ from bookie.model.errors import ConflictError
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 from bookie.model.run import RunKind
 
+_DRY: Final = "-dry"
+
 
 class RunLockedError(ConflictError):
     """A run of this kind is under way."""
 
-    def __init__(self, kind: RunKind, holder: Holder) -> None:
+    def __init__(self, lane: RunLane, holder: Holder) -> None:
+        what = f"dry run of kind {lane.kind.value}" if lane.is_dry_run else f"{lane.kind.value} run"
         super().__init__(
-            f"a {kind.value} run is under way already: {holder.run_id or 'id not known'} in "
+            f"a {what} is under way already: {holder.run_id or 'id not known'} in "
             f"{holder.process or 'an unknown process'}; wait for its end, or cancel it"
         )
-        self.kind = kind
+        self.lane = lane
         self.holder = holder
 
 
@@ -45,12 +50,25 @@ class Holder:
     process: str
 
 
-class RunLease:
-    """The lock of a kind, held for one run. It ends with its session in any case (S14)."""
+@dataclass(frozen=True, slots=True)
+class RunLane:
+    """What one run at a time goes on in: the runs of a kind that mark, or its dry runs."""
 
-    def __init__(self, locks: RunLocks, kind: RunKind, run_id: str, czxid: int, epoch: int) -> None:
+    kind: RunKind
+    is_dry_run: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of its lock."""
+        return f"{self.kind.value}{_DRY if self.is_dry_run else ''}"
+
+
+class RunLease:
+    """The lock of a lane, held for one run. It ends with its session in any case (S14)."""
+
+    def __init__(self, locks: RunLocks, lane: RunLane, run_id: str, czxid: int, epoch: int) -> None:
         self._locks = locks
-        self.kind = kind
+        self.lane = lane
         self.run_id = run_id
         self.czxid = czxid
         self.epoch = epoch
@@ -75,24 +93,24 @@ class RunLocks:
     def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
         self._store = store
         self._locks_path = f"{own_path('runs', ledgers_root)}/locks"
-        self._held: dict[RunKind, RunLease] = {}
+        self._held: dict[RunLane, RunLease] = {}
 
     def is_epoch(self, epoch: int) -> bool:
         """Whether the session of this epoch is still the store's."""
         session = self._store.session
         return session.epoch == epoch and session.state is not SessionState.LOST
 
-    async def acquire(self, kind: RunKind, run_id: str, process: str) -> RunLease:
-        """Take the lock of a kind; it lives until released, or until the store's session ends.
+    async def acquire(self, lane: RunLane, run_id: str, process: str) -> RunLease:
+        """Take the lock of a lane; it lives until released, or until the store's session ends.
 
         Raises:
             RunLockedError: a run of this kind is under way, in this process or another.
             StoreUnavailableError: no answer; no lock is left.
             WriteOutcomeUnknownError: no answer; acquiring again settles what is left, and so does the session's end.
         """
-        if (held := self._held.get(kind)) is not None and held.is_held:
-            raise RunLockedError(kind, Holder(held.run_id, process))
-        path = self._lock_path(kind)
+        if (held := self._held.get(lane)) is not None and held.is_held:
+            raise RunLockedError(lane, Holder(held.run_id, process))
+        path = self._lock_path(lane)
         data = encode_record(Holder(run_id, process))
         for _ in range(WRITE_ATTEMPTS_MAX):
             epoch = self._store.session.epoch
@@ -102,18 +120,18 @@ class RunLocks:
             if node is None or not self.is_epoch(epoch):
                 continue
             if node.stat.ephemeral_owner != self._store.session.session_id:
-                raise RunLockedError(kind, _holder(node.data))
+                raise RunLockedError(lane, _holder(node.data))
             if node.data == data:
-                self._held[kind] = RunLease(self, kind, run_id, node.stat.czxid, epoch)
-                return self._held[kind]
-            if (other := self._held.get(kind)) is not None and other.is_held:  # two of this process at once
-                raise RunLockedError(kind, _holder(node.data))
+                self._held[lane] = RunLease(self, lane, run_id, node.stat.czxid, epoch)
+                return self._held[lane]
+            if (other := self._held.get(lane)) is not None and other.is_held:  # two of this process at once
+                raise RunLockedError(lane, _holder(node.data))
             await self._drop(path, node)  # from an earlier attempt of this session whose answer was lost
-        raise WriteOutcomeUnknownError(f"locking {kind.value} runs: no attempt could be settled; try again")
+        raise WriteOutcomeUnknownError(f"locking {lane.name} runs: no attempt could be settled; try again")
 
     async def release(self, lease: RunLease) -> None:
         """Delete the lock if it is still the node of this run. Idempotent."""
-        path = self._lock_path(lease.kind)
+        path = self._lock_path(lease.lane)
         for _ in range(WRITE_ATTEMPTS_MAX):
             if not lease.is_held:
                 break
@@ -123,26 +141,26 @@ class RunLocks:
             if await self._drop(path, node):
                 break
         else:
-            raise WriteOutcomeUnknownError(f"releasing the lock of {lease.kind.value} runs: try again")
-        if self._held.get(lease.kind) is lease:
-            del self._held[lease.kind]
+            raise WriteOutcomeUnknownError(f"releasing the lock of {lease.lane.name} runs: try again")
+        if self._held.get(lease.lane) is lease:
+            del self._held[lease.lane]
 
-    async def holder(self, kind: RunKind) -> Holder | None:
-        """The owner of the running check of this kind; None if none runs.
+    async def holder(self, lane: RunLane) -> Holder | None:
+        """The owner of the run of a lane; None if none runs.
 
         Raises:
             StoreUnavailableError: no answer.
         """
-        node = await find(self._store, self._lock_path(kind))
+        node = await find(self._store, self._lock_path(lane))
         return None if node is None else _holder(node.data)
 
-    async def wait_free(self, kind: RunKind) -> None:
-        """Return once the lock of a kind is free.
+    async def wait_free(self, lane: RunLane) -> None:
+        """Return once the lock of a lane is free.
 
         Raises:
             StoreUnavailableError: no answer, or the session was lost while waiting.
         """
-        path = self._lock_path(kind)
+        path = self._lock_path(lane)
         while (stat := await self._store.stat(path)) is not None:
             await self._store.wait_node_changed(path, stat)
 
@@ -154,8 +172,8 @@ class RunLocks:
             return isinstance(error, NoNodeError)
         return True
 
-    def _lock_path(self, kind: RunKind) -> str:
-        return f"{self._locks_path}/{kind.value}"
+    def _lock_path(self, lane: RunLane) -> str:
+        return f"{self._locks_path}/{lane.name}"
 
 
 def _holder(data: bytes) -> Holder:

@@ -1,22 +1,37 @@
 """What is kept about kinds and runs beside their records: success, pauses, and wishes to end a run.
 
 last-success/<kind>   when the last run of this kind that saw everything began; outlives the records
-paused/<kind>         present: no scheduled run of this kind begins
+paused/<kind>         until its end: no scheduled run of this kind begins
 requests/<run_id>     present: somebody wants this run to end; the process that runs it looks
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import change, find, put, remove
-from bookie.metadata.port import MetadataStore
-from bookie.model.run import RunKind
+from bookie.metadata.port import BadVersionError, MetadataStore, NoNodeError
+from bookie.model.records import UnreadableRecordError, decode_record, encode_record
+from bookie.model.run import PAUSE_S_MAX, RunKind
 
 _TEXT_MAX: Final = 200
 """Bytes of a name that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindPause:
+    """The pause of the schedule of a kind. It never concerns the reaction to a lost bookie."""
+
+    owner: str
+    until_ms: int = 0
+    """Its end, epoch milliseconds; 0: not known, so the leader sets one."""
+
+    def is_over(self, now_ms: int) -> bool:
+        """Whether its end has passed."""
+        return 0 < self.until_ms <= now_ms
 
 
 class RunNotes:
@@ -48,13 +63,13 @@ class RunNotes:
         times = {kind: _number(data) for kind, data in zip(RunKind, nodes, strict=True) if data is not None}
         return {kind: time_ms for kind, time_ms in times.items() if time_ms > 0}
 
-    async def pause_kind(self, kind: RunKind, owner: str) -> None:
-        """Let no scheduled run of this kind begin, in any process. Idempotent.
+    async def pause_kind(self, kind: RunKind, owner: str, until_ms: int) -> None:
+        """Let no scheduled run of this kind begin until then, in any process. Replaces an earlier pause.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; pausing again is safe.
         """
-        await put(self._store, self._path("paused", kind.value), owner.encode()[:_TEXT_MAX])
+        await put(self._store, self._path("paused", kind.value), encode_record(KindPause(owner[:_TEXT_MAX], until_ms)))
 
     async def resume_kind(self, kind: RunKind) -> None:
         """Undo ``pause_kind``. Idempotent.
@@ -64,14 +79,42 @@ class RunNotes:
         """
         await remove(self._store, self._path("paused", kind.value))
 
-    async def paused_kinds(self) -> Sequence[RunKind]:
-        """Kinds whose schedule is paused.
+    async def paused_kinds(self, now_ms: int) -> Mapping[RunKind, KindPause]:
+        """Kinds whose schedule is paused at ``now_ms``.
 
         Raises:
             StoreUnavailableError: no answer.
         """
         nodes = await self._store.get_many_data([self._path("paused", kind.value) for kind in RunKind])
-        return [kind for kind, data in zip(RunKind, nodes, strict=True) if data is not None]
+        pauses = {kind: _pause(data) for kind, data in zip(RunKind, nodes, strict=True) if data is not None}
+        return {kind: pause for kind, pause in pauses.items() if not pause.is_over(now_ms)}
+
+    async def end_pauses(self, now_ms: int, pause_s: float) -> Sequence[RunKind]:
+        """Remove the pauses that are over, and return their kinds.
+
+        A pause without a known end, or with one that no option allows (a wrong clock), ends ``pause_s`` from now. A
+        pause that is extended at the same time stays.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the next call does the rest.
+        """
+        ended = []
+        nodes = await self._store.get_many([self._path("paused", kind.value) for kind in RunKind])
+        for kind, node in zip(RunKind, nodes, strict=True):
+            pause = None if node is None else _pause(node.data)
+            if node is None or pause is None:
+                continue
+            path = self._path("paused", kind.value)
+            try:
+                if pause.is_over(now_ms):
+                    await self._store.delete(path, node.stat.version)
+                    ended.append(kind)
+                elif pause.until_ms == 0 or pause.until_ms > now_ms + PAUSE_S_MAX * 1000:
+                    bounded = KindPause(pause.owner, now_ms + int(pause_s * 1000))
+                    await self._store.set(path, encode_record(bounded), node.stat.version)
+            except (NoNodeError, BadVersionError):
+                continue
+        return ended
 
     async def request_cancel(self, run_id: str, owner: str) -> None:
         """Ask the process that runs it to end a run; it looks every few seconds.
@@ -100,6 +143,14 @@ class RunNotes:
 
     def _path(self, part: str, name: str) -> str:
         return f"{self._base}/{part}/{name}"
+
+
+def _pause(data: bytes) -> KindPause:
+    """A damaged pause, or one of an earlier release, which wrote only a name, has no known end."""
+    try:
+        return decode_record(data, KindPause)
+    except UnreadableRecordError:
+        return KindPause(data.decode(errors="replace")[:_TEXT_MAX])
 
 
 def _number(data: bytes) -> int:

@@ -22,13 +22,13 @@ from bookie.metadata.port import (
     NotEmptyError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.runs.locks import Holder, RunLease, RunLockedError, RunLocks
+from bookie.metadata.runs.locks import Holder, RunLane, RunLease, RunLockedError, RunLocks
 from bookie.metadata.runs.notes import RunNotes
 from bookie.model.errors import ConflictError
 from bookie.model.records import UnreadableRecordError
 from bookie.model.run import RunRecord, RunState, decode_run, encode_run
 
-__all__ = ["Holder", "RunLease", "RunLockedError", "RunTakenError", "Runs"]
+__all__ = ["Holder", "RunLane", "RunLease", "RunLockedError", "RunTakenError", "Runs"]
 
 _log = logging.getLogger(__name__)
 
@@ -126,10 +126,10 @@ class Runs(RunLocks, RunNotes):
             StoreUnavailableError: no answer; the next call does the rest.
         """
         running = [pair for pair in (await self._read(await self._ids())).values() if not pair[0].state.is_final]
-        holders = {kind: await self.holder(kind) for kind in {record.kind for record, _ in running}}
+        holders = {lane: await self.holder(lane) for lane in {lane_of(record) for record, _ in running}}
         marked = []
         for record, version in running:
-            holder = holders[record.kind]
+            holder = holders[lane_of(record)]
             if holder is not None and holder.run_id == record.run_id:
                 continue
             ended = replace(
@@ -187,6 +187,11 @@ class Runs(RunLocks, RunNotes):
                 except UnreadableRecordError as error:
                     _log.warning("run record is damaged", extra={"run_id": run_id, "reason": str(error)})
         return found
+
+
+def lane_of(record: RunRecord) -> RunLane:
+    """The lane of a run."""
+    return RunLane(record.kind, record.is_dry_run)
 
 
 def _is_name(run_id: str) -> bool:

@@ -129,6 +129,15 @@ class TaskLocks:
         ids = [task_ledger_id(name) for name in names]
         return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
 
+    async def locked_among(self, ledger_ids: Sequence[LedgerId]) -> frozenset[LedgerId]:
+        """Those of ``ledger_ids`` that have a lock, of this process or another.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        found = await self._store.get_many_data([lock_path(self._root, ledger_id) for ledger_id in ledger_ids])
+        return frozenset(ledger_id for ledger_id, data in zip(ledger_ids, found, strict=True) if data is not None)
+
     async def owners(self) -> dict[LedgerId, str]:
         """Return the ledgers with a lock, and the name that each owner wrote into it; empty if it cannot be read.
 

@@ -56,6 +56,8 @@ from bookie.runtime.clock import Clock
 _log = logging.getLogger(__name__)
 
 _TREE_LEVELS: Final = 4
+_DIGITS: Final = 16
+"""Of a ledger id in the path of its task."""
 _NAMES_AT_ONCE: Final = 10_000
 """Names of branches that are parsed between two turns of the loop: some milliseconds."""
 
@@ -70,6 +72,15 @@ class UnreadableTask:
 
     ledger_id: LedgerId
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPart:
+    """Tasks that follow each other in the tree."""
+
+    tasks: Sequence[Task | UnreadableTask]
+    next_after: LedgerId | None
+    """Go on after this ledger; None: the tree ends here."""
 
 
 class UnderReplication:
@@ -125,6 +136,45 @@ class UnderReplication:
             StoreUnavailableError: no answer.
         """
         return await self._scan()
+
+    async def page(self, after: LedgerId | None, places_max: int) -> TaskPart:
+        """Return the tasks in the next places of the tree, by ledger id. Costs the same however many tasks there are.
+
+        Args:
+            after: start after this ledger; None: at the first.
+            places_max: how many places to look at, at least 1. A place may have no task any more, so a part may be
+                short or empty although more tasks follow.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        await self._store.sync(tasks_path(self._root))
+        first = 0 if after is None else after + 1
+        ids: builtins.list[LedgerId] = []
+        async for ledger_id in self._places(tasks_path(self._root), "", f"{first:0{_DIGITS}x}"):
+            if len(ids) == places_max:
+                return TaskPart(await self._tasks_of(ids), ids[-1])
+            ids.append(ledger_id)
+        return TaskPart(await self._tasks_of(ids), None)
+
+    async def _places(self, path: str, digits: str, first: str) -> AsyncIterator[LedgerId]:
+        """Ledgers that have a directory in the tree from ``first`` on, ascending: their digits are its path."""
+        if len(digits) == _DIGITS:
+            yield LedgerId(int(digits, 16))
+            return
+        listing = (await self._store.children_many([path]))[0]
+        names = [] if listing is None else task_level_names(listing.names)
+        for name in names:
+            below = digits + name
+            if below >= first[: len(below)]:
+                async for ledger_id in self._places(f"{path}/{name}", below, first):
+                    yield ledger_id
+
+    async def _tasks_of(self, ids: Sequence[LedgerId]) -> builtins.list[Task | UnreadableTask]:
+        found: builtins.list[Task | UnreadableTask] = []
+        async for part in in_steps(ids, READ_AT_ONCE):
+            found += [task for task in await self.read_many(part) if task is not None]
+        return found
 
     async def top(self) -> Children | None:
         """Return the top of the tree of tasks, for ``wait_top_changed``; None if there is no tree.
@@ -191,11 +241,7 @@ class UnderReplication:
         return await _in_order(ids)
 
     async def _scan(self) -> builtins.list[Task | UnreadableTask]:
-        found: builtins.list[Task | UnreadableTask] = []
-        async for part in in_steps(await self.ids(), READ_AT_ONCE):
-            tasks = await self.read_many(part)
-            found += [task for task in tasks if task is not None]  # the others were completed in the meantime
-        return found
+        return await self._tasks_of(await self.ids())  # without those that were completed in the meantime
 
     async def _names(self, paths: builtins.list[str]) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
         async for part in in_steps(paths, READ_AT_ONCE):

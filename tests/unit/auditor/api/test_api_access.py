@@ -26,7 +26,7 @@ POLICIES = {
 
 
 def path_of(route: Route, run_id: str) -> str:
-    path = route.described_path.replace("{run_id}", run_id).replace("{state}", "paused")
+    path = route.described_path.replace("{run_id}", run_id).replace("{state}", "paused").replace("{kind}", "bookies")
     return path.replace("{path}", "summary.json") + (
         "?enabled=false" if route.operation == "apache_set_recovery" else ""
     )

@@ -84,6 +84,8 @@ async def test_status_tells_all_that_is_known(world: ApiWorld) -> None:
         "next_run": None,
         "last_success": None,
         "paused": False,
+        "paused_until": None,
+        "paused_by": None,
         "last": None,
     }
     assert [run["kind"] for run in document["running"]] == ["replicas"]
@@ -255,10 +257,28 @@ async def test_parameter_that_is_wrong_or_unknown_is_refused(world: ApiWorld, pa
     await check(world, "GET", path, reply)
 
 
+async def test_a_schedule_is_paused_until_a_time_and_resumed(world: ApiWorld) -> None:
+    path = "/api/v1/schedules/replicas/state"
+    paused = (await good(world, "PUT", f"{path}/paused")).json
+    assert (paused["check"], paused["paused"], paused["paused_until"]) == ("replicas", True, "2023-11-14T23:13:20.000Z")
+    check = (await good(world, "GET", "/api/v1/status")).json["checks"]["replicas"]
+    assert (check["paused"], check["paused_until"], check["paused_by"]) == (
+        True,
+        paused["paused_until"],
+        "somebody-who-may-operate",
+    )
+    page = await world.ask("GET", "/status")
+    assert b"replicas (paused until 2023-11-14T23:13:20.000Z)" in page.body
+    assert (await good(world, "PUT", f"{path}/running")).json["paused"] is False
+    for wrong in (f"{path}/cancelled", "/api/v1/schedules/everything/state/paused"):
+        assert (await world.operate("PUT", wrong)).status == 400
+
+
 async def test_marked_ledgers_come_in_pages(world: ApiWorld) -> None:
     first = (await good(world, "GET", "/api/v1/underreplicated?limit=2")).json
     assert [task["ledger_id"] for task in first["items"]] == [3, 7]
-    assert (first["next_after"], first["total"]) == (7, 3)
+    assert (first["next_after"], first["total"]) == (7, 5), "the total is that of the last count"
+    assert first["counted"] == "2023-11-14T22:13:20.000Z"
     assert first["items"][0]["ledger_bytes"] == 4_096
     second = (await good(world, "GET", "/api/v1/underreplicated?limit=2&after=7")).json
     assert [task["ledger_id"] for task in second["items"]] == [9]
@@ -266,6 +286,7 @@ async def test_marked_ledgers_come_in_pages(world: ApiWorld) -> None:
     assert (second["items"][0]["park_reason"], second["items"][0]["detail"]) == ("no_live_copy", EVIL)
     missing = (await good(world, "GET", "/api/v1/underreplicated?missing=b:3181")).json
     assert [task["ledger_id"] for task in missing["items"]] == [7, 9]
+    assert missing["total"] is None, "only all marks are counted"
 
 
 async def test_bookies_come_with_state_address_and_space(world: ApiWorld) -> None:
@@ -313,6 +334,17 @@ async def test_apaches_paths_answer_in_apaches_shapes(world: ApiWorld) -> None:
     assert (await good(world, "GET", "/api/v1/bookie/list_bookies")).json == {"a:3181": None}
     named = await good(world, "GET", "/api/v1/bookie/list_bookies?type=ro&print_hostnames=true")
     assert named.json == {"c:3181": "host-c"}
+
+
+async def test_apaches_list_names_its_next_page(world: ApiWorld) -> None:
+    listing = "/api/v1/autorecovery/list_under_replicated_ledger"
+    first = await good(world, "GET", f"{listing}?limit=1&missingreplica=a:3181")
+    assert first.json == [3]
+    target = first.headers["Link"].removeprefix("<").removesuffix('>; rel="next"')
+    second = await good(world, "GET", target)
+    assert (second.json, "Link" in second.headers) == ([9], False)
+    reply = await world.operate("GET", f"{listing}?limit=10001")
+    assert (reply.status, reply.problem) == (400, "invalid-request")
 
 
 async def test_apaches_documentation_writes_a_slash_behind_some_paths(world: ApiWorld) -> None:

@@ -63,6 +63,10 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Services:
             found.states.append((run_id, state))
             return a_run(state.value, None)
 
+        def change_schedule(self, kind: RunKind, state: RunState) -> Mapping[str, Any]:
+            found.states.append((kind.value, state))
+            return {"paused_until": "2026-11-24T08:00:00.000Z" if state is RunState.PAUSED else None}
+
     monkeypatch.setattr(remote, "Remote", Fake)
     return found
 
@@ -148,10 +152,19 @@ def test_runs_are_paused_resumed_and_cancelled(services: Services) -> None:
     assert services.tokens == ["t0ken"] * 3
 
 
+def test_a_schedule_is_paused_and_resumed(services: Services) -> None:
+    paused = invoke("pause", "--kind", "replicas", "--at", "http://one:1")
+    assert paused.stdout == "the schedule of replicas runs is paused until 2026-11-24T08:00:00.000Z\n"
+    assert invoke("resume", "--kind", "replicas", "--at", "http://one:1").exit_code == 0
+    assert services.states == [("replicas", RunState.PAUSED), ("replicas", RunState.RUNNING)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("pause", "r1"), "--at URL is needed"),
+        (("pause", "--at", "http://one:1"), "either the id of a run or --kind"),
+        (("pause", "r1", "--kind", "bookies", "--at", "http://one:1"), "either the id of a run or --kind"),
         (("--dry-run", "list"), "write --dry-run after"),
         (("run", "--kind", "everything"), "everything"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--sample", "0"), "sample = 0"),

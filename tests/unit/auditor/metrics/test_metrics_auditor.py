@@ -15,6 +15,7 @@ from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBack
 from auditor.metrics import definitions as names
 from auditor.metrics.export import MetricsExportError, export_to_file, push
 from auditor.metrics.service_metrics import AuditorMetrics, result_of
+from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
@@ -126,10 +127,11 @@ def test_nothing_is_said_of_the_cluster_before_it_was_looked_at() -> None:
 
 def test_a_run_under_way_is_shown() -> None:
     running = replace(RECORD, state=RunState.RUNNING, started_ms=NOW_MS - 8000, finished_ms=0, done=30, total=120)
-    paused = replace(running, kind=RunKind.REPLICAS, state=RunState.PAUSED, total=0)
-    shown = Shown(replace(STATUS, running=(running, paused), paused_kinds=(RunKind.PLACEMENT,)))
+    paused = replace(running, kind=RunKind.REPLICAS, state=RunState.PAUSED, total=0, pause_ends_ms=9_000)
+    shown = Shown(replace(STATUS, running=(running, paused), paused_kinds={RunKind.PLACEMENT: KindPause("me", 7_000)}))
     assert [shown.value(names.RUNNING, kind=kind) for kind in names.KINDS] == [1, 0, 1]
     assert [shown.value(names.PAUSED, kind=kind) for kind in names.KINDS] == [0, 1, 1]
+    assert [shown.value(names.PAUSE_ENDS, kind=kind) for kind in names.KINDS] == [0, 7, 9]
     assert shown.value(names.RUNNING_SECONDS, kind="bookies") == 8
     assert shown.value(names.PROGRESS, kind="bookies") == 0.25
     assert shown.value(names.PROGRESS, kind="replicas") == 0

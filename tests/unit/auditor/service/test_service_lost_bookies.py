@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
+from auditor.service.service import HOUSEKEEPING_S
 from auditor.service.watch.bookie_watch import SETTLE_SESSIONS
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.layout import cookie_path, disable_path
 from bookie.metadata.nodes import ensure_path
-from bookie.metadata.runs.records import Runs
+from bookie.metadata.runs.records import RunLane, Runs
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import ROOT
@@ -146,13 +147,12 @@ async def test_what_stays_away_after_the_brake_is_audited(world: ServiceWorld) -
 
 
 @pytest.mark.parametrize("is_paused", [False, True], ids=["running", "paused"])
-@pytest.mark.parametrize("is_dry_run", [False, True], ids=["marking", "dry"])
 @in_service_world
-async def test_a_loss_waits_for_no_run_of_its_kind(world: ServiceWorld, is_dry_run: bool, is_paused: bool) -> None:
-    """Not for a long one, a dry run, or one that somebody has paused and forgotten."""
+async def test_a_loss_waits_for_no_run_of_its_kind(world: ServiceWorld, is_paused: bool) -> None:
+    """Not for a long one, or one that an operator has paused and forgotten."""
     world.check_s = 5000
     auditor = await world.leader()
-    other = await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=is_dry_run)
+    other = await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me")
     await asyncio.sleep(50)
     if is_paused:
         await auditor.service.pause_run(other.run_id, owner="me")
@@ -165,11 +165,43 @@ async def test_a_loss_waits_for_no_run_of_its_kind(world: ServiceWorld, is_dry_r
     assert "loss of a bookie" in ended.detail
 
 
+@pytest.mark.parametrize("is_paused", [False, True], ids=["running", "paused"])
+@in_service_world
+async def test_a_loss_goes_on_beside_a_dry_run_of_its_kind(world: ServiceWorld, is_paused: bool) -> None:
+    """A dry run marks nothing, so it has no lock that the reaction needs, and need not end."""
+    world.check_s = 5000
+    auditor = await world.leader()
+    other = await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=True)
+    await asyncio.sleep(50)
+    if is_paused:
+        await auditor.service.pause_run(other.run_id, owner="me")
+    world.check_s = 1
+    await world.down(A)
+    await when(lambda: bool(world.marked), 30)
+    assert world.marked_bookies == [{A}]
+    assert not (await auditor.service.run(other.run_id)).state.is_final
+
+
+@in_service_world
+async def test_a_loss_goes_on_beside_a_dry_run_of_another_process(world: ServiceWorld) -> None:
+    """``bkheal audit shadow`` and ``bkheal audit run --dry-run`` are such runs."""
+    await world.leader()
+    runs = Runs(world.session(), ROOT)
+    await runs.acquire(RunLane(RunKind.BOOKIES, is_dry_run=True), "r1", "shell/1")
+    dry = RunRecord("r1", RunKind.BOOKIES, RunCause.COMMAND, "me", "shell/1", RunState.RUNNING, is_dry_run=True)
+    await runs.write(dry)
+    await world.down(A)
+    await when(lambda: bool(world.marked), 30)
+    assert await runs.cancel_requested_by("r1") is None
+    await asyncio.sleep(2 * HOUSEKEEPING_S)
+    assert await runs.get("r1") == dry, "its lock shows that it goes on"
+
+
 @in_service_world
 async def test_a_loss_asks_a_run_of_another_process_to_end(world: ServiceWorld) -> None:
     await world.leader()
     runs = Runs(world.session(), ROOT)
-    lease = await runs.acquire(RunKind.BOOKIES, "r1", "cron/1")
+    lease = await runs.acquire(RunLane(RunKind.BOOKIES), "r1", "cron/1")
     await runs.write(RunRecord("r1", RunKind.BOOKIES, RunCause.COMMAND, "cron", "cron/1", RunState.RUNNING))
     await world.down(A)
     async with asyncio.timeout(60):

@@ -14,12 +14,12 @@ from auditor.service.service import AuditorService
 from bookie.metadata.layout import own_path
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.election import Leadership
-from bookie.metadata.runs.records import Runs
+from bookie.metadata.runs.records import RunLane, Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
-from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.run import PAUSE_S, RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded
 from spark_jobs.runs.gate import RunGate
-from spark_jobs.runs.life_cycle import PAUSE_S, RunOutcome
+from spark_jobs.runs.life_cycle import RunOutcome
 from spark_jobs.runs.port import ProgressEvent, RunStoppedError
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import ROOT
@@ -85,6 +85,9 @@ async def test_a_second_run_of_a_kind_is_refused_and_another_kind_is_not(world: 
     with pytest.raises(RunBusyError, match=first.run_id) as busy:
         await start(auditor.service)
     assert busy.value.run_id == first.run_id
+    dry = await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.HTTP, owner="me", is_dry_run=True)
+    with pytest.raises(RunBusyError, match=dry.run_id):
+        await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.HTTP, owner="me", is_dry_run=True)
     await start(auditor.service, RunKind.REPLICAS)
     assert {record.kind for record in auditor.service.status().running} == {RunKind.BOOKIES, RunKind.REPLICAS}
     await ended(auditor.service, first.run_id)
@@ -102,7 +105,7 @@ async def test_two_starts_at_once_make_one_run(world: ServiceWorld) -> None:
 @in_service_world
 async def test_a_one_shot_run_elsewhere_makes_the_service_busy(world: ServiceWorld) -> None:
     auditor = await world.leader()
-    lease = await Runs(world.session(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
+    lease = await Runs(world.session(), ROOT).acquire(RunLane(RunKind.BOOKIES), "one-shot", "cron:7")
     with pytest.raises(RunBusyError, match=r"one-shot in cron:7"):
         await start(auditor.service)
     await lease.release()
@@ -112,7 +115,7 @@ async def test_a_one_shot_run_elsewhere_makes_the_service_busy(world: ServiceWor
 @in_service_world
 async def test_a_loss_during_a_one_shot_run_is_audited_after_it(world: ServiceWorld) -> None:
     auditor = await world.leader()
-    lease = await Runs(world.session(), ROOT).acquire(RunKind.BOOKIES, "one-shot", "cron:7")
+    lease = await Runs(world.session(), ROOT).acquire(RunLane(RunKind.BOOKIES), "one-shot", "cron:7")
     await world.down(BOOKIES[0])
     await asyncio.sleep(127)
     assert world.marked == []
@@ -274,13 +277,32 @@ async def test_a_pause_ends_by_itself_and_another_one_extends_it(world: ServiceW
     auditor = await world.leader()
     run = await start(auditor.service)
     paused = await auditor.service.pause_run(run.run_id, owner="me")
-    assert "until 20" in paused.detail
+    assert paused.pause_ends_ms == world.clock.epoch_ms() + PAUSE_S * 1000
+    assert (await Runs(world.session(), ROOT).get(run.run_id)) == paused
     await asyncio.sleep(PAUSE_S - 100)
     await auditor.service.pause_run(run.run_id, owner="me")
     await asyncio.sleep(PAUSE_S - 100)
     assert (await auditor.service.run(run.run_id)).state is RunState.PAUSED
-    await asyncio.sleep(300)
+    await asyncio.sleep(150)
+    goes_on = await auditor.service.run(run.run_id)
+    assert (goes_on.state, goes_on.pause_ends_ms) == (RunState.RUNNING, 0)
+    assert goes_on.detail.startswith("goes on by itself")
+    await asyncio.sleep(150)
     assert (await auditor.service.run(run.run_id)).state is RunState.DONE
+
+
+@in_service_world
+async def test_the_length_of_a_pause_is_an_option(world: ServiceWorld) -> None:
+    world.check_s = 100
+    auditor = await world.leader(pause_s=60)
+    run = await start(auditor.service)
+    await auditor.service.pause_run(run.run_id, owner="me")
+    await auditor.service.pause_kind(RunKind.REPLICAS, owner="me")
+    await asyncio.sleep(50)
+    assert (await auditor.service.run(run.run_id)).state is RunState.PAUSED
+    await asyncio.sleep(15)
+    assert (await auditor.service.run(run.run_id)).state is RunState.RUNNING
+    await when(lambda: not auditor.service.status().paused_kinds, 20)
 
 
 @in_service_world
@@ -290,13 +312,25 @@ async def test_a_schedule_that_meets_another_run_follows_it_once(world: ServiceW
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await asyncio.sleep(3000)
     world.check_s = 1200
-    await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=True)
+    await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me")
     await asyncio.sleep(5)
     world.check_s = 1
     await when(lambda: len(auditor.counted.ended) == 3, 1500)
     assert [run.cause for run in await auditor.service.runs()][:2] == [RunCause.SCHEDULE, RunCause.COMMAND]
     await asyncio.sleep(1500)
     assert len(auditor.counted.ended) == 3
+
+
+@in_service_world
+async def test_a_schedule_does_not_wait_for_a_dry_run(world: ServiceWorld) -> None:
+    auditor = await world.leader(bookies_schedule="1h")
+    await when(lambda: len(auditor.counted.ended) == 1, 30)
+    world.check_s = 50_000
+    await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=True)
+    await asyncio.sleep(5)
+    world.check_s = 1
+    await when(lambda: len(auditor.counted.ended) == 2, 3700)
+    assert auditor.counted.ended[1].cause is RunCause.SCHEDULE
 
 
 @in_service_world
@@ -315,12 +349,43 @@ async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for(world: Servic
     auditor = await world.leader(bookies_schedule="1h")
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await auditor.service.pause_kind(RunKind.BOOKIES, owner="me")
-    await asyncio.sleep(10_000)
+    for _ in range(4):  # each pause extends the one before
+        await asyncio.sleep(PAUSE_S - 100)
+        pause = await auditor.service.pause_kind(RunKind.BOOKIES, owner="me")
+        assert (pause.owner, pause.until_ms) == ("me", world.clock.epoch_ms() + PAUSE_S * 1000)
+    await asyncio.sleep(1)
     assert len(auditor.counted.ended) == 1
-    assert auditor.service.status().paused_kinds == [RunKind.BOOKIES]
+    assert auditor.service.status().paused_kinds == {RunKind.BOOKIES: pause}
     await start(auditor.service)
+    await when(lambda: len(auditor.counted.ended) == 2)
     await auditor.service.resume_kind(RunKind.BOOKIES, owner="me")
-    await when(lambda: len(auditor.counted.ended) == 3, 3700)
+    await when(lambda: len(auditor.counted.ended) == 3, 20)
+    assert auditor.counted.ended[2].cause is RunCause.SCHEDULE
+    await asyncio.sleep(100)
+    assert len(auditor.counted.ended) == 3, "what came due in the meantime runs once"
+
+
+@in_service_world
+async def test_the_pause_of_a_kind_ends_by_itself_and_its_run_follows(world: ServiceWorld) -> None:
+    auditor = await world.leader(bookies_schedule="24h", session_timeout_s=40.0, backlog_interval_s=3600.0)
+    await when(lambda: len(auditor.counted.ended) == 1, 30)
+    await asyncio.sleep(24 * 3600 - 100)
+    await auditor.service.pause_kind(RunKind.BOOKIES, owner="me")
+    await asyncio.sleep(PAUSE_S - 100)
+    assert len(auditor.counted.ended) == 1
+    await when(lambda: len(auditor.counted.ended) == 2, 200)
+    assert auditor.service.status().paused_kinds == {}
+
+
+@in_service_world
+async def test_a_loss_is_audited_while_its_kind_is_paused(world: ServiceWorld) -> None:
+    auditor = await world.leader(bookies_schedule="1h")
+    await when(lambda: len(auditor.counted.ended) == 1, 30)
+    await auditor.service.pause_kind(RunKind.BOOKIES, owner="me")
+    await asyncio.sleep(10)
+    await world.down(BOOKIES[0])
+    await when(lambda: bool(world.marked), 30)
+    assert RunKind.BOOKIES in auditor.service.status().paused_kinds
 
 
 @in_service_world
@@ -348,7 +413,7 @@ async def test_a_stopped_service_ends_its_runs_resigns_and_lets_another_lead_at_
     await when(lambda: second.leads, 1)
     final = await second.service.run(record.run_id)
     assert (final.state, final.detail) == (RunState.ABANDONED, "the auditor is stopping")
-    assert await Runs(world.session(), ROOT).holder(RunKind.BOOKIES) is None
+    assert await Runs(world.session(), ROOT).holder(RunLane(RunKind.BOOKIES)) is None
 
 
 @in_service_world

@@ -11,22 +11,17 @@ from typing import Any
 import pytest
 
 from auditor.service.main import SPARK_LOOK_INTERVAL_S, SparkWatch
+from auditor.service.runs import spark_holder
 from auditor.service.runs.manager import RunRequest
-from auditor.service.runs.spark_runner import (
-    START_FAILURES_MAX,
-    SparkHolder,
-    UnknownOptionError,
-    audit_settings,
-    in_thread,
-    session_settings,
-)
+from auditor.service.runs.spark_holder import START_FAILURES_MAX, SparkHolder, in_thread
+from auditor.service.runs.spark_runner import UnknownOptionError, audit_settings, session_settings
 from auditor.service.settings import ServiceSettings
 from bookie.model.run import RunCause, RunKind
 from bookie.model.spread import PlacementPolicy
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.session import SessionSettings
-from tests.worlds.clocks import VirtualClock
+from tests.worlds.clocks import ManualClock, VirtualClock
 from tests.worlds.virtual_time import in_virtual_time
 
 SETTINGS = ServiceSettings(
@@ -169,3 +164,86 @@ async def test_a_process_in_which_spark_does_not_start_ends_so_that_another_one_
     assert watch.is_gone
     assert holder.starts == START_FAILURES_MAX
     await cancel(watching)
+
+
+class HungSpark(SparkHolder):
+    """A session whose process takes every request and answers none until it is killed."""
+
+    def __init__(self, hangs: str) -> None:
+        super().__init__(SessionSettings())
+        self.hangs = hangs
+        self.killed = threading.Event()
+
+    def kill(self) -> None:
+        self.killed.set()
+
+    def _start(self) -> Any:
+        self._do("start")
+        return SimpleNamespace(sparkContext=SimpleNamespace(uiWebUrl=""))
+
+    def _ask(self, spark: Any) -> bool:
+        self._do("look")
+        return True
+
+    def _stop(self) -> None:
+        self._do("stop")
+
+    def _do(self, what: str) -> None:
+        if what == self.hangs:
+            assert self.killed.wait(10)
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ANSWER_DEADLINE_S", "START_DEADLINE_S", "STOP_DEADLINE_S"):
+        monkeypatch.setattr(spark_holder, name, 0.02)
+
+
+async def test_a_session_that_hangs_ends_the_process_and_what_waits_for_it(hasty: None) -> None:
+    stop, holder = asyncio.Event(), HungSpark("look")
+    await holder.get()
+    run = guarded("run", in_thread("run", lambda: holder._do("look")))
+    watch = SparkWatch(holder, stop)
+    watching = guarded("watch", watch.run(ManualClock(turns=1)))
+    async with asyncio.timeout(10):
+        await stop.wait()
+        with pytest.raises(ConnectionResetError):
+            await run
+    assert watch.is_gone
+    assert not await holder.is_alive()
+    await cancel(watching)
+
+
+@pytest.mark.parametrize("hangs", ["start", "stop"])
+async def test_a_start_and_a_stop_that_hang_are_noticed_as_well(hasty: None, hangs: str) -> None:
+    holder = HungSpark(hangs)
+    if hangs == "start":
+        with pytest.raises(TimeoutError):
+            await holder.get()
+    else:
+        await holder.get()
+        await holder.stop()
+    assert not await holder.is_alive()
+    holder.kill()
+
+
+async def test_a_session_that_was_stopped_while_it_was_asked_is_no_failure(hasty: None) -> None:
+    holder = HungSpark("look")
+    await holder.get()
+    asking = guarded("asking", holder.is_alive())
+    await asyncio.sleep(0)
+    await holder.stop()
+    assert await asking
+    assert await holder.is_alive()
+    holder.kill()
+
+
+async def test_a_session_that_was_stopped_is_started_again_after_the_stop() -> None:
+    holder = SlowSpark()
+    holder.may_start.set()
+    first = await holder.get()
+    stopping = guarded("stopping", holder.stop())
+    await asyncio.sleep(0)
+    assert await holder.get() is not first
+    assert (holder.starts, holder.stops, stopping.done()) == (2, 1, True)

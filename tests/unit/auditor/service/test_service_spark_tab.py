@@ -21,6 +21,7 @@ from auditor.api.control import (
 )
 from auditor.service.spark_tab import LoopActions
 from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.runs.notes import KindPause
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
 from bookie.runtime.clock import SystemClock
@@ -75,6 +76,12 @@ class FakeControl:
 
     async def pause_run(self, run_id: str, *, owner: str) -> RunRecord:
         return self._answer("pause", run_id, owner)
+
+    async def pause_kind(self, kind: RunKind, *, owner: str) -> KindPause:
+        raise AssertionError
+
+    async def resume_kind(self, kind: RunKind, *, owner: str) -> None:
+        raise AssertionError
 
     async def resume_run(self, run_id: str, *, owner: str) -> RunRecord:
         return self._answer("resume", run_id, owner)

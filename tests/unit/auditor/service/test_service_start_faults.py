@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bookie.metadata.port import StoreUnavailableError
-from bookie.metadata.runs.records import Runs
+from bookie.metadata.runs.records import RunLane, Runs
 from bookie.metadata.store.memory import Fault
 from bookie.model.run import RunCause, RunKind, RunRecord
 from tests.worlds.cluster import ROOT
@@ -53,7 +53,7 @@ async def test_a_caller_who_gives_up_while_a_run_begins_leaves_no_lock_without_a
     await asyncio.sleep(60)
     auditor.store.fault_hook = None
     await asyncio.sleep(60)
-    assert await Runs(world.session(), ROOT).holder(RunKind.BOOKIES) is None
+    assert await Runs(world.session(), ROOT).holder(RunLane(RunKind.BOOKIES)) is None
     assert auditor.service.status().running == ()
     await world.down(BOOKIES[0])
     await when(lambda: bool(world.marked), 30)
@@ -69,6 +69,6 @@ async def test_a_start_that_fails_and_cannot_let_go_lets_go_once_the_store_answe
     auditor.store.fault_hook = None
     assert refusing.is_on
     await asyncio.sleep(5)
-    assert await Runs(world.session(), ROOT).holder(RunKind.BOOKIES) is None
+    assert await Runs(world.session(), ROOT).holder(RunLane(RunKind.BOOKIES)) is None
     await world.down(BOOKIES[0])
     await when(lambda: bool(world.marked), 30)

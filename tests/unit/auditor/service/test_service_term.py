@@ -9,7 +9,7 @@ import pytest
 
 from auditor.api.control import Backlog, NotLeaderError
 from auditor.service.runs.spark_runner import UnknownOptionError
-from auditor.service.service import Connection
+from auditor.service.service import RELEASE_AFTER_S, Connection
 from auditor.service.watch.backlog import BacklogCounter
 from auditor.service.watch.overview import Overview
 from bookie.metadata.layout import own_path
@@ -65,6 +65,18 @@ async def test_counting_a_huge_backlog_leaves_most_of_the_time_to_others() -> No
     await asyncio.sleep(150)
     await cancel(running)
     assert len(counter.began_s) == 10
+
+
+@in_virtual_time
+async def test_runs_are_shown_in_time_while_a_huge_backlog_is_counted() -> None:
+    world = await ServiceWorld.create()
+    runs = Runs(world.session(), ROOT)
+    overview = Overview(runs, SlowCounter(world, 300), world.clock, is_leader=lambda: True, interval_s=15)
+    running = guarded("overview", overview.run())
+    await asyncio.sleep(1)
+    await runs.write(RunRecord("20200101T000000Z-000000", RunKind.BOOKIES, RunCause.HTTP, "me", "x:1", RunState.DONE))
+    await when(lambda: bool(overview.history.last), 20)
+    await cancel(running)
 
 
 @in_service_world
@@ -133,3 +145,22 @@ async def test_who_is_asked_to_stop_does_not_wait_for_a_store_that_does_not_answ
     async with asyncio.timeout(0.1):
         await serving
     assert ended == ["connecting"]
+
+
+@in_service_world
+async def test_an_auditor_that_leads_no_more_gives_its_executors_back_and_starts_again_when_it_leads(
+    world: ServiceWorld,
+) -> None:
+    auditor = await world.leader()
+    await when(lambda: auditor.spark == ["started"])
+    auditor.store.expire()
+    await asyncio.sleep(RELEASE_AFTER_S + 1)
+    assert auditor.spark == ["started", "stopped"]
+    auditor.store.resume()
+    await when(lambda: auditor.spark == ["started", "stopped", "started"], 60)
+    auditor.store.expire()
+    auditor.store.resume()
+    await when(lambda: len(auditor.spark) == 4, 60)
+    await asyncio.sleep(2 * RELEASE_AFTER_S)
+    assert auditor.leads
+    assert auditor.spark == ["started", "stopped", "started", "started"], "a short outage stops nothing"

@@ -12,7 +12,7 @@ from bookie.metadata.layout import own_path
 from bookie.metadata.logs.log_list import LogList, UnreadableLogError
 from bookie.metadata.logs.log_store import LogLists
 from bookie.metadata.nodes import put
-from bookie.metadata.runs.records import Holder, Runs
+from bookie.metadata.runs.records import Holder, RunLane, Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore, CopyProfile
@@ -120,7 +120,7 @@ async def test_records_of_the_first_releases_are_read() -> None:
         findings={"CRITICAL": 2},
     )
     assert await runs.get(RUN_ID) == run
-    assert await runs.holder(RunKind.BOOKIES) == Holder(RUN_ID, "host:12")
+    assert await runs.holder(RunLane(RunKind.BOOKIES)) == Holder(RUN_ID, "host:12")
 
 
 async def test_parked_tasks_of_format_2_name_their_bookies_by_hash() -> None:
@@ -208,4 +208,4 @@ async def test_a_record_of_a_newer_format_is_as_safe_as_a_damaged_one(written: C
     assert await Decisions(store, ROOT).accepted() == []
     runs = Runs(store, ROOT)
     assert await runs.get(RUN_ID) is None
-    assert await runs.holder(RunKind.BOOKIES) == Holder("", "")
+    assert await runs.holder(RunLane(RunKind.BOOKIES)) == Holder("", "")

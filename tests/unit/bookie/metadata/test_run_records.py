@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
-from bookie.metadata.runs.records import RunLockedError, Runs
+from bookie.metadata.runs.records import RunLane, RunLockedError, Runs
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from tests.worlds.virtual_time import in_virtual_time
@@ -33,7 +33,7 @@ class Faults:
 async def prepared(cell: MemoryCell) -> Runs:
     """Another process's, after which all parents exist."""
     runs = Runs(MemoryStore(cell), "/ledgers")
-    await (await runs.acquire(RunKind.BOOKIES, "first", "other")).release()
+    await (await runs.acquire(RunLane(RunKind.BOOKIES), "first", "other")).release()
     await runs.write(replace(RECORD, run_id="20261120T000000Z-000000", state=RunState.DONE))
     return runs
 
@@ -43,12 +43,12 @@ async def test_a_lock_whose_answer_was_lost_is_ours() -> None:
     cell = MemoryCell()
     other = await prepared(cell)
     runs = Runs(MemoryStore(cell, fault_hook=Faults("locks/", Fault.LOSE_ANSWER)), "/ledgers")
-    lease = await runs.acquire(RunKind.BOOKIES, "r1", "h:1")
+    lease = await runs.acquire(RunLane(RunKind.BOOKIES), "r1", "h:1")
     assert lease.is_held
     with pytest.raises(RunLockedError):
-        await other.acquire(RunKind.BOOKIES, "r2", "other")
+        await other.acquire(RunLane(RunKind.BOOKIES), "r2", "other")
     await lease.release()
-    await other.acquire(RunKind.BOOKIES, "r2", "other")
+    await other.acquire(RunLane(RunKind.BOOKIES), "r2", "other")
 
 
 @in_virtual_time
@@ -56,14 +56,14 @@ async def test_a_lock_that_was_left_behind_by_this_session_is_taken_up() -> None
     cell = MemoryCell()
     await prepared(cell)
     store = MemoryStore(cell, fault_hook=Faults("locks/", None, Fault.FAIL_BEFORE))
-    lease = await (runs := Runs(store, "/ledgers")).acquire(RunKind.BOOKIES, "r1", "h:1")
+    lease = await (runs := Runs(store, "/ledgers")).acquire(RunLane(RunKind.BOOKIES), "r1", "h:1")
     with pytest.raises(StoreUnavailableError):
         await lease.release()
     with pytest.raises(RunLockedError, match="r1"):
-        await runs.acquire(RunKind.BOOKIES, "r2", "h:1")
+        await runs.acquire(RunLane(RunKind.BOOKIES), "r2", "h:1")
     anew = Runs(store, "/ledgers")  # has forgotten the lease, as one whose acquiring never got an answer
-    assert (await anew.acquire(RunKind.BOOKIES, "r2", "h:1")).is_held
-    assert (holder := await anew.holder(RunKind.BOOKIES)) is not None
+    assert (await anew.acquire(RunLane(RunKind.BOOKIES), "r2", "h:1")).is_held
+    assert (holder := await anew.holder(RunLane(RunKind.BOOKIES))) is not None
     assert holder.run_id == "r2"
 
 
@@ -73,8 +73,8 @@ async def test_a_release_whose_answer_was_lost_is_settled() -> None:
     other = await prepared(cell)
     faults = Faults("locks/", None, Fault.LOSE_ANSWER, Fault.LOSE_ANSWER)
     runs = Runs(MemoryStore(cell, fault_hook=faults), "/ledgers")
-    await (await runs.acquire(RunKind.BOOKIES, "r1", "h:1")).release()
-    await other.acquire(RunKind.BOOKIES, "r2", "other")
+    await (await runs.acquire(RunLane(RunKind.BOOKIES), "r1", "h:1")).release()
+    await other.acquire(RunLane(RunKind.BOOKIES), "r2", "other")
 
 
 @in_virtual_time

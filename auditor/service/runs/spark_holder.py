@@ -1,0 +1,205 @@
+"""The Spark session of an auditor: started if it is needed, watched, and stopped when the auditor leads no more.
+
+The invariant: an auditor whose Spark cannot run anything does not go on leading. Every call into the Java process has a
+deadline here. A session that does not answer, does not start or does not stop in time counts as hung, and ``is_alive``
+is false from then on; the owner then ends the process and kills the Java process. A thread that is blocked in a call to
+it does not keep this process from ending, and ends with the Java process.
+
+The session is stopped without its Java process: executors are released, and a later start takes seconds. A follower
+that never led has no Java process at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+from bookie.runtime.tasks import guarded
+from spark_jobs.session import SessionSettings, is_alive, kill_driver, spark_session
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Spark: TypeAlias = Any
+"""A ``SparkSession``; its type is not imported, because followers should not pay for that."""
+
+START_FAILURES_MAX: Final = 3
+"""Consecutive failures after which starting Spark again in this process seems hopeless."""
+ANSWER_DEADLINE_S: Final = 15.0
+"""Of one question to the Java process, which takes milliseconds: longer than its collections of garbage."""
+ANSWERS_MISSED_MAX: Final = 2
+"""Consecutive questions without an answer. More than one: if this process stood still, the first deadline has passed
+before the answer could be read."""
+START_DEADLINE_S: Final = 300.0
+"""Of the start of a session. A cluster manager that has no room for executors does not delay it."""
+STOP_DEADLINE_S: Final = 60.0
+
+
+class SparkFace(Protocol):
+    """Something that needs the Spark session: the tab in its UI."""
+
+    def attach(self, spark: Spark) -> None:
+        """Called once the session exists, in a thread that may block."""
+        ...
+
+    def detach(self) -> None:
+        """Called before the session goes, in a thread that may block."""
+        ...
+
+
+class SparkHolder:
+    """The session: started by the first who asks, stopped by ``stop``, then started again. Used on one loop."""
+
+    def __init__(self, settings: SessionSettings, face: SparkFace | None = None) -> None:
+        self._settings = settings
+        self._face = face
+        self._stack = contextlib.ExitStack()
+        self._starting: asyncio.Task[Spark] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._spark: Spark = None
+        self._start_failures = 0
+        self._hung_because = ""
+
+    async def get(self) -> Spark:
+        """Return the session, started if it is not there. One start serves all who ask; cancelling one ends none.
+
+        The next request retries a failed start. A session that is being stopped is not returned: another one is started
+        after that.
+
+        Raises:
+            JavaNotFoundError: there is no Java to run Spark on.
+            TimeoutError: it did not start in time.
+        """
+        while self._stopping is not None and not self._stopping.done():
+            await asyncio.shield(self._stopping)
+        if self._spark is None:
+            if self._starting is None or self._starting.done():
+                self._starting = guarded("spark start", self._started())
+            return await asyncio.shield(self._starting)
+        return self._spark
+
+    async def start_again(self) -> None:
+        """Retry a failed start; nothing if none failed.
+
+        Another failure is logged and counted.
+        """
+        if self._spark is None and self._start_failures:
+            with contextlib.suppress(Exception):
+                await self.get()
+
+    async def is_alive(self) -> bool:
+        """Whether there is a session that answers in time, or none that could not be had.
+
+        False means that a new process is needed.
+        """
+        spark = self._spark
+        if self._hung_because:
+            return False
+        if spark is None:
+            return self._start_failures < START_FAILURES_MAX
+        if await self._answers(spark):
+            return True
+        return self._spark is not spark and not self._hung_because  # stopped while it was asked
+
+    async def stop(self) -> None:
+        """Stop the session, also one that is starting; a dead process is no error. Idempotent; ``get`` starts another.
+
+        A cancelled caller does not end the stop.
+        """
+        if self._stopping is None or self._stopping.done():
+            self._stopping = guarded("spark stop", self._stopped())
+        await asyncio.shield(self._stopping)
+
+    def kill(self) -> None:
+        """Kill the Java process, if this process started it. Every call to it that is blocked fails then."""
+        if kill_driver():
+            _log.error("the Java process of Spark was killed", extra={"reason": self._hung_because or "it failed"})
+
+    async def _answers(self, spark: Spark) -> bool:
+        for _ in range(ANSWERS_MISSED_MAX):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_DEADLINE_S):
+                    return await in_thread("spark look", lambda: self._ask(spark))
+        if self._spark is spark:
+            self._hang(f"it did not answer for {ANSWERS_MISSED_MAX * ANSWER_DEADLINE_S:.0f} s")
+        return False
+
+    def _hang(self, reason: str) -> None:
+        self._hung_because = self._hung_because or reason
+        _log.error("Spark hangs", extra={"reason": reason})
+
+    async def _started(self) -> Spark:
+        try:
+            async with asyncio.timeout(START_DEADLINE_S):
+                spark = self._spark = await in_thread("spark start", self._start)
+        except Exception as error:
+            self._start_failures += 1
+            fields = {"failures": self._start_failures, "reason": f"{type(error).__name__}: {error}"}
+            _log.error("spark did not start", extra=fields)
+            if isinstance(error, TimeoutError):  # a second start would wait for the first one
+                self._hang(f"it did not start in {START_DEADLINE_S:.0f} s")
+            raise
+        self._start_failures = 0
+        _log.info("spark started", extra={"ui": spark.sparkContext.uiWebUrl or "off"})
+        return spark
+
+    async def _stopped(self) -> None:
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        if self._spark is None:
+            return
+        self._spark = None
+        try:
+            async with asyncio.timeout(STOP_DEADLINE_S):
+                await in_thread("spark stop", self._stop)
+        except TimeoutError:
+            self._hang(f"it did not stop in {STOP_DEADLINE_S:.0f} s")
+        except Exception as error:  # noqa: BLE001  # the boundary to a process that may be gone: it cannot be stopped
+            _log.warning("spark was not stopped in order", extra={"reason": f"{type(error).__name__}: {error}"})
+
+    def _start(self) -> Spark:
+        spark = self._stack.enter_context(spark_session(self._settings))
+        if self._face is not None:
+            self._face.attach(spark)
+        return spark
+
+    def _stop(self) -> None:
+        if self._face is not None:
+            self._face.detach()
+        self._stack.close()
+
+    def _ask(self, spark: Spark) -> bool:
+        return is_alive(spark)
+
+
+async def in_thread(name: str, work: Callable[[], T]) -> T:
+    """Run blocking ``work`` in a thread of its own, which does not keep the process from ending.
+
+    A cancelled caller does not wait for it; the work continues until its own gate stops it.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # None only if T is
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001  # the boundary of a thread; it is raised on the loop
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
+            loop.call_soon_threadsafe(finish, result, failure)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await future

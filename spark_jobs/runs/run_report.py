@@ -1,0 +1,100 @@
+"""The report of a run, which may be impossible to write: a full disk must not undo what a run found and marked.
+
+The invariant: a run that marks never ends because of its report. Marks are written first. If a part of the report
+cannot be written, the run keeps the reason, writes nothing more of the report, does the rest of its work, and ends as
+complete. Its record has its verdict, its counts, and the reason (R52). It thus counts as done, and is not repeated.
+
+A run whose only product is its report, that is a placement check or a dry run, does not start without a directory, and
+does not count as a success without its report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from bookie.model.ids import BookieId
+from bookie.model.topology import Topology
+from spark_jobs.report import writing
+from spark_jobs.report.files import FINDINGS, ReportDirError
+from spark_jobs.report.summary import RunSummary
+from spark_jobs.runs.findings import write_findings
+
+_log = logging.getLogger(__name__)
+
+_CAUSES_MAX: Final = 8
+"""Of an error of Java, that are read for its first cause."""
+
+
+class RunReport:
+    """The report of one run. Belongs to the run's thread."""
+
+    def __init__(self, report_dir: Path, run_id: str, *, is_needed: bool) -> None:
+        """Make the directory.
+
+        Raises:
+            ReportDirError: it cannot be made, and the report is needed (``outcome.is_for_report``).
+        """
+        self._report_dir = report_dir
+        self.directory = report_dir / run_id
+        self.problem: ReportDirError | None = None
+        """Why there is no report."""
+        try:
+            writing.prepare(report_dir, run_id)
+        except ReportDirError as error:
+            if is_needed:
+                raise
+            self._give_up(error)
+
+    @contextlib.contextmanager
+    def tolerated(self) -> Iterator[None]:
+        """Around jobs of Spark that only write the report: keep their error instead of raising it.
+
+        A stop of the run is no such error, and is raised.
+        """
+        try:
+            yield
+        except (PySparkException, Py4JError) as error:
+            self._give_up(ReportDirError(f"cannot write the findings to {self.directory}: {_cause(error)}"))
+
+    def write_findings(
+        self, ledgers: DataFrame, others: DataFrame, waiting_until: Mapping[BookieId, str] | None = None
+    ) -> None:
+        """Add findings (``findings.write_findings``), unless the report was given up. Call it in ``tolerated``."""
+        if self.problem is None:
+            write_findings(ledgers, others, self.directory, waiting_until)
+
+    def finish(self, summary: RunSummary, topology: Topology | None, kept_max: int | None) -> Path:
+        """Write everything but the findings, unless the report was given up; return the path of the summary."""
+        path = self.directory / writing.SUMMARY
+        if self.problem is not None:
+            return path
+        try:
+            return writing.finish(self._report_dir, summary, topology=topology, kept_max=kept_max)
+        except ReportDirError as error:
+            self._give_up(error)
+            return path
+
+    def abandon(self) -> None:
+        """Remove the directory of a run that failed before it wrote anything."""
+        writing.abandon(self.directory)
+
+    def _give_up(self, error: ReportDirError) -> None:
+        left = self.directory / FINDINGS
+        kept = f"; the findings of this run that were written are in {left}" if left.is_dir() else ""
+        self.problem = ReportDirError(f"{error}{kept}")
+        _log.error("the report of the run is missing", extra={"run_id": self.directory.name, "reason": str(error)})
+
+
+def _cause(error: Exception) -> str:
+    """The first cause of an error of Java, which names the file system's reason; else the error's first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith("Caused by: ")][:_CAUSES_MAX]
+    return causes[-1].removeprefix("Caused by: ") if causes else (lines or [type(error).__name__])[0]

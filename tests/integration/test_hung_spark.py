@@ -1,0 +1,25 @@
+"""Spark's process hangs, as a real Java process does that was sent SIGSTOP."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bookie.embedded.process import ManagedProcess
+from tests.deadlines import STATE_S
+
+pytestmark = pytest.mark.integration
+
+
+async def test_a_spark_that_hangs_is_noticed_and_its_process_ends_with_its_exit_code(tmp_path: Path) -> None:
+    """Also: a session that was stopped leaves the same Java process, in which another session starts."""
+    child = ManagedProcess.start(
+        "hung", [sys.executable, "-m", "tests.integration.hung_spark_child"], log_path=tmp_path / "log"
+    )
+    async with child:
+        await child.wait_for_line("^java ", STATE_S)
+        await child.wait_for_line("^started again$", STATE_S)
+        await child.wait_for_line("^gone True, run failed, java -9$", STATE_S)
+        assert await child.wait(STATE_S) == 70
