@@ -184,7 +184,7 @@ def _variable(name: str) -> dict[str, Any]:
     if name == "cluster":
         query = "label_values(bkheal_build_info, cluster)"
     elif name == "kind":
-        query = f"label_values(bkheal_audit_period_seconds{{{SELECTED}}}, kind)"
+        query = f"label_values(bkheal_audit_last_start_timestamp_seconds{{{SELECTED}}}, kind)"
     elif name == "instance":
         query = f"label_values(bkheal_build_info{{{SELECTED}}}, instance)"
     return {

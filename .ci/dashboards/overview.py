@@ -52,7 +52,7 @@ _NOW = Row(
         stat(
             "Auditor leads",
             "Auditors that lead; one for each cluster.",
-            "sum(bkheal_auditor_leader{<>})",
+            "sum(max by (cluster, namespace, pod, instance) (bkheal_auditor_leader{<>}))",
             base_color=RED,
             steps={1: GREEN},
         ),
@@ -80,9 +80,10 @@ _NOW = Row(
         ),
         stat(
             "Repair done in",
-            "Bytes to copy divided by the present rate; empty while nothing is copied.",
-            'sum(max by (cluster, namespace, severity) (bkheal_underreplicated_bytes{severity!="healthy",<>}))'
-            " / (sum(rate(bkheal_replicator_copied_bytes_total{<>}[$__rate_interval])) > 0)",
+            "Bytes that can be copied now, divided by the present rate; empty while nothing is copied.",
+            'sum(max by (cluster, namespace, severity) (bkheal_repairable_bytes{severity!="misplaced",<>}))'
+            " / (sum(max by (cluster, namespace, pod, instance) ("
+            "rate(bkheal_replicator_copied_bytes_total{<>}[$__rate_interval]))) > 0)",
             unit="s",
             steps={14400: YELLOW, 86400: RED},
         ),
@@ -109,6 +110,12 @@ _BACKLOG = Row(
             "Estimated from the length of the ledgers.",
             {"{{severity}}": f"sum by (severity) ({_BY_SEVERITY} (bkheal_underreplicated_bytes{{<>}}))"},
             "bytes",
+            is_stacked=True,
+        ),
+        Panel(
+            "Ledgers that can be repaired now",
+            "Marked, not parked, and with a live copy of each entry. Not every worker acts on misplaced ones.",
+            {"{{severity}}": f"sum by (severity) ({_BY_SEVERITY} (bkheal_repairable_ledgers{{<>}}))"},
             is_stacked=True,
         ),
         Panel(

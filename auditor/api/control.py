@@ -70,6 +70,8 @@ class Backlog:
     parked: Mapping[ParkReason, int] = field(default_factory=dict)
     locked: int = 0
     """Being repaired now."""
+    repairable: Mapping[Severity, SeverityBacklog] = field(default_factory=dict)
+    """The part of ``severities`` that a worker could repair as the cluster is now: not parked, with a live copy."""
 
     @property
     def ledgers(self) -> int:

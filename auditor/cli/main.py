@@ -34,7 +34,7 @@ from auditor.cli.configuration.settings import with_options
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.ledgers import ledger, log, simpletest
 from auditor.cli.output import print_error, print_line
-from auditor.cli.services import auditor, processes
+from auditor.cli.services import auditor, exporter, processes
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.grpc_environment import prepare_grpc
@@ -63,7 +63,7 @@ def _plain(command: Any) -> None:
 
 prepare_grpc()
 
-_SERVERS: Final = ("auditor", "bookie", "replicator")
+_SERVERS: Final = ("auditor", "bookie", "exporter", "replicator")
 """Commands that stay: their logs are kept, and lost connections belong into them."""
 
 app = typer.Typer(
@@ -80,6 +80,7 @@ app.command("status")(status.status)
 app.command("progress")(progress.progress)
 app.add_typer(audit.app, name="audit")
 app.command("auditor")(auditor.auditor)
+app.command("exporter")(exporter.exporter)
 app.command("auditor-token")(remote.auditor_token)
 app.command("bookies")(bookies.bookies)
 app.command("bookie")(processes.bookie)

@@ -13,6 +13,7 @@ from bookie.runtime.telemetry.metric_definitions import RUN_BUCKETS_S, WAIT_BUCK
 COMPONENT: Final = "auditor"
 
 LEADER: Final = "bkheal_auditor_leader"
+OTHER_LEADS: Final = "bkheal_auditor_other_leads"
 LEADERSHIP_CHANGES: Final = "bkheal_auditor_leadership_changes_total"
 MARKED_LEDGERS: Final = "bkheal_underreplicated_ledgers"
 MARKED_BYTES: Final = "bkheal_underreplicated_bytes"
@@ -20,6 +21,8 @@ MARKED_AGE: Final = "bkheal_underreplicated_oldest_age_seconds"
 LOCKED: Final = "bkheal_underreplicated_locked_ledgers"
 COUNTED: Final = "bkheal_underreplicated_counted_timestamp_seconds"
 PARKED: Final = "bkheal_parked_ledgers"
+REPAIRABLE_LEDGERS: Final = "bkheal_repairable_ledgers"
+REPAIRABLE_BYTES: Final = "bkheal_repairable_bytes"
 RECOVERY_ENABLED: Final = "bkheal_recovery_enabled"
 LOST_BOOKIE_DELAY: Final = "bkheal_lost_bookie_delay_seconds"
 BOOKIES: Final = "bkheal_bookies"
@@ -54,6 +57,9 @@ _COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.
 Labels = Mapping[str, tuple[str, ...]]
 _BY_KIND: Final[Labels] = {"kind": KINDS}
 _BY_SEVERITY: Final[Labels] = {"severity": (*SEVERITIES, HEALTHY, UNREADABLE)}
+_REPAIRABLE: Final[Labels] = {
+    "severity": tuple(severity for severity in SEVERITIES if severity not in ("lost", "no_live_copy"))
+}
 _NONE: Final[Labels] = {}
 
 
@@ -118,6 +124,19 @@ BACKLOG: Final = (
         {"reason": tuple(reason.value for reason in ParkReason)},
         "it is not 0: a person has to bring a bookie back, add one, or accept a loss",
     ),
+    _state(
+        REPAIRABLE_LEDGERS,
+        "Those of the marked ledgers that workers can repair as the cluster is now: not parked, and with a live copy "
+        "of each entry; whether workers act on misplaced ones depends on their settings",
+        _REPAIRABLE,
+        "all but misplaced ones are more than 0, and no worker copies",
+    ),
+    _state(
+        REPAIRABLE_BYTES,
+        "Bytes that the repair of those has to copy, estimated from the length of the ledgers; 0 if unknown",
+        _REPAIRABLE,
+        "divided by the copy rate it exceeds the time that you accept",
+    ),
 )
 """The live backlog; shown once it was counted."""
 
@@ -126,6 +145,12 @@ STATE: Final = (
         LEADER,
         "Whether this process leads the auditors (1) or not (0)",
         watch="the sum over all auditors is not 1 for minutes",
+        of_leader=False,
+    ),
+    _state(
+        OTHER_LEADS,
+        "Whether another candidate, of bkheal or of Apache, leads as this process read it in ZooKeeper (1); 0 if none "
+        "does, if this process leads, or without a session",
         of_leader=False,
     ),
     _state(

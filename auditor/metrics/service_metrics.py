@@ -101,6 +101,7 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
     """The values of ``STATE`` and ``BACKLOG``; what is not in it is 0."""
     values: dict[Key, float] = {
         (names.LEADER,): status.is_leader,
+        (names.OTHER_LEADS,): does_another_lead(status),
         (names.REFUSED,): bool(status.problems),
         (names.RECOVERY_ENABLED,): status.is_recovery_enabled,
         (names.LOST_BOOKIE_DELAY,): status.lost_bookie_delay_s,
@@ -119,6 +120,11 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
     for record in status.running:
         values |= _running_values(record, now_ms)
     return values
+
+
+def does_another_lead(status: ServiceStatus) -> bool:
+    """Whether another candidate leads. What was read in a session that is gone does not count."""
+    return bool(status.leader) and not status.is_leader and status.is_store_connected
 
 
 def last_run_values(record: RunRecord) -> dict[Key, float]:
@@ -152,6 +158,9 @@ def _backlog_values(backlog: Backlog, now_ms: int) -> dict[Key, float]:
         values[names.MARKED_LEDGERS, name] = part.ledgers
         values[names.MARKED_BYTES, name] = part.bytes_estimate
         values[names.MARKED_AGE, name] = max(0, now_ms - part.oldest_ms) / 1000 if part.oldest_ms > 0 else 0
+    for severity, part in backlog.repairable.items():
+        values[names.REPAIRABLE_LEDGERS, severity.name.lower()] = part.ledgers
+        values[names.REPAIRABLE_BYTES, severity.name.lower()] = part.bytes_estimate
     return values | {(names.PARKED, reason.value): count for reason, count in backlog.parked.items()}
 
 

@@ -22,6 +22,9 @@ ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "helm" / "bkheal"
 RULE_FILES: Final = tuple(sorted((CHART / "files" / "rules").glob("*.yaml")))
 TOKEN: Final = re.compile(r"@([a-z][a-z0-9_]*)@")
+RUNBOOK: Final = "https://runbooks.example/bkheal/operations"
+"""Where these tests publish docs/operations.md."""
+ANY_RELEASE: Final = 'namespace=~".*"'
 TARGET_LABELS: Final = frozenset({"cluster", "namespace", "pod", "instance", "job"})
 """Labels that a scrape adds."""
 _USE: Final = re.compile(r"(?<![:\w])(bkheal_\w+)(?::|(\{[^}]*\})?)")
@@ -37,16 +40,18 @@ def thresholds() -> Mapping[str, object]:
     return dict(values["metrics"]["prometheusRule"]["thresholds"])
 
 
-def filled_in(text: str, changed: Mapping[str, object] | None = None, selector: str = "") -> str:
+def filled_in(
+    text: str, changed: Mapping[str, object] | None = None, selector: str = "", own: str = ANY_RELEASE
+) -> str:
     """A rules file as the chart makes it; ``changed`` replaces thresholds."""
-    values = {**thresholds(), "selector": selector, **(changed or {})}
+    values = {**thresholds(), "runbook_base": RUNBOOK, "selector": selector, "own": own, **(changed or {})}
     return TOKEN.sub(lambda found: str(values[found[1]]), text)
 
 
 @functools.cache
-def groups() -> list[dict[str, Any]]:
-    """The groups of all files, with the chart's defaults."""
-    texts = [filled_in(path.read_text()) for path in RULE_FILES]
+def groups(own: str = ANY_RELEASE) -> list[dict[str, Any]]:
+    """The groups of all files, with the chart's defaults; ``own`` is the matcher of the release."""
+    texts = [filled_in(path.read_text(), own=own) for path in RULE_FILES]
     return [group for text in texts for group in yaml.load(text, yaml.CSafeLoader)["groups"]]
 
 

@@ -215,11 +215,21 @@ def test_replicators_scale_on_the_backlog() -> None:
     keda = release("replicators-keda")
     [scaled] = keda.of("ScaledObject")
     [trigger] = scaled["spec"]["triggers"]
-    assert trigger["metadata"]["query"] == 'sum(bkheal_underreplicated_ledgers{cluster="eu1"})'
+    assert trigger["metadata"]["query"] == (
+        'sum(max by (severity) (bkheal_repairable_ledgers{severity!="misplaced",cluster="eu1"}))'
+        ' * max(bkheal_recovery_enabled{cluster="eu1"})'
+    )
     assert scaled["spec"]["cooldownPeriod"] >= 300
     assert "replicas" not in keda.one("Deployment", "demo-bkheal-replicator")["spec"]
     [hpa] = release("replicators-hpa").of("HorizontalPodAutoscaler")
-    assert hpa["spec"]["metrics"][0]["external"]["metric"]["name"] == "bkheal_underreplicated_ledgers"
+    assert hpa["spec"]["metrics"][0]["external"]["metric"]["name"] == "bkheal_repairable_ledgers"
+
+
+def test_without_a_name_of_the_cluster_replicators_scale_on_that_of_their_namespace() -> None:
+    scaling = {"autoscaling": {"enabled": True, "prometheusAddress": "http://prometheus:9090"}}
+    [scaled] = render({"bookkeeper": URI, "replicator": scaling}).of("ScaledObject")
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    assert query.count('namespace="bk"') == query.count("bkheal_") == 2
 
 
 def test_bookies_keep_their_names_and_disks() -> None:
@@ -402,12 +412,13 @@ def test_runs_of_cron_jobs_are_scraped_while_they_last() -> None:
         template = spec["jobTemplate"]["spec"]["template"]
         assert {"name": "http", "containerPort": 8002} in template["spec"]["containers"][0]["ports"]
         assert template["metadata"]["annotations"]["prometheus.io/port"] == "8002"
-    [pod_monitor], [scrape] = made.of("PodMonitor"), made.of("VMPodScrape")
+    pod_monitor = made.one("PodMonitor", "demo-bkheal-audit")
+    scrape = made.one("VMPodScrape", "demo-bkheal-audit")
     assert pod_monitor["spec"]["selector"] == scrape["spec"]["selector"]
     assert pod_monitor["spec"]["selector"]["matchLabels"][COMPONENT] == "audit"
     assert pod_monitor["metadata"]["labels"]["release"] == "prometheus"
     assert [endpoint["port"] for endpoint in pod_monitor["spec"]["podMetricsEndpoints"]] == ["http"]
-    assert made.of("ServiceMonitor") == made.of("Service") == []
+    assert {item["metadata"]["name"] for item in made.of("Service")} == {"demo-bkheal-exporter"}
 
 
 def test_who_may_scrape_runs_of_cron_jobs_is_told_to_their_policy() -> None:
@@ -421,7 +432,7 @@ def test_without_a_port_runs_of_cron_jobs_are_scraped_by_nobody() -> None:
     metrics = {"annotations": True, "podMonitor": {"enabled": True}, "vmPodScrape": {"enabled": True}}
     made = render({**load_values("cron-local"), "metrics": metrics})
     assert "http_port" not in settings(made, "audit.run")
-    assert {item["metadata"]["labels"][COMPONENT] for item in made.of("PodMonitor")} == {"replicator"}
+    assert {item["metadata"]["labels"][COMPONENT] for item in made.of("PodMonitor")} == {"exporter", "replicator"}
     for spec in cron_jobs(made).values():
         template = spec["jobTemplate"]["spec"]["template"]
         assert "ports" not in template["spec"]["containers"][0]
@@ -514,12 +525,12 @@ def test_chart_tests_are_hooks_that_clean_up() -> None:
     made = release("everything")
     tests = made.of("Pod")
     names = {item["metadata"]["name"].rpartition("-test-")[2] for item in tests}
-    assert names == {"cluster", "audit", "auditor", "replicator", "bookie", "rbac"}
+    assert names == {"cluster", "audit", "auditor", "exporter", "replicator", "bookie", "rbac"}
     for item in tests:
         annotations = item["metadata"]["annotations"]
         assert annotations["helm.sh/hook"] == "test"
         assert annotations["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
-    assert len(release("cron-k8s-client").of("Pod")) == 3
+    assert len(release("cron-k8s-client").of("Pod")) == 4
 
 
 @pytest.mark.parametrize(
@@ -551,11 +562,77 @@ def test_notes_warn(name: str, warning: str, is_there: bool) -> None:
     assert (warning in release(name).notes) is is_there
 
 
-@pytest.mark.parametrize(("url", "is_there"), [("", True), ("http://pushgateway:9091", False)])
-def test_notes_warn_of_alerts_without_figures(url: str, is_there: bool) -> None:
-    metrics = {"prometheusRule": {"enabled": True}, "pushgateway": {"url": url}}
-    made = render({**load_values("cron-local"), "metrics": metrics})
-    assert ("alerts on audits see nothing" in made.notes) is is_there
+@pytest.mark.parametrize(("when", "is_there"), [("never", True), ("cron", False), ("always", False)])
+def test_notes_warn_of_alerts_without_figures(when: str, is_there: bool) -> None:
+    metrics = {"prometheusRule": {"enabled": True, "thresholds": {"runbook_base": "https://wiki.example.org"}}}
+    made = render({**load_values("cron-local"), "metrics": metrics, "exporter": {"when": when}})
+    assert ("alerts see neither the cluster" in made.notes) is is_there
+
+
+@pytest.mark.parametrize(
+    ("mode", "when", "is_there"),
+    [
+        ("cron", "cron", True),
+        ("cron", "never", False),
+        ("service", "cron", False),
+        ("service", "always", True),
+        ("none", "cron", False),
+        ("none", "always", True),
+    ],
+)
+def test_an_exporter_runs_where_no_auditor_leads(mode: str, when: str, is_there: bool) -> None:
+    values = {"bookkeeper": URI, "mode": mode, "exporter": {"when": when}, "networkPolicy": {"enabled": True}}
+    metrics = {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}
+    made = render({**values, "metrics": metrics})
+    name = ("demo-bkheal-exporter",) if is_there else ()
+    for kind in ("Deployment", "Service", "ServiceMonitor", "PodMonitor", "NetworkPolicy"):
+        found = {item["metadata"]["name"] for item in made.of(kind)}
+        assert tuple(found & {"demo-bkheal-exporter"}) == name, kind
+
+
+def test_an_exporter_shows_the_brake_of_the_audits_and_asks_no_bookie() -> None:
+    made = render(
+        {**load_values("cron-tls"), "cron": {"missingShareMax": 0.2}, "config": {"exporter": {"session_timeout_s": 20}}}
+    )
+    config = settings(made, "exporter")
+    assert config == {
+        "backlog_interval_s": 15,
+        "missing_share_max": 0.2,
+        "http_host": "0.0.0.0",
+        "http_port": 8002,
+        "session_timeout_s": 20,
+    }
+    container = main_container(made, "exporter")
+    assert {mount["name"] for mount in container["volumeMounts"]} == {"config", "tmp"}
+    assert [name for name in environment(container) if name.startswith("BKHEAL_TLS_")] == []
+    policy = made.one("NetworkPolicy", "demo-bkheal-exporter")["spec"]
+    assert [[port["port"] for port in rule["ports"]] for rule in policy["egress"]] == [[53, 53], [2181]]
+    assert [[port["port"] for port in rule["ports"]] for rule in policy["ingress"]] == [[8002]]
+
+
+@pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor", "VMPodScrape"])
+@pytest.mark.parametrize("component", ["auditor", "exporter"])
+def test_monitors_show_a_certificate_where_one_is_asked_for(kind: str, component: str) -> None:
+    made = release("everything")
+    found = made.one(kind, f"everything-with-a-name-that-is-long1-{component}")["spec"]
+    [endpoint] = found.get("endpoints") or found["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"] == {
+        "ca": {"secret": {"name": "prometheus-client", "key": "ca.crt"}},
+        "cert": {"secret": {"name": "prometheus-client", "key": "tls.crt"}},
+        "keySecret": {"name": "prometheus-client", "key": "tls.key"},
+    }
+
+
+def test_monitors_check_a_certificate_only_with_a_ca() -> None:
+    [monitor] = [
+        item
+        for item in release("service-secured").of("ServiceMonitor")
+        if item["metadata"]["name"].endswith("-auditor")
+    ]
+    assert monitor["spec"]["endpoints"][0]["tlsConfig"] == {"insecureSkipVerify": True}
+    named = release("service-client-certificates").one("ServiceMonitor", "demo-bkheal-auditor")["spec"]["endpoints"][0]
+    assert named["tlsConfig"]["serverName"] == "bkheal.example.org"
 
 
 def test_notes_warn_when_nobody_repairs() -> None:

@@ -189,6 +189,32 @@ def test_the_schema_refuses(path: str, value: Any) -> None:
         (
             {
                 "bookkeeper": URI,
+                "mode": "none",
+                "replicator": {"autoscaling": {"enabled": True, "prometheusAddress": "http://p:9090"}},
+            },
+            "the backlog is shown by another release",
+        ),
+        (
+            {
+                "bookkeeper": URI,
+                "auditor": {"tls": {"existingSecret": "s", "clientCaKey": "ca.crt"}},
+                "metrics": {"podMonitor": {"enabled": True}},
+            },
+            "monitors need metrics.clientTls.existingSecret",
+        ),
+        (
+            {
+                "bookkeeper": URI,
+                "mode": "cron",
+                "exporter": {"tls": {"existingSecret": "s", "clientCaKey": "ca.crt"}},
+                "metrics": {"vmPodScrape": {"enabled": True}},
+            },
+            "exporter.tls.clientCaKey asks scrapers for a certificate",
+        ),
+        ({"bookkeeper": URI, "metrics": {"prometheusRule": {"enabled": True}}}, "thresholds.runbook_base"),
+        (
+            {
+                "bookkeeper": URI,
                 "replicator": {"autoscaling": {"enabled": True, "type": "hpa", "minReplicas": 9}},
             },
             "minReplicas is greater",

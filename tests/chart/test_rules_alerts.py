@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from auditor.metrics.catalog import CATALOG
-from tests.chart.rendering import render
-from tests.chart.rule_files import alerts, groups, promtool, recorded_in, write_rules
+from tests.chart.rendering import NAMESPACE, render
+from tests.chart.rule_files import RUNBOOK, alerts, groups, promtool, recorded_in, write_rules
 from tests.required import missing
 
 OF_LEADER = {one.name for one in CATALOG["auditor"] if one.is_leader_only}
@@ -40,8 +40,11 @@ class Case:
     every: str
     fires: Mapping[str, str] | None
     value: str | None = None
+    is_absent: bool = False
 
-    def as_test(self, target: Mapping[str, str], *, is_doubled: bool = False) -> dict[str, Any]:
+    def as_test(
+        self, target: Mapping[str, str], *, is_doubled: bool = False, is_scraped_twice: bool = False
+    ) -> dict[str, Any]:
         """In promtool's form. The series that alerts leave behind is asked for, as it shows labels without texts."""
         alert = alerts()[self.alert]
         name = f'alertname="{self.alert}"'
@@ -49,7 +52,8 @@ class Case:
         asked = []
         if self.fires is not None:
             labels = {"alertname": self.alert, "alertstate": "firing", "severity": alert["labels"]["severity"]}
-            firing = [{"value": 1, "labels": selector("ALERTS", {**labels, **self.fires, **target})}]
+            of_target = {} if self.is_absent else target
+            firing = [{"value": 1, "labels": selector("ALERTS", {**labels, **self.fires, **of_target})}]
             was_pending = f'count(count_over_time(ALERTS{{{name},alertstate="pending"}}[{self.at}])) > bool 0'
             asked.append((was_pending, [] if self.alert in IMMEDIATE else [{"value": 1, "labels": "{}"}]))
         if self.value is not None:
@@ -59,16 +63,21 @@ class Case:
         return {
             "name": f"{self.alert}: {self.name}",
             "interval": self.every,
-            "input_series": list(self._series(target, is_doubled=is_doubled)),
+            "input_series": list(self._series(target, is_doubled=is_doubled, is_scraped_twice=is_scraped_twice)),
             "promql_expr_test": [
                 {"expr": query, "eval_time": self.at, "exp_samples": expected} for query, expected in asked
             ],
         }
 
-    def _series(self, target: Mapping[str, str], *, is_doubled: bool) -> Iterator[dict[str, str]]:
+    def _series(
+        self, target: Mapping[str, str], *, is_doubled: bool, is_scraped_twice: bool
+    ) -> Iterator[dict[str, str]]:
         for series, values in self.series.items():
             is_shown_twice = is_doubled and "instance=" not in series and series.partition("{")[0] in OF_LEADER
-            for more in ({"instance": "a"}, {"instance": "b"}) if is_shown_twice else ({},):
+            copies: tuple[dict[str, str], ...] = ({"instance": "a"}, {"instance": "b"}) if is_shown_twice else ({},)
+            if is_scraped_twice and "job=" not in series:
+                copies = ({"job": "service"}, {"job": "pod"})
+            for more in copies:
                 yield {"series": with_labels(series, {**target, **more}), "values": values}
 
 
@@ -94,7 +103,8 @@ def cases() -> Iterator[Case]:
         for number, row in enumerate(rows):
             name = row.get("why", f"case {number + 1}")
             every = row.get("every", "1m")
-            yield Case(alert, name, row["series"], row["at"], every, row.get("fires"), row.get("value"))
+            fires, value = row.get("fires"), row.get("value")
+            yield Case(alert, name, row["series"], row["at"], every, fires, value, "absent" in row)
 
 
 CASES = tuple(cases())
@@ -134,6 +144,7 @@ def test_an_alert_fires_when_it_should_and_not_otherwise(alert: str, tmp_path: P
         chosen = [case for case in mine if case.every == every]
         tests = [case.as_test(target) for case in chosen for target in ({}, TARGET)]
         tests += [case.as_test({}, is_doubled=True) for case in chosen]
+        tests += [case.as_test({}, is_scraped_twice=True) for case in chosen]
         content, said = tried(alert, tmp_path, every, tests)
         assert content, said
 
@@ -147,13 +158,14 @@ def test_the_texts_of_an_alert_are_expanded(alert: str, tmp_path: Path) -> None:
     test["alert_rule_test"] = [{"eval_time": case.at, "alertname": alert, "exp_alerts": []}]
     _, said = tried(alert, tmp_path, case.every, [test])
     assert f'alertname="{alert}"' in said
-    assert f'runbook_url="docs/operations.md#{alert.lower()}"' in said
+    assert f'runbook_url="{RUNBOOK}#{alert.lower()}"' in said
     assert not [wrong for wrong in ("error expanding", "<no value>", "{{", "NaN", "%!") if wrong in said], said
 
 
 def test_the_chart_makes_of_the_files_what_the_tests_make() -> None:
     if importlib.util.find_spec("helm_python") is None:
         missing("helm", "helm-python-sdk is not installed; run pip install -e '.[dev]'")
-    values = {"bookkeeper": {"metadataServiceUri": "zk://zk/ledgers"}, "metrics": {"prometheusRule": {"enabled": True}}}
+    rule = {"enabled": True, "thresholds": {"runbook_base": RUNBOOK}}
+    values = {"bookkeeper": {"metadataServiceUri": "zk://zk/ledgers"}, "metrics": {"prometheusRule": rule}}
     [made] = render(values).of("PrometheusRule")
-    assert made["spec"]["groups"] == groups()
+    assert made["spec"]["groups"] == groups(f'namespace="{NAMESPACE}"')

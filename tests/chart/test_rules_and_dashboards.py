@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.chart.rendering import CHART, Release, render
+from tests.chart.rule_files import RUNBOOK
 
 RULES = """
 groups:
@@ -26,7 +27,7 @@ groups:
     rules:
       - {alert: Gone, expr: up == 0}
 """
-THRESHOLDS = {"backlog_ledgers": 10_000_000, "backlog_for": "15m"}
+THRESHOLDS = {"backlog_ledgers": 10_000_000, "backlog_for": "15m", "runbook_base": RUNBOOK}
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_a_threshold_without_a_value_is_refused(chart: Path) -> None:
     from helm_python import HelmError
 
     with pytest.raises(HelmError, match="no value for @backlog_for@"):
-        rendered(chart, thresholds={"backlog_ledgers": 1})
+        rendered(chart, thresholds={"backlog_ledgers": 1, "runbook_base": RUNBOOK})
 
 
 def test_a_dashboard_is_copied_as_it_is(chart: Path) -> None:
@@ -85,3 +86,38 @@ def test_a_dashboard_is_copied_as_it_is(chart: Path) -> None:
 def test_labels_that_the_operator_selects_by(chart: Path) -> None:
     made = rendered(chart, thresholds=THRESHOLDS, additionalLabels={"release": "prometheus"})
     assert made.of("PrometheusRule")[0]["metadata"]["labels"]["release"] == "prometheus"
+
+
+@pytest.mark.parametrize("base", ["", "docs/operations.md", "runbooks.example/x"])
+def test_a_runbook_that_is_not_published_is_refused(chart: Path, base: str) -> None:
+    from helm_python import HelmError
+
+    with pytest.raises(HelmError, match="runbook_base: the URL at which you publish"):
+        rendered(chart, thresholds={**THRESHOLDS, "runbook_base": base})
+
+
+def test_rules_on_what_is_never_scraped_ask_for_this_release_alone() -> None:
+    thresholds = {"thresholds": {"runbook_base": RUNBOOK}}
+    assert 'component=~"auditor|exporter",namespace="bk",' in never_scraped(rendered(CHART, **thresholds))
+    made = render(
+        {
+            "bookkeeper": {"metadataServiceUri": "zk://zk/ledgers", "clusterName": "eu1"},
+            "metrics": {"prometheusRule": {"enabled": True, **thresholds}},
+        }
+    )
+    assert 'component=~"auditor|exporter",cluster="eu1",' in never_scraped(made)
+
+
+def test_a_release_that_shows_no_cluster_does_not_miss_it() -> None:
+    rule = {"enabled": True, "thresholds": {"runbook_base": RUNBOOK}}
+    values = {"bookkeeper": {"metadataServiceUri": "zk://zk/ledgers"}, "metrics": {"prometheusRule": rule}}
+    assert never_scraped(render({**values, "mode": "none"})) == ""
+    assert never_scraped(render({**values, "mode": "cron", "exporter": {"when": "never"}})) == ""
+    assert never_scraped(render({**values, "mode": "cron"})) != ""
+    assert never_scraped(render({**values, "mode": "none", "exporter": {"when": "always"}})) != ""
+
+
+def never_scraped(made: Release) -> str:
+    """The expression of that alert; empty if it is left out."""
+    rules = [rule for group in groups(made).values() for rule in group["rules"]]
+    return next((str(rule["expr"]) for rule in rules if rule.get("alert") == "BkhealAuditorNeverScraped"), "")

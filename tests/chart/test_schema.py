@@ -80,6 +80,9 @@ def rendered_with(path: tuple[str, ...], value: Any, table: str) -> Release:
         bookkeeper["clientTls"] = {"existingSecret": "tls"} | bookkeeper.get("clientTls", {})  # PLAIN wants it
     if table == "audit.run":
         values["mode"] = "cron"
+    if table == "exporter":
+        values.setdefault("exporter", {})["when"] = "always"
+        values.setdefault("mode", "cron" if path[0] == "cron" else "service")
     if table == "bookie":
         values.setdefault("bookies", {})["enabled"] = True
     return render(values)

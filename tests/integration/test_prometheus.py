@@ -5,21 +5,15 @@ The chart's rules as they are, with shorter times. The replicator starts late, s
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-import yaml
 
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper
@@ -27,10 +21,11 @@ from bookie.embedded.cluster import EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.model.ids import BookieId
 from bookie.runtime.ports import free_loopback_port
-from tests.chart.rule_files import CHART, find_program, write_rules
+from tests.chart.rule_files import CHART, RUNBOOK, find_program
 from tests.deadlines import PROGRAM_S, STATE_S
 from tests.integration.auditors import SESSION_TIMEOUT_S
 from tests.integration.clusters import connected, kill_bookies, start_cluster
+from tests.integration.prometheus import WINDOW_S, Prometheus
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("quick_spark")]
 
@@ -39,15 +34,8 @@ LEDGERS: Final = 5
 BOARDS: Final = ("overview", "run", "replicator", "bookie")
 MAY_BE_EMPTY: Final = re.compile(r"> 0")
 """Such queries leave out what is 0."""
-SCRAPE_S: Final = 3
-"""Between two scrapes, and for one to be answered on a loaded machine."""
-WINDOW_S: Final = 4 * SCRAPE_S
 BACKLOG: Final = ("BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
 GONE: Final = ("BkhealBookiesLost", "BkhealTargetDown")
-QUICKLY: Final[Mapping[str, object]] = {
-    **{f"for_{name}": "1s" for name in ("brief", "short", "medium", "long", "hours")},
-    "rate_window": f"{WINDOW_S}s",
-}
 SETTINGS: Final[Mapping[str, object]] = {
     "bookies-schedule": "off",
     "session-timeout-s": SESSION_TIMEOUT_S,
@@ -57,126 +45,6 @@ SETTINGS: Final[Mapping[str, object]] = {
     "spark-master": "local[1]",
     "driver-memory": "512m",
 }
-
-
-@dataclass
-class Prometheus:
-    """A Prometheus process and what it scrapes."""
-
-    directory: Path
-    port: int
-    targets: dict[str, str] = field(default_factory=dict)
-    """Addresses by name."""
-    process: ManagedProcess | None = None
-
-    def start(self) -> None:
-        config = {
-            "global": {
-                "scrape_interval": f"{SCRAPE_S}s",
-                "scrape_timeout": f"{SCRAPE_S}s",
-                "evaluation_interval": "1s",
-            },
-            "rule_files": [str(path) for path in write_rules(self.directory, QUICKLY)],
-            "scrape_configs": [
-                {
-                    "job_name": "bkheal",
-                    "file_sd_configs": [{"files": [str(self._targets_file)], "refresh_interval": "1s"}],
-                }
-            ],
-        }
-        self._write_targets()
-        (self.directory / "prometheus.yml").write_text(yaml.safe_dump(config))
-        options = {
-            "config.file": self.directory / "prometheus.yml",
-            "storage.tsdb.path": self.directory / "data",
-            "web.listen-address": f"127.0.0.1:{self.port}",
-        }
-        command = [find_program("prometheus"), *(f"--{key}={value}" for key, value in options.items())]
-        self.process = ManagedProcess.start("prometheus", command, log_path=self.directory / "prometheus.log")
-
-    @property
-    def running(self) -> ManagedProcess:
-        assert self.process is not None
-        return self.process
-
-    def scrape(self, name: str, url: str) -> None:
-        """Scrape the process at ``url`` from now on, in place of what had that name."""
-        self.targets[name] = urllib.parse.urlsplit(url).netloc
-        self._write_targets()
-
-    async def get(self, path: str, **query: str) -> Any:
-        """An answer of its API; None while it does not answer."""
-        url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-
-        def fetch() -> Any:
-            try:
-                with urllib.request.urlopen(url, timeout=STATE_S) as answer:
-                    return json.load(answer)["data"]
-            except (ConnectionError, TimeoutError):
-                return None
-            except urllib.error.URLError as error:
-                if isinstance(error, urllib.error.HTTPError):
-                    error.close()
-                return None
-
-        return await asyncio.to_thread(fetch)
-
-    async def value(self, query: str) -> float | None:
-        """The only value of a query; None where there is none."""
-        answer = await self.get("query", query=query)
-        result = answer["result"] if answer else []
-        return float(result[0]["value"][1]) if len(result) == 1 else None
-
-    async def has_values(self, query: str) -> bool:
-        """Whether the query has any value now."""
-        answer = await self.get("query", query=query)
-        return bool(answer and answer["result"])
-
-    async def firing(self) -> dict[str, list[Any]] | None:
-        """Firing alerts by name; None while it does not answer."""
-        answer = await self.get("alerts")
-        if not answer:
-            return None
-        found: dict[str, list[Any]] = {}
-        for alert in answer["alerts"]:
-            if alert["state"] == "firing":
-                found.setdefault(alert["labels"]["alertname"], []).append(alert)
-        return found
-
-    async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
-        await self.running.wait_until(holds, what, PROGRAM_S)
-
-    async def until_fire(self, *names: str) -> dict[str, list[Any]]:
-        """Wait until these fire, at one time, and return them."""
-        seen: dict[str, list[Any]] = {}
-
-        async def they_fire() -> bool:
-            seen.clear()
-            seen.update(await self.firing() or {})
-            return set(names) <= seen.keys()
-
-        await self.until(they_fire, f"firing {names}")
-        return {name: seen[name] for name in names}
-
-    async def until_clear(self, *names: str) -> None:
-        """Wait until the newest evaluation has none of these."""
-
-        await self.until(lambda: self.is_clear(*names), f"clearing {names}")
-
-    async def is_clear(self, *names: str) -> bool:
-        """Whether none of these fires."""
-        firing = await self.firing()
-        return firing is not None and not set(names) & firing.keys()
-
-    @property
-    def _targets_file(self) -> Path:
-        return self.directory / "targets.json"
-
-    def _write_targets(self) -> None:
-        entries = [{"targets": sorted(self.targets.values()), "labels": {"cluster": "test"}}]
-        fresh = self._targets_file.with_suffix(".new")
-        fresh.write_text(json.dumps(entries))
-        fresh.replace(self._targets_file)
 
 
 def launch(name: str, directory: Path, module: str, *words: str) -> ManagedProcess:
@@ -253,7 +121,7 @@ async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaire
                 assert "error expanding" not in texts, texts
                 assert alert["labels"]["cluster"] == "test"
                 name = alert["labels"]["alertname"]
-                assert alert["annotations"]["runbook_url"] == f"docs/operations.md#{name.lower()}"
+                assert alert["annotations"]["runbook_url"] == f"{RUNBOOK}#{name.lower()}"
             assert [alert["annotations"]["summary"] for alert in fired["BkhealBookiesLost"]] == ["1 bookies are lost"]
             down = [alert["labels"]["instance"] for alert in fired["BkhealTargetDown"]]  # others may just be slow
             assert prometheus.targets[victim.name] in down

@@ -27,7 +27,7 @@ from bookie.runtime.configuration.settings import (
 
 app = typer.Typer(help="Show and check the configuration of all commands.", no_args_is_help=True)
 
-CONFIGURED: Final = (("auditor",), ("audit", "run"), ("replicator",), ("bookie",))
+CONFIGURED: Final = (("auditor",), ("audit", "run"), ("exporter",), ("replicator",), ("bookie",))
 """Commands whose options belong in a file: those that run for long, or by a schedule."""
 
 _ANY_URI: Final = "zk://localhost:2181/ledgers"
@@ -73,9 +73,9 @@ def show(
 def validate(context: typer.Context, config: FileOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
     """Check the config file: each key is an option of some command and of its type, and commands would start with it.
 
-    For the auditor, one-shot audits, replicators and bookies: no options contradict each other, and all files exist.
-    Environment variables count as they would for the commands; flags are not considered. Nothing is sent over the
-    network. Every problem is printed; the exit code is 78 if there is one.
+    For the auditor, one-shot audits, the exporter, replicators and bookies: no options contradict each other, and all
+    files exist. Environment variables count as they would for the commands; flags are not considered. Nothing is sent
+    over the network. Every problem is printed; the exit code is 78 if there is one.
 
     With --output json, the document on standard output lists the problems, in place of a sentence on standard error.
     """

@@ -17,6 +17,7 @@ import typer
 
 from auditor.cli.configuration.security_options import given_or_of_this_call
 from auditor.cli.output import OutputFormat
+from auditor.exporter.settings import ExporterSettings
 from auditor.service.settings import ServiceSettings
 from bookie.model.metadata import DigestType
 from bookie.runtime.configuration.options import REQUIRED, SettingsOption, build, live_options, options_of
@@ -105,6 +106,15 @@ def auditor_settings(uri: str, given: Options) -> ServiceSettings:
     return build(ServiceSettings, given, metadata_uri=uri)
 
 
+def exporter_settings(uri: str, given: Options) -> ExporterSettings:
+    """Settings of ``bkheal exporter``.
+
+    Raises:
+        ConfigurationError: with every problem.
+    """
+    return build(ExporterSettings, given, metadata_uri=uri)
+
+
 def audit_settings(uri: str, given: Options) -> AuditSettings:
     """Settings of ``bkheal audit run``; of the short form ``bkheal audit``, which has few of the options.
 
@@ -137,6 +147,7 @@ RULES: Final[Mapping[tuple[str, ...], MakeSettings]] = {
     ("auditor",): auditor_settings,
     ("audit",): audit_settings,
     ("audit", "run"): audit_settings,
+    ("exporter",): exporter_settings,
     ("replicator",): replicator_settings,
     ("bookie",): bookie_settings,
     ("simpletest",): new_ledger,
@@ -151,6 +162,9 @@ LIVE: Final[Mapping[tuple[str, ...], frozenset[str]]] = {
     ("bookie",): live_options(BookieSettings),
 }
 """Commands that follow their file while they run, with the options that they take over."""
+
+STAYING: Final = frozenset({*LIVE, ("exporter",)})
+"""Commands that run until they are stopped, whether they follow their file or not."""
 
 
 def _refuse(problems: list[str]) -> None:

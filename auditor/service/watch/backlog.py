@@ -61,9 +61,15 @@ class _Sum:
         return SeverityBacklog(self.ledgers, self.bytes_estimate, self.oldest_ms)
 
 
+_WITHOUT_COPY: Final = frozenset({Severity.LOST, Severity.NO_LIVE_COPY})
+"""There is nothing to copy from until a bookie returns."""
+
+
 @dataclass(slots=True)
 class _Tally:
+    parked: AbstractSet[int]
     by_severity: dict[Severity | None, _Sum] = field(default_factory=dict)
+    repairable: dict[Severity, _Sum] = field(default_factory=dict)
     unreadable: int = 0
     marked: set[int] = field(default_factory=set)
 
@@ -76,6 +82,9 @@ class _Tally:
         if judged.severity is None and not task.missing:  # a repair of the placement names no bookie
             judged = LedgerVerdict(Severity.MISPLACED, judged.bytes_estimate)
         self.by_severity.setdefault(judged.severity, _Sum()).add(judged, task.ctime_ms)
+        severity = judged.severity
+        if severity is not None and severity not in _WITHOUT_COPY and task.ledger_id not in self.parked:
+            self.repairable.setdefault(severity, _Sum()).add(judged, task.ctime_ms)
 
 
 _Live = AbstractSet[BookieId]
@@ -112,7 +121,8 @@ class BacklogCounter:
         bookies = await self._registrations.list()
         if self._drains is not None:
             bookies = bookies.with_draining((await self._drains.draining()).bookies)
-        tally = _Tally()
+        parked = await self._parked.list()
+        tally = _Tally(frozenset(item.ledger_id for item in parked))
         tasks = await self._tasks.list_all()
         for start in range(0, len(tasks), READ_LEDGERS):
             part = tasks[start : start + READ_LEDGERS]
@@ -121,14 +131,14 @@ class BacklogCounter:
                 tally.add(task, ledger, bookies)
             await asyncio.sleep(0)
         locked = await self._tasks.locks.locked()
-        parked = Counter(item.reason for item in await self._parked.list() if item.ledger_id in tally.marked)
         return Backlog(
             counted_ms=counted_ms,
             severities={severity: part.total() for severity, part in tally.by_severity.items() if severity is not None},
             healthy=tally.by_severity.get(None, _Sum()).total(),
             unreadable=tally.unreadable,
-            parked=dict(parked),
+            parked=dict(Counter(item.reason for item in parked if item.ledger_id in tally.marked)),
             locked=len(locked & tally.marked),
+            repairable={severity: part.total() for severity, part in tally.repairable.items()},
         )
 
 

@@ -112,6 +112,8 @@ class BookieWatch:
         self._retry_s = _AUDIT_RETRY_S
         self._refusals = GrowingPause(_RETRY_S, _REFUSED_RETRY_S_MAX)
         self.seen = ClusterSeen()
+        self.looked_s: float | None = None
+        """When ``seen`` was read, on the monotonic clock; None: not yet."""
         self.problem = ""
         """Why nothing can be done about lost bookies until a person changes something; empty: it can, or the store does
         not answer."""
@@ -195,6 +197,7 @@ class BookieWatch:
             switches.delay_s,
             switches.disable_stat is None,
         )
+        self.looked_s = self._ports.clock.monotonic_s()
         return bookies, decision
 
     def _settle_after_outage(self) -> None:

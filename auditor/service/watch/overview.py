@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from auditor.api.control import Backlog
 from bookie.metadata.runs.notes import KindPause
-from bookie.metadata.runs.records import Runs
+from bookie.metadata.runs.records import Runs, lane_of
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.clock import Clock
@@ -55,16 +55,37 @@ class Overview:
     """The status of the service."""
 
     def __init__(
-        self, runs: Runs, counter: CountsBacklog, clock: Clock, *, is_leader: Callable[[], bool], interval_s: float
+        self,
+        runs: Runs,
+        counter: CountsBacklog,
+        clock: Clock,
+        *,
+        is_leader: Callable[[], bool],
+        interval_s: float,
+        are_locks_read: bool = False,
     ) -> None:
+        """Prepare to read.
+
+        Args:
+            runs: the records.
+            counter: of the backlog.
+            clock: for the pauses.
+            is_leader: whether to count the backlog.
+            interval_s: pause between two looks, at least.
+            are_locks_read: whether a run counts as running only if it holds its lock. The leader abandons the records
+                of runs whose process is gone; without one they stay as they are until the next run.
+        """
         self._runs = runs
         self._counter = counter
         self._clock = clock
         self._is_leader = is_leader
         self._interval_s = interval_s
+        self._are_locks_read = are_locks_read
         self._poked = Signal()
         self._pokes = 0
         self.history = History()
+        self.read_s: float | None = None
+        """When ``history`` was read last, on the monotonic clock; None: not yet."""
         self.backlog = Backlog()
 
     def poke(self) -> None:
@@ -95,6 +116,7 @@ class Overview:
 
     async def _look(self) -> None:
         self.history = await self._read()
+        self.read_s = self._clock.monotonic_s()
 
     async def _count(self) -> None:
         self.backlog = await self._counter.count() if self._is_leader() else Backlog()
@@ -111,8 +133,18 @@ class Overview:
             if record.state.is_final:
                 last.setdefault(record.kind, record)
         return History(
-            running=tuple(record for record in newest if not record.state.is_final),
+            running=await self._running([record for record in newest if not record.state.is_final]),
             last=last,
             last_success_ms=await self._runs.last_success_ms(),
             paused_kinds=await self._runs.paused_kinds(self._clock.epoch_ms()),
+        )
+
+    async def _running(self, records: Sequence[RunRecord]) -> Sequence[RunRecord]:
+        if not self._are_locks_read:
+            return tuple(records)
+        holders = {lane: await self._runs.holder(lane) for lane in set(map(lane_of, records))}
+        return tuple(
+            record
+            for record in records
+            if (holder := holders[lane_of(record)]) is not None and holder.run_id == record.run_id
         )

@@ -58,6 +58,14 @@
 {{- if and (include "bkheal.isK8sClient" .) .Values.config.auditor.ui_allow_anonymous -}}
 {{- fail "config.auditor.ui_allow_anonymous is for spark.mode=local: with k8s-client the Spark UI listens on all addresses, so anybody there could start runs" -}}
 {{- end -}}
+{{- $isScraped := or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled .Values.metrics.vmPodScrape.enabled -}}
+{{- range $component := list "auditor" "exporter" -}}
+{{- $tls := (get $.Values $component).tls -}}
+{{- $runs := ternary (eq $.Values.mode "service") (ne (include "bkheal.hasExporter" $) "") (eq $component "auditor") -}}
+{{- if and $isScraped $runs $tls.existingSecret $tls.clientCaKey (not $.Values.metrics.clientTls.existingSecret) -}}
+{{- fail (printf "%s.tls.clientCaKey asks scrapers for a certificate: monitors need metrics.clientTls.existingSecret" $component) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.spark.eventLog.enabled (not .Values.spark.eventLog.dir) -}}
 {{- fail "spark.eventLog.enabled needs spark.eventLog.dir" -}}
 {{- end -}}
@@ -65,6 +73,9 @@
 {{- if and $.Values.replicator.enabled .enabled -}}
 {{- if gt (int .minReplicas) (int .maxReplicas) -}}
 {{- fail "replicator.autoscaling: minReplicas is greater than maxReplicas" -}}
+{{- end -}}
+{{- if and (eq .type "keda") (eq $.Values.mode "none") (not $.Values.bookkeeper.clusterName) (not .query) -}}
+{{- fail "replicator.autoscaling.type=keda with mode=none needs bookkeeper.clusterName or replicator.autoscaling.query: the backlog is shown by another release" -}}
 {{- end -}}
 {{- if and (eq .type "keda") (not .prometheusAddress) -}}
 {{- fail "replicator.autoscaling.type=keda needs replicator.autoscaling.prometheusAddress" -}}

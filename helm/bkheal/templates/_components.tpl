@@ -4,6 +4,9 @@
 {{- if eq .Values.mode "service" -}}
 {{- $all = append $all (dict "name" "auditor" "pods" .Values.auditor.replicas "values" .Values.auditor) -}}
 {{- end -}}
+{{- if include "bkheal.hasExporter" . -}}
+{{- $all = append $all (dict "name" "exporter" "pods" 1 "values" .Values.exporter) -}}
+{{- end -}}
 {{- if .Values.replicator.enabled -}}
 {{- $all = append $all (dict "name" "replicator" "pods" (include "bkheal.replicatorsMax" . | int) "values" .Values.replicator) -}}
 {{- end -}}
@@ -21,15 +24,52 @@
 {{- toJson $all -}}
 {{- end -}}
 
-{{/* How an auditor with TLS is scraped. */}}
+{{/* Whether there is an exporter: where no auditor of this release leads, or where it is asked for. */}}
+{{- define "bkheal.hasExporter" -}}
+{{- $when := .Values.exporter.when -}}
+{{- if or (eq $when "always") (and (eq $when "cron") (eq .Values.mode "cron")) }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether some pod of this release shows the state of the cluster. */}}
+{{- define "bkheal.showsCluster" -}}
+{{- if or (eq .Values.mode "service") (include "bkheal.hasExporter" .) }}true{{ end -}}
+{{- end -}}
+
+{{/* A matcher of the series of this cluster and no other, as the chart's monitors label them. */}}
+{{- define "bkheal.ownSeries" -}}
+{{- with .Values.bookkeeper.clusterName }}cluster={{ . | quote }}{{ else }}namespace={{ $.Release.Namespace | quote }}{{ end -}}
+{{- end -}}
+
+{{/* The values of the TLS of a component's HTTP port, as JSON; empty: it is plain. Of (dict "root" $ "component" c). */}}
+{{- define "bkheal.httpTls" -}}
+{{- if has .component (list "auditor" "exporter") -}}
+{{- $tls := (get .root.Values .component).tls -}}
+{{- if $tls.existingSecret }}{{ toJson $tls }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* How a process is scraped: with a client certificate if there is one for it. */}}
 {{- define "bkheal.scrape" -}}
 path: /metrics
 interval: {{ .monitor.interval }}
 scrapeTimeout: {{ .monitor.scrapeTimeout }}
 honorLabels: true
-{{- if and (eq .component "auditor") .root.Values.auditor.tls.existingSecret }}
+{{- if include "bkheal.httpTls" . }}
+{{- $client := .root.Values.metrics.clientTls }}
 scheme: {{ .scheme }}
-tlsConfig: {insecureSkipVerify: true}
+tlsConfig:
+  {{- if and $client.existingSecret $client.caKey }}
+  ca: {secret: {name: {{ $client.existingSecret }}, key: {{ $client.caKey }}}}
+  {{- else }}
+  insecureSkipVerify: true
+  {{- end }}
+  {{- if $client.existingSecret }}
+  cert: {secret: {name: {{ $client.existingSecret }}, key: {{ $client.certKey }}}}
+  keySecret: {name: {{ $client.existingSecret }}, key: {{ $client.keyKey }}}
+  {{- end }}
+  {{- with $client.serverName }}
+  serverName: {{ . }}
+  {{- end }}
 {{- end }}
 {{- with .root.Values.metrics.bearerTokenSecret }}
 {{- if and .name (eq $.component "auditor") }}

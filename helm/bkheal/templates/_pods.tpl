@@ -106,7 +106,7 @@ securityContext:
 {{ include "bkheal.clusterEnv" .root }}
 - name: BKHEAL_CONFIG
   value: {{ include "bkheal.paths.config" .root }}/bkheal.toml
-{{- if ne .component "bookie" }}
+{{- if not (has .component (list "bookie" "exporter")) }}
 {{- include "bkheal.clientEnv" .root }}
 {{- end }}
 - name: POD_NAME
@@ -151,7 +151,7 @@ envFrom:
 - {name: spark-local, mountPath: /var/lib/bkheal/spark}
 - {name: reports, mountPath: {{ include "bkheal.paths.reports" .root }}}
 {{- end }}
-{{- if ne .component "bookie" }}
+{{- if not (has .component (list "bookie" "exporter")) }}
 {{- include "bkheal.clientMounts" .root }}
 {{- end }}
 {{- with .values.extraVolumeMounts }}
@@ -178,7 +178,7 @@ envFrom:
   emptyDir: {}
 {{ include "bkheal.reportsVolume" .root }}
 {{- end }}
-{{- if ne .component "bookie" }}
+{{- if not (has .component (list "bookie" "exporter")) }}
 {{- include "bkheal.clientVolumes" .root }}
 {{- end }}
 {{- with .values.extraVolumes }}
@@ -266,5 +266,21 @@ initContainers:
   {{- with .values.initContainers }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Certificate and key of a component's HTTP port, of its `tls` values. */}}
+{{- define "bkheal.httpTlsVolume" -}}
+{{- if .existingSecret }}
+- name: tls
+  secret:
+    secretName: {{ .existingSecret }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .certKey }}, path: tls.crt}
+      - {key: {{ .keyKey }}, path: tls.key}
+      {{- if .clientCaKey }}
+      - {key: {{ .clientCaKey }}, path: client-ca.crt}
+      {{- end }}
 {{- end }}
 {{- end -}}

@@ -124,6 +124,23 @@ JSON are the same. */}}
 {{- include "bkheal.toml" $s }}
 {{- end -}}
 
+{{- define "bkheal.config.exporter" -}}
+{{- $e := .Values.exporter -}}
+{{- $s := dict
+  "backlog_interval_s" $e.backlogIntervalSeconds
+  "missing_share_max" (ternary .Values.cron.missingShareMax .Values.auditor.missingShareMax (eq .Values.mode "cron"))
+  "http_host" "0.0.0.0"
+  "http_port" $e.ports.http -}}
+{{- if $e.tls.existingSecret -}}
+{{- $_ := set $s "http_tls_cert" "/etc/bkheal-tls/tls.crt" -}}
+{{- $_ := set $s "http_tls_key" "/etc/bkheal-tls/tls.key" -}}
+{{- if $e.tls.clientCaKey }}{{ $_ := set $s "http_tls_client_ca" "/etc/bkheal-tls/client-ca.crt" }}{{ end -}}
+{{- end -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" .Values.config.exporter) -}}
+[exporter]
+{{- include "bkheal.toml" $s }}
+{{- end -}}
+
 {{- define "bkheal.replicatorsMax" -}}
 {{- with .Values.replicator }}{{ if .autoscaling.enabled }}{{ .autoscaling.maxReplicas }}{{ else }}{{ .replicas }}{{ end }}{{ end -}}
 {{- end -}}

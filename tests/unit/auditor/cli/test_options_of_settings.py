@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from auditor.cli.main import app
+from auditor.exporter.settings import ExporterSettings
 from auditor.service.settings import ServiceSettings
 from bookie.runtime.configuration.options import REQUIRED, build, options_of
 from bookie.server.settings import BookieSettings
@@ -21,6 +22,7 @@ URI = "zk://h:2181/ledgers"
     ("words", "settings"),
     [
         (("auditor",), ServiceSettings),
+        (("exporter",), ExporterSettings),
         (("replicator",), ReplicatorSettings),
         (("bookie",), BookieSettings),
         (("audit", "run"), AuditSettings),

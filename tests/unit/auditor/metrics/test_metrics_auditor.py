@@ -88,6 +88,31 @@ def test_the_backlog_is_shown_by_severity() -> None:
     assert shown.value(names.COUNTED) == NOW_MS / 1000 - 2
 
 
+def test_what_can_be_repaired_is_shown_beside_what_is_marked() -> None:
+    repairable = {Severity.CRITICAL: SeverityBacklog(2, 1000, 0)}
+    shown = Shown(replace(STATUS, backlog=replace(BACKLOG, repairable=repairable)))
+    assert shown.value(names.REPAIRABLE_LEDGERS, severity="critical") == 2
+    assert shown.value(names.REPAIRABLE_BYTES, severity="critical") == 1000
+    assert shown.value(names.REPAIRABLE_LEDGERS, severity="below_write_quorum") == 0
+    assert shown.value(names.REPAIRABLE_LEDGERS, severity="no_live_copy") is None  # there is nothing to copy from
+
+
+@pytest.mark.parametrize(
+    ("leader", "is_leader", "is_connected", "expected"),
+    [
+        ("auditor-1", True, True, 0),
+        ("apache-bookie:3181", False, True, 1),
+        ("", False, True, 0),
+        ("apache-bookie:3181", False, False, 0),  # who knows
+    ],
+)
+def test_a_candidate_shows_whether_another_one_leads(
+    leader: str, is_leader: bool, is_connected: bool, expected: int
+) -> None:
+    status = replace(STATUS, leader=leader, is_leader=is_leader, is_store_connected=is_connected)
+    assert Shown(status).value(names.OTHER_LEADS) == expected
+
+
 def test_a_backlog_that_was_never_counted_is_not_shown_as_none() -> None:
     shown = Shown(STATUS)
     assert shown.value(names.MARKED_LEDGERS, severity="lost") is None

@@ -68,6 +68,11 @@ async def test_marked_ledgers_are_counted_by_what_is_missing_now() -> None:
             Severity.MISPLACED: SeverityBacklog(1, 0, later_ms),
         },
         healthy=SeverityBacklog(1, 0, later_ms),
+        repairable={
+            Severity.BELOW_WRITE_QUORUM: SeverityBacklog(2, 2000, first_ms),
+            Severity.CRITICAL: SeverityBacklog(1, 2000, later_ms),
+            Severity.MISPLACED: SeverityBacklog(1, 0, later_ms),
+        },
     )
 
 
@@ -96,6 +101,8 @@ async def test_parked_and_locked_ledgers_are_those_that_are_marked() -> None:
     backlog = await marks.counter.count()
     assert backlog.parked == {ParkReason.NO_CANDIDATE_BOOKIE: 1}
     assert backlog.locked == 1
+    assert sum(part.ledgers for part in backlog.severities.values()) == 3
+    assert sum(part.ledgers for part in backlog.repairable.values()) == 2
 
 
 @in_virtual_time

@@ -1,0 +1,1 @@
+"""``bkheal exporter``: the metrics of a cluster that no bkheal auditor leads."""

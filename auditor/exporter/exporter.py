@@ -1,0 +1,132 @@
+"""Reads what a leading auditor would show, and changes nothing.
+
+The parts are those of the service: the watch of the bookies as a follower has it, the overview of runs and backlog, and
+the counter of the backlog with its pauses. None of them writes unless its process leads, and this one never does; so
+any number of exporters may run, beside auditors or without.
+
+``status`` is None unless the bookies were read within ``FRESH_S``, and the runs once. The watch looks four times in
+that time, so figures disappear in an outage of the store, and not because one look was slow. The age of the backlog is
+a metric of its own, since counting a large one takes minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from auditor.api.control import NotLeaderError, ServiceStatus
+from auditor.exporter.settings import ExporterSettings
+from auditor.service.events import EventFanout
+from auditor.service.watch.bookie_watch import LOOK_INTERVAL_S, SETTLE_SESSIONS, BookieWatch, WatchPorts
+from auditor.service.watch.overview import CountsBacklog, Overview
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.port import MetadataStore
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.run import RunCause
+from bookie.runtime.clock import Clock
+from bookie.runtime.tasks import cancel, guarded
+
+FRESH_S: Final = 4 * LOOK_INTERVAL_S
+
+
+class Exporter:
+    """The state of one cluster, on one session."""
+
+    def __init__(
+        self,
+        settings: ExporterSettings,
+        version: str,
+        store: MetadataStore,
+        cluster: Cluster,
+        counter: CountsBacklog,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._version = version
+        self._store = store
+        self._cluster = cluster
+        self._clock = clock
+        self._overview = Overview(
+            Runs(store, cluster.root),
+            counter,
+            clock,
+            is_leader=lambda: True,  # the backlog is counted
+            interval_s=settings.backlog_interval_s,
+            are_locks_read=True,
+        )
+        self._watch = BookieWatch(
+            WatchPorts(
+                store,
+                cluster,
+                Registrations(store, cluster),
+                UnderReplication(store, cluster, clock),
+                FirstSeenDown(store, cluster.root),
+                clock,
+                lambda: False,  # nothing is noted, and no audit is started
+                _no_audit,
+                _no_audit_ended,
+                EventFanout(),
+            ),
+            missing_share_max=settings.missing_share_max,
+            settle_s=SETTLE_SESSIONS * settings.session_timeout_s,
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Read until ``stop``. A task that ends by itself is a defect, and its error is raised."""
+        works = [guarded("bookie watch", self._watch.run()), guarded("overview", self._overview.run())]
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            done, _ = await asyncio.wait([stopping, *works], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            stopping.cancel()
+            for work in works:
+                await cancel(work)
+
+    @property
+    def problem(self) -> str:
+        """Why the store does not let this process read the cluster; empty: it does, as far as is known."""
+        return self._watch.problem
+
+    def status(self) -> ServiceStatus | None:
+        """The cluster as it was read within ``FRESH_S``; None: it was not. Callable from any thread."""
+        now_s = self._clock.monotonic_s()
+        if not _is_fresh(self._watch.looked_s, now_s) or self._overview.read_s is None:
+            return None
+        seen, history = self._watch.seen, self._overview.history
+        return ServiceStatus(
+            version=self._version,
+            process="",
+            is_leader=False,
+            leader="",
+            is_store_connected=self._store.session.is_connected,
+            metadata_uri=self._settings.metadata_uri,
+            instance_id=self._cluster.instance_id,
+            is_recovery_enabled=seen.is_recovery_enabled,
+            lost_bookie_delay_s=seen.delay_s,
+            writable=sorted(seen.writable),
+            read_only=sorted(seen.read_only),
+            lost=seen.lost,
+            held_because=seen.held_because,
+            backlog=self._overview.backlog,
+            running=history.running,
+            last=history.last,
+            last_success_ms=history.last_success_ms,
+            paused_kinds=history.paused_kinds,
+        )
+
+
+def _is_fresh(read_s: float | None, now_s: float) -> bool:
+    return read_s is not None and now_s - read_s < FRESH_S
+
+
+async def _no_audit(cause: RunCause, owner: str) -> None:
+    raise NotLeaderError("")
+
+
+async def _no_audit_ended() -> None:
+    await asyncio.Event().wait()

@@ -1,0 +1,61 @@
+"""Settings of the exporter. All problems are reported at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
+from bookie.metadata.uri import uri_problems
+from bookie.model.option import Group, Option
+from bookie.runtime.configuration.options import range_problems
+from bookie.runtime.configuration.settings import ConfigurationError
+from bookie.runtime.telemetry.status_settings import StatusServerSettings
+
+PORT: Final = 8002
+"""Beside a bookie (8000) and a replicator (8001) on one machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterServerSettings(StatusServerSettings):
+    """As every process serves metrics; an exporter always does."""
+
+    port: Annotated[int, Option("Port of /metrics, /livez, /readyz; 0 picks a free one.", minimum=0, maximum=65535)] = (
+        PORT
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterSettings:
+    """What ``bkheal exporter`` does. Refuses impossible values as a whole, naming each of them.
+
+    Raises:
+        ConfigurationError: some value is impossible.
+    """
+
+    metadata_uri: str
+    """The cluster, for example ``zk://zk1:2181;zk2:2181/ledgers``."""
+    backlog_interval_s: Annotated[
+        float, Option("Time between two counts of the ledgers marked for repair.", minimum=1, maximum=3600)
+    ] = 15.0
+    """Counting that takes long is followed by a longer pause."""
+    missing_share_max: Annotated[
+        float,
+        Option(
+            "Show the mass-loss brake as held when a larger share of the known bookies is missing: the limit that "
+            "audits have.",
+            minimum=0,
+            maximum=1,
+        ),
+    ] = MISSING_SHARE_MAX
+    session_timeout_s: Annotated[
+        float, Option("How long ZooKeeper waits for a silent exporter before its session ends.", minimum=2, maximum=40)
+    ] = 10.0
+    http: Annotated[ExporterServerSettings, Group("http_", heading="Metrics and probes")] = field(
+        default=ExporterServerSettings()
+    )
+
+    def __post_init__(self) -> None:
+        problems = [*uri_problems(self.metadata_uri), *range_problems(self), *self.http.problems()]
+        if problems:
+            raise ConfigurationError(problems)

@@ -1,0 +1,55 @@
+"""The metrics of an exporter: the state of a cluster under the names that a leading auditor uses.
+
+The invariant: nothing is shown that was not read a short while ago. The alert rules take the maximum over all processes
+that show the cluster, so a stale figure of one process would hide the true one of another. What an auditor shows of
+itself (that it leads, its schedules) is left out: an exporter neither stands for election nor audits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from auditor.api.control import ServiceStatus
+from auditor.metrics.definitions import BACKLOG, STATE
+from auditor.metrics.service_metrics import families, state_values
+from bookie.runtime.clock import Clock
+from bookie.runtime.telemetry.metric_definitions import Definition
+from bookie.runtime.telemetry.metrics import MetricSet
+
+COMPONENT: Final = "exporter"
+
+CLUSTER: Final = tuple(definition for definition in (*STATE, *BACKLOG) if definition.is_leader_only)
+"""What a leading auditor shows of its cluster."""
+
+ReadStatus = Callable[[], ServiceStatus | None]
+"""The cluster as it was read a short while ago; None: it was not. Called in other threads; reads attributes alone."""
+
+
+def exporter_metrics(version: str, read: ReadStatus, clock: Clock) -> MetricSet:
+    """The metrics of an exporter process."""
+    metrics = MetricSet(COMPONENT, version, ())
+    metrics.registry.register(_ClusterCollector(read, clock))
+    return metrics
+
+
+def shown_of(status: ServiceStatus) -> Sequence[Definition]:
+    """What may be shown: no backlog that was never counted."""
+    left_out = () if status.backlog.counted_ms else BACKLOG
+    return [definition for definition in CLUSTER if definition not in left_out]
+
+
+class _ClusterCollector(Collector):
+    def __init__(self, read: ReadStatus, clock: Clock) -> None:
+        self._read = read
+        self._clock = clock
+
+    def describe(self) -> Iterable[Metric]:
+        return families(CLUSTER, {})
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._read()
+        return () if status is None else families(shown_of(status), state_values(status, self._clock.epoch_ms()))

@@ -1,0 +1,125 @@
+"""A real Prometheus and ``bkheal exporter``: alerts work with no auditor of bkheal, and beside one.
+
+No audit runs here: ledgers are marked and runs recorded as ``bkheal audit run`` does both, which other tests show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bookie.client.bookkeeper import LedgerOptions
+from bookie.client.connect import ConnectedBookKeeper
+from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
+from bookie.embedded.process import ManagedProcess
+from bookie.metadata.nodes import ensure_path
+from bookie.metadata.runs.election import election_path, encode_vote
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.model.ids import BookieId
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.ports import free_loopback_port
+from tests.chart.rule_files import find_program
+from tests.deadlines import STATE_S
+from tests.integration.auditors import READY, AuditorProcess
+from tests.integration.clusters import connected, kill_bookies, start_cluster
+from tests.integration.prometheus import Prometheus
+from tests.sessions import LONG_SESSION_S
+
+pytestmark = [pytest.mark.integration]
+
+BOOKIES = 3
+SUM = "cluster:bkheal_underreplicated_ledgers:sum"
+DATA = ("BkhealBookiesLost", "BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
+AUDITORS = ("BkhealAuditorLeaderMissing", "BkhealAuditorNeverScraped", "BkhealClusterStateMissing")
+
+
+async def launch_exporter(cluster: EmbeddedCluster, directory: Path, prometheus: Prometheus) -> ManagedProcess:
+    words = ("--metadata-uri", cluster.metadata_uri, "--http-port", "0", "--backlog-interval-s", "1")
+    command = [sys.executable, "-m", "auditor.cli.main", "exporter", *words]
+    process = ManagedProcess.start("exporter", command, log_path=directory / "exporter.log")
+    served = await process.wait_for_line(r"^exporter metrics on (http://\S+)$", STATE_S)
+    prometheus.scrape("exporter", served[1])
+    return process
+
+
+@contextlib.asynccontextmanager
+async def session(cluster: EmbeddedCluster) -> AsyncIterator[ZooKeeperStore]:
+    store = await ZooKeeperStore.connect(cluster.zookeeper.connect_string, session_timeout_s=LONG_SESSION_S)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def lose_one(cluster: EmbeddedCluster, client: ConnectedBookKeeper) -> BookieId:
+    """Kill a bookie, and mark a ledger that it holds."""
+    async with await client.create_ledger(LedgerOptions(3, 3, 2)) as writer:
+        await writer.submit(b"entry")
+    await kill_bookies(cluster, victim := cluster.bookies[0])
+    await client.ports.tasks.marking.mark(writer.ledger_id, [BookieId(victim.bookie_id)])
+    return BookieId(victim.bookie_id)
+
+
+async def test_with_cron_jobs_an_exporter_lets_every_alert_on_data_fire(tmp_path: Path) -> None:
+    find_program("prometheus")
+    prometheus = Prometheus(tmp_path, free_loopback_port(random.SystemRandom()))
+    async with (
+        await start_cluster(tmp_path, BOOKIES) as cluster,
+        await connected(cluster) as client,
+        session(cluster) as store,
+    ):
+        runs = Runs(store, LEDGERS_ROOT)
+        await runs.write(
+            RunRecord("20261120T101500Z-000001", RunKind.REPLICAS, RunCause.COMMAND, "cron", "job/1", RunState.DONE,
+                      started_ms=1000, finished_ms=9000, exit_code=1, verdict="findings", findings={"LOST": 3})
+        )  # fmt: skip
+        await runs.note_success(RunKind.REPLICAS, 1000)
+        prometheus.start()
+        async with prometheus.running:
+            await prometheus.until_fire("BkhealAuditorNeverScraped")
+            async with await launch_exporter(cluster, tmp_path, prometheus):
+                await prometheus.until_fire("BkhealLedgersLost", "BkhealCronAuditStale")
+                await prometheus.until_clear(*AUDITORS, *DATA)
+                await lose_one(cluster, client)
+                await prometheus.until_fire(*DATA)
+                assert await prometheus.value(SUM) == 1
+                assert await prometheus.is_clear(*AUDITORS)
+
+
+async def test_beside_the_auditor_of_apache_and_beside_ours_nothing_is_missed_or_counted_twice(tmp_path: Path) -> None:
+    find_program("prometheus")
+    prometheus = Prometheus(tmp_path, free_loopback_port(random.SystemRandom()))
+    async with (
+        await start_cluster(tmp_path, BOOKIES) as cluster,
+        await connected(cluster) as client,
+        session(cluster) as store,
+    ):
+        await ensure_path(store, election_path(LEDGERS_ROOT), LEDGERS_ROOT)
+        vote = await store.create(
+            f"{election_path(LEDGERS_ROOT)}/V_", encode_vote("apache:3181"), is_ephemeral=True, is_sequential=True
+        )
+        await lose_one(cluster, client)
+        prometheus.start()
+        auditor = AuditorProcess(cluster, tmp_path, "auditor", "--no-ui-enabled")
+        async with prometheus.running, auditor.process:
+            prometheus.scrape("auditor", (await auditor.process.wait_for_line(READY, STATE_S))[1])
+            await prometheus.until_fire("BkhealClusterStateMissing")
+            assert await prometheus.is_clear("BkhealAuditorLeaderMissing", *DATA)
+            async with await launch_exporter(cluster, tmp_path, prometheus):
+                await prometheus.until_fire(*DATA)
+                await prometheus.until_clear(*AUDITORS)
+                await store.delete(vote)
+
+                async def both_show() -> bool:
+                    shown = await prometheus.value('count(bkheal_bookies{state="lost"})')
+                    return shown == 2 and await prometheus.value("sum(bkheal_auditor_leader)") == 1
+
+                await prometheus.until(both_show, "an auditor that leads beside an exporter")
+                assert await prometheus.value(SUM) == 1
+                assert await prometheus.is_clear(*AUDITORS, "BkhealAuditorSplitBrain")

@@ -1,0 +1,185 @@
+"""An exporter shows what a leading auditor would, changes nothing, and shows nothing that it did not read lately."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from auditor.exporter.exporter import FRESH_S, Exporter
+from auditor.exporter.settings import ExporterServerSettings, ExporterSettings
+from auditor.metrics import definitions as names
+from auditor.metrics.cluster_metrics import CLUSTER, exporter_metrics
+from auditor.service.watch.backlog import backlog_counter
+from bookie.metadata.port import MetadataStore
+from bookie.metadata.runs.election import Election
+from bookie.metadata.runs.records import RunLane, Runs
+from bookie.metadata.store.memory import MemoryStore
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.configuration.settings import ConfigurationError
+from bookie.runtime.tasks import cancel
+from bookie.runtime.telemetry.metrics import MetricSet
+from tests.worlds.cluster import ROOT, MemoryCluster
+from tests.worlds.virtual_time import in_virtual_time
+
+A, B, C = (BookieId(f"bk{name}:1") for name in "abc")
+SETTINGS = ExporterSettings(metadata_uri="zk://h:2181/ledgers")
+DONE = RunRecord("20261120T101500Z-000001", RunKind.BOOKIES, RunCause.COMMAND, "cron", "job/1", RunState.DONE,
+                 started_ms=1000, finished_ms=9000, exit_code=0, verdict="clean", ledgers=7)  # fmt: skip
+
+
+@dataclass
+class Watched:
+    """A cluster that an exporter watches."""
+
+    cluster: MemoryCluster
+    store: MemoryStore
+    metrics: MetricSet
+    exporter: Exporter
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
+
+    def shown(self) -> set[str]:
+        """Names of the metrics of the cluster that it shows."""
+        known = {definition.name for definition in CLUSTER}
+        return {family.name for family in self.metrics.registry.collect() if family.samples} & known
+
+
+@contextlib.asynccontextmanager
+async def exporting(cluster: MemoryCluster) -> AsyncIterator[Watched]:
+    store = cluster.session()
+    counter = backlog_counter(store, cluster.cluster, cluster.clock)
+    exporter = Exporter(SETTINGS, "1", store, cluster.cluster, counter, cluster.clock)
+    watched = Watched(cluster, store, exporter_metrics("1", exporter.status, cluster.clock), exporter)
+    running = asyncio.ensure_future(exporter.run(watched.stop))
+    try:
+        yield watched
+    finally:
+        watched.stop.set()
+        await cancel(running)
+
+
+def closed(*members: BookieId) -> LedgerMetadata:
+    """100 entries of 10 bytes."""
+    size = len(members)
+    return LedgerMetadata(size, size, max(1, size - 1), (Fragment(EntryId(0), members),)).closed(EntryId(99), 1000)
+
+
+async def marked(cluster: MemoryCluster, ledger_id: int, *members: BookieId, missing: tuple[BookieId, ...]) -> None:
+    await cluster.ledgers.create(LedgerId(ledger_id), closed(*members))
+    await cluster.tasks.marking.mark(LedgerId(ledger_id), missing)
+
+
+@in_virtual_time
+async def test_the_cluster_is_shown_under_the_names_of_a_leader() -> None:
+    cluster = await MemoryCluster().found()
+    await cluster.register(A)
+    await cluster.register(B, is_read_only=True)
+    await marked(cluster, 1, A, B, C, missing=(C,))
+    await marked(cluster, 2, A, B, missing=())
+    runs = Runs(cluster.store, ROOT)
+    await runs.write(DONE)
+    await runs.note_success(RunKind.BOOKIES, 9000)
+    async with exporting(cluster) as watched:
+        await asyncio.sleep(1)
+        assert watched.shown() == {definition.name for definition in CLUSTER}
+        assert [watched.value(names.BOOKIES, state=state) for state in names.BOOKIE_STATES] == [1, 1, 0]
+        assert watched.value(names.MARKED_LEDGERS, severity="below_write_quorum") == 1
+        assert watched.value(names.REPAIRABLE_LEDGERS, severity="below_write_quorum") == 1
+        assert watched.value(names.REPAIRABLE_BYTES, severity="below_write_quorum") == 1000
+        assert watched.value(names.REPAIRABLE_LEDGERS, severity="misplaced") == 1
+        assert watched.value(names.LAST_SUCCESS, kind="bookies") == 9
+        assert watched.value(names.LAST_LEDGERS, kind="bookies") == 7
+        assert watched.value(names.RECOVERY_ENABLED) == 1
+        assert watched.value(names.BRAKE_HELD) == 0
+
+
+@in_virtual_time
+async def test_what_an_auditor_shows_of_itself_is_not_there() -> None:
+    cluster = await MemoryCluster().found()
+    await cluster.register(A)
+    async with exporting(cluster) as watched:
+        await asyncio.sleep(1)
+        shown = {family.name for family in watched.metrics.registry.collect()}
+        assert not {names.LEADER, names.OTHER_LEADS, names.PERIOD, names.REFUSED} & shown
+        component = {"component": "exporter", "version": "1"}
+        assert watched.metrics.registry.get_sample_value("bkheal_build_info", component) == 1
+
+
+@in_virtual_time
+async def test_it_changes_nothing_and_takes_no_part_in_the_election() -> None:
+    cluster = await MemoryCluster().found()
+    await cluster.register(A)
+    await marked(cluster, 1, A, B, missing=(B,))
+    before = await everything(cluster.store)
+    async with exporting(cluster) as watched:
+        await asyncio.sleep(600)
+        assert await everything(cluster.store) == before
+        election = Election(cluster.store, ROOT, "auditor-1", cluster.clock, session_timeout_s=10)
+        running = asyncio.ensure_future(election.run())
+        state = await election.wait_changed(election.state)
+        assert state.is_leader
+        assert watched.value(names.BOOKIES, state="writable") == 1
+        await cancel(running)
+
+
+async def everything(store: MetadataStore, path: str = "/") -> dict[str, tuple[bytes, int]]:
+    """Content and version of every node."""
+    node = await store.get(path)
+    found = {path: (node.data, node.stat.version)}
+    for name in (await store.children(path)).names:
+        found |= await everything(store, f"{path.rstrip('/')}/{name}")
+    return found
+
+
+@in_virtual_time
+async def test_nothing_is_shown_before_the_cluster_was_read() -> None:
+    cluster = await MemoryCluster().found()
+    async with exporting(cluster) as watched:
+        assert watched.shown() == set()
+        assert watched.exporter.status() is None
+
+
+@in_virtual_time
+async def test_figures_go_when_they_are_old_and_return_with_the_store() -> None:
+    cluster = await MemoryCluster().found()
+    await cluster.register(A)
+    async with exporting(cluster) as watched:
+        await asyncio.sleep(1)
+        watched.store.suspend()
+        await asyncio.sleep(FRESH_S / 2)
+        assert watched.value(names.BOOKIES, state="writable") == 1
+        await asyncio.sleep(FRESH_S)
+        assert watched.shown() == set()
+        watched.store.resume()
+        await asyncio.sleep(FRESH_S / 2)
+        assert watched.value(names.BOOKIES, state="writable") == 1
+
+
+@in_virtual_time
+async def test_a_run_whose_process_is_gone_does_not_run() -> None:
+    cluster = await MemoryCluster().found()
+    await cluster.register(A)
+    job = cluster.session()
+    runs = Runs(job, ROOT)
+    lease = await runs.acquire(RunLane(RunKind.BOOKIES), DONE.run_id, "job/1")
+    await runs.write(RunRecord(DONE.run_id, RunKind.BOOKIES, RunCause.COMMAND, "cron", "job/1", RunState.RUNNING))
+    async with exporting(cluster) as watched:
+        await asyncio.sleep(1)
+        assert watched.value(names.RUNNING, kind="bookies") == 1
+        await runs.release(lease)
+        await asyncio.sleep(60)
+        assert watched.value(names.RUNNING, kind="bookies") == 0
+
+
+def test_wrong_settings_are_named_together() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        ExporterSettings(metadata_uri="", missing_share_max=2, http=ExporterServerSettings(port=70_000))
+    assert len(raised.value.problems) == 3
