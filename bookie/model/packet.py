@@ -73,6 +73,17 @@ def unpack(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId
     return Entry(LedgerId(found_ledger), EntryId(found_entry), EntryId(last_add_confirmed), length, payload)
 
 
+def damage_of(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId) -> str | None:
+    """Return what is wrong with the stored bytes of an entry, or None if they may be copied (S10)."""
+    try:
+        entry = unpack(digest, packet, ledger_id, entry_id)
+    except DamagedEntry as error:
+        return str(error)
+    if entry.length < len(entry.payload):
+        return f"ledger length {entry.length} in the header is below the payload's {len(entry.payload)} bytes"
+    return None
+
+
 def packet_ids(packet: bytes) -> tuple[LedgerId, EntryId]:
     """Return the ledger id and the entry id in the header of a stored entry.
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import master_key
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
-from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, AddBatch, AddReply, Status, Transport
+from bookie.wire.batching import batches
+from bookie.wire.port import AddBatch, AddReply, Status, Transport
 from replicator.copying.pace import Pace
 from replicator.knowledge.evidence import Answer
 
@@ -114,17 +115,3 @@ class Target:
                 return reply
             await self._clock.sleep(min(_BACKOFF_S * 2**attempt, _BACKOFF_S_MAX))
         raise AssertionError("unreachable: counting has no end")
-
-
-def batches(packets: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Cut entries into batches of at most ``BATCH_ENTRIES_MAX``, closed once they hold ``BATCH_BYTES_MAX``."""
-    batch: list[bytes] = []
-    size = 0
-    for packet in packets:
-        batch.append(packet)
-        size += len(packet)
-        if size >= BATCH_BYTES_MAX or len(batch) == BATCH_ENTRIES_MAX:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
