@@ -29,6 +29,15 @@ class ReplicatorSettings:
     """Many, because a small ledger mostly waits for the store's round trips."""
     bytes_per_second: Annotated[int, Option("Copy limit of this process; 0 for none.", minimum=0, is_live=True)] = 0
     """Bound on bytes sent to targets, and on bytes read."""
+    is_copy_through_worker: Annotated[
+        bool,
+        Option(
+            "Carry every copy through this process, even if the target could read from the source by itself.",
+            "copy_through_worker",
+        ),
+    ] = False
+    """Bookies that can copy from each other do so by default: the entries cross the network once, and this process
+    neither holds nor verifies them."""
     poll_interval_s: Annotated[
         float,
         Option(

@@ -26,6 +26,7 @@ from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.waiting import all_completed, first_of
 from replicator.copying.copier import Copier
 from replicator.copying.pace import Pace
+from replicator.copying.pull import Pulls
 from replicator.copying.shared_limits import SharedLimits
 from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.absence import Absences
@@ -72,7 +73,10 @@ class Worker:
         self._events = events
         self._owner = owner
         self._pace = Pace(ports.clock, settings.bytes_per_second)
-        self._copier = Copier(ports.transport, ports.clock, self._pace, ByteBudget(IN_FLIGHT_BYTES), self._is_avoided)
+        pulls = None if settings.is_copy_through_worker else Pulls(ports.recent.service_info, ports.clock)
+        self._copier = Copier(
+            ports.transport, ports.clock, self._pace, ByteBudget(IN_FLIGHT_BYTES), self._is_avoided, pulls
+        )
         self._delays = Delays(ports.clock, settings.open_ledger_grace_s)
         self._absences = Absences(ports)
         self._context = RepairContext(ports, self._copier, events, self._delays, self._absences)
@@ -101,6 +105,7 @@ class Worker:
             self._copier.copied_bytes,
             self._pace.waited_s,
             self._ports.circuits.open_count,
+            self._copier.pulled_bytes,
         )
 
     def _is_avoided(self, bookie: BookieId) -> bool:

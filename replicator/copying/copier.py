@@ -39,6 +39,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Transport
 from replicator.copying.pace import Pace, PacedReads
+from replicator.copying.pull import Pull, Pulls
 from replicator.copying.sources import EntrySource, FetchedEntries, Orders, Speculation
 from replicator.copying.target import Target
 from replicator.copying.throttle import ByteBudget
@@ -102,8 +103,10 @@ class Copier:
         pace: Pace,
         budget: ByteBudget,
         is_avoided: Callable[[BookieId], bool] = lambda _: False,
+        pulls: Pulls | None = None,
     ) -> None:
-        """Prepare copying. Sources that ``is_avoided`` are asked last (R42)."""
+        """Prepare copying. Sources that ``is_avoided`` are asked last (R42). Without ``pulls``, nothing is pulled."""
+        self.pulls = pulls
         self.is_avoided = is_avoided
         self.transport = transport
         self.clock = clock
@@ -112,6 +115,8 @@ class Copier:
         self.copied_entries = 0
         """Entries that targets have acknowledged, over all copies."""
         self.copied_bytes = 0
+        self.pulled_bytes = 0
+        """Of them, those that did not pass this process."""
 
     async def copy(
         self,
@@ -138,6 +143,12 @@ class Copier:
         if outcome.is_complete and outcome.entries != expected:
             raise InvariantError(f"copied {outcome.entries} entries of ledger {ledger.ledger_id}, not {expected}")
         return outcome
+
+    def count(self, entries: int, size_bytes: int, pulled_bytes: int = 0) -> None:
+        """Count entries that a target has acknowledged."""
+        self.copied_entries += entries
+        self.copied_bytes += size_bytes
+        self.pulled_bytes += pulled_bytes
 
     async def not_served(
         self, ledger: Versioned, bookie: BookieId, entry_ids: Sequence[EntryId], rank: int = 0
@@ -192,6 +203,9 @@ class _CopyRun:
         self._suspects: set[BookieId] = set()
         self._target = Target(
             copier.transport, copier.clock, copier.pace, step.target, ledger, incarnation, rank, self._goes_on
+        )
+        self._pull = (
+            None if copier.pulls is None else Pull(copier.pulls, ledger, step.target, self._target, self._goes_on)
         )
         self._unreadable: list[UnreadableEntry] = []
         self._unreadable_count = 0
@@ -248,8 +262,8 @@ class _CopyRun:
 
         Entries whose holders did not answer are asked for again a few times.
         """
-        waiting, silences = list(chunk), 0
         self._waiting[turn] = chunk[0]
+        waiting, silences = await self._pulled(chunk, turn), 0
         while waiting and await self._goes_on():
             asked = self._within_budget(waiting)
             fetched = await self._pass(asked, turn)
@@ -257,10 +271,7 @@ class _CopyRun:
                 return
             silent = fetched.unreadable
             waiting = sorted((*fetched.rest, *(entry.entry_id for entry in silent), *waiting[len(asked) :]))
-            if waiting:
-                self._waiting[turn] = waiting[0]
-            else:
-                del self._waiting[turn]
+            self._reached(turn, waiting)
             await self._note_stored()
             silences = silences + 1 if silent else 0
             if silences > len(_SOURCE_PAUSES_S):
@@ -268,6 +279,30 @@ class _CopyRun:
                 return
             if silent:
                 await self._copier.clock.sleep(_SOURCE_PAUSES_S[silences - 1])
+
+    async def _pulled(self, chunk: Sequence[EntryId], turn: int) -> Sequence[EntryId]:
+        """Let the target read by itself what it can, and return what is left."""
+        if self._pull is None:
+            return chunk
+        avoided = self._suspects.union(filter(self._copier.is_avoided, set().union(*self._holders)))
+        orders = self._orders(chunk, turn)
+        pulled = await self._pull.bring(chunk, orders, avoided.__contains__, self._reads.entry_bytes)
+        self._suspects |= pulled.silent
+        self._copier.count(pulled.entries, pulled.bytes, pulled.bytes)
+        self._learn_size()
+        self._reached(turn, pulled.rest)
+        await self._note_stored()
+        return pulled.rest
+
+    def _reached(self, turn: int, waiting: Sequence[EntryId]) -> None:
+        if waiting:
+            self._waiting[turn] = waiting[0]
+        else:
+            del self._waiting[turn]
+
+    def _learn_size(self) -> None:
+        if self._target.entries:
+            self._reads.entry_bytes = max(1, self._target.bytes // self._target.entries)
 
     async def _note_stored(self) -> None:
         size_bytes, self._noted_bytes = self._target.bytes - self._noted_bytes, self._target.bytes
@@ -321,12 +356,10 @@ class _CopyRun:
         """Send copies. A failure after the end of the copy is not the target's."""
         failure = await self._target.store(packets)
         if failure is None:
-            self._copier.copied_entries += len(packets)
-            self._copier.copied_bytes += sum(map(len, packets))
+            self._copier.count(len(packets), sum(map(len, packets)))
         elif not self._is_over():
             self._target_failure = failure
-        if self._target.entries:
-            self._reads.entry_bytes = max(1, self._target.bytes // self._target.entries)
+        self._learn_size()
         return failure is None
 
 
