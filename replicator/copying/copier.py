@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -198,6 +198,8 @@ class _CopyRun:
         self._source = EntrySource(self._reads, ledger.ledger_id, digest, length, speculation)
         self._entry_ids = entries_without(step, held)
         self._reads.entry_bytes = HEADER_SIZE + digest.size + _average_payload(ledger.metadata)
+        self._is_size_known = length is not None
+        """Whether ``entry_bytes`` is more than a guess. The pace of a pull has nothing else before its answer."""
         self._turn = int(ledger.ledger_id)
         self._holders = [step.holders(start) for start in range(len(step.sources))]
         self._suspects: set[BookieId] = set()
@@ -282,17 +284,19 @@ class _CopyRun:
 
     async def _pulled(self, chunk: Sequence[EntryId], turn: int) -> Sequence[EntryId]:
         """Let the target read by itself what it can, and return what is left."""
-        if self._pull is None:
+        if self._pull is None or not self._is_size_known:
             return chunk
-        avoided = self._suspects.union(filter(self._copier.is_avoided, set().union(*self._holders)))
-        orders = self._orders(chunk, turn)
-        pulled = await self._pull.bring(chunk, orders, avoided.__contains__, self._reads.entry_bytes)
-        self._suspects |= pulled.silent
-        self._copier.count(pulled.entries, pulled.bytes, pulled.bytes)
-        self._learn_size()
-        self._reached(turn, pulled.rest)
-        await self._note_stored()
-        return pulled.rest
+        waiting, rest = chunk, list[EntryId]()
+        while waiting:
+            orders, avoided = self._orders(waiting, turn), self._avoided()
+            pulled = await self._pull.bring(waiting, orders, avoided, self._reads.entry_bytes)
+            self._suspects |= pulled.silent
+            self._copier.count(pulled.entries, pulled.bytes, pulled.bytes)
+            self._learn_size()
+            rest, waiting = sorted((*rest, *pulled.rest)), pulled.later
+            self._reached(turn, sorted((*rest, *waiting)))
+            await self._note_stored()
+        return rest
 
     def _reached(self, turn: int, waiting: Sequence[EntryId]) -> None:
         if waiting:
@@ -303,6 +307,7 @@ class _CopyRun:
     def _learn_size(self) -> None:
         if self._target.entries:
             self._reads.entry_bytes = max(1, self._target.bytes // self._target.entries)
+            self._is_size_known = True
 
     async def _note_stored(self) -> None:
         size_bytes, self._noted_bytes = self._target.bytes - self._noted_bytes, self._target.bytes
@@ -345,10 +350,14 @@ class _CopyRun:
             if len(self._corrupt) < CORRUPT_MAX and copy not in self._corrupt:  # several passes may meet it
                 self._corrupt.append(copy)
 
+    def _avoided(self) -> Set[BookieId]:
+        """Holders that are asked last, because they did not answer."""
+        return self._suspects | {b for b in set().union(*self._holders) if self._copier.is_avoided(b)}
+
     def _orders(self, entry_ids: Sequence[EntryId], turn: int) -> Orders:
         """Whom to ask: the first holder changes from chunk to chunk, bookies that did not answer come last."""
         size = len(self._holders)
-        last = self._suspects | {b for b in set().union(*self._holders) if self._copier.is_avoided(b)}
+        last = self._avoided()
         rotated = [sorted(_rotate(holders, turn), key=last.__contains__) for holders in self._holders]
         return {entry_id: rotated[entry_id % size] for entry_id in entry_ids}
 

@@ -17,7 +17,7 @@ S rules are defined in docs/invariants.md.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -47,8 +47,10 @@ class Pulled:
 
     entries: int = 0
     bytes: int = 0
+    later: list[EntryId] = field(default_factory=list)
+    """What did not fit into an answer: to be pulled again."""
     rest: list[EntryId] = field(default_factory=list)
-    """What is left to copy, ascending."""
+    """What this process has to copy."""
     silent: set[BookieId] = field(default_factory=set)
     """Holders that did not answer the target."""
 
@@ -100,42 +102,45 @@ class Pull:
             self._digest = LedgerDigest(digest_type, digest_key(digest_type, password))
 
     async def bring(
-        self, entry_ids: Sequence[EntryId], orders: Orders, is_avoided: Callable[[BookieId], bool], entry_bytes: int
+        self, entry_ids: Sequence[EntryId], orders: Orders, avoided: Set[BookieId], entry_bytes: int
     ) -> Pulled:
-        """Let the target read each entry from its first holder, if that works.
+        """Let the target read entries from their first holders: one request for each holder, if that works.
+
+        Each of ``entry_ids`` that the target has not acknowledged then is in ``later`` or ``rest`` of the result.
 
         Args:
             entry_ids: what to copy, ascending.
             orders: the holders of each.
-            is_avoided: holders that are not worth a request now.
+            avoided: holders that are not worth a request now.
             entry_bytes: the expected size of an entry.
         """
         pulled = Pulled()
         groups: dict[BookieId, list[EntryId]] = {}
         for entry_id in entry_ids:
-            if not orders[entry_id] or is_avoided(orders[entry_id][0]):
+            if not orders[entry_id] or orders[entry_id][0] in avoided:
                 pulled.rest.append(entry_id)
             else:
                 groups.setdefault(orders[entry_id][0], []).append(entry_id)
-        for holder, waiting in groups.items():
-            await self._from(holder, waiting, entry_bytes, pulled)
-        pulled.rest.sort()
+        for holder, wanted in groups.items():
+            await self._from(holder, wanted, entry_bytes, pulled)
         return pulled
 
-    async def _from(self, holder: BookieId, waiting: Sequence[EntryId], entry_bytes: int, pulled: Pulled) -> None:
-        while waiting and (digest := self._digest) is not None and await self._may(holder):
-            asked = waiting[:BATCH_ENTRIES_MAX]
-            reply = await self._target.pull(holder, asked, digest, len(asked) * entry_bytes)
-            pulled.entries += reply.stored_count
-            pulled.bytes += reply.stored_bytes
-            pulled.rest += (refusal.entry_id for refusal in reply.refusals)
-            waiting = waiting[reply.covered :]
-            if reply.status is not Status.OK:
-                self._digest = None
-            elif reply.source is not Status.OK:
-                self._pulls.note_silent(self._bookie, holder)
-                pulled.silent.add(holder)
-        pulled.rest += waiting
-
-    async def _may(self, holder: BookieId) -> bool:
-        return await self._pulls.can(self._bookie, holder) and await self._goes_on()
+    async def _from(self, holder: BookieId, wanted: Sequence[EntryId], entry_bytes: int, pulled: Pulled) -> None:
+        digest = self._digest
+        if digest is None or not await self._pulls.can(self._bookie, holder) or not await self._goes_on():
+            pulled.rest += wanted
+            return
+        asked = wanted[:BATCH_ENTRIES_MAX]
+        reply = await self._target.pull(holder, asked, digest, len(asked) * entry_bytes)
+        pulled.entries += reply.stored_count
+        pulled.bytes += reply.stored_bytes
+        pulled.rest += (refusal.entry_id for refusal in reply.refusals)
+        if reply.status is reply.source is Status.OK:
+            pulled.later += wanted[reply.covered :]
+            return
+        pulled.rest += wanted[reply.covered :]
+        if reply.status is not Status.OK:
+            self._digest = None
+        else:
+            self._pulls.note_silent(self._bookie, holder)
+            pulled.silent.add(holder)
