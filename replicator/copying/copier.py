@@ -265,8 +265,10 @@ class _CopyRun:
         Entries whose holders did not answer are asked for again a few times.
         """
         self._waiting[turn] = chunk[0]
-        waiting, silences = await self._pulled(chunk, turn), 0
+        waiting, silences = list(chunk), 0
         while waiting and await self._goes_on():
+            if not (waiting := await self._pulled(waiting, turn)):
+                return
             asked = self._within_budget(waiting)
             fetched = await self._pass(asked, turn)
             if fetched is None:
@@ -282,12 +284,12 @@ class _CopyRun:
             if silent:
                 await self._copier.clock.sleep(_SOURCE_PAUSES_S[silences - 1])
 
-    async def _pulled(self, chunk: Sequence[EntryId], turn: int) -> Sequence[EntryId]:
+    async def _pulled(self, chunk: list[EntryId], turn: int) -> list[EntryId]:
         """Let the target read by itself what it can, and return what is left."""
         if self._pull is None or not self._is_size_known:
             return chunk
         waiting, rest = chunk, list[EntryId]()
-        while waiting:
+        while waiting and not self._is_over():
             orders, avoided = self._orders(waiting, turn), self._avoided()
             pulled = await self._pull.bring(waiting, orders, avoided, self._reads.entry_bytes)
             self._suspects |= pulled.silent
@@ -296,7 +298,7 @@ class _CopyRun:
             rest, waiting = sorted((*rest, *pulled.rest)), pulled.later
             self._reached(turn, sorted((*rest, *waiting)))
             await self._note_stored()
-        return rest
+        return sorted((*rest, *waiting))
 
     def _reached(self, turn: int, waiting: Sequence[EntryId]) -> None:
         if waiting:

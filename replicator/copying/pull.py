@@ -2,8 +2,8 @@
 
 The invariant: pulling only removes entries from what is left to copy, and only those that the target has acknowledged.
 The target verifies and stores them as if this process had sent them (``bookie.server.copying``), so its acknowledgement
-is worth that of an add. Everything else stays: an entry that was refused or did not verify, all that a silent holder
-has, and all that a target refuses. The copier then copies it through this process, from the same holders in the same
+is worth that of an add. Everything else stays: an entry that was refused or did not verify, what only silent holders
+have, and all that a target refuses. The copier then copies it through this process, from the same holders in the same
 order. So each finding (a damaged copy, an unreadable entry, a target that fails) rests on what this process itself was
 answered, and a fault while pulling costs one request.
 
@@ -48,7 +48,7 @@ class Pulled:
     entries: int = 0
     bytes: int = 0
     later: list[EntryId] = field(default_factory=list)
-    """What did not fit into an answer: to be pulled again."""
+    """What did not fit into an answer, and what a silent holder has: to be pulled again, from another holder."""
     rest: list[EntryId] = field(default_factory=list)
     """What this process has to copy."""
     silent: set[BookieId] = field(default_factory=set)
@@ -135,12 +135,11 @@ class Pull:
         pulled.entries += reply.stored_count
         pulled.bytes += reply.stored_bytes
         pulled.rest += (refusal.entry_id for refusal in reply.refusals)
-        if reply.status is reply.source is Status.OK:
-            pulled.later += wanted[reply.covered :]
-            return
-        pulled.rest += wanted[reply.covered :]
         if reply.status is not Status.OK:
             self._digest = None
-        else:
+            pulled.rest += wanted[reply.covered :]
+            return
+        pulled.later += wanted[reply.covered :]
+        if reply.source is not Status.OK:
             self._pulls.note_silent(self._bookie, holder)
             pulled.silent.add(holder)
