@@ -161,9 +161,9 @@ class RepairWorld:
         counts = [await self.counted(bookie, "bkheal_bookie_read_entries_total") for bookie in others]
         return others[counts.index(max(counts))]
 
-    async def counted(self, bookie: EmbeddedBookie, metric: str) -> float:
-        """The value of a counter of a bookie's process."""
-        return (await Served(bookie.running, bookie.metrics_url).values())[metric,]
+    async def counted(self, bookie: EmbeddedBookie, *metric: str) -> float:
+        """The value of a counter of a bookie's process, by its name and the values of its labels."""
+        return (await Served(bookie.running, bookie.metrics_url).values())[metric]
 
     async def settled(self) -> None:
         """Wait until no task, no lock and no reservation is left. A ledger that is parked never gets there."""
