@@ -1,4 +1,4 @@
-"""Workers whose targets read entries from their sources by themselves (I22), with default settings."""
+"""Workers whose targets read entries from their sources by themselves (R48), with default settings."""
 
 from __future__ import annotations
 
