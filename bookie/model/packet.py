@@ -61,6 +61,13 @@ def unpack(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId
     Raises:
         DamagedEntry: too short, digest mismatch, or another ledger or entry than requested.
     """
+    found_entry, last_add_confirmed, length, payload = _verified_parts(digest, packet, ledger_id, entry_id)
+    return Entry(ledger_id, EntryId(found_entry), EntryId(last_add_confirmed), length, payload)
+
+
+def _verified_parts(
+    digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId | None
+) -> tuple[int, int, int, bytes]:
     if len(packet) < HEADER_SIZE + digest.size:
         raise DamagedEntry(f"entry of {len(packet)} bytes, shorter than its header and digest")
     header = packet[:HEADER_SIZE]
@@ -70,17 +77,17 @@ def unpack(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId
     found_ledger, found_entry, last_add_confirmed, length = _HEADER.unpack(header)
     if found_ledger != ledger_id or (entry_id is not None and found_entry != entry_id):
         raise DamagedEntry(f"holds ledger {found_ledger} entry {found_entry}, asked for {ledger_id}/{entry_id}")
-    return Entry(LedgerId(found_ledger), EntryId(found_entry), EntryId(last_add_confirmed), length, payload)
+    return found_entry, last_add_confirmed, length, payload
 
 
 def damage_of(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId) -> str | None:
     """Return what is wrong with the stored bytes of an entry, or None if they may be copied (S10)."""
     try:
-        entry = unpack(digest, packet, ledger_id, entry_id)
+        _, _, length, payload = _verified_parts(digest, packet, ledger_id, entry_id)
     except DamagedEntry as error:
         return str(error)
-    if entry.length < len(entry.payload):
-        return f"ledger length {entry.length} in the header is below the payload's {len(entry.payload)} bytes"
+    if length < len(payload):
+        return f"ledger length {length} in the header is below the payload's {len(payload)} bytes"
     return None
 
 
