@@ -29,15 +29,11 @@ class ReplicatorSettings:
     """Many, because a small ledger mostly waits for the store's round trips."""
     bytes_per_second: Annotated[int, Option("Copy limit of this process; 0 for none.", minimum=0, is_live=True)] = 0
     """Bound on bytes sent to targets, and on bytes read."""
-    is_copy_through_worker: Annotated[
+    is_pulling: Annotated[
         bool,
-        Option(
-            "Carry every copy through this process, even if the target could read from the source by itself.",
-            "copy_through_worker",
-        ),
+        Option("Let targets read entries from the sources by themselves, instead of through this process.", "pull"),
     ] = False
-    """Bookies that can copy from each other do so by default: the entries cross the network once, and this process
-    neither holds nor verifies them."""
+    """Entries then cross the network once, and bookies do a part of this process's work (docs/decisions/0044)."""
     poll_interval_s: Annotated[
         float,
         Option(

@@ -73,7 +73,7 @@ class Worker:
         self._events = events
         self._owner = owner
         self._pace = Pace(ports.clock, settings.bytes_per_second)
-        pulls = None if settings.is_copy_through_worker else Pulls(ports.recent.service_info, ports.clock)
+        pulls = Pulls(ports.recent.service_info, ports.clock) if settings.is_pulling else None
         self._copier = Copier(
             ports.transport, ports.clock, self._pace, ByteBudget(IN_FLIGHT_BYTES), self._is_avoided, pulls
         )

@@ -55,9 +55,7 @@ class _Repaired:
     """Packets that ZooKeeper received meanwhile, a few pings included."""
 
 
-async def run(
-    entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_copy_through_worker: bool = False
-) -> dict[str, Any]:
+async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pulling: bool = False) -> dict[str, Any]:
     """Write ``entries`` in ``ledgers`` ledgers of three copies, kill a bookie, let one replicator copy them all.
 
     Many ledgers with few entries, or none, measure the cost of a ledger instead of that of its bytes. Measured from the
@@ -68,7 +66,7 @@ async def run(
         entries: in all ledgers together.
         entry_bytes: the payload of each.
         ledgers: how many.
-        is_copy_through_worker: whether every copy passes the replicator, instead of going from bookie to bookie.
+        is_pulling: whether copies go from bookie to bookie, instead of through the replicator.
 
     Returns:
         Figures: ledgers/s, entries/s and MB/s of stored bytes, bytes copied for each byte lost, requests to ZooKeeper
@@ -84,7 +82,7 @@ async def run(
                 ids = await _write_all(client, entries, entry_bytes, ledgers)
                 await cluster.add_bookies(1)
                 await _lose(client, cluster.bookies[0], ids)
-            done = await _repair(cluster, ledgers, ["--copy-through-worker"] if is_copy_through_worker else [])
+            done = await _repair(cluster, ledgers, ["--pull"] if is_pulling else [])
         copy_s = _copy_file(Path(directory), done.bytes)
     lost_bytes = entries * (entry_bytes + HEADER_SIZE + digest_for(DIGEST, b"").size)
     return {
@@ -92,7 +90,7 @@ async def run(
         "entry_bytes": entry_bytes,
         "ledgers": ledgers,
         "shape": "/".join(map(str, SHAPE)),
-        "copies": "through the worker" if is_copy_through_worker else "from bookie to bookie",
+        "copies": "from bookie to bookie" if is_pulling else "through the worker",
         "ledgers_per_second": round(ledgers / done.seconds, 1),
         "entries_per_second": round(done.entries / done.seconds),
         "repair_mb_per_second": round(done.bytes / done.seconds / 1e6, 1),

@@ -60,7 +60,7 @@ async def test_a_repair_takes_another_target_if_one_is_killed(world: RepairWorld
 
 async def test_a_source_that_is_killed_while_the_target_reads_from_it_costs_nothing(world: RepairWorld) -> None:
     """Paused first, so what the target has asked it stays unanswered until the kill."""
-    repair = await world.repair_at(Step.COPYING)
+    repair = await world.repair_at(Step.COPYING, "--pull")
     [target] = await world.targets(repair)
     source = await world.busiest_source(repair)
     source.running.pause()
@@ -72,7 +72,7 @@ async def test_a_source_that_is_killed_while_the_target_reads_from_it_costs_noth
 
 
 async def test_a_target_that_is_killed_while_it_reads_from_a_source_is_replaced(world: RepairWorld) -> None:
-    repair = await world.repair_at(Step.COPYING)
+    repair = await world.repair_at(Step.COPYING, "--pull")
     [target] = await world.targets(repair)
     target.running.pause()
     repair.go_on()

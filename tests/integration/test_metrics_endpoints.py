@@ -102,7 +102,7 @@ async def test_a_repair_is_counted_by_those_who_did_it(zookeeper: EmbeddedZooKee
         await kill9(zookeeper, bookies[lost].process)
         await client.ports.tasks.initialize()
         await client.ports.tasks.marking.mark(writer.ledger_id, [lost])
-        replicator = await machine.replicator("--compat-metrics")
+        replicator = await machine.replicator("--compat-metrics", "--pull")
         await replicator.until_value(1, "bkheal_replicator_tasks_total", "repaired")
         await replicator.until_value(ENTRIES, "bkheal_replicator_copied_entries_total")
         values = await replicator.values()

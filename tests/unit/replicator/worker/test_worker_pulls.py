@@ -1,4 +1,4 @@
-"""Workers whose targets read entries from their sources by themselves (R48), with default settings."""
+"""Workers whose targets read entries from their sources by themselves (R48)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Scene:
         return sum(map(len, self.packets.values()))
 
     async def heal(self, **settings: Any) -> Healed:
-        running = self.world.worker(**settings)
+        running = self.world.worker(**{"is_pulling": True, **settings})
         await running.worker.run()
         return Healed(running.recorder, running.worker.load())
 
@@ -120,9 +120,11 @@ async def test_a_striped_ledger_is_pulled_from_all_who_hold_a_part_of_it() -> No
 
 
 @in_virtual_time
-async def test_a_worker_that_is_told_to_carries_every_copy_itself() -> None:
+async def test_a_worker_carries_every_copy_itself_unless_it_is_told_to_pull() -> None:
     async with scene() as at:
-        healed = await at.heal(is_copy_through_worker=True)
+        running = at.world.worker()
+        await running.worker.run()
+        healed = Healed(running.recorder, running.worker.load())
         await at.assert_repaired(healed)
         assert not at.world.bookies[TARGET].copies
         assert (healed.load.copied_bytes, healed.load.pulled_bytes) == (at.size_bytes, 0)
