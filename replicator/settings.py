@@ -34,6 +34,11 @@ class ReplicatorSettings:
         int, Option("Requests of copies under way to one bookie, up to 1 MiB each.", minimum=1, maximum=256)
     ] = PLACES_MAX
     """Of this process. The others wait: ledgers with the fewest copies first."""
+    is_pulling: Annotated[
+        bool,
+        Option("Let targets read entries from the sources by themselves, instead of through this process.", "pull"),
+    ] = False
+    """Entries then cross the network once, and bookies do a part of this process's work (docs/decisions/0044)."""
     poll_interval_s: Annotated[
         float,
         Option(

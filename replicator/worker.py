@@ -28,6 +28,7 @@ from bookie.runtime.waiting import all_completed, first_of
 from replicator.copying.copier import Copier
 from replicator.copying.pace import Pace
 from replicator.copying.places import Places
+from replicator.copying.pull import Pulls
 from replicator.copying.shared_limits import SharedLimits
 from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.absence import Absences
@@ -74,6 +75,7 @@ class Worker:
         self._events = events
         self._owner = owner
         self._pace = Pace(ports.clock, settings.bytes_per_second)
+        pulls = Pulls(ports.recent.service_info, ports.clock) if settings.is_pulling else None
         self._copier = Copier(
             ports.transport,
             ports.clock,
@@ -82,6 +84,7 @@ class Worker:
             self._is_avoided,
             Places(settings.copies_per_bookie),
             self._locate,
+            pulls,
         )
         self._delays = Delays(ports.clock, settings.open_ledger_grace_s)
         self._absences = Absences(ports)
@@ -111,6 +114,7 @@ class Worker:
             self._copier.copied_bytes,
             self._pace.waited_s,
             self._ports.circuits.open_count,
+            self._copier.pulled_bytes,
         )
 
     def _is_avoided(self, bookie: BookieId) -> bool:

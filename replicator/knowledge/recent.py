@@ -27,9 +27,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import Final, Generic, TypeVar
 
-from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.bookies.registration import Bookies, Registrations, ServiceInfo
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
@@ -93,7 +94,7 @@ class Recent:
         self._clock = clock
         self._bookies = Shared(registrations.list, clock, BOOKIES_AGE_S)
         self._disabled = Shared(switches.is_disabled, clock, SWITCH_AGE_S)
-        self._incarnations: dict[BookieId, Shared[str | None]] = {}
+        self._infos: dict[BookieId, Shared[ServiceInfo | None]] = {}
 
     async def bookies(self, expected: Collection[BookieId] = ()) -> Bookies:
         """The registered bookies. A kept list serves only if it contains all of ``expected`` (R2).
@@ -130,17 +131,22 @@ class Recent:
         Raises:
             StoreUnavailableError: no answer.
         """
+        info = await self.service_info(bookie)
+        return None if info is None else info.incarnation
 
-        async def read() -> str | None:
-            info = await self._registrations.service_info(bookie)
-            return None if info is None else info.incarnation
+    async def service_info(self, bookie: BookieId) -> ServiceInfo | None:
+        """What a bookie has registered; None if it is not registered.
 
-        return await self._incarnations.setdefault(bookie, Shared(read, self._clock, BOOKIES_AGE_S)).get()
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        read = partial(self._registrations.service_info, bookie)
+        return await self._infos.setdefault(bookie, Shared(read, self._clock, BOOKIES_AGE_S)).get()
 
     def note_bookies_changed(self) -> None:
         """Forget the bookies and their disks: a bookie came, went, or registered again."""
         self._bookies.forget()
-        self._incarnations.clear()
+        self._infos.clear()
 
     def note_switched(self) -> None:
         """Forget the switch."""

@@ -114,6 +114,8 @@ class Load:
     """Time in which the throttle held copying up."""
     unreachable_bookies: int = 0
     """Bookies whose circuit is open: they have not answered for a while."""
+    pulled_bytes: int = 0
+    """Of the copied bytes, those that targets have read from their sources by themselves."""
 
 
 class EventSink(Protocol):

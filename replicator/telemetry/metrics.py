@@ -22,6 +22,7 @@ TASKS_ENDED: Final = "bkheal_replicator_tasks_total"
 PARKED: Final = "bkheal_replicator_parked_total"
 COPIED_ENTRIES: Final = "bkheal_replicator_copied_entries_total"
 COPIED_BYTES: Final = "bkheal_replicator_copied_bytes_total"
+PULLED_BYTES: Final = "bkheal_replicator_pulled_bytes_total"
 REPAIRED_FRAGMENTS: Final = "bkheal_replicator_repaired_fragments_total"
 RECOVERED_LEDGERS: Final = "bkheal_replicator_recovered_ledgers_total"
 CORRUPT_COPIES: Final = "bkheal_replicator_corrupt_copies_total"
@@ -69,6 +70,13 @@ REPLICATOR: Final = (
         _COUNTER,
         "Bytes of those entries as they are stored (header, digest and payload)",
         watch="the rate is 0 while tasks are eligible",
+    ),
+    Definition(
+        PULLED_BYTES,
+        _COUNTER,
+        "Of the copied bytes, those that target bookies read from the source bookies by themselves; the rest passed "
+        "this process",
+        watch="with --pull, it stays behind the copied bytes of bkheal's bookies: they may not reach each other",
     ),
     Definition(REPAIRED_FRAGMENTS, _COUNTER, "Fragments that metadata now names with whole copies"),
     Definition(RECOVERED_LEDGERS, _COUNTER, "Ledgers recovered and closed because their writer had ended"),
@@ -149,8 +157,8 @@ class MetricsEvents(EventSink):
         self._in_flight = metrics.gauge(IN_FLIGHT_LEDGERS), metrics.gauge(IN_FLIGHT_BYTES)
         self._unreachable = metrics.gauge(UNREACHABLE_BOOKIES)
         self._throttle = metrics.gauge(THROTTLE)
-        self._copied_entries, self._copied_bytes, self._throttled_s = (
-            _Total(metrics.counter(name)) for name in (COPIED_ENTRIES, COPIED_BYTES, THROTTLED)
+        self._copied_entries, self._copied_bytes, self._pulled_bytes, self._throttled_s = (
+            _Total(metrics.counter(name)) for name in (COPIED_ENTRIES, COPIED_BYTES, PULLED_BYTES, THROTTLED)
         )
         self._progress = metrics.gauge(LAST_PROGRESS)
 
@@ -187,6 +195,7 @@ class MetricsEvents(EventSink):
         self._unreachable.set(now.unreachable_bookies)
         self._throttle.set(now.bytes_per_second)
         self._copied_bytes.reach(now.copied_bytes)
+        self._pulled_bytes.reach(now.pulled_bytes)
         self._throttled_s.reach(now.throttled_s)
         if self._copied_entries.reach(now.copied_entries):
             self._note_progress()
