@@ -1,8 +1,8 @@
 """A metadata store that sends the requests of many concurrent callers in few: between the port and an adapter.
 
-A worker repairs many ledgers at a time, and each turn makes small requests. Independent transactions that wait together
-become one ``multi``, single reads become one bulk read, and a ``sync`` serves every caller that was waiting for one when
-it was sent. ``lane`` says why the result of each request is the same as alone. In addition:
+A worker repairs many ledgers at a time, and each turn makes small requests. Independent transactions that wait
+together become one ``multi``, single reads become one bulk read, and a ``sync`` serves every caller that was waiting
+for one when it was sent. ``lane`` says why the result of each request is the same as alone. In addition:
 
 * Transactions are joined only if none of them changes a node that another one changes or checks. So the order inside a
   joint transaction does not matter, and no node is created twice by it.
@@ -10,8 +10,8 @@ it was sent. ``lane`` says why the result of each request is the same as alone. 
   alone, so its error is that of the lone request, and the others are joined again, a few times at most.
 * A joint read begins after each of its requests was made, and a joint ``sync`` too.
 
-Watches, sequential nodes, ``set`` and ``stat`` are not joined: they need an answer that a ``multi`` of the port does not
-give, or another permission. Long scans are large already.
+Watches, sequential nodes, ``set`` and ``stat`` are not joined: they need an answer that a ``multi`` of the port does
+not give, or another permission. Long scans are large already.
 """
 
 from __future__ import annotations
@@ -245,9 +245,7 @@ def _touched(operations: Sequence[Operation]) -> set[str]:
     return {operation.path for operation in operations}
 
 
-def _at_fault(
-    batch: Sequence[Waiting[Sequence[Operation], None]], index: int
-) -> Waiting[Sequence[Operation], None]:
+def _at_fault(batch: Sequence[Waiting[Sequence[Operation], None]], index: int) -> Waiting[Sequence[Operation], None]:
     for waiting in batch:
         if index < len(waiting.work):
             return waiting

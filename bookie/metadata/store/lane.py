@@ -4,10 +4,11 @@ The invariant: a request that was sent together with others has the result that 
 request is refused, nothing was done, and the requests are sent again (alone, in the tasks of their callers). If the
 outcome of the common request is unknown, it is unknown for each of them, and none is sent again.
 
-A request waits for the end of the loop's current step, which takes no time, and for a place: ``BATCHES_MAX`` requests of
-the lane are in flight at a time. So a lone request is sent at once, and batches grow with the load. A request is never
-sent in another session than that in which it was made (S14). A request whose caller was cancelled while it waited is not
-sent; if all callers of a batch are cancelled, so is the batch.
+A request waits for the end of the loop's current step, which takes no time, and for a place: ``BATCHES_MAX`` requests
+of the lane are in flight at a time. So a lone request is sent at once, and batches grow with the load. A request is
+never sent in another session than that in which it was made (S14). A request whose caller was cancelled while it waited
+is not sent; if all callers of a batch are cancelled, so is the batch. Each request to the store has the store's
+deadline, so a caller waits for its own request and at most for the batches before it.
 
 S rules are defined in docs/invariants.md.
 """

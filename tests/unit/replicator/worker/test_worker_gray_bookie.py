@@ -37,7 +37,7 @@ async def repair_all(*, has_circuits: bool) -> float:
 def test_a_bookie_that_does_not_answer_costs_the_process_and_not_each_ledger() -> None:
     before_s = run_virtual(repair_all(has_circuits=False))
     after_s = run_virtual(repair_all(has_circuits=True))
-    assert after_s < 30 < 200 < before_s
+    assert after_s < 30 < 120 < before_s
 
 
 @in_virtual_time
