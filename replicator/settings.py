@@ -26,8 +26,8 @@ class ReplicatorSettings:
 
     metadata_uri: str
     """The metadata service URI of the cluster, such as ``zk+hierarchical://host:2181/ledgers``."""
-    ledgers_in_flight: Annotated[int, Option("Ledgers repaired side by side.", minimum=1, maximum=256)] = 16
-    """Many, because a small ledger mostly waits for the store's round trips."""
+    ledgers_in_flight: Annotated[int, Option("Ledgers repaired side by side.", minimum=1, maximum=256)] = 64
+    """Many, because a small ledger mostly waits for round trips. Of large ones, a worker repairs fewer at a time."""
     bytes_per_second: Annotated[int, Option("Copy limit of this process; 0 for none.", minimum=0, is_live=True)] = 0
     """Bound on bytes sent to targets, and on bytes read."""
     copies_per_bookie: Annotated[

@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 IN_FLIGHT_BYTES: Final = 64 << 20
 """Entries read and not yet stored, over all ledgers in flight."""
+LARGE_IN_FLIGHT_MAX: Final = 16
+"""Large ledgers repaired side by side, at most: more of them only wait for each other's bytes, and keep their locks."""
 STORE_PAUSE_S: Final = 1.0
 """Before the store is asked again after it did not answer."""
 REFUSED_PAUSE_S_MAX: Final = 60.0
@@ -98,6 +100,8 @@ class Worker:
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
         self._ranks: dict[LedgerId, int] = {}
         """The rank of each ledger in ``_running``."""
+        self._large_ranks: dict[LedgerId, int] = {}
+        """The rank of each large one."""
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
         self._unreleased: list[Lease] = []
@@ -224,7 +228,7 @@ class Worker:
         self._note_allowed(_TASKS)
         self._start_turns()
         if is_listed:
-            await self._duty.call(math.ceil(len(self._queue) / self._settings.ledgers_in_flight))
+            await self._duty.call(math.ceil(len(self._queue) / self._large_limit))
         if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
             return RunEnd.UNSETTLED if self._queue.outlook.given_up else RunEnd.SETTLED
         if not self._running and (self._queue.is_stale or (self._is_called and self._queue.is_idle)):
@@ -269,22 +273,37 @@ class Worker:
                 return
             if turn.ledger_id not in self._running:
                 self._ranks[turn.ledger_id] = turn.rank
+                if turn.is_large:
+                    self._large_ranks[turn.ledger_id] = turn.rank
                 work = guarded(f"repair of ledger {turn.ledger_id}", self._work(turn))
                 self._running[turn.ledger_id] = work
                 work.add_done_callback(partial(self._ended, turn.ledger_id))
 
+    @property
+    def _large_limit(self) -> int:
+        return min(self._settings.ledgers_in_flight, LARGE_IN_FLIGHT_MAX)
+
     def _has_place(self) -> bool:
-        """Whether the next task may start: a place is free, or it is more urgent than everything in flight.
+        """Whether the next task may start. It never passes one that comes before it.
+
+        The ledgers in flight are limited, and the large ones once more.
+        """
+        if not self._is_free(self._ranks, self._settings.ledgers_in_flight):
+            return False
+        return not self._queue.is_next_large or self._is_free(self._large_ranks, self._large_limit)
+
+    def _is_free(self, ranks: Mapping[LedgerId, int], limit: int) -> bool:
+        """Whether a place is free, or the next task is more urgent than everything in flight.
 
         Urgent tasks may use as many places again. They also pass the others where copies wait for the rate and memory.
         """
-        limit = self._settings.ledgers_in_flight
-        if len(self._running) < limit:
+        if len(ranks) < limit:
             return True
-        return len(self._running) < 2 * limit and self._queue.next_rank < min(self._ranks.values())
+        return len(ranks) < 2 * limit and self._queue.next_rank < min(ranks.values())
 
     def _ended(self, ledger_id: LedgerId, work: asyncio.Task[None]) -> None:
         del self._running[ledger_id], self._ranks[ledger_id]
+        self._large_ranks.pop(ledger_id, None)
 
     async def _work(self, turn: Turn) -> None:
         """One task's turn, from lock to release. Its failure is its own."""

@@ -28,6 +28,11 @@ NOTHING_LOST: Final = 1 << 30
 NO_COPY_LEFT: Final = 1 << 31
 """Rank of a ledger whose only losses are entries without any copy: nothing can be repaired until a bookie returns."""
 
+SMALL_BYTES: Final = 1 << 20
+"""Largest small ledger: as many of them as a worker repairs at a time fit into the memory for copies."""
+SMALL_ENTRIES: Final = 1000
+"""Entries of a small ledger are fewer: one request reads them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -44,6 +49,8 @@ class Candidate:
     is_boosted: bool = False
     """An operator asked for its repair before the others of its rank."""
     parked_attempts: int = 0
+    is_large: bool = False
+    """See ``is_large``."""
 
 
 def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:
@@ -65,6 +72,17 @@ def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], boo
     live = bookies.registered.difference(set(named) - bookies.draining)
     counts = set(_copies_of_short_write_sets(ledger.metadata, live))
     return min(counts - {0}, default=NO_COPY_LEFT if counts else NOTHING_LOST)
+
+
+def is_large(ledger: Versioned | Unreadable | None) -> bool:
+    """Return whether a repair may copy more than ``SMALL_BYTES`` or ``SMALL_ENTRIES``, as far as the metadata shows.
+
+    A ledger that is not closed may have any size.
+    """
+    if not isinstance(ledger, Versioned):
+        return False
+    length, last = ledger.metadata.length, ledger.metadata.last_entry_id
+    return length is None or last is None or length > SMALL_BYTES or last >= SMALL_ENTRIES
 
 
 _Key = tuple[bool, int, bool, int, float, LedgerId]

@@ -48,7 +48,7 @@ from replicator.knowledge.draining import with_draining
 from replicator.plan.planner import growing_losses, target_chooser
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
-from replicator.queue.ordering import NO_COPY_LEFT, Candidate, Order, rank
+from replicator.queue.ordering import NO_COPY_LEFT, Candidate, Order, is_large, rank
 from replicator.queue.parking import Memory, Seen, seen, would_act
 from replicator.telemetry.events import Ending, Outlook
 
@@ -116,6 +116,8 @@ class Turn:
     parked_attempts: int = 0
     failure_token: str = ""
     """The last failure, as listed."""
+    is_large: bool = False
+    """Whether there may be much to copy (``ordering.is_large``)."""
 
 
 class TaskQueue:
@@ -214,12 +216,18 @@ class TaskQueue:
             candidate.is_parked,
             candidate.parked_attempts,
             self._memory.token(ledger_id),
+            candidate.is_large,
         )
 
     @property
     def next_rank(self) -> int:
         """The rank of the next task; greater than any other if there is none."""
         return self._order.first.rank if self._order else NO_COPY_LEFT + 1
+
+    @property
+    def is_next_large(self) -> bool:
+        """Whether the next task is that of a large ledger; False if there is none."""
+        return bool(self._order) and self._order.first.is_large
 
     def settle(self, turn: Turn, ending: Ending) -> None:
         """Note how a turn ended."""
@@ -314,8 +322,9 @@ class TaskQueue:
                     park = parked.get(task.ledger_id)
                     attempts = 0 if park is None else park.attempts
                     is_parked, is_boosted = park is not None, task.ledger_id in boosted
+                    flags = is_recheck, is_parked, is_boosted
                     candidates.append(
-                        Candidate(task.ledger_id, urgency, task.ctime_ms, is_recheck, is_parked, is_boosted, attempts)
+                        Candidate(task.ledger_id, urgency, task.ctime_ms, *flags, attempts, is_large(ledger))
                     )
         waiting = [candidate for candidate in candidates if candidate.ledger_id not in self._completed]
         order = await Order.of(waiting, self._ports.rng)

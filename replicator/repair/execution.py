@@ -1,4 +1,4 @@
-"""Carrying out one round's plan: reserve it, let the targets pin the ledger, copy, and install what is ready.
+"""Carrying out one round's plan: reserve it, let targets pin the ledger, copy, and install what is ready.
 
 The positions of one fragment are one copy: what several of them store is read once (``copying.copier``). A few
 fragments are copied side by side, because a small one has too few chunks to keep a bookie busy. An installation goes on
@@ -33,6 +33,7 @@ from replicator.knowledge.target_use import TargetUse
 from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
+from replicator.queue.ordering import is_large
 from replicator.repair.install import CopiedStep, Installer
 from replicator.repair.lease import Lease
 from replicator.repair.reservation_holder import ReservationHolder
@@ -130,7 +131,11 @@ class Execution:
         return not self._damage.of(ledger.ledger_id)
 
     async def _prepare(self, ledger: Versioned, steps: Sequence[Step]) -> dict[BookieId, str]:
-        """Reserve the plan, then let each target pin the ledger; return the incarnations of the targets."""
+        """Reserve the plan, then let targets pin the ledger; return the incarnations of the targets.
+
+        A target that gets the first entries of a small ledger, and has listed others a short time ago, needs no pin:
+        each add clears the mark of a collector as a list does, and the list that is the proof comes after the last add.
+        """
         incarnations: dict[BookieId, str] = {}
         for target in dict.fromkeys(step.target for step in steps):
             incarnation = await self._recent.incarnation(target)
@@ -141,11 +146,21 @@ class Execution:
         there = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
         await self._reserving.reserve(ledger, there)
         # Also if nothing is copied: a collector that has started with the ledger must not end up with a member of it.
-        fresh = dict.fromkeys(s.target for s, _ in there if isinstance(s, SwapMember) or not s.is_in_place)
-        for refusal in await asyncio.gather(*(self._holdings.pin(ledger.ledger_id, target) for target in fresh)):
+        fresh = dict.fromkeys(s.target for s, incarnation in there if self._needs_pin(ledger, s, incarnation))
+        refusals = await asyncio.gather(*(self._holdings.pin(ledger.ledger_id, target) for target in fresh))
+        for target, refusal in zip(fresh, refusals, strict=True):
+            self._recent.note_listing(target, is_answered=refusal is None)
             if refusal is not None:
-                self._log.failed_targets[refusal.bookie] = refusal
+                self._log.failed_targets[target] = refusal
         return incarnations
+
+    def _needs_pin(self, ledger: Versioned, step: Step, incarnation: str) -> bool:
+        """Whether the target is asked for its list before the copy, because it may get no entry or cannot list."""
+        if isinstance(step, SwapMember):
+            return True
+        may_have_all = self._reserving.end_entry_id(ledger, step, incarnation) > step.first
+        is_sure = not may_have_all and not is_large(ledger) and self._recent.has_listed(step.target)
+        return not step.is_in_place and not is_sure
 
     def _copies(
         self, ledger: Versioned, steps: Sequence[Step], shortfall: Shortfall, incarnations: Mapping[BookieId, str]
@@ -247,9 +262,12 @@ class Execution:
             self._reserving.note_deleted()
             self.is_completed = True
         for refusal in installed.refusals:
+            self._recent.note_listing(refusal.bookie, is_answered=False)
             self._log.failed_targets[refusal.bookie] = refusal
             self._reserving.forget_progress(refusal.bookie)
         for copy in installed.done:
+            if isinstance(copy.step, CopyPosition):
+                self._recent.note_listing(copy.step.target, is_answered=True)
             self._log.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
             self._log.entries += copy.entries
             self._log.bytes += copy.bytes
