@@ -194,6 +194,7 @@ class Execution:
             self._log.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
             self._log.entries += copy.entries
             self._log.bytes += copy.bytes
+            self._log.moved_copies += copy.step.cause is Cause.MISPLACED
             self._log.replaced_copies += self._damage.replaced(ledger.ledger_id, _key(ledger, copy.step))
         return installed.ledger
 
