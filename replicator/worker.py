@@ -29,6 +29,7 @@ from replicator.copying.pace import Pace
 from replicator.copying.shared_limits import SharedLimits
 from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.absence import Absences
+from replicator.knowledge.returns import Returns
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.queue.duty import Duty
@@ -75,7 +76,8 @@ class Worker:
         self._copier = Copier(ports.transport, ports.clock, self._pace, ByteBudget(IN_FLIGHT_BYTES), self._is_avoided)
         self._delays = Delays(ports.clock, settings.open_ledger_grace_s)
         self._absences = Absences(ports)
-        self._context = RepairContext(ports, self._copier, events, self._delays, self._absences)
+        returns = Returns(ports.clock)
+        self._context = RepairContext(ports, self._copier, events, self._delays, self._absences, returns)
         self._queue = TaskQueue(ports, settings.poll_interval_s, self._delays, self._absences)
         self._duty = Duty(ports.store, ports.standby, ports.clock, ports.rng)
         self._is_called = False

@@ -1,11 +1,16 @@
 """Carrying out one round's plan: reserve it, let the targets pin the ledger, copy, and install what is ready.
 
-Problems with bookies go into the log of the turn.
+Problems with bookies go into the log of the turn. If a lost bookie registers again while its copy is under way, the
+round ends early (R48): the next one asks the bookie what it has, and continues the copy if the bookie lacks more than
+the target.
+
+R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +20,7 @@ from bookie.client.placement.groups import note_targets
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import Operation
 from bookie.model.availability import EntryRuns
+from bookie.model.errors import PermanentError, TransientError
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status
@@ -22,6 +28,7 @@ from replicator.copying.copier import REPORTED_MAX, Copier, CopyOutcome
 from replicator.knowledge.damage import KnownDamage, without
 from replicator.knowledge.evidence import Answer, describe
 from replicator.knowledge.holdings import Holdings, Shortfall
+from replicator.knowledge.returns import Returns
 from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
@@ -30,6 +37,8 @@ from replicator.repair.lease import Lease
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.turn_log import TurnLog
 from replicator.telemetry.events import EventSink
+
+_log = logging.getLogger(__name__)
 
 INSTALL_BYTES: Final = 64 << 20
 """Copied bytes after which what is ready is installed, so that an interruption costs no more than these."""
@@ -51,9 +60,11 @@ class Execution:
         holdings: Holdings,
         reserving: ReservationHolder,
         log: TurnLog,
+        returns: Returns,
         rank: int,
     ) -> None:
         self._log = log
+        self._returns = returns
         self._rank = rank
         self._placement = ports.placement
         self._recent = ports.recent
@@ -65,6 +76,8 @@ class Execution:
         self._reserving = reserving
         self._installer = Installer(ports, copier, holdings, lease)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
+        self._returned: set[BookieId] = set()
+        """Lost bookies that ended a copy of this round by their return, even if they have left again."""
         self.is_completed = False
         """Whether the last installation deleted the task, its lock and the reservation as well."""
 
@@ -83,6 +96,7 @@ class Execution:
         """
         ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
         self._log.silence.clear()
+        self._returned.clear()
         fresh = [step.target for step in steps if step.target != step.old]
         note_targets(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
@@ -97,6 +111,13 @@ class Execution:
                 ready.append(copied)
             elif not await self._lease.may_continue():
                 return False
+            elif step.old in self._returned:
+                self._returns.note(step.old)
+                _log.info(
+                    "a lost bookie has returned, its copy is ended",
+                    extra={"ledger_id": ledger.ledger_id, "bookie_id": step.old, "target": step.target},
+                )
+                break  # another look asks the bookie what it has
             is_early = bool(ready) and fault_point("replicator.install_early")
             if is_early or sum(copy.bytes for copy in ready) >= INSTALL_BYTES:
                 ledger = await self._install(ledger, ready)
@@ -140,7 +161,8 @@ class Execution:
             return replace(before, step=step)  # copied by an earlier round whose write met a conflict
         note = partial(self._reserving.note_progress, ledger, step, incarnation)
         held = self._held_before(ledger, step, shortfall, incarnation, overwritten)
-        outcome = await self._copier.copy(ledger, step, self._lease.may_continue, held, incarnation, self._rank, note)
+        goes_on = partial(self._is_wanted, step)
+        outcome = await self._copier.copy(ledger, step, goes_on, held, incarnation, self._rank, note)
         self._note_damage(ledger, outcome)
         if outcome.is_complete:
             copied = CopiedStep(step, incarnation, outcome.entries, outcome.bytes, overwritten)
@@ -155,6 +177,26 @@ class Execution:
             else:
                 self._log.silence.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
         return None
+
+    async def _is_wanted(self, step: CopyPosition) -> bool:
+        """Whether the next chunk may start: the worker may go on, and the lost bookie has not returned (R48).
+
+        Raises:
+            StoreUnavailableError: see ``Lease.may_continue``.
+        """
+        if not await self._lease.may_continue():
+            return False
+        if step.cause is Cause.UNREGISTERED and await self._is_back(step.old):
+            self._returned.add(step.old)
+        return step.old not in self._returned
+
+    async def _is_back(self, bookie: BookieId) -> bool:
+        """Whether a lost bookie is registered, as all turns of this process see it; False if that is not known."""
+        try:
+            return bookie in (await self._recent.bookies()).registered
+        except (TransientError, PermanentError) as error:
+            _log.info("copy goes on without a list of bookies", extra={"error": str(error)})
+            return False
 
     def _note_damage(self, ledger: Versioned, outcome: CopyOutcome) -> None:
         """Report damaged copies, and note those with a good copy elsewhere for the next plan."""

@@ -49,6 +49,7 @@ from bookie.metadata.port import Check, Operation
 from bookie.metadata.tasks.moves import MOVES_MAX, WINDOW_MS
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.errors import InvariantError, OutcomeUnknownError, TransientError
+from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
 from bookie.wire.port import Status
@@ -57,13 +58,16 @@ from replicator.knowledge.absence import Absences, awaiting, unnamed_absent
 from replicator.knowledge.damage import KnownDamage
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.evidence import SHOWN_MAX
-from replicator.knowledge.holdings import Holdings, Shortfall
+from replicator.knowledge.holdings import Holdings, Shortfall, lacking_count
 from replicator.knowledge.moving import why_not_moved
+from replicator.knowledge.returns import Returns
 from replicator.plan.moves import plan_moves
 from replicator.plan.planner import (
     Blocked,
     Knowledge,
     Plan,
+    PositionKey,
+    closed_fragment_last,
     needs_tail_evidence,
     plan_repair,
     target_chooser,
@@ -117,6 +121,7 @@ class RepairContext:
     events: EventSink
     delays: Delays
     absences: Absences
+    returns: Returns
     damage: KnownDamage = field(default_factory=KnownDamage)
 
 
@@ -156,6 +161,7 @@ class LedgerRepair:
             self._holdings,
             self._reserving,
             self._log,
+            context.returns,
             turn.rank,
         )
 
@@ -268,8 +274,30 @@ class LedgerRepair:
             damaged,
             tuple(self._log.unreadable.items()),
             frozenset(self._log.failed_targets),
+            self._context.returns.flapping(ledger.metadata.members() - bookies.registered),
+            await self._continued(view),
             self._ports.circuits.avoided(bookies.writable, self._ports.clock.monotonic_s()),
         )
+
+    async def _continued(self, view: View) -> dict[PositionKey, BookieId]:
+        """Incomplete positions of which a copy was begun elsewhere that lacks less than their own bookie (R44, R48)."""
+        found: dict[PositionKey, BookieId] = {}
+        metadata = view.ledger.metadata
+        if not view.shortfall.positions or not await self._reserving.begun():
+            return found
+        for key in view.shortfall.positions:
+            first, recorded = key.first_entry_id, self._reserving.recorded(key.first_entry_id, key.position)
+            last = closed_fragment_last(metadata, metadata.fragment_index(first), is_tail_written=False)
+            if recorded is None or last is None:
+                continue
+            copy, end = recorded
+            if copy.target == key.bookie or copy.incarnation != await self._ports.recent.incarnation(copy.target):
+                continue
+            listed = view.shortfall.held_by(key.bookie)
+            lacking = await lacking_count(metadata.stripe, key.position, listed, first, last)
+            if metadata.stripe.count(key.position, end, last) < lacking:
+                found[key] = copy.target
+        return found
 
     async def _plan(self, view: View, knowledge: Knowledge) -> Plan:
         """Plan from the view and from what this turn has learned."""
