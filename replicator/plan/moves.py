@@ -91,12 +91,12 @@ def is_adhering(metadata: LedgerMetadata, judge: EnsembleJudge) -> bool:
     return all(
         judge.faults(members, metadata.write_quorum, metadata.custom).is_adhering
         for members in dict.fromkeys(
-            fragment.members for index, fragment in enumerate(metadata.fragments) if _has_entries(metadata, index)
+            fragment.members for index, fragment in enumerate(metadata.fragments) if has_entries(metadata, index)
         )
     )
 
 
-def _has_entries(metadata: LedgerMetadata, index: int) -> bool:
+def has_entries(metadata: LedgerMetadata, index: int) -> bool:
     """Whether a fragment has entries, or may get some. Without any, it has no copies to be placed."""
     last = metadata.fragment_last_entry_id(index)
     if last is None:
@@ -122,7 +122,7 @@ class _Moves:
         metadata = self.ledger.metadata
         fragment = metadata.fragments[index]
         last = closed_fragment_last(metadata, index, is_tail_written=self.knowledge.is_tail_written)
-        if not _has_entries(metadata, index):
+        if not has_entries(metadata, index):
             return
         now = self._faults_of(fragment.members)
         if now.is_adhering:
