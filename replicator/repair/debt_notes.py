@@ -19,30 +19,28 @@ from collections.abc import Sequence
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.debts import PlacementDebt
 from bookie.model.errors import OutcomeUnknownError, TransientError
-from bookie.model.metadata import LedgerMetadata
+from bookie.model.ids import BookieId
 from replicator.plan.steps import Cause, Step
 from replicator.ports import RepairPorts
 
 _log = logging.getLogger(__name__)
 
 
-async def note_debts(ports: RepairPorts, ledger: Versioned, steps: Sequence[Step], wanted: LedgerMetadata) -> None:
-    """Record what is misplaced after ``steps``.
-
-    Args:
-        ports: see ``RepairPorts``.
-        ledger: the metadata that the steps were planned for.
-        steps: those that change it.
-        wanted: the metadata after them.
-    """
-    judge = ports.placement.judge()
-    firsts = []
-    detail = ""
-    for index in sorted({step.fragment_index for step in steps if step.cause is not Cause.MISPLACED}):
-        fragment = wanted.fragments[index]
-        faults = judge.faults(fragment.members, wanted.write_quorum, wanted.custom)
+async def note_debts(ports: RepairPorts, ledger: Versioned, steps: Sequence[Step]) -> None:
+    """Record what is misplaced after ``steps``, which were planned for ``ledger``."""
+    judge, metadata = ports.placement.judge(), ledger.metadata
+    if not judge.has_topology:
+        return
+    ensembles: dict[int, list[BookieId]] = {}
+    for step in steps:
+        if step.cause is not Cause.MISPLACED and step.target != step.old:
+            members = ensembles.setdefault(step.fragment_index, list(metadata.fragments[step.fragment_index].members))
+            members[step.position] = step.target
+    firsts, detail = [], ""
+    for index, members in sorted(ensembles.items()):
+        faults = judge.faults(members, metadata.write_quorum, metadata.custom)
         if faults.cost > (0, 0):
-            firsts.append(fragment.first_entry_id)
+            firsts.append(metadata.fragments[index].first_entry_id)
             detail = detail or faults.detail
     if not firsts:
         return

@@ -33,7 +33,7 @@ from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
 from replicator.repair.debt_notes import note_debts
-from replicator.repair.install import CopiedStep, Installer, with_steps
+from replicator.repair.install import CopiedStep, Installer
 from replicator.repair.lease import Lease
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.turn_log import TurnLog
@@ -227,8 +227,7 @@ class Execution:
     async def _install(
         self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Sequence[Operation] | None = None
     ) -> Versioned:
-        changes = [copy.step for copy in ready if copy.step.target != copy.step.old]
-        await note_debts(self._ports, ledger, changes, with_steps(ledger.metadata, changes))
+        await note_debts(self._ports, ledger, [copy.step for copy in ready])
         installed = await self._installer.install(ledger, ready, self._reserving.current, completing)
         if installed.is_completed:
             self._reserving.note_deleted()

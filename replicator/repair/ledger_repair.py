@@ -342,14 +342,14 @@ class LedgerRepair:
         if not view.ledger.metadata.is_closed:  # before a copy hides what they lack, or may lack (S6)
             in_place = (step for step in plan.steps if isinstance(step, CopyPosition) and step.is_in_place)
             await self._unclosed.doubt({step.target for step in in_place})
-        if not await self._execution.run(plan, view.shortfall, self._completing(plan, view, is_move=is_move)):
+        if not await self._execution.run(plan, view.shortfall, self._completing(plan, view, is_move)):
             return self._stopped()
         if self._execution.is_completed:
             return await self._completed(Ending.MOVED if is_move else Ending.REPAIRED)
         silence = "; ".join(self._log.silence)
         return await self._fail_or_park(ParkReason.SILENT_BOOKIES, silence, view.bookies) if silence else None
 
-    def _completing(self, plan: Plan, view: View, *, is_move: bool) -> Sequence[Operation] | None:
+    def _completing(self, plan: Plan, view: View, is_move: bool) -> Sequence[Operation] | None:
         """What must hold for the task to go with the last step of the plan; None if another round has to look.
 
         Not for an open ledger, of which members may lack entries that the writer adds. Not if a task without a name
