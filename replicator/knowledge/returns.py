@@ -7,7 +7,7 @@ target although the bookie may be registered at that moment. That is safe, becau
 
 Each process counts the returns that it has seen itself. A restart forgets them, which costs some more returns.
 
-Source: R48, docs/failure-model.md#R48.
+Source: R55, docs/failure-model.md#R55.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Knowledge:
     failed_targets: frozenset[BookieId] = frozenset()
     """Bookies that would not take copies of this ledger a moment ago."""
     flapping: frozenset[BookieId] = frozenset()
-    """Bookies that have returned and left several times: copies for them are not ended by their return (R48)."""
+    """Bookies that have returned and left several times: copies for them are not ended by their return (R55)."""
     continued: Mapping[PositionKey, BookieId] = field(default_factory=dict)
     """Incomplete positions of which another bookie has a begun copy that lacks less than their own bookie."""
     avoided: frozenset[BookieId] = frozenset()

@@ -16,7 +16,7 @@ class Cause(enum.Enum):
     UNREGISTERED = "unregistered"
     """Its bookie is not registered."""
     FLAPPING = "flapping"
-    """Its bookie is not registered, and returned and left again several times: its return changes nothing (R48)."""
+    """Its bookie is not registered, and returned and left again several times: its return changes nothing (R55)."""
     INCOMPLETE = "incomplete"
     """Its bookie is registered and lists fewer entries than it should store (R31)."""
     DAMAGED = "damaged"

@@ -1,7 +1,7 @@
 """Carrying out one round's plan: reserve it, let the targets pin the ledger, copy, and install what is ready.
 
 Problems with bookies go into the log of the turn. If a lost bookie registers again while its copy is under way, the
-round ends early (R48): the next one asks the bookie what it has, and continues the copy if the bookie lacks more than
+round ends early (R55): the next one asks the bookie what it has, and continues the copy if the bookie lacks more than
 the target.
 
 R rules are defined in docs/failure-model.md.
@@ -181,7 +181,7 @@ class Execution:
         return None
 
     async def _is_wanted(self, step: CopyPosition) -> bool:
-        """Whether the next chunk may start: the worker may go on, and the lost bookie has not returned (R48).
+        """Whether the next chunk may start: the worker may go on, and the lost bookie has not returned (R55).
 
         Raises:
             StoreUnavailableError: see ``Lease.may_continue``.

@@ -280,7 +280,7 @@ class LedgerRepair:
         )
 
     async def _continued(self, view: View) -> dict[PositionKey, BookieId]:
-        """Incomplete positions of which a copy was begun elsewhere that lacks less than their own bookie (R44, R48)."""
+        """Incomplete positions of which a copy was begun elsewhere that lacks less than their own bookie (R44, R55)."""
         found: dict[PositionKey, BookieId] = {}
         metadata = view.ledger.metadata
         if not view.shortfall.positions or not await self._reserving.begun():
