@@ -32,9 +32,11 @@ from replicator.copying.pull import Pulls
 from replicator.copying.shared_limits import SharedLimits
 from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.absence import Absences
+from replicator.knowledge.returns import Returns
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.queue.duty import Duty
+from replicator.queue.repayment import Repayment
 from replicator.queue.task_queue import TaskQueue, Turn
 from replicator.repair.lease import Lease, beside_paths
 from replicator.repair.ledger_repair import LedgerRepair, RepairContext
@@ -90,8 +92,10 @@ class Worker:
         )
         self._delays = Delays(ports.clock, settings.open_ledger_grace_s)
         self._absences = Absences(ports)
-        self._context = RepairContext(ports, self._copier, events, self._delays, self._absences)
+        returns = Returns(ports.clock)
+        self._context = RepairContext(ports, self._copier, events, self._delays, self._absences, returns)
         self._queue = TaskQueue(ports, settings.poll_interval_s, self._delays, self._absences)
+        self._repayment = Repayment(ports, self._absences)
         self._duty = Duty(ports.store, ports.standby, ports.clock, ports.rng)
         self._is_called = False
         """Whether this worker left the line of idle ones to look by itself."""
@@ -119,6 +123,7 @@ class Worker:
             self._pace.waited_s,
             self._ports.circuits.open_count,
             self._copier.pulled_bytes,
+            self._repayment.count,
         )
 
     def _is_avoided(self, bookie: BookieId) -> bool:
@@ -224,6 +229,8 @@ class Worker:
         await self._give_back_again()
         if is_listed := self._queue.is_stale:
             await self._queue.refresh()
+            if (self._duty.is_lookout or self._settings.once) and await self._repayment.look():
+                self._queue.note_change()
             self._events.tasks_listed(self._queue.outlook)
         self._note_allowed(_TASKS)
         self._start_turns()
@@ -259,6 +266,7 @@ class Worker:
     def _note_waiting(self) -> None:
         """Forget what this worker has seen: it sees no change while it waits in line."""
         self._queue.forget()
+        self._repayment.forget()
         self._events.tasks_listed(self._queue.outlook)
 
     async def _end_watches(self) -> None:

@@ -263,6 +263,16 @@ async def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: E
                 yield key
 
 
+async def lacking_count(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> int:
+    """How many entries of ``first..last`` that the position stores are not listed; gives way as ``_lacks_some``."""
+    lacking = 0
+    for start in range(first, last + 1, COMPARED_AT_ONCE):
+        end = EntryId(min(last, start + COMPARED_AT_ONCE - 1))
+        lacking += stripe.count(position, start, end) - stripe.held_count(position, listed, EntryId(start), end)
+        await asyncio.sleep(0)
+    return lacking
+
+
 async def _lacks_some(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:
     """As ``_lacks``; gives way to others between parts, as a striped ledger has a run for each few entries."""
     for start in range(first, last + 1, COMPARED_AT_ONCE):

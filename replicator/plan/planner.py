@@ -87,6 +87,10 @@ class Knowledge:
     """Positions with an entry that every live holder denied, and the evidence."""
     failed_targets: frozenset[BookieId] = frozenset()
     """Bookies that would not take copies of this ledger a moment ago."""
+    flapping: frozenset[BookieId] = frozenset()
+    """Bookies that have returned and left several times: copies for them are not ended by their return (R55)."""
+    continued: Mapping[PositionKey, BookieId] = field(default_factory=dict)
+    """Incomplete positions of which another bookie has a begun copy that lacks less than their own bookie."""
     avoided: frozenset[BookieId] = frozenset()
     """Bookies that have not answered this process for a while: targets only if there is no other one (R42)."""
 
@@ -217,7 +221,7 @@ class _FragmentPlan:
         if member in self.bookies.awaited:
             return None
         if member not in self.bookies.registered:
-            return Cause.UNREGISTERED
+            return Cause.FLAPPING if member in self.knowledge.flapping else Cause.UNREGISTERED
         if member in self.bookies.draining:
             return Cause.DRAINING
         known = self.knowledge.doubtful if last is None else self.knowledge.incomplete
@@ -296,9 +300,10 @@ class _FragmentPlan:
     def _target(self, position: int, cause: Cause, choose: Choose) -> BookieId | None:
         failed = self.knowledge.failed_targets
         old = self.metadata.fragments[self.index].members[position]
-        if cause in _IN_PLACE and old in self.bookies.writable and old not in failed:
-            return old
         candidates = self._candidates()
+        if cause in _IN_PLACE and old in self.bookies.writable and old not in failed:
+            continued = self.knowledge.continued.get(self._key(position))
+            return continued if continued in candidates else old
         members = [self.taken.get(p, m) for p, m in enumerate(self.metadata.fragments[self.index].members)]
         answering = [candidate for candidate in candidates if candidate not in self.knowledge.avoided]
         for some in (answering, candidates):
