@@ -373,8 +373,8 @@ def target_chooser(
     """Choose targets by the placement policy, free space and ``positions``.
 
     Bookies are drawn with their free space as the weight. If the first one drawn gets copies already, a second one is
-    drawn, and takes its place if it gets fewer and the policy rates it no worse. Among equals, repeated repairs of a
-    position choose the same one.
+    drawn, and takes its place if it gets fewer in proportion to its weight and the policy rates it no worse. Among
+    equals, repeated repairs of a position choose the same one.
 
     A target in ``begun`` is preferred, if the policy rates it no worse than any other. So the next attempt uses the
     copies of one that failed, and they do not pile up elsewhere (R38, R44, #2166).
@@ -397,10 +397,14 @@ def target_chooser(
         if first is None or not positions.get(first):
             return first
         second = placement.replacement(members, key.position, write_quorum, candidates, (first,), rng)
-        if second is None or positions.get(second, 0) >= positions[first]:
+        weights = placement.weights(candidates)
+        if second is None or share(second, weights) >= share(first, weights):
             return first
         is_worse = shortfall(second, members, key.position) > shortfall(first, members, key.position)
         return first if is_worse else second
+
+    def share(bookie: BookieId, weights: Mapping[BookieId, float]) -> float:
+        return positions.get(bookie, 0) / weights.get(bookie, 1.0)
 
     def shortfall(target: BookieId, members: Sequence[BookieId], position: int) -> int:
         ensemble = [*members[:position], target, *members[position + 1 :]]

@@ -199,13 +199,13 @@ class Placement:
 
         One draw for each bookie, whatever the weights, so a small change of them seldom changes the order.
         """
-        weights = self._weights(usable)
+        weights = self.weights(usable)
         waits = {bookie: -math.log(1.0 - rng.random()) / weights.get(bookie, 1.0) for bookie in usable}
         order = sorted(usable, key=lambda bookie: waits[bookie])
         return order[::-1] if fault_point("placement.least_wanted_first") else order
 
-    def _weights(self, usable: Sequence[BookieId]) -> dict[BookieId, float]:
-        """Free space in medians, bounded, for bookies with a known value."""
+    def weights(self, usable: Sequence[BookieId]) -> dict[BookieId, float]:
+        """Free space in medians, bounded, for bookies with a known value; the others have the weight 1."""
         free = {bookie: self.free_bytes[bookie] for bookie in usable if self.free_bytes and bookie in self.free_bytes}
         middle = median(free.values()) if free else 0
         if middle <= 0:
