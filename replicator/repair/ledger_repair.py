@@ -442,7 +442,7 @@ class LedgerRepair:
         return self._ended(ending)
 
     async def _note_moved(self) -> None:
-        """Note for all workers that copies were moved, so that the ledger is not moved to and fro. Best effort."""
+        """Note for all workers that copies were moved, so that the ledger is not moved back and forth. Best effort."""
         note = self._ports.moves.note(self._task.ledger_id, self._started_ms)
         await self._best_effort(note, "move is not recorded")
 

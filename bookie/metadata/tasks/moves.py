@@ -1,6 +1,6 @@
 """Ledgers whose copies were moved for placement: ``/bkheal/moves/<ledgers root>/<slot>``, with the times of the moves.
 
-Two programs with different policies could move the copies of a ledger to and fro: each finds the placement of the other
+Two programs with different policies could move the copies of a ledger back and forth: each finds the placement of the other
 wrong, and marks the ledger. The record bounds this: a ledger that was moved ``MOVES_MAX`` times within ``WINDOW_MS`` is
 not moved again by bkheal.
 
