@@ -1,8 +1,8 @@
 """Ledgers whose copies were moved for placement: ``/bkheal/moves/<ledgers root>/<slot>``, with the times of the moves.
 
-Two programs with different policies could move the copies of a ledger back and forth: each finds the placement of the other
-wrong, and marks the ledger. The record bounds this: a ledger that was moved ``MOVES_MAX`` times within ``WINDOW_MS`` is
-not moved again by bkheal.
+Two programs with different policies could move the copies of a ledger back and forth: each finds the placement of the
+other wrong, and marks the ledger. The record bounds this: a ledger that was moved ``MOVES_MAX`` times within
+``WINDOW_MS`` is not moved again by bkheal.
 
 There are ``SLOTS`` records at most, each with up to ``SLOT_LEDGERS_MAX`` ledgers, of which the one that was moved first
 is dropped for a new one. So the record needs no listing and no cleaning. A lost or damaged record allows more moves and
