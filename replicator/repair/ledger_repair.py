@@ -337,7 +337,7 @@ class LedgerRepair:
             return await self._execute(plan, view, is_move=True) if is_ready else self._stopped()
         if plan.blocked:
             return await self._give_up(plan.blocked, view.bookies)
-        return await self._complete(Ending.MOVED if self._log.moved_copies else Ending.NOTHING_MISSING, view.checks)
+        return await self._complete(Ending.MOVED if self._log.moved_copies else Ending.NOTHING_MISSING, view)
 
     async def _is_moved_too_often(self) -> bool:
         """Whether another move could be one of an endless series, by programs whose policies differ."""
@@ -379,7 +379,7 @@ class LedgerRepair:
             detail = f"registered, but does not list its entries: {who}"
             return await self._fail_or_park(ParkReason.SILENT_BOOKIES, detail, view.bookies)
         is_repaired = self._log.fragments or self._log.is_recovered
-        return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, view.checks)
+        return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, view)
 
     async def _give_up(self, blocked: Sequence[Blocked], bookies: Bookies) -> TaskResult:
         reason = min((block.reason for block in blocked), key=_WORST_FIRST.index)
@@ -418,10 +418,16 @@ class LedgerRepair:
         await self._forget_failures()
         return self._ended(Ending.PARKED, reason=reason, detail=detail)
 
-    async def _complete(self, ending: Ending, checks: Sequence[Check] = ()) -> TaskResult:
-        """Delete the task, unless ``checks`` show that the verdict is outdated."""
+    async def _complete(self, ending: Ending, view: View | None = None) -> TaskResult:
+        """Delete the task, unless the verdict from ``view`` is outdated (None: the ledger was deleted).
+
+        The record of doubted members goes too, unless a member of an unclosed ledger is awaited. It may have entries
+        that a doubted member had acknowledged and lost, and nobody else has (S6).
+        """
         await self._reserving.release()
-        doubts = await self._unclosed.doubts_deletion()
+        checks = () if view is None else view.checks
+        are_doubts_kept = view is not None and not view.ledger.metadata.is_closed and bool(view.bookies.awaited)
+        doubts = None if are_doubts_kept else await self._unclosed.doubts_deletion()
         unreserved = [self._ports.reservations.path(self._task.ledger_id)]
         if not await self._lease.complete(checks if doubts is None else [*checks, doubts], absent=unreserved):
             return self._ended(Ending.MARKED_AGAIN)
