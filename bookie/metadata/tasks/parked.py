@@ -134,9 +134,8 @@ class ParkedTasks:
             name,
             topology=task.topology,
         )
-        await put(
-            self._store, self.path(task.ledger_id), encode_record(record, without=["bookies_seen"], number=_NEWEST)
-        )
+        left_out = ["bookies_seen"] if task.topology else ["bookies_seen", "topology"]
+        await put(self._store, self.path(task.ledger_id), encode_record(record, without=left_out, number=_NEWEST))
 
     async def get(self, ledger_id: LedgerId) -> ParkedTask | None:
         """Return a parked task, None if it is not parked or cannot be read.
