@@ -19,6 +19,8 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.topology import topology_text
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.port import MetadataStore
+from bookie.metadata.store.combining import CombiningStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.failures import FailedTasks
@@ -63,7 +65,7 @@ async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | No
         ) as http:
             if http is not None:
                 _say({"event": "http", "url": http.url}, f"replicator metrics on {http.url}", settings, sys.stdout)
-            store = await ZooKeeperStore.connect(uri.hosts)
+            store = CombiningStore(await ZooKeeperStore.connect(uri.hosts))
             try:
                 telemetry.watch_store(store)
                 return await _run_on(store, uri, settings, telemetry, config)
@@ -90,10 +92,10 @@ class _Telemetry:
             apache = ApacheEvents()
             self.metrics.registry.register(apache)
             self.sinks.append(apache)
-        self._store: ZooKeeperStore | None = None
+        self._store: MetadataStore | None = None
         self._worker: Worker | None = None
 
-    def watch_store(self, store: ZooKeeperStore) -> None:
+    def watch_store(self, store: MetadataStore) -> None:
         self._store = store
         self.metrics.watch(SESSION, lambda: store.session.is_connected)
 
@@ -119,7 +121,7 @@ class _Telemetry:
 
 
 async def _run_on(
-    store: ZooKeeperStore,
+    store: MetadataStore,
     uri: MetadataUri,
     settings: ReplicatorSettings,
     telemetry: _Telemetry,
@@ -146,7 +148,7 @@ async def _run_on(
     return ExitCode.BUSY if end is RunEnd.UNSETTLED else ExitCode.OK
 
 
-async def _ports(store: ZooKeeperStore, uri: MetadataUri, settings: ReplicatorSettings) -> RepairPorts:
+async def _ports(store: MetadataStore, uri: MetadataUri, settings: ReplicatorSettings) -> RepairPorts:
     clock, rng = SystemClock(), random.SystemRandom()
     cluster = await open_cluster(store, uri)
     registrations = Registrations(store, cluster)

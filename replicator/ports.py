@@ -11,8 +11,10 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import MetadataStore
+from bookie.metadata.tasks.debts import PlacementDebts
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.failures import FailedTasks
+from bookie.metadata.tasks.moves import MovedLedgers
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.standby import StandbyWorkers
@@ -45,9 +47,13 @@ class RepairPorts:
     """Those of ``transport``, if it is a ``CircuitTransport``."""
     recent: Recent = field(init=False)
     """What was read of the cluster a short time ago."""
+    moves: MovedLedgers = field(init=False)
+    debts: PlacementDebts = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recent", Recent(self.registrations, self.tasks.switches, self.clock))
+        object.__setattr__(self, "moves", MovedLedgers(self.store, self.cluster.root))
+        object.__setattr__(self, "debts", PlacementDebts(self.store, self.cluster.root))
 
     def client(self) -> ClientPorts:
         """The same world for the ledger client, which recovers ledgers."""

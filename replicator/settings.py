@@ -26,14 +26,19 @@ class ReplicatorSettings:
 
     metadata_uri: str
     """The metadata service URI of the cluster, such as ``zk+hierarchical://host:2181/ledgers``."""
-    ledgers_in_flight: Annotated[int, Option("Ledgers repaired side by side.", minimum=1, maximum=256)] = 16
-    """Many, because a small ledger mostly waits for the store's round trips."""
+    ledgers_in_flight: Annotated[int, Option("Ledgers repaired side by side.", minimum=1, maximum=256)] = 64
+    """Many, because a small ledger mostly waits for round trips. Of large ones, a worker repairs fewer at a time."""
     bytes_per_second: Annotated[int, Option("Copy limit of this process; 0 for none.", minimum=0, is_live=True)] = 0
     """Bound on bytes sent to targets, and on bytes read."""
     copies_per_bookie: Annotated[
         int, Option("Requests of copies under way to one bookie, up to 1 MiB each.", minimum=1, maximum=256)
     ] = PLACES_MAX
     """Of this process. The others wait: ledgers with the fewest copies first."""
+    is_pulling: Annotated[
+        bool,
+        Option("Let targets read entries from the sources by themselves, instead of through this process.", "pull"),
+    ] = False
+    """Entries then cross the network once, and bookies do a part of this process's work (docs/decisions/0044)."""
     poll_interval_s: Annotated[
         float,
         Option(

@@ -28,12 +28,15 @@ from bookie.runtime.waiting import all_completed, first_of
 from replicator.copying.copier import Copier
 from replicator.copying.pace import Pace
 from replicator.copying.places import Places
+from replicator.copying.pull import Pulls
 from replicator.copying.shared_limits import SharedLimits
 from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.absence import Absences
+from replicator.knowledge.returns import Returns
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.queue.duty import Duty
+from replicator.queue.repayment import Repayment
 from replicator.queue.task_queue import TaskQueue, Turn
 from replicator.repair.lease import Lease, beside_paths
 from replicator.repair.ledger_repair import LedgerRepair, RepairContext
@@ -44,6 +47,8 @@ _log = logging.getLogger(__name__)
 
 IN_FLIGHT_BYTES: Final = 64 << 20
 """Entries read and not yet stored, over all ledgers in flight."""
+LARGE_IN_FLIGHT_MAX: Final = 16
+"""Large ledgers repaired side by side, at most: more of them only wait for each other's bytes, and keep their locks."""
 STORE_PAUSE_S: Final = 1.0
 """Before the store is asked again after it did not answer."""
 REFUSED_PAUSE_S_MAX: Final = 60.0
@@ -74,6 +79,7 @@ class Worker:
         self._events = events
         self._owner = owner
         self._pace = Pace(ports.clock, settings.bytes_per_second)
+        pulls = Pulls(ports.recent.service_info, ports.clock) if settings.is_pulling else None
         self._copier = Copier(
             ports.transport,
             ports.clock,
@@ -82,11 +88,14 @@ class Worker:
             self._is_avoided,
             Places(settings.copies_per_bookie),
             self._locate,
+            pulls,
         )
         self._delays = Delays(ports.clock, settings.open_ledger_grace_s)
         self._absences = Absences(ports)
-        self._context = RepairContext(ports, self._copier, events, self._delays, self._absences)
+        returns = Returns(ports.clock)
+        self._context = RepairContext(ports, self._copier, events, self._delays, self._absences, returns)
         self._queue = TaskQueue(ports, settings.poll_interval_s, self._delays, self._absences)
+        self._repayment = Repayment(ports, self._absences)
         self._duty = Duty(ports.store, ports.standby, ports.clock, ports.rng)
         self._is_called = False
         """Whether this worker left the line of idle ones to look by itself."""
@@ -95,6 +104,8 @@ class Worker:
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
         self._ranks: dict[LedgerId, int] = {}
         """The rank of each ledger in ``_running``."""
+        self._large_ranks: dict[LedgerId, int] = {}
+        """The rank of each large one."""
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
         self._unreleased: list[Lease] = []
@@ -111,6 +122,8 @@ class Worker:
             self._copier.copied_bytes,
             self._pace.waited_s,
             self._ports.circuits.open_count,
+            self._copier.pulled_bytes,
+            self._repayment.count,
         )
 
     def _is_avoided(self, bookie: BookieId) -> bool:
@@ -216,11 +229,13 @@ class Worker:
         await self._give_back_again()
         if is_listed := self._queue.is_stale:
             await self._queue.refresh()
+            if (self._duty.is_lookout or self._settings.once) and await self._repayment.look():
+                self._queue.note_change()
             self._events.tasks_listed(self._queue.outlook)
         self._note_allowed(_TASKS)
         self._start_turns()
         if is_listed:
-            await self._duty.call(math.ceil(len(self._queue) / self._settings.ledgers_in_flight))
+            await self._duty.call(math.ceil(len(self._queue) / self._large_limit))
         if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
             return RunEnd.UNSETTLED if self._queue.outlook.given_up else RunEnd.SETTLED
         if not self._running and (self._queue.is_stale or (self._is_called and self._queue.is_idle)):
@@ -251,6 +266,7 @@ class Worker:
     def _note_waiting(self) -> None:
         """Forget what this worker has seen: it sees no change while it waits in line."""
         self._queue.forget()
+        self._repayment.forget()
         self._events.tasks_listed(self._queue.outlook)
 
     async def _end_watches(self) -> None:
@@ -265,22 +281,37 @@ class Worker:
                 return
             if turn.ledger_id not in self._running:
                 self._ranks[turn.ledger_id] = turn.rank
+                if turn.is_large:
+                    self._large_ranks[turn.ledger_id] = turn.rank
                 work = guarded(f"repair of ledger {turn.ledger_id}", self._work(turn))
                 self._running[turn.ledger_id] = work
                 work.add_done_callback(partial(self._ended, turn.ledger_id))
 
+    @property
+    def _large_limit(self) -> int:
+        return min(self._settings.ledgers_in_flight, LARGE_IN_FLIGHT_MAX)
+
     def _has_place(self) -> bool:
-        """Whether the next task may start: a place is free, or it is more urgent than everything in flight.
+        """Whether the next task may start. It never passes one that comes before it.
+
+        The ledgers in flight are limited, and the large ones once more.
+        """
+        if not self._is_free(self._ranks, self._settings.ledgers_in_flight):
+            return False
+        return not self._queue.is_next_large or self._is_free(self._large_ranks, self._large_limit)
+
+    def _is_free(self, ranks: Mapping[LedgerId, int], limit: int) -> bool:
+        """Whether a place is free, or the next task is more urgent than everything in flight.
 
         Urgent tasks may use as many places again. They also pass the others where copies wait for the rate and memory.
         """
-        limit = self._settings.ledgers_in_flight
-        if len(self._running) < limit:
+        if len(ranks) < limit:
             return True
-        return len(self._running) < 2 * limit and self._queue.next_rank < min(self._ranks.values())
+        return len(ranks) < 2 * limit and self._queue.next_rank < min(ranks.values())
 
     def _ended(self, ledger_id: LedgerId, work: asyncio.Task[None]) -> None:
         del self._running[ledger_id], self._ranks[ledger_id]
+        self._large_ranks.pop(ledger_id, None)
 
     async def _work(self, turn: Turn) -> None:
         """One task's turn, from lock to release. Its failure is its own."""

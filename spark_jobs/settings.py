@@ -73,7 +73,8 @@ class AuditSettings:
     mark_misplaced: Annotated[
         bool,
         Option(
-            "Mark closed ledgers that a replacement would improve, for Apache's workers to move.", heading=_PLACEMENT
+            "Mark closed ledgers that a replacement would improve, so that workers move their copies.",
+            heading=_PLACEMENT,
         ),
     ] = False
     """As Apache's auditor does with ``repairedPlacementPolicyNotAdheringBookieEnabled``: with an empty list of

@@ -10,6 +10,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -48,11 +49,13 @@ class _Repaired:
     seconds: float
     cpu_s: float
     """Processor time of the whole process, its start included."""
+    bookies_cpu_s: float
+    """Processor time of all bookies meanwhile."""
     requests: int
     """Packets that ZooKeeper received meanwhile, a few pings included."""
 
 
-async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS) -> dict[str, Any]:
+async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pulling: bool = False) -> dict[str, Any]:
     """Write ``entries`` in ``ledgers`` ledgers of three copies, kill a bookie, let one replicator copy them all.
 
     Many ledgers with few entries, or none, measure the cost of a ledger instead of that of its bytes. Measured from the
@@ -63,10 +66,12 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS) -> dict[st
         entries: in all ledgers together.
         entry_bytes: the payload of each.
         ledgers: how many.
+        is_pulling: whether copies go from bookie to bookie, instead of through the replicator.
 
     Returns:
         Figures: ledgers/s, entries/s and MB/s of stored bytes, bytes copied for each byte lost, requests to ZooKeeper
-        for each ledger, processor seconds for each GB, MB/s of the file copy, and the ratio.
+        for each ledger, processor seconds of the replicator and of source and target bookies for each GB, MB/s of the
+        file copy, and the ratio.
 
     Raises:
         RepairBenchmarkError: something was not repaired.
@@ -77,7 +82,7 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS) -> dict[st
                 ids = await _write_all(client, entries, entry_bytes, ledgers)
                 await cluster.add_bookies(1)
                 await _lose(client, cluster.bookies[0], ids)
-            done = await _repair(cluster, ledgers)
+            done = await _repair(cluster, ledgers, ["--pull"] if is_pulling else [])
         copy_s = _copy_file(Path(directory), done.bytes)
     lost_bytes = entries * (entry_bytes + HEADER_SIZE + digest_for(DIGEST, b"").size)
     return {
@@ -85,12 +90,14 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS) -> dict[st
         "entry_bytes": entry_bytes,
         "ledgers": ledgers,
         "shape": "/".join(map(str, SHAPE)),
+        "copies": "from bookie to bookie" if is_pulling else "through the worker",
         "ledgers_per_second": round(ledgers / done.seconds, 1),
         "entries_per_second": round(done.entries / done.seconds),
         "repair_mb_per_second": round(done.bytes / done.seconds / 1e6, 1),
         "bytes_copied_per_byte_lost": round(done.bytes / lost_bytes, 3) if lost_bytes else 0.0,
         "metadata_requests_per_ledger": round(done.requests / ledgers, 1),
         "cpu_seconds_per_gb": round(done.cpu_s / done.bytes * 1e9, 1) if done.bytes else 0.0,
+        "bookies_cpu_seconds_per_gb": round(done.bookies_cpu_s / done.bytes * 1e9, 1) if done.bytes else 0.0,
         "baseline": "the same bytes copied from file to file, fdatasync each MiB",
         "baseline_mb_per_second": round(done.bytes / copy_s / 1e6, 1),
         "ratio_to_baseline": round(copy_s / done.seconds, 3),
@@ -127,10 +134,11 @@ async def _lose(client: ConnectedBookKeeper, victim: EmbeddedBookie, ids: list[L
     await client.ports.tasks.marking.mark_many([(ledger_id, [victim.bookie_id]) for ledger_id in ids])
 
 
-async def _repair(cluster: EmbeddedCluster, ledgers: int) -> _Repaired:
+async def _repair(cluster: EmbeddedCluster, ledgers: int, options: Sequence[str]) -> _Repaired:
     """Run a replicator process to its end; the sums of its reported repairs."""
-    arguments = ["-m", "replicator", "--metadata-uri", cluster.metadata_uri, "--once", "--output", "json"]
+    arguments = ["-m", "replicator", "--metadata-uri", cluster.metadata_uri, "--once", "--output", "json", *options]
     requests, cpu_s = (await counters(cluster.zookeeper.port)).received, _children_cpu_s()
+    bookies_cpu_s = _bookies_cpu_s(cluster)
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
@@ -158,6 +166,7 @@ async def _repair(cluster: EmbeddedCluster, ledgers: int) -> _Repaired:
         sum(each["bytes"] for each in repaired),
         ended_s - started_s,
         _children_cpu_s() - cpu_s,
+        _bookies_cpu_s(cluster) - bookies_cpu_s,
         (await counters(cluster.zookeeper.port)).received - requests,
     )
 
@@ -166,6 +175,16 @@ def _children_cpu_s() -> float:
     """Processor time of all child processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+def _bookies_cpu_s(cluster: EmbeddedCluster) -> float:
+    """Processor time of the bookies that run, as Linux counts it."""
+    total = 0.0
+    for bookie in cluster.bookies:
+        if bookie.running.is_running:
+            fields = Path(f"/proc/{bookie.running.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 def _copy_file(directory: Path, total_bytes: int) -> float:

@@ -37,6 +37,7 @@ def repair(
     entries: Annotated[int, typer.Option(min=0, help="Entries lost with the bookie, in all ledgers.")] = 100_000,
     entry_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Payload bytes.")] = 1024,
     ledgers: Annotated[int, typer.Option(min=1, max=1_000_000, help="Ledgers lost with the bookie.")] = 4,
+    pull: Annotated[bool, typer.Option("--pull", help="Let copies go from bookie to bookie.")] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """One replicator restoring what a killed bookie held, beside a plain file copy.
@@ -46,7 +47,8 @@ def repair(
     """
     from auditor.bench.repair import run as measure
 
-    _show("RepairBenchmark", run(measure(entries, entry_bytes, ledgers)), output)
+    measured = measure(entries, entry_bytes, ledgers, is_pulling=pull)
+    _show("RepairBenchmark", run(measured), output)
 
 
 @app.command("scan")

@@ -20,6 +20,7 @@ from auditor.cli.cluster import (
     bookies,
     boost,
     dead_letters,
+    debts,
     decommission,
     drain,
     ok_to_stop,
@@ -94,6 +95,7 @@ app.add_typer(recovery.app, name="recovery")
 app.command("recover")(recovery.recover)
 app.add_typer(throttle.app, name="throttle")
 app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(debts.app, name="debts")
 app.command("ok-to-stop")(ok_to_stop.ok_to_stop)
 app.add_typer(drain.app, name="drain")
 app.command("decommission")(decommission.decommission)

@@ -20,6 +20,8 @@ from bookie.model.metadata import DigestType
 
 _I32: Final = struct.Struct(">I")
 _I64: Final = struct.Struct(">q")
+DIGEST_KEY_SIZE: Final = 20
+"""Bytes of the key of an HMAC digest; the other digests have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,18 @@ def master_key(password: bytes) -> bytes:
     return hashlib.sha1(b"ledger" + password, usedforsecurity=False).digest()
 
 
+def digest_key(digest_type: DigestType, password: bytes) -> bytes:
+    """Return what a digest of this type is computed with: ``DIGEST_KEY_SIZE`` bytes for HMAC, else nothing."""
+    return hashlib.sha1(b"mac" + password, usedforsecurity=False).digest() if digest_type is DigestType.HMAC else b""
+
+
 def digest_for(digest_type: DigestType, password: bytes) -> Digest:
     """Return the digest of a ledger with this type and password (only HMAC uses the password)."""
+    return digest_with(digest_type, digest_key(digest_type, password))
+
+
+def digest_with(digest_type: DigestType, key: bytes) -> Digest:
+    """Return the digest of a ledger whose ``digest_key`` is ``key``; the password is not needed."""
     match digest_type:
         case DigestType.CRC32C:
             return Digest(digest_type, 4, _crc32c)
@@ -46,7 +58,7 @@ def digest_for(digest_type: DigestType, password: bytes) -> Digest:
         case DigestType.DUMMY:
             return Digest(digest_type, 0, _dummy)
         case DigestType.HMAC:
-            return Digest(digest_type, 20, _hmac(hashlib.sha1(b"mac" + password, usedforsecurity=False).digest()))
+            return Digest(digest_type, 20, _hmac(key))
 
 
 def _crc32c(header: bytes, payload: bytes | memoryview) -> bytes:

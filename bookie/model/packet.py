@@ -61,15 +61,24 @@ def unpack(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId
     Raises:
         DamagedEntry: too short, digest mismatch, or another ledger or entry than requested.
     """
-    if (found := damage(digest, packet, ledger_id, entry_id)) is not None:
+    if (found := _damage(digest, packet, ledger_id, entry_id)) is not None:
         raise DamagedEntry(found)
     _, found_entry, last_add_confirmed, length = _HEADER.unpack_from(packet)
     payload = packet[HEADER_SIZE + digest.size :]
     return Entry(ledger_id, EntryId(found_entry), EntryId(last_add_confirmed), length, payload)
 
 
-def damage(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId | None) -> str | None:
-    """What is wrong with a stored entry, or None: ``unpack`` for those who need no entry. Copies no payload."""
+def damage_of(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId) -> str | None:
+    """Return what is wrong with the stored bytes of an entry, or None if they may be copied (S10)."""
+    if (found := _damage(digest, packet, ledger_id, entry_id)) is not None:
+        return found
+    payload_bytes, ledger_bytes = len(packet) - HEADER_SIZE - digest.size, _HEADER.unpack_from(packet)[3]
+    if ledger_bytes < payload_bytes:
+        return f"ledger length {ledger_bytes} in the header is below the payload's {payload_bytes} bytes"
+    return None
+
+
+def _damage(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId | None) -> str | None:
     body_start = HEADER_SIZE + digest.size
     if len(packet) < body_start:
         return f"entry of {len(packet)} bytes, shorter than its header and digest"
@@ -79,11 +88,6 @@ def damage(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId
     if found_ledger != ledger_id or (entry_id is not None and found_entry != entry_id):
         return f"holds ledger {found_ledger} entry {found_entry}, asked for {ledger_id}/{entry_id}"
     return None
-
-
-def lengths(digest: Digest, packet: bytes) -> tuple[int, int]:
-    """Payload bytes of a stored entry, and of its ledger up to and including it, by its header."""
-    return len(packet) - HEADER_SIZE - digest.size, _HEADER.unpack_from(packet)[3]
 
 
 def packet_ids(packet: bytes) -> tuple[LedgerId, EntryId]:

@@ -7,15 +7,15 @@ bookies (as Apache's policies do).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
 from bookie.model.option import Option
 from bookie.model.schedule import Stripe
-from bookie.model.topology import Level, Topology, domain
+from bookie.model.topology import Level, Location, Topology, domain
 
 
 class InvalidPolicyError(PermanentError):
@@ -47,6 +47,25 @@ class PlacementPolicy:
         """Return the levels with more than one domain needed and the number needed, the largest domains first."""
         wanted = ((Level.REGION, self.min_regions), (Level.ZONE, self.min_zones), (Level.RACK, self.min_racks))
         return tuple((level, min(least, write_quorum)) for level, least in wanted if min(least, write_quorum) > 1)
+
+    def at_most(self, domains: Mapping[Level, int]) -> PlacementPolicy:
+        """Return the policy with no more domains required than exist, according to ``domains``."""
+
+        def least(wanted: int, level: Level) -> int:
+            return max(1, min(wanted, domains.get(level, 0)))
+
+        return replace(
+            self,
+            min_racks=least(self.min_racks, Level.RACK),
+            min_zones=least(self.min_zones, Level.ZONE),
+            min_regions=least(self.min_regions, Level.REGION),
+        )
+
+
+def count_domains(places: Iterable[Location]) -> dict[Level, int]:
+    """Return how many different domains of each level these locations are in."""
+    known = set(places)
+    return {level: len({domain(where, level) for where in known}) for level in Level}
 
 
 STANDARD: Final = PlacementPolicy()

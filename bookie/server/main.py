@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster, open_cluster
@@ -33,6 +34,7 @@ from bookie.runtime.telemetry.telemetry import observable
 from bookie.runtime.version import installed_version
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.listener import ApacheListener
+from bookie.server.copying import Copying
 from bookie.server.grpc.server import GrpcServer
 from bookie.server.joining.admission import Admission, Place, admit
 from bookie.server.joining.directories import CURRENT, Role
@@ -50,6 +52,7 @@ from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.port import Disk
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
+from bookie.wire.grpc_transport import GrpcTransport
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +153,7 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     disks = await _open_disks(context)
     metadata = await _connect(context)
     admission, storage = await _join(context, listeners, disks, metadata)
-    service = await _serve(context, listeners, disks, storage, admission)
+    service = await _serve(context, listeners, disks, metadata, storage, admission)
     drain = DrainWatch(Drains(metadata.store, metadata.cluster.root), admission.bookie_id, context.clock)
     await drain.look()
     is_low = should_be_read_only(
@@ -238,14 +241,29 @@ async def _join(
 
 
 async def _serve(
-    context: _Context, listeners: _Listeners, disks: _Disks, storage: LedgerStorage, admission: Admission
+    context: _Context,
+    listeners: _Listeners,
+    disks: _Disks,
+    metadata: _Metadata,
+    storage: LedgerStorage,
+    admission: Admission,
 ) -> BookieService:
-    service = BookieService(storage, disks.ledgers, BookieIdentity(admission.incarnation, installed_version()))
+    identity = BookieIdentity(admission.incarnation, installed_version())
+    service = BookieService(storage, disks.ledgers, identity, copying=_copying(context, metadata))
     measured = MeasuredService(service, context.metrics, context.clock)
     await listeners.server.start(measured)
     if listeners.apache_port is not None:
         await listeners.apache.start(measured)
     return service
+
+
+def _copying(context: _Context, metadata: _Metadata) -> Copying:
+    """Copies from bookies that are registered in this cluster, with the certificate of this bookie."""
+    tls, clock = context.settings.tls, context.clock
+    resolver = RegistrationResolver(Registrations(metadata.store, metadata.cluster), clock)
+    sources = GrpcTransport(resolver, tls=tls, is_plaintext=tls is None)
+    context.stack.push_async_callback(sources.close)
+    return Copying(sources, clock)
 
 
 async def _register(
@@ -258,6 +276,7 @@ async def _register(
         admission.incarnation,
         apache_port=listeners.apache_port,
         is_tls=settings.tls is not None,
+        can_copy=True,
     )
     keeper = RegistrationKeeper(
         metadata.store,

@@ -15,7 +15,7 @@ from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.server import metrics as names
 from bookie.storage.port import Disk, DiskFile
 from bookie.wire.handler import BookieHandler
-from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, ReplyT, Request, Status
+from bookie.wire.port import AddBatch, AddReply, CopyReply, EntryResult, ReadReply, ReplyT, Request, Status
 
 
 class _Operation:
@@ -67,6 +67,9 @@ class MeasuredService(BookieHandler):
         reply = await self._others[type(request)](self._service.answer(incarnation, request))
         if isinstance(reply, ReadReply):
             self._count_sent(reply)
+        elif isinstance(reply, CopyReply) and reply.stored_count:
+            self._added_entries.inc(reply.stored_count)
+            self._added_bytes.inc(reply.stored_bytes)
         return reply
 
     def _count_sent(self, reply: ReadReply) -> None:

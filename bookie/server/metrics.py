@@ -17,7 +17,7 @@ from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import Request, Status
-from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
+from bookie.wire.requests import Copy, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ OPERATION_OF: Final[Mapping[type[Request[Any]], str]] = {
     WaitLac: "wait_lac",
     WriteLac: "write_lac",
     ListEntries: "list_entries",
+    Copy: "copy",
     Info: "info",
 }
 OPERATIONS: Final = (ADD, *OPERATION_OF.values())

@@ -19,6 +19,7 @@ from bookie.model.errors import BkhealError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import guarded
+from bookie.server.copying import Copying
 from bookie.server.lac_board import LacBoard, check_packet, proven_lac
 from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
@@ -27,6 +28,7 @@ from bookie.wire.port import (
     AddBatch,
     AddReply,
     BookieInfo,
+    CopyReply,
     EntryResult,
     Failed,
     InfoReply,
@@ -37,8 +39,8 @@ from bookie.wire.port import (
     Request,
     Status,
 )
-from bookie.wire.request_shape import batch_size_problem, beyond_problem, entry_ids_problem
-from bookie.wire.requests import AnyRequest, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
+from bookie.wire.request_shape import batch_size_problem, beyond_problem, copy_problem, entry_ids_problem
+from bookie.wire.requests import AnyRequest, Copy, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +81,10 @@ _MAY_CHANGE: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, St
 """The object of a long poll: the bookie answered, and may have more later."""
 
 
+_MAY_BE_ADDED_TO: Final = frozenset((Status.OK, Status.NO_LEDGER, Status.LIMBO))
+"""How a master key compares with that of a ledger to which it may add: an unknown ledger takes any."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
     """Bounds of one bookie's work."""
@@ -107,7 +113,12 @@ class BookieService(BookieHandler):
     """``bookie.wire.handler.BookieHandler`` on a ledger storage."""
 
     def __init__(
-        self, storage: LedgerStorage, ledgers: Disk, identity: BookieIdentity, limits: ServiceLimits | None = None
+        self,
+        storage: LedgerStorage,
+        ledgers: Disk,
+        identity: BookieIdentity,
+        limits: ServiceLimits | None = None,
+        copying: Copying | None = None,
     ) -> None:
         self.is_read_only = False
         """True if plain adds are refused; set by the disk watch."""
@@ -115,6 +126,7 @@ class BookieService(BookieHandler):
         self._ledgers = ledgers
         self._identity = identity
         self._limits = limits or ServiceLimits()
+        self._copying = copying
         self._is_shutting_down = False
         self._running = RunningRequests()
         self._add_bytes = 0
@@ -166,10 +178,21 @@ class BookieService(BookieHandler):
                 return await self._in_turn(lambda: self._write_lac(request), request.failed)
             case ListEntries():
                 return await self._in_turn(lambda: self._storage.list_entries(request.ledger_id), request.failed)
+            case Copy():
+                return await self._running.to_the_end(self._copy(incarnation, request), request.failed)
             case Info():
                 return await self._running.to_the_end(self._info(), request.failed)
             case _:
                 assert_never(request)
+
+    async def _copy(self, incarnation: str, copy: Copy) -> CopyReply:
+        """Copy from another bookie, for a caller that may add to the ledger."""
+        if self._copying is None:
+            return CopyReply(Status.BAD_REQUEST, detail="this bookie does not copy from others")
+        known = await self._storage.check_key(copy.ledger_id, copy.master_key)
+        if known not in _MAY_BE_ADDED_TO:
+            return CopyReply(known, detail="not the master key of this ledger")
+        return await self._copying.copy(copy, lambda batch: self.add(incarnation, batch))
 
     async def _read(self, incarnation: str, read: Read) -> ReadReply:
         if read.fence_key is not None:
@@ -282,5 +305,7 @@ def _shape_problem(request: Request[Any]) -> str | None:
             return beyond_problem(request.beyond)
         case WriteLac():
             return check_packet(request.ledger_id, request.explicit)
+        case Copy():
+            return copy_problem(request)
         case _:
             return None

@@ -22,6 +22,20 @@ class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STATUS_IO_ERROR: _ClassVar[Status]
     STATUS_BAD_REQUEST: _ClassVar[Status]
     STATUS_SHUTTING_DOWN: _ClassVar[Status]
+
+class Digest(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DIGEST_UNSPECIFIED: _ClassVar[Digest]
+    DIGEST_CRC32: _ClassVar[Digest]
+    DIGEST_HMAC: _ClassVar[Digest]
+    DIGEST_CRC32C: _ClassVar[Digest]
+
+class Silence(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SILENCE_NONE: _ClassVar[Silence]
+    SILENCE_UNREACHABLE: _ClassVar[Silence]
+    SILENCE_TIMEOUT: _ClassVar[Silence]
+    SILENCE_UNRESOLVED: _ClassVar[Silence]
 STATUS_OK: Status
 STATUS_NO_ENTRY: Status
 STATUS_NO_LEDGER: Status
@@ -35,6 +49,14 @@ STATUS_WRONG_INCARNATION: Status
 STATUS_IO_ERROR: Status
 STATUS_BAD_REQUEST: Status
 STATUS_SHUTTING_DOWN: Status
+DIGEST_UNSPECIFIED: Digest
+DIGEST_CRC32: Digest
+DIGEST_HMAC: Digest
+DIGEST_CRC32C: Digest
+SILENCE_NONE: Silence
+SILENCE_UNREACHABLE: Silence
+SILENCE_TIMEOUT: Silence
+SILENCE_UNRESOLVED: Silence
 
 class AddRequest(_message.Message):
     __slots__ = ("incarnation", "batches")
@@ -215,6 +237,56 @@ class EntryList(_message.Message):
     status: Status
     detail: str
     def __init__(self, availability: _Optional[bytes] = ..., is_last: _Optional[bool] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class CopyRequest(_message.Message):
+    __slots__ = ("incarnation", "ledger_id", "master_key", "entry_ids", "source", "digest", "digest_key")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    MASTER_KEY_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_IDS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    ledger_id: int
+    master_key: bytes
+    entry_ids: _containers.RepeatedScalarFieldContainer[int]
+    source: str
+    digest: Digest
+    digest_key: bytes
+    def __init__(self, incarnation: _Optional[str] = ..., ledger_id: _Optional[int] = ..., master_key: _Optional[bytes] = ..., entry_ids: _Optional[_Iterable[int]] = ..., source: _Optional[str] = ..., digest: _Optional[_Union[Digest, str]] = ..., digest_key: _Optional[bytes] = ...) -> None: ...
+
+class CopyResponse(_message.Message):
+    __slots__ = ("status", "detail", "covered", "stored_bytes", "refusals", "source_status", "source_silence", "source_detail", "read_ms")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    COVERED_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_STATUS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_SILENCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_DETAIL_FIELD_NUMBER: _ClassVar[int]
+    READ_MS_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    detail: str
+    covered: int
+    stored_bytes: int
+    refusals: _containers.RepeatedCompositeFieldContainer[CopyRefusal]
+    source_status: Status
+    source_silence: Silence
+    source_detail: str
+    read_ms: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., covered: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[CopyRefusal, _Mapping]]] = ..., source_status: _Optional[_Union[Status, str]] = ..., source_silence: _Optional[_Union[Silence, str]] = ..., source_detail: _Optional[str] = ..., read_ms: _Optional[int] = ...) -> None: ...
+
+class CopyRefusal(_message.Message):
+    __slots__ = ("entry_id", "status", "detail")
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    entry_id: int
+    status: Status
+    detail: str
+    def __init__(self, entry_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class InfoRequest(_message.Message):
     __slots__ = ("incarnation",)

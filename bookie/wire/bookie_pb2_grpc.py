@@ -74,6 +74,11 @@ class BookieStub:
                 request_serializer=bookie_dot_wire_dot_bookie__pb2.ListEntriesRequest.SerializeToString,
                 response_deserializer=bookie_dot_wire_dot_bookie__pb2.EntryList.FromString,
                 _registered_method=True)
+        self.Copy = channel.unary_unary(
+                '/bkheal.bookie.v1.Bookie/Copy',
+                request_serializer=bookie_dot_wire_dot_bookie__pb2.CopyRequest.SerializeToString,
+                response_deserializer=bookie_dot_wire_dot_bookie__pb2.CopyResponse.FromString,
+                _registered_method=True)
         self.Info = channel.unary_unary(
                 '/bkheal.bookie.v1.Bookie/Info',
                 request_serializer=bookie_dot_wire_dot_bookie__pb2.InfoRequest.SerializeToString,
@@ -146,6 +151,15 @@ class BookieServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Copy(self, request, context):
+        """Makes this bookie read entries of one ledger from another bookie, verify their digests, and store them as recovery
+        adds are stored. The other bookie is found by its registration in this bookie's own cluster, so a request can name
+        no address. May be repeated: an entry replaces the one with the same id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Info(self, request, context):
         """State of the bookie.
         """
@@ -195,6 +209,11 @@ def add_BookieServicer_to_server(servicer, server):
                     servicer.ListEntries,
                     request_deserializer=bookie_dot_wire_dot_bookie__pb2.ListEntriesRequest.FromString,
                     response_serializer=bookie_dot_wire_dot_bookie__pb2.EntryList.SerializeToString,
+            ),
+            'Copy': grpc.unary_unary_rpc_method_handler(
+                    servicer.Copy,
+                    request_deserializer=bookie_dot_wire_dot_bookie__pb2.CopyRequest.FromString,
+                    response_serializer=bookie_dot_wire_dot_bookie__pb2.CopyResponse.SerializeToString,
             ),
             'Info': grpc.unary_unary_rpc_method_handler(
                     servicer.Info,
@@ -418,6 +437,33 @@ class Bookie:
             '/bkheal.bookie.v1.Bookie/ListEntries',
             bookie_dot_wire_dot_bookie__pb2.ListEntriesRequest.SerializeToString,
             bookie_dot_wire_dot_bookie__pb2.EntryList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Copy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bkheal.bookie.v1.Bookie/Copy',
+            bookie_dot_wire_dot_bookie__pb2.CopyRequest.SerializeToString,
+            bookie_dot_wire_dot_bookie__pb2.CopyResponse.FromString,
             options,
             channel_credentials,
             insecure,

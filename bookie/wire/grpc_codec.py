@@ -7,16 +7,19 @@ for other entries than asked) becomes a value or ``MalformedAnswerError``, never
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import lt
 from typing import Final, cast
 
 from bookie.model.availability import EntryRuns
 from bookie.model.errors import PermanentError
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire.port import (
     AddBatch,
     AddReply,
     BookieInfo,
+    CopyReply,
     EntryResult,
     FenceReply,
     InfoReply,
@@ -25,6 +28,7 @@ from bookie.wire.port import (
     ReadReply,
     Status,
 )
+from bookie.wire.requests import Copy
 
 CHUNK_BYTES: Final = 1 << 20
 """A streamed answer's message is closed once it holds this much; one more entry may overshoot it."""
@@ -33,6 +37,19 @@ _TO_WIRE: Final = {
     status: cast(pb.Status, pb.Status.Value(f"STATUS_{status.name}")) for status in Status if status < 100
 }
 _FROM_WIRE: Final = {int(number): status for status, number in _TO_WIRE.items()}
+_DIGEST_TO_WIRE: Final = {
+    DigestType.CRC32: pb.DIGEST_CRC32,
+    DigestType.HMAC: pb.DIGEST_HMAC,
+    DigestType.CRC32C: pb.DIGEST_CRC32C,
+}
+_DIGEST_FROM_WIRE: Final = {int(number): digest for digest, number in _DIGEST_TO_WIRE.items()}
+_SILENCE_TO_WIRE: Final = {
+    Status.UNREACHABLE: pb.SILENCE_UNREACHABLE,
+    Status.TIMEOUT: pb.SILENCE_TIMEOUT,
+    Status.UNRESOLVED: pb.SILENCE_UNRESOLVED,
+}
+"""How a bookie passes on that another one did not answer it."""
+_SILENCE_FROM_WIRE: Final = {int(number): status for status, number in _SILENCE_TO_WIRE.items()}
 
 
 class MalformedAnswerError(PermanentError):
@@ -220,6 +237,86 @@ def list_from_wire(pieces: Sequence[bytes], last: pb.EntryList) -> ListReply:
     status = status_from_wire(last.status)
     entries = EntryRuns.decode(data) if data or status is Status.OK else EntryRuns(())
     return ListReply(status, entries, last.detail)
+
+
+def copy_to_wire(copy: Copy, incarnation: str) -> pb.CopyRequest:
+    """Message of a request to copy entries, for the disks of ``incarnation``."""
+    return pb.CopyRequest(
+        incarnation=incarnation,
+        ledger_id=copy.ledger_id,
+        master_key=copy.master_key,
+        entry_ids=copy.entry_ids,
+        source=copy.source,
+        digest=_DIGEST_TO_WIRE.get(copy.digest_type, pb.DIGEST_UNSPECIFIED),
+        digest_key=copy.digest_key,
+    )
+
+
+def copy_from_wire(message: pb.CopyRequest) -> Copy:
+    """Request in a message. A digest that is not known here becomes DUMMY, which is refused."""
+    return Copy(
+        LedgerId(message.ledger_id),
+        cast(list[EntryId], list(message.entry_ids)),
+        BookieId(message.source),
+        message.master_key,
+        _DIGEST_FROM_WIRE.get(message.digest, DigestType.DUMMY),
+        message.digest_key,
+        message.incarnation,
+    )
+
+
+def copied_to_wire(reply: CopyReply) -> pb.CopyResponse:
+    """Message of the answer to a request to copy entries."""
+    silence = _SILENCE_TO_WIRE.get(reply.source, pb.SILENCE_NONE)
+    return pb.CopyResponse(
+        status=_TO_WIRE[reply.status],
+        detail=reply.detail,
+        covered=reply.covered,
+        stored_bytes=reply.stored_bytes,
+        refusals=[
+            pb.CopyRefusal(entry_id=each.entry_id, status=_TO_WIRE[each.status], detail=each.detail)
+            for each in reply.refusals
+        ],
+        source_status=_TO_WIRE.get(reply.source, pb.STATUS_IO_ERROR),
+        source_silence=silence,
+        source_detail=reply.source_detail,
+        read_ms=round(reply.read_s * 1000),
+    )
+
+
+def copied_from_wire(response: pb.CopyResponse, entry_ids: Sequence[EntryId]) -> CopyReply:
+    """Reply in the answer to a request to copy ``entry_ids``.
+
+    Raises:
+        MalformedAnswerError: it covers more, refuses what it does not cover or what it should have stored, or covers
+            nothing although nothing failed.
+    """
+    status, covered = status_from_wire(response.status), response.covered
+    source = status_from_wire(response.source_status)
+    if response.source_silence != pb.SILENCE_NONE:
+        source = _SILENCE_FROM_WIRE.get(response.source_silence, Status.UNREACHABLE)
+    refusals = [
+        EntryResult(EntryId(each.entry_id), status_from_wire(each.status), detail=each.detail)
+        for each in response.refusals
+    ]
+    refused = [each.entry_id for each in refusals]
+    is_in_order = all(map(lt, refused, refused[1:])) and set(refused) <= set(entry_ids[:covered])
+    if covered > len(entry_ids) or not is_in_order or any(each.status is Status.OK for each in refusals):
+        raise MalformedAnswerError(
+            f"an answer about {covered} entries, {len(refused)} of them refused, came for a copy of {len(entry_ids)}"
+        )
+    if status is source is Status.OK and entry_ids and not covered:
+        raise MalformedAnswerError("an OK answer to a copy covers no entry")
+    return CopyReply(
+        status,
+        covered,
+        response.stored_bytes,
+        refusals,
+        source,
+        response.source_detail,
+        response.read_ms / 1000,
+        response.detail,
+    )
 
 
 def info_to_wire(reply: InfoReply) -> pb.InfoResponse:

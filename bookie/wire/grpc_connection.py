@@ -18,6 +18,8 @@ from bookie.wire.add_stream import AddStream
 from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX, open_channel
 from bookie.wire.grpc_codec import (
     MalformedAnswerError,
+    copied_from_wire,
+    copy_to_wire,
     entries_from_wire,
     fence_from_wire,
     info_from_wire,
@@ -28,7 +30,19 @@ from bookie.wire.grpc_codec import (
     write_lac_from_wire,
 )
 from bookie.wire.port import READ_BYTES_MAX, EntryResult, ListReply, ReadReply, Reply, ReplyT, Request, Status
-from bookie.wire.requests import AnyRequest, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
+from bookie.wire.requests import (
+    AnyRequest,
+    Copy,
+    Fence,
+    Info,
+    ListEntries,
+    Read,
+    ReadLac,
+    ReadLast,
+    WaitLac,
+    WriteLac,
+    incarnation_for,
+)
 from bookie.wire.resolver import BookieAddress
 
 _CUT_SHORT: Final = "the answer was cut short"
@@ -81,6 +95,9 @@ class Connection:
                 return write_lac_from_wire(await stub.WriteLac(hint, timeout=timeout_s))
             case ListEntries():
                 return await self._list_entries(request, timeout_s)
+            case Copy():
+                message = copy_to_wire(request, incarnation_for(request, to))
+                return copied_from_wire(await stub.Copy(message, timeout=timeout_s), request.entry_ids)
             case Info():
                 return info_from_wire(await stub.Info(pb.InfoRequest(incarnation=to), timeout=timeout_s))
             case _:

@@ -19,7 +19,7 @@ from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import guarded
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import AddBatch, AddReply, Failed, ReplyT, Request, Status, Transport
-from bookie.wire.requests import WaitLac
+from bookie.wire.requests import WaitLac, incarnation_for
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver
 
 _SLOW_S: Final = 0.05
@@ -99,7 +99,7 @@ class MemoryTransport(Transport):
     async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
         return await self._ask(
             bookie,
-            lambda to, incarnation: to.answer(incarnation, request),
+            lambda to, registered: to.answer(incarnation_for(request, registered), request),
             request.failed,
             timeout_s,
             ends_with_caller=isinstance(request, WaitLac),

@@ -149,6 +149,33 @@ class ListReply:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyReply:
+    """How far a bookie came in copying entries from another bookie. ``covered`` entries have an outcome, in order.
+
+    Each covered entry is durable on the bookie that was asked, unless ``refusals`` names it. ``status`` is that of the
+    bookie that was asked: if it is not OK, it could not store what follows the covered entries. ``source`` is how the
+    other bookie answered: if it is not OK, that bookie said nothing about the entries after the covered ones (S6). With
+    both OK, the entries that are not covered did not fit into one answer; ask again (at least one is always covered).
+    """
+
+    status: Status
+    covered: int = 0
+    stored_bytes: int = 0
+    refusals: Sequence[EntryResult] = ()
+    """Covered entries that were not stored, ascending: the source's answer, or CORRUPT with what is wrong."""
+    source: Status = Status.OK
+    source_detail: str = ""
+    read_s: float = 0.0
+    """How long the source took to answer."""
+    detail: str = ""
+
+    @property
+    def stored_count(self) -> int:
+        """How many entries are durable."""
+        return self.covered - len(self.refusals)
+
+
+@dataclass(frozen=True, slots=True)
 class BookieInfo:
     """State of a bookie. Disk figures are of the ledger directory, in bytes."""
 

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from operator import lt
 from typing import Final
 
-from bookie.model.ids import LEDGER_ID_MAX, NO_ENTRY, EntryId, LedgerId
+from bookie.model.digest import DIGEST_KEY_SIZE
+from bookie.model.ids import LEDGER_ID_MAX, NO_ENTRY, EntryId, InvalidIdError, LedgerId, bookie_id
+from bookie.model.metadata import DigestType
 from bookie.model.packet import DamagedEntry, packet_ids
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, AddBatch
+from bookie.wire.requests import Copy
 
 _LAC_IDS: Final = struct.Struct(">qq")
 _LAC_PACKET_BYTES_MAX: Final = _LAC_IDS.size + 20
@@ -61,6 +64,23 @@ def entry_ids_problem(entry_ids: Sequence[EntryId]) -> str | None:
     if entry_ids[0] < 0 or entry_ids[-1] > LEDGER_ID_MAX or not all(map(lt, entry_ids, entry_ids[1:])):
         return "entry ids must ascend from 0 on, without repetition"
     return None
+
+
+def copy_problem(copy: Copy) -> str | None:
+    """Return what is wrong with a request to copy entries."""
+    if len(copy.entry_ids) > BATCH_ENTRIES_MAX:
+        return f"a copy of {len(copy.entry_ids)} entries, 1 to {BATCH_ENTRIES_MAX} are allowed"
+    if copy.digest_type is DigestType.DUMMY:
+        return "entries without a digest, or with one that is not known here, cannot be verified"
+    if len(copy.digest_key) != (DIGEST_KEY_SIZE if copy.digest_type is DigestType.HMAC else 0):
+        return f"a key of {len(copy.digest_key)} bytes for a {copy.digest_type.name} digest"
+    try:
+        bookie_id(copy.source)
+    except InvalidIdError as error:
+        return str(error)
+    if not copy.source.strip("."):  # it becomes a part of a path
+        return f"no bookie has the id {copy.source}"
+    return ledger_problem(copy.ledger_id, copy.master_key) or entry_ids_problem(copy.entry_ids)
 
 
 def beyond_problem(beyond: EntryId) -> str | None:

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType
 from bookie.wire.port import (
     AddReply,
+    CopyReply,
     EntryResult,
     FenceReply,
     InfoReply,
@@ -109,14 +111,42 @@ class ListEntries(Request[ListReply]):
 
 
 @dataclass(frozen=True, slots=True)
+class Copy(Request[CopyReply]):
+    """Ask a bookie to read entries from another one, to verify them, and to store them as recovery adds are stored.
+
+    May be repeated: an entry replaces the one with the same id. UNSUPPORTED or BAD_REQUEST by a bookie that does not
+    copy; those that do say so in their registration (``ServiceInfo.can_copy``).
+    """
+
+    ledger_id: LedgerId
+    entry_ids: Sequence[EntryId]
+    """At most ``BATCH_ENTRIES_MAX``, ascending."""
+    source: BookieId
+    """Its address is the one that it has registered in the cluster of the bookie that is asked."""
+    master_key: bytes = field(repr=False)
+    digest_type: DigestType
+    """Not DUMMY, which verifies nothing."""
+    digest_key: bytes = field(default=b"", repr=False)
+    """As ``bookie.model.digest.digest_key`` makes it."""
+    incarnation: str = ""
+    """Disks that the copies are meant for, as in ``AddBatch``."""
+    failed: ClassVar = CopyReply
+
+
+@dataclass(frozen=True, slots=True)
 class Info(Request[InfoReply]):
     """Ask for the state of the bookie."""
 
     failed: ClassVar = InfoReply
 
 
-AnyRequest = Read | ReadLast | Fence | ReadLac | WaitLac | WriteLac | ListEntries | Info
+AnyRequest = Read | ReadLast | Fence | ReadLac | WaitLac | WriteLac | ListEntries | Copy | Info
 """All there are: a ``match`` on it is checked for being exhaustive."""
+
+
+def incarnation_for(request: Request[ReplyT], registered: str) -> str:
+    """Return the disks that a request is meant for: those that it names, or else those of the bookie's address."""
+    return (request.incarnation if isinstance(request, Copy) else "") or registered
 
 
 def with_results(reply: ReplyT, results: Sequence[EntryResult]) -> ReplyT:

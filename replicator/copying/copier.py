@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -47,6 +47,7 @@ from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Transport
 from replicator.copying.pace import Pace, PacedReads
 from replicator.copying.places import PLACES_MAX, HeldPlaces, Places
+from replicator.copying.pull import Pull, Pulls
 from replicator.copying.receiver import (
     Needs,
     PositionCopy,
@@ -115,8 +116,10 @@ class Copier:
         is_avoided: Callable[[BookieId], bool] = lambda _: False,
         places: Places | None = None,
         locate: Callable[[BookieId], Location] = _one_rack,
+        pulls: Pulls | None = None,
     ) -> None:
-        """Prepare copying. Sources that ``is_avoided`` are asked last (R42)."""
+        """Prepare copying. Sources that ``is_avoided`` are asked last (R42). Without ``pulls``, nothing is pulled."""
+        self.pulls = pulls
         self.is_avoided = is_avoided
         self.transport = transport
         self.clock = clock
@@ -127,6 +130,8 @@ class Copier:
         self.copied_entries = 0
         """Entries that targets have acknowledged, over all copies."""
         self.copied_bytes = 0
+        self.pulled_bytes = 0
+        """Of them, those that did not pass this process."""
 
     async def copy(
         self, ledger: Versioned, copies: Sequence[PositionCopy], may_continue: MayContinue, rank: int = 0
@@ -150,6 +155,12 @@ class Copier:
             if outcome.is_complete and outcome.entries != expected:
                 raise InvariantError(f"copied {outcome.entries} entries of ledger {ledger.ledger_id}, not {expected}")
         return outcomes
+
+    def count(self, entries: int, size_bytes: int, pulled_bytes: int = 0) -> None:
+        """Count entries that a target has acknowledged."""
+        self.copied_entries += entries
+        self.copied_bytes += size_bytes
+        self.pulled_bytes += pulled_bytes
 
     async def not_served(
         self, ledger: Versioned, bookie: BookieId, entry_ids: Sequence[EntryId], rank: int = 0
@@ -187,9 +198,12 @@ class _CopyRun:
         length = ledger.metadata.length or None
         self._source = EntrySource(self._reads, ledger.ledger_id, digest, length, speculation)
         self._reads.entry_bytes = HEADER_SIZE + digest.size + _average_payload(ledger.metadata)
+        self._is_size_known = length is not None
+        """Whether ``entry_bytes`` is more than a guess. The pace of a pull has nothing else before its answer."""
         self._turn = int(ledger.ledger_id)
         self._suspects: set[BookieId] = set()
         self._receivers = [self._receiver(copy, ledger) for copy in copies]
+        self._pull = self._pull_of(ledger)
         self._needs = needs_of(self._receivers)
         self._ensemble_size = len(copies[0].step.sources)
         self._sources = {source for copy in copies for source in copy.step.sources if source is not None}
@@ -204,6 +218,14 @@ class _CopyRun:
             copier.transport, copier.clock, copier.pace, bookie, ledger, copy.incarnation, self._rank, goes_on
         )
         return Receiver(copy, target)
+
+    def _pull_of(self, ledger: Versioned) -> Pull | None:
+        """For a single target: of several, each would read the same entries from a source."""
+        if self._copier.pulls is None or len(self._receivers) > 1:
+            return None
+        [receiver] = self._receivers
+        goes_on = partial(self._goes_on_for, receiver.bookie)
+        return Pull(self._copier.pulls, ledger, receiver.bookie, receiver.target, goes_on)
 
     async def run(self) -> list[CopyOutcome]:
         most = max(each.step.entry_count for each in self._receivers)
@@ -263,6 +285,8 @@ class _CopyRun:
         """
         waiting, silences = chunk, 0
         while waiting := still_needed(waiting):
+            if not (waiting := await self._pulled(waiting, turn)):
+                return
             asked = self._within_budget(waiting)
             fetched = await self._pass(asked, waiting, turn)
             if fetched is None:
@@ -275,6 +299,32 @@ class _CopyRun:
                 silences = 0
             elif silent:
                 await self._copier.clock.sleep(_SOURCE_PAUSES_S[silences - 1])
+
+    async def _pulled(self, chunk: Needs, turn: int) -> Needs:
+        """Let the only target read by itself what it can, and return what is left."""
+        if self._pull is None or not self._is_size_known:
+            return chunk
+        [receiver] = self._receivers
+        waiting, rest = list(chunk), list[EntryId]()
+        while waiting and not self._is_over():
+            async with self._copier.places.hold([receiver.bookie], self._rank):
+                orders = self._orders({entry_id: chunk[entry_id] for entry_id in waiting}, [receiver.bookie], turn)
+                pulled = await self._pull.bring(waiting, orders, self._avoided(), self._reads.entry_bytes)
+            self._suspects |= pulled.silent
+            self._copier.count(pulled.entries, pulled.bytes, pulled.bytes)
+            self._learn_size()
+            rest, waiting = sorted((*rest, *pulled.rest)), pulled.later
+            await self._settle(receiver, turn, min((*rest, *waiting), default=None))
+        return {entry_id: chunk[entry_id] for entry_id in sorted((*rest, *waiting))}
+
+    def _avoided(self) -> Set[BookieId]:
+        """Holders that are asked last, because they did not answer."""
+        return self._suspects | {bookie for bookie in self._sources if self._copier.is_avoided(bookie)}
+
+    def _learn_size(self) -> None:
+        if entries := sum(each.target.entries for each in self._receivers):
+            self._reads.entry_bytes = max(1, sum(each.target.bytes for each in self._receivers) // entries)
+            self._is_size_known = True
 
     def _within_budget(self, waiting: Needs) -> Needs:
         """All of ``waiting``, or a single entry if the budget is smaller than their largest possible answer."""
@@ -312,8 +362,11 @@ class _CopyRun:
 
     async def _note_stored(self, receiver: Receiver, fetched: FetchedEntries, waiting: Needs, turn: int) -> None:
         left = (entry_id for entry_id, who in waiting.items() if receiver in who and entry_id not in fetched.packets)
+        await self._settle(receiver, turn, next(left, None))
+
+    async def _settle(self, receiver: Receiver, turn: int, first_waiting: EntryId | None) -> None:
         try:
-            await receiver.settle(turn, next(left, None))
+            await receiver.settle(turn, first_waiting)
         except BkhealError as error:
             self._error = self._error or error
 
@@ -368,12 +421,10 @@ class _CopyRun:
         failure = await receiver.target.store(packets)
         await places.free(receiver.bookie)
         if failure is None:
-            self._copier.copied_entries += len(packets)
-            self._copier.copied_bytes += sum(map(len, packets))
+            self._copier.count(len(packets), sum(map(len, packets)))
         elif not self._is_over() and receiver.is_active:
             receiver.failure = failure
-        if entries := sum(each.target.entries for each in self._receivers):
-            self._reads.entry_bytes = max(1, sum(each.target.bytes for each in self._receivers) // entries)
+        self._learn_size()
         return failure is None
 
 

@@ -205,6 +205,12 @@ class Pace:
         """Note how long an add took, whatever its outcome."""
         self._direction(self._in, bookie).note(size_bytes, seconds, self._rates.slow_s)
 
+    def was_added(self, bookie: BookieId, expected_bytes: int, size_bytes: int, seconds: float) -> None:
+        """Note what a bookie stored of what it read by itself; ``expected_bytes`` is what ``before_add`` waited for."""
+        for throttle in (self._adds, self._direction(self._in, bookie).throttle):
+            throttle.charge(size_bytes - expected_bytes)
+        self.added(bookie, size_bytes, seconds)
+
     def was_read(self, bookie: BookieId, expected_bytes: int, size_bytes: int, seconds: float) -> None:
         """Note what a read brought and how long it took; ``expected_bytes`` is what ``before_read`` waited for."""
         direction = self._direction(self._out, bookie)

@@ -22,13 +22,14 @@ from typing import Any, Final
 from bookie.model.digest import Digest
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
-from bookie.model.packet import HEADER_SIZE, PACKET_BYTES_MAX, damage, lengths
+from bookie.model.packet import HEADER_SIZE, PACKET_BYTES_MAX
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel
 from bookie.runtime.waiting import first_of
 from bookie.wire.circuits import SLOW_S
-from bookie.wire.port import BATCH_BYTES_MAX, READ_BYTES_MAX, ReadReply, Status, Transport
+from bookie.wire.port import BATCH_BYTES_MAX, READ_BYTES_MAX, EntryResult, ReadReply, Status, Transport
 from bookie.wire.requests import Read
+from bookie.wire.verified import verified
 from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 
@@ -119,14 +120,9 @@ class EntrySource:
         """One request to one bookie."""
         return await self._transport.ask(bookie, Read(self._ledger_id, entry_ids), READ_TIMEOUT_S)
 
-    def damage(self, packet: bytes, entry_id: EntryId) -> str | None:
-        """What is wrong with stored bytes, or None."""
-        if (found := damage(self._digest, packet, self._ledger_id, entry_id)) is not None:
-            return found
-        payload_bytes, ledger_bytes = lengths(self._digest, packet)
-        if ledger_bytes < payload_bytes:
-            return f"ledger length {ledger_bytes} in the header is below the payload's {payload_bytes} bytes"
-        return None
+    def verified(self, result: EntryResult, entry_id: EntryId) -> EntryResult:
+        """The result of reading an entry; CORRUPT if its bytes do not verify."""
+        return verified(self._digest, self._ledger_id, entry_id, result)
 
     async def _compare(self, fetched: FetchedEntries, orders: Orders) -> None:
         """Hold each copy against another holder's; a third decides between two that differ."""
@@ -270,17 +266,16 @@ class _Round:
         refused: list[EntryId] = []
         packets, served_by = self._result.packets, self._result.served_by
         for entry_id, result in zip(ids, reply.results, strict=False):
-            damage = self._source.damage(result.packet, entry_id) if result.status is Status.OK else None
-            if result.status is Status.OK and damage is None:
-                packets[entry_id] = result.packet
-                self._bytes += len(result.packet)
+            found = self._source.verified(result, entry_id)
+            if found.status is Status.OK:
+                packets[entry_id] = found.packet
+                self._bytes += len(found.packet)
                 served_by[entry_id] = bookie
                 continue
-            status = result.status if damage is None else Status.CORRUPT
-            if status is Status.CORRUPT:
-                detail = damage or "the bookie found its own copy damaged"
+            if found.status is Status.CORRUPT:
+                detail = found.detail or "the bookie found its own copy damaged"
                 self._result.corrupt.append(CorruptCopy(bookie, entry_id, detail))
-            refused.append(self._refuse(entry_id, Answer(bookie, status, damage or result.detail)))
+            refused.append(self._refuse(entry_id, Answer(bookie, found.status, found.detail)))
         uncovered = ids[len(reply.results) :]
         if reply.status is Status.OK and reply.results:
             self._result.rest.extend(uncovered)

@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import master_key
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import DigestType
 from bookie.runtime.clock import Clock
-from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, AddBatch, AddReply, Status, Transport
+from bookie.wire.batching import batches
+from bookie.wire.port import AddBatch, AddReply, CopyReply, ReplyT, Status, Transport
+from bookie.wire.requests import Copy
 from replicator.copying.pace import Pace
 from replicator.knowledge.evidence import Answer
 
 ADD_TIMEOUT_S: Final = 15.0
+PULL_TIMEOUT_S: Final = 20.0
+"""For a copy that the target makes by itself: an add, and 5 s in which it waits for memory and for its source."""
 BUSY_S_MAX: Final = 60.0
 """How long a target may be busy without accepting anything. Another target would get the whole position again."""
 _BROKEN_ATTEMPTS_MAX: Final = 3
@@ -31,6 +37,14 @@ _BACKOFF_S: Final = 0.1
 _BACKOFF_S_MAX: Final = 2.0
 _BUSY_PAUSE_S_MAX: Final = 5.0
 """Longest pause before a busy target is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerDigest:
+    """What a bookie needs to verify the entries of a ledger."""
+
+    type: DigestType
+    key: bytes = field(repr=False)
 
 
 async def _always() -> bool:
@@ -83,9 +97,26 @@ class Target:
             self.bytes += size
         return None
 
+    async def pull(
+        self, source: BookieId, entry_ids: Sequence[EntryId], digest: LedgerDigest, expected_bytes: int
+    ) -> CopyReply:
+        """Let the target read entries from ``source`` by itself and store them; one request, unless it is busy.
+
+        The target verifies and stores what it reads as if it had been sent from here (S3, S10, S11). Both bookies are
+        asked at their pace.
+        """
+        copy = Copy(self._ledger_id, entry_ids, source, self._master_key, digest.type, digest.key, self._incarnation)
+        reply = await self._until_not_busy(lambda: self._offer_copy(copy, expected_bytes))
+        self.entries += reply.stored_count
+        self.bytes += reply.stored_bytes
+        return reply
+
     async def _add(self, packets: Sequence[bytes], size_bytes: int) -> AddReply:
         batch = AddBatch(self._ledger_id, self._master_key, packets, is_recovery=True, incarnation=self._incarnation)
-        reply = await self._offer(batch, size_bytes)
+        return await self._until_not_busy(lambda: self._offer(batch, size_bytes))
+
+    async def _until_not_busy(self, offer: Callable[[], Awaitable[ReplyT]]) -> ReplyT:
+        reply = await offer()
         if reply.status is not Status.TOO_MANY_REQUESTS:
             self._busy_since_s = None
             return reply
@@ -97,11 +128,22 @@ class Target:
                 if now_s - self._busy_since_s >= BUSY_S_MAX or not await self._goes_on():
                     return reply
                 await self._clock.sleep(min(_BACKOFF_S * 2**attempt, _BUSY_PAUSE_S_MAX))
-                reply = await self._offer(batch, size_bytes)
+                reply = await offer()
                 if reply.status is not Status.TOO_MANY_REQUESTS:
                     self._busy_since_s = None
                     return reply
         raise AssertionError("unreachable: counting has no end")
+
+    async def _offer_copy(self, copy: Copy, expected_bytes: int) -> CopyReply:
+        await self._pace.before_read(copy.source, expected_bytes, self._rank)
+        await self._pace.before_add(self._bookie, expected_bytes, self._rank)
+        sent_s = self._clock.monotonic_s()
+        reply = await self._transport.ask(self._bookie, copy, PULL_TIMEOUT_S)
+        seconds = self._clock.monotonic_s() - sent_s
+        if reply.status not in _BROKEN:  # else nothing is known of what was read and sent
+            self._pace.was_read(copy.source, expected_bytes, reply.stored_bytes, reply.read_s)
+            self._pace.was_added(self._bookie, expected_bytes, reply.stored_bytes, max(0.0, seconds - reply.read_s))
+        return reply
 
     async def _offer(self, batch: AddBatch, size_bytes: int) -> AddReply:
         """Send a batch, and again if the connection broke."""
@@ -115,17 +157,3 @@ class Target:
                 return reply
             await self._clock.sleep(min(_BACKOFF_S * 2**attempt, _BACKOFF_S_MAX))
         raise AssertionError("unreachable: counting has no end")
-
-
-def batches(packets: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Cut entries into batches of at most ``BATCH_ENTRIES_MAX``, closed once they hold ``BATCH_BYTES_MAX``."""
-    batch: list[bytes] = []
-    size = 0
-    for packet in packets:
-        batch.append(packet)
-        size += len(packet)
-        if size >= BATCH_BYTES_MAX or len(batch) == BATCH_ENTRIES_MAX:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

@@ -87,6 +87,15 @@ class Absences:
         overdue = (bookie for bookie, down in facts.noted.items() if down.due_ms(delay_s) <= now_ms)
         return never_return | missing.intersection(overdue, unregistered)
 
+    async def is_mass_loss(self, bookies: Bookies) -> bool:
+        """Whether more bookies are missing than a cluster loses at once (S12).
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        facts = self._facts.kept() or await self._facts.fresh()
+        return len(facts.known - bookies.registered) > MISSING_SHARE_MAX * len(facts.known)
+
     async def _read(self) -> _Facts:
         """The cookies first: a bookie has one before it registers, and the bookies were listed before this call."""
         known = await self._ports.registrations.known()

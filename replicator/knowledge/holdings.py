@@ -8,10 +8,13 @@ registered bookie that a task names is asked whether it is complete, because it 
 (R31). In a fragment that may still grow, it should have what the other members show to be written (``frontier``). This
 end is determined once per turn, so a writer that continues does not keep the turn from ending.
 
-A new target is asked twice. The first listing (``pin``) comes after the reservation and before the first copy: it
-clears a pending mark of the target's collector, so no deletion that was decided earlier removes new copies (S16). The
-second listing comes after the last copy, and only this one is proof: the entries of the first are not verified.
-Apache's bookies have no such marks; their collectors take the ledger's lock before they delete anything.
+A listing of a new target after the reservation clears a pending mark of the target's collector, so no deletion that
+was decided earlier removes what the metadata will name (S16). Each add does the same. So a target that gets the first
+entries of a small ledger, and has listed others a moment ago, is asked once: after the last copy. This listing is the
+proof. Every other new target is asked before the first copy as well (``pin``): it may get nothing, because the position
+has no entries or because they are recorded as copied, or it should first show that it can list. The entries of the
+first listing are not verified. Apache's bookies have no such marks; their collectors take the ledger's lock before they
+delete anything.
 
 Nothing is recorded here. A crash loses answers only, and the next worker asks again.
 
@@ -258,6 +261,16 @@ async def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: E
                 and await _lacks_some(metadata.stripe, key.position, listed, key.first_entry_id, last)
             ):
                 yield key
+
+
+async def lacking_count(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> int:
+    """How many entries of ``first..last`` that the position stores are not listed; gives way as ``_lacks_some``."""
+    lacking = 0
+    for start in range(first, last + 1, COMPARED_AT_ONCE):
+        end = EntryId(min(last, start + COMPARED_AT_ONCE - 1))
+        lacking += stripe.count(position, start, end) - stripe.held_count(position, listed, EntryId(start), end)
+        await asyncio.sleep(0)
+    return lacking
 
 
 async def _lacks_some(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:

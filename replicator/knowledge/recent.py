@@ -15,6 +15,8 @@ An outdated answer must not change what happens to data. Each question has its o
 * The switch (S7). A read without ``sync`` is as new as the server of this session, and the watch is sent by the same
   server before it answers a later read. So an answer under a watch is at most one notification older than a new read.
   It is read again after a second in any case.
+* Whether a target lists entries. It saves a question before a small copy. The list after the copy is the proof, so a
+  wrong answer costs a copy that is not named.
 * The disks of a bookie. Copies carry the incarnation, so other disks refuse them, and the transaction that names the
   target checks the recorded incarnation again (R30).
 
@@ -27,9 +29,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import Final, Generic, TypeVar
 
-from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.bookies.registration import Bookies, Registrations, ServiceInfo
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
@@ -93,7 +96,8 @@ class Recent:
         self._clock = clock
         self._bookies = Shared(registrations.list, clock, BOOKIES_AGE_S)
         self._disabled = Shared(switches.is_disabled, clock, SWITCH_AGE_S)
-        self._incarnations: dict[BookieId, Shared[str | None]] = {}
+        self._infos: dict[BookieId, Shared[ServiceInfo | None]] = {}
+        self._listed_s: dict[BookieId, float] = {}
 
     async def bookies(self, expected: Collection[BookieId] = ()) -> Bookies:
         """The registered bookies. A kept list serves only if it contains all of ``expected`` (R2).
@@ -130,17 +134,35 @@ class Recent:
         Raises:
             StoreUnavailableError: no answer.
         """
+        info = await self.service_info(bookie)
+        return None if info is None else info.incarnation
 
-        async def read() -> str | None:
-            info = await self._registrations.service_info(bookie)
-            return None if info is None else info.incarnation
+    async def service_info(self, bookie: BookieId) -> ServiceInfo | None:
+        """What a bookie has registered; None if it is not registered.
 
-        return await self._incarnations.setdefault(bookie, Shared(read, self._clock, BOOKIES_AGE_S)).get()
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        read = partial(self._registrations.service_info, bookie)
+        return await self._infos.setdefault(bookie, Shared(read, self._clock, BOOKIES_AGE_S)).get()
+
+    def note_listing(self, bookie: BookieId, *, is_answered: bool) -> None:
+        """Note whether a bookie listed the entries of some ledger when it was asked to."""
+        if is_answered:
+            self._listed_s[bookie] = self._clock.monotonic_s()
+        else:
+            self._listed_s.pop(bookie, None)
+
+    def has_listed(self, bookie: BookieId) -> bool:
+        """Whether a bookie has listed entries a short time ago, and answered each time since."""
+        listed_s = self._listed_s.get(bookie)
+        return listed_s is not None and self._clock.monotonic_s() - listed_s < BOOKIES_AGE_S
 
     def note_bookies_changed(self) -> None:
         """Forget the bookies and their disks: a bookie came, went, or registered again."""
         self._bookies.forget()
-        self._incarnations.clear()
+        self._infos.clear()
+        self._listed_s.clear()
 
     def note_switched(self) -> None:
         """Forget the switch."""

@@ -87,6 +87,10 @@ class Knowledge:
     """Positions with an entry that every live holder denied, and the evidence."""
     failed_targets: frozenset[BookieId] = frozenset()
     """Bookies that would not take copies of this ledger a moment ago."""
+    flapping: frozenset[BookieId] = frozenset()
+    """Bookies that have returned and left several times: copies for them are not ended by their return (R55)."""
+    continued: Mapping[PositionKey, BookieId] = field(default_factory=dict)
+    """Incomplete positions of which another bookie has a begun copy that lacks less than their own bookie."""
     avoided: frozenset[BookieId] = frozenset()
     """Bookies that have not answered this process for a while: targets only if there is no other one (R42)."""
 
@@ -217,7 +221,7 @@ class _FragmentPlan:
         if member in self.bookies.awaited:
             return None
         if member not in self.bookies.registered:
-            return Cause.UNREGISTERED
+            return Cause.FLAPPING if member in self.knowledge.flapping else Cause.UNREGISTERED
         if member in self.bookies.draining:
             return Cause.DRAINING
         known = self.knowledge.doubtful if last is None else self.knowledge.incomplete
@@ -296,9 +300,10 @@ class _FragmentPlan:
     def _target(self, position: int, cause: Cause, choose: Choose) -> BookieId | None:
         failed = self.knowledge.failed_targets
         old = self.metadata.fragments[self.index].members[position]
-        if cause in _IN_PLACE and old in self.bookies.writable and old not in failed:
-            return old
         candidates = self._candidates()
+        if cause in _IN_PLACE and old in self.bookies.writable and old not in failed:
+            continued = self.knowledge.continued.get(self._key(position))
+            return continued if continued in candidates else old
         members = [self.taken.get(p, m) for p, m in enumerate(self.metadata.fragments[self.index].members)]
         answering = [candidate for candidate in candidates if candidate not in self.knowledge.avoided]
         for some in (answering, candidates):
@@ -368,8 +373,8 @@ def target_chooser(
     """Choose targets by the placement policy, free space and ``positions``.
 
     Bookies are drawn with their free space as the weight. If the first one drawn gets copies already, a second one is
-    drawn, and takes its place if it gets fewer and the policy rates it no worse. Among equals, repeated repairs of a
-    position choose the same one.
+    drawn, and takes its place if it gets fewer in proportion to its weight and the policy rates it no worse. Among
+    equals, repeated repairs of a position choose the same one.
 
     A target in ``begun`` is preferred, if the policy rates it no worse than any other. So the next attempt uses the
     copies of one that failed, and they do not pile up elsewhere (R38, R44, #2166).
@@ -392,10 +397,14 @@ def target_chooser(
         if first is None or not positions.get(first):
             return first
         second = placement.replacement(members, key.position, write_quorum, candidates, (first,), rng)
-        if second is None or positions.get(second, 0) >= positions[first]:
+        weights = placement.weights(candidates)
+        if second is None or share(second, weights) >= share(first, weights):
             return first
         is_worse = shortfall(second, members, key.position) > shortfall(first, members, key.position)
         return first if is_worse else second
+
+    def share(bookie: BookieId, weights: Mapping[BookieId, float]) -> float:
+        return positions.get(bookie, 0) / weights.get(bookie, 1.0)
 
     def shortfall(target: BookieId, members: Sequence[BookieId], position: int) -> int:
         ensemble = [*members[:position], target, *members[position + 1 :]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.schedule import Stripe
@@ -15,12 +15,19 @@ class Cause(enum.Enum):
 
     UNREGISTERED = "unregistered"
     """Its bookie is not registered."""
+    FLAPPING = "flapping"
+    """Its bookie is not registered, and returned and left again several times: its return changes nothing (R55)."""
     INCOMPLETE = "incomplete"
     """Its bookie is registered and lists fewer entries than it should store (R31)."""
     DAMAGED = "damaged"
     """Its bookie is registered and has damaged copies, of which other bookies have good ones (R41)."""
     DRAINING = "draining"
     """Its bookie is registered and whole, and is to be taken out of the cluster."""
+    MISPLACED = "misplaced"
+    """Its bookie is registered and whole, and the ensemble breaks the placement policy."""
+
+
+_OF_LOST_BOOKIE = frozenset({Cause.UNREGISTERED, Cause.DRAINING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,7 @@ class CopyPosition:
     write_quorum: int
     sources: tuple[BookieId | None, ...]
     """Per ensemble position the registered bookie to read from; None if it is missing, and at ``position`` unless its
-    bookie is being drained or has damaged copies."""
+    bookie is being drained, is misplaced, or has damaged copies."""
 
     @property
     def entry_count(self) -> int:
@@ -53,7 +60,7 @@ class CopyPosition:
     @property
     def is_of_lost_bookie(self) -> bool:
         """Whether the position lost its bookie, or is to lose it for a drain; if it is back, nothing is to be done."""
-        return self.cause in (Cause.UNREGISTERED, Cause.DRAINING)
+        return self.cause in _OF_LOST_BOOKIE
 
     @property
     def is_in_place(self) -> bool:
@@ -69,7 +76,7 @@ class CopyPosition:
 
         The order starts after our own position, not at the first of the write set, so that neighbouring entries have
         the same first holder if possible, and one request covers a run of entries. Our own position comes last: a
-        draining bookie is read only if no other bookie has the entry.
+        bookie that is drained or misplaced is read only if no other bookie has the entry.
         """
         stripe, size = self.stripe, len(self.sources)
         around = ((self.position + step) % size for step in range(1, size + 1))
@@ -85,6 +92,12 @@ class SwapMember:
     position: int
     old: BookieId
     target: BookieId
+    cause: Cause = field(default=Cause.UNREGISTERED, kw_only=True)
+
+    @property
+    def is_of_lost_bookie(self) -> bool:
+        """As of ``CopyPosition``."""
+        return self.cause in _OF_LOST_BOOKIE
 
 
 Step = CopyPosition | SwapMember

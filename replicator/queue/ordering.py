@@ -4,6 +4,7 @@ A failure delays a task (``parking``) and does not change its rank: after the de
 copies left. Two kinds of tasks come last, because an attempt seldom changes anything: those that have lost every copy
 of some entries and nothing else, and parked ones that are tried again only because of the time that has passed.
 A boost (``bookie.metadata.tasks.boosts``) puts a task before the others of its rank, and before no task of another.
+Tasks that only request better placement come after all others: their ledgers lack nothing.
 Tasks of equal rank come in random order: workers that look at the same list then rarely reach for the same lock.
 """
 
@@ -27,6 +28,13 @@ NOTHING_LOST: Final = 1 << 30
 """Rank of a ledger that is deleted, unreadable or whole: quick to clear, and waiting costs nothing."""
 NO_COPY_LEFT: Final = 1 << 31
 """Rank of a ledger whose only losses are entries without any copy: nothing can be repaired until a bookie returns."""
+MISPLACED: Final = 1 << 32
+"""Rank of a ledger that lacks nothing and whose copies are to be moved: after every ledger that lacks something."""
+
+SMALL_BYTES: Final = 1 << 20
+"""Largest small ledger: as many of them as a worker repairs at a time fit into the memory for copies."""
+SMALL_ENTRIES: Final = 1000
+"""Entries of a small ledger are fewer: one request reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,8 @@ class Candidate:
     is_boosted: bool = False
     """An operator asked for its repair before the others of its rank."""
     parked_attempts: int = 0
+    is_large: bool = False
+    """See ``is_large``."""
 
 
 def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:
@@ -67,7 +77,18 @@ def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], boo
     return min(counts - {0}, default=NO_COPY_LEFT if counts else NOTHING_LOST)
 
 
-_Key = tuple[bool, int, bool, int, float, LedgerId]
+def is_large(ledger: Versioned | Unreadable | None) -> bool:
+    """Return whether a repair may copy more than ``SMALL_BYTES`` or ``SMALL_ENTRIES``, as far as the metadata shows.
+
+    A ledger that is not closed may have any size.
+    """
+    if not isinstance(ledger, Versioned):
+        return False
+    length, last = ledger.metadata.length, ledger.metadata.last_entry_id
+    return length is None or last is None or length > SMALL_BYTES or last >= SMALL_ENTRIES
+
+
+_Key = tuple[bool, bool, int, bool, int, float, LedgerId]
 _SORTED_AT_ONCE: Final = 5000
 """Candidates that are sorted between two turns of the loop: some milliseconds."""
 
@@ -142,12 +163,14 @@ class Order:
 
 
 def _ranked(candidates: Iterable[Candidate], rng: random.Random) -> list[tuple[_Key, Candidate]]:
-    ranked = [
-        ((c.is_recheck, c.rank, not c.is_boosted, c.ctime_ms // AGE_STEP_MS, rng.random(), c.ledger_id), c)
-        for c in candidates
-    ]
+    ranked = [(_key(c, rng), c) for c in candidates]
     ranked.sort(key=lambda each: each[0])
     return ranked
+
+
+def _key(c: Candidate, rng: random.Random) -> _Key:
+    age = c.ctime_ms // AGE_STEP_MS
+    return c.rank == MISPLACED, c.is_recheck, c.rank, not c.is_boosted, age, rng.random(), c.ledger_id
 
 
 def _copies_of_short_write_sets(metadata: LedgerMetadata, live: Collection[BookieId]) -> Iterator[int]:

@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.tasks.failures import FailedTask
@@ -22,6 +23,7 @@ from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import Clock
+from replicator.plan.moves import plan_moves
 from replicator.plan.planner import Choose, Plan, plan_repair
 
 RECHECK_S: Final = 1800.0
@@ -48,11 +50,13 @@ class Seen:
     ledger_version: int
     """-1 if there is no metadata to compare."""
     bookies: Bookies
+    topology: str = ""
+    """Of a placement mark: the policy and the topology (``EnsembleJudge.fingerprint``)."""
 
 
-def seen(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> Seen:
+def seen(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies, topology: str = "") -> Seen:
     """The comparable part of what was listed; holds no metadata, as there may be a million tasks."""
-    return Seen(task.version, ledger.version if isinstance(ledger, Versioned) else -1, bookies)
+    return Seen(task.version, ledger.version if isinstance(ledger, Versioned) else -1, bookies, topology)
 
 
 def would_act(
@@ -77,6 +81,24 @@ def would_act(
     if parked.reason is ParkReason.UNREADABLE_ENTRIES:
         return plan.is_nothing_missing or bool(bookies.writable - parked.bookies_seen)
     return plan.is_nothing_missing or bool(plan.steps)
+
+
+def would_move(task: Task, ledger: Versioned, bookies: Bookies, parked: ParkedTask, placement: Placement) -> bool:
+    """As ``would_act``, for a task that only requests better placement.
+
+    There may be many of them after a change of the topology, so closed ledgers are not planned again: a new bookie,
+    another topology or another policy is a reason to try. The attempt plans from a new look.
+    """
+    if task.version != parked.task_version or parked.topology != placement.judge().fingerprint:
+        return True
+    if parked.reason is ParkReason.OPEN_LEDGER:
+        plan = plan_moves(ledger, bookies, placement)
+        return bool(plan.steps) or not plan.blocked
+    if parked.reason is ParkReason.SILENT_BOOKIES:
+        return not (bookies.registered ^ parked.bookies_seen).isdisjoint(ledger.metadata.members())
+    if parked.reason is ParkReason.INTERNAL_ERROR:
+        return False
+    return bool(bookies.writable - parked.bookies_seen)
 
 
 def _may_be_left(ledger: Versioned, plan: Plan) -> bool:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -45,11 +45,12 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from replicator.knowledge.absence import Absences, awaiting, unnamed_absent
 from replicator.knowledge.draining import with_draining
+from replicator.knowledge.moving import why_not_moved
 from replicator.plan.planner import growing_losses, target_chooser
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
-from replicator.queue.ordering import NO_COPY_LEFT, Candidate, Order, rank
-from replicator.queue.parking import Memory, Seen, seen, would_act
+from replicator.queue.ordering import MISPLACED, NO_COPY_LEFT, Candidate, Order, is_large, rank
+from replicator.queue.parking import Memory, Seen, seen, would_act, would_move
 from replicator.telemetry.events import Ending, Outlook
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ _NAP_S: Final = 0.01
 """Shortest time to wait for a grace period's end: a rounding error must not become a wait that moves no clock."""
 
 _UNCHANGED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.FAILED})
-_COMPLETED: Final = frozenset({Ending.REPAIRED, Ending.NOTHING_MISSING, Ending.LEDGER_DELETED})
+_COMPLETED: Final = frozenset({Ending.REPAIRED, Ending.MOVED, Ending.NOTHING_MISSING, Ending.LEDGER_DELETED})
 
 
 class _Verdict(enum.Enum):
@@ -116,6 +117,8 @@ class Turn:
     parked_attempts: int = 0
     failure_token: str = ""
     """The last failure, as listed."""
+    is_large: bool = False
+    """Whether there may be much to copy (``ordering.is_large``)."""
 
 
 class TaskQueue:
@@ -140,7 +143,9 @@ class TaskQueue:
         self._completed: set[LedgerId] = set()
         """Completed since the present listing began, so it may still contain them."""
         self._is_changed = True
-        self._has_told_of_left = False
+        self._left_because = ""
+        """Why placement marks were left at the last listing."""
+        self._told_of_left: set[str] = set()
         self._changes_noted = 0
         self._renew_after_change_s = -1.0
         self._renew_anyway_s = -1.0
@@ -214,12 +219,18 @@ class TaskQueue:
             candidate.is_parked,
             candidate.parked_attempts,
             self._memory.token(ledger_id),
+            candidate.is_large,
         )
 
     @property
     def next_rank(self) -> int:
         """The rank of the next task; greater than any other if there is none."""
-        return self._order.first.rank if self._order else NO_COPY_LEFT + 1
+        return self._order.first.rank if self._order else MISPLACED + 1
+
+    @property
+    def is_next_large(self) -> bool:
+        """Whether the next task is that of a large ledger; False if there is none."""
+        return bool(self._order) and self._order.first.is_large
 
     def settle(self, turn: Turn, ending: Ending) -> None:
         """Note how a turn ended."""
@@ -300,22 +311,31 @@ class TaskQueue:
             listed = self._same_if_equal(registered)
             absent = [_absent(task, ledger, listed) for task, ledger in zip(part, ledgers, strict=True)]
             lost = await self._absences.lost(listed, frozenset().union(*absent))
+            why_left = await self._why_left(part, listed)
             for number, (task, ledger, missing) in enumerate(zip(part, ledgers, absent, strict=True), start=1):
                 if number % JUDGED_AT_ONCE == 0:
                     await asyncio.sleep(0)
                 bookies = awaiting(listed, missing, lost) if missing else listed
                 self._observe(task, ledger, bookies)
-                verdict = self._judge(task, ledger, bookies, task.ledger_id in locked, parked.get(task.ledger_id))
+                is_move = _is_placement_mark(task, ledger, bookies)
+                topology = self._ports.placement.judge().fingerprint if is_move else ""
+                circumstance = seen(task, ledger, bookies, topology)
+                if is_move and why_left:
+                    verdict = _Verdict.LEFT
+                else:
+                    is_locked, park = task.ledger_id in locked, parked.get(task.ledger_id)
+                    verdict = self._judge(task, ledger, circumstance, is_locked, park)
                 tally.note(task.ledger_id, verdict)
                 if verdict in _TRIED:
-                    circumstances[task.ledger_id] = seen(task, ledger, bookies)
+                    circumstances[task.ledger_id] = circumstance
                     is_recheck = verdict is _Verdict.RECHECK
-                    urgency = rank(ledger, task.missing, bookies)
+                    urgency = MISPLACED if is_move else rank(ledger, task.missing, bookies)
                     park = parked.get(task.ledger_id)
                     attempts = 0 if park is None else park.attempts
                     is_parked, is_boosted = park is not None, task.ledger_id in boosted
+                    flags = is_recheck, is_parked, is_boosted
                     candidates.append(
-                        Candidate(task.ledger_id, urgency, task.ctime_ms, is_recheck, is_parked, is_boosted, attempts)
+                        Candidate(task.ledger_id, urgency, task.ctime_ms, *flags, attempts, is_large(ledger))
                     )
         waiting = [candidate for candidate in candidates if candidate.ledger_id not in self._completed]
         order = await Order.of(waiting, self._ports.rng)
@@ -329,6 +349,14 @@ class TaskQueue:
         self._plan_renewal(started_s, tally)
         if changes_noted != self._changes_noted:  # and part of the list may be older than the change
             self._renew_anyway_s = self._renew_after_change_s
+
+    async def _why_left(self, tasks: Sequence[Task], bookies: Bookies) -> str:
+        """Why no copy is moved now; empty if copies may be moved, or no task asks for it."""
+        if all(task.missing for task in tasks):
+            return ""
+        why = await why_not_moved(self._ports, self._absences, bookies)
+        self._left_because = why or self._left_because
+        return why
 
     def _observe(self, task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> None:
         """Let the grace period of an unclosed ledger begin as soon as its loss is seen, however long its turn takes."""
@@ -347,28 +375,29 @@ class TaskQueue:
         self,
         task: Task,
         ledger: Versioned | Unreadable | None,
-        bookies: Bookies,
+        circumstances: Seen,
         is_locked: bool,
         parked: ParkedTask | None,
     ) -> _Verdict:
-        ledger_id = task.ledger_id
-        if _is_placement_mark(task, ledger, bookies):
-            return _Verdict.LEFT
+        ledger_id, bookies = task.ledger_id, circumstances.bookies
         if is_locked and ledger_id not in self._unsettled_locks:
             return _Verdict.LOCKED
         if self._memory.due_in_s(ledger_id) > 0 and not self._delays.has_new_bookie(ledger_id, bookies):
             return _Verdict.BACKING_OFF
         write_quorum = ledger.metadata.write_quorum if isinstance(ledger, Versioned) else 1
         choose = target_chooser(ledger_id, write_quorum, self._ports.placement)
-        if self._delays.is_resting(ledger_id, seen(task, ledger, bookies), ledger, choose):
+        if self._delays.is_resting(ledger_id, circumstances, ledger, choose):
             return _Verdict.DELAYED
         if parked is None:
             return _Verdict.ELIGIBLE
-        circumstances = seen(task, ledger, bookies)
         self._memory.note_attempts(ledger_id, parked.attempts)
         if self._memory.is_resting(ledger_id, circumstances, parked.reason):
             return _Verdict.PARKED
-        if would_act(task, ledger, bookies, parked, choose):
+        if circumstances.topology and isinstance(ledger, Versioned):
+            is_worth_it = would_move(task, ledger, bookies, parked, self._ports.placement)
+        else:
+            is_worth_it = would_act(task, ledger, bookies, parked, choose)
+        if is_worth_it:
             return _Verdict.ELIGIBLE
         if self._memory.is_rested(ledger_id, parked.reason):
             return _Verdict.RECHECK
@@ -386,9 +415,10 @@ class TaskQueue:
             counts[_Verdict.PARKED],
             counts[_Verdict.LEFT],
         )
-        if self.outlook.left and not self._has_told_of_left:
-            self._has_told_of_left = True
-            _log.info("placement marks are left to Apache's workers", extra={"ledgers": self.outlook.left})
+        if self.outlook.left and self._left_because not in self._told_of_left:
+            self._told_of_left.add(self._left_because)
+            extra = {"ledgers": self.outlook.left, "reason": self._left_because}
+            _log.info("placement marks are left to Apache's workers", extra=extra)
 
     def _plan_renewal(self, started_s: float, tally: _Tally) -> None:
         """Renew after a poll interval or when a task is due that waits, but spend little of the time on it."""

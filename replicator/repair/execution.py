@@ -1,15 +1,20 @@
-"""Carrying out one round's plan: reserve it, let the targets pin the ledger, copy, and install what is ready.
+"""Carrying out one round's plan: reserve it, let targets pin the ledger, copy, and install what is ready.
 
 The positions of one fragment are one copy: what several of them store is read once (``copying.copier``). A few
 fragments are copied side by side, because a small one has too few chunks to keep a bookie busy. An installation goes on
 beside the copies of other fragments: it changes the members of finished positions only.
 
-Problems with bookies go into the log of the turn.
+Problems with bookies go into the log of the turn. If a lost bookie registers again while its copy is under way, the
+round ends early (R55): the next one asks the bookie what it has, and continues the copy if the bookie lacks more than
+the target.
+
+R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -20,6 +25,7 @@ from bookie.client.placement.groups import note_targets
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import Operation
 from bookie.model.availability import EntryRuns
+from bookie.model.errors import PermanentError, TransientError
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.waiting import results_as_they_come
@@ -29,15 +35,20 @@ from replicator.copying.receiver import REPORTED_MAX, PositionCopy
 from replicator.knowledge.damage import KnownDamage, without
 from replicator.knowledge.evidence import Answer, describe
 from replicator.knowledge.holdings import Holdings, Shortfall
+from replicator.knowledge.returns import Returns
 from replicator.knowledge.target_use import TargetUse
 from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
+from replicator.queue.ordering import is_large
+from replicator.repair.debt_notes import note_debts
 from replicator.repair.install import CopiedStep, Installer
 from replicator.repair.lease import Lease
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.turn_log import TurnLog
 from replicator.telemetry.events import EventSink
+
+_log = logging.getLogger(__name__)
 
 FRAGMENTS_AT_ONCE: Final = 4
 """Fragments of one ledger that are copied side by side: as many as one large fragment has chunks on their way."""
@@ -61,12 +72,15 @@ class Execution:
         holdings: Holdings,
         reserving: ReservationHolder,
         log: TurnLog,
+        returns: Returns,
         rank: int,
         use: TargetUse,
     ) -> None:
         self._use = use
         self._log = log
+        self._returns = returns
         self._rank = rank
+        self._ports = ports
         self._placement = ports.placement
         self._recent = ports.recent
         self._copier = copier
@@ -77,6 +91,8 @@ class Execution:
         self._reserving = reserving
         self._installer = Installer(ports, copier, holdings, lease)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
+        self._returned: set[BookieId] = set()
+        """Lost bookies that ended a copy of this round by their return, even if they have left again."""
         self.is_completed = False
         """Whether the last installation deleted the task, its lock and the reservation as well."""
 
@@ -103,6 +119,7 @@ class Execution:
         """
         ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
         self._log.silence.clear()
+        self._returned.clear()
         fresh = [step.target for step in steps if step.target != step.old]
         note_targets(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
@@ -115,6 +132,9 @@ class Execution:
                 ready.extend(copied)
                 if not is_whole and not await self._lease.may_continue():
                     return False
+                if self._returned:
+                    self._note_returns(ledger)
+                    break  # another look asks the bookies what they have
                 is_early = bool(ready) and fault_point("replicator.install_early")
                 if is_early or sum(copy.bytes for copy in ready) >= INSTALL_BYTES:
                     ledger = await self._install(ledger, ready)
@@ -130,7 +150,11 @@ class Execution:
         return not self._damage.of(ledger.ledger_id)
 
     async def _prepare(self, ledger: Versioned, steps: Sequence[Step]) -> dict[BookieId, str]:
-        """Reserve the plan, then let each target pin the ledger; return the incarnations of the targets."""
+        """Reserve the plan, then let targets pin the ledger; return the incarnations of the targets.
+
+        A target that gets the first entries of a small ledger, and has listed others a short time ago, needs no pin:
+        each add clears the mark of a collector as a list does, and the list that is the proof comes after the last add.
+        """
         incarnations: dict[BookieId, str] = {}
         for target in dict.fromkeys(step.target for step in steps):
             incarnation = await self._recent.incarnation(target)
@@ -141,11 +165,21 @@ class Execution:
         there = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
         await self._reserving.reserve(ledger, there)
         # Also if nothing is copied: a collector that has started with the ledger must not end up with a member of it.
-        fresh = dict.fromkeys(s.target for s, _ in there if isinstance(s, SwapMember) or not s.is_in_place)
-        for refusal in await asyncio.gather(*(self._holdings.pin(ledger.ledger_id, target) for target in fresh)):
+        fresh = dict.fromkeys(s.target for s, incarnation in there if self._needs_pin(ledger, s, incarnation))
+        refusals = await asyncio.gather(*(self._holdings.pin(ledger.ledger_id, target) for target in fresh))
+        for target, refusal in zip(fresh, refusals, strict=True):
+            self._recent.note_listing(target, is_answered=refusal is None)
             if refusal is not None:
-                self._log.failed_targets[refusal.bookie] = refusal
+                self._log.failed_targets[target] = refusal
         return incarnations
+
+    def _needs_pin(self, ledger: Versioned, step: Step, incarnation: str) -> bool:
+        """Whether the target is asked for its list before the copy, because it may get no entry or cannot list."""
+        if isinstance(step, SwapMember):
+            return True
+        may_have_all = self._reserving.end_entry_id(ledger, step, incarnation) > step.first
+        is_sure = not may_have_all and not is_large(ledger) and self._recent.has_listed(step.target)
+        return not step.is_in_place and not is_sure
 
     def _copies(
         self, ledger: Versioned, steps: Sequence[Step], shortfall: Shortfall, incarnations: Mapping[BookieId, str]
@@ -193,7 +227,8 @@ class Execution:
             )
             for step, overwritten in wanted
         ]
-        outcomes = await self._copier.copy(ledger, copies, self._lease.may_continue, self._rank)
+        goes_on = partial(self._are_wanted, [step for step, _ in wanted])
+        outcomes = await self._copier.copy(ledger, copies, goes_on, self._rank)
         self._note_damage(ledger, outcomes)
         for (step, overwritten), outcome in zip(wanted, outcomes, strict=True):
             if outcome.is_complete:
@@ -213,6 +248,35 @@ class Execution:
                 self._log.unreadable[_key(ledger, step)] = evidence
             else:
                 self._log.silence.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
+
+    async def _are_wanted(self, steps: Sequence[CopyPosition]) -> bool:
+        """Whether the next chunk may start: the worker may go on, and no lost bookie of them has returned (R55).
+
+        Raises:
+            StoreUnavailableError: see ``Lease.may_continue``.
+        """
+        if not await self._lease.may_continue():
+            return False
+        for lost in {step.old for step in steps if step.cause is Cause.UNREGISTERED}:
+            if await self._is_back(lost):
+                self._returned.add(lost)
+        return self._returned.isdisjoint(step.old for step in steps)
+
+    async def _is_back(self, bookie: BookieId) -> bool:
+        """Whether a lost bookie is registered, as all turns of this process see it; False if that is not known."""
+        try:
+            return bookie in (await self._recent.bookies()).registered
+        except (TransientError, PermanentError) as error:
+            _log.info("copy goes on without a list of bookies", extra={"error": str(error)})
+            return False
+
+    def _note_returns(self, ledger: Versioned) -> None:
+        for bookie in sorted(self._returned):
+            self._returns.note(bookie)
+            _log.info(
+                "a lost bookie has returned, its copy is ended",
+                extra={"ledger_id": ledger.ledger_id, "bookie_id": bookie},
+            )
 
     def _note_damage(self, ledger: Versioned, outcomes: Sequence[CopyOutcome]) -> None:
         """Report damaged copies that one copy met, and note those with a good copy elsewhere for the next plan."""
@@ -242,17 +306,22 @@ class Execution:
     async def _install(
         self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Sequence[Operation] | None = None
     ) -> Versioned:
+        await note_debts(self._ports, ledger, [copy.step for copy in ready])
         installed = await self._installer.install(ledger, ready, self._reserving.current, completing)
         if installed.is_completed:
             self._reserving.note_deleted()
             self.is_completed = True
         for refusal in installed.refusals:
+            self._recent.note_listing(refusal.bookie, is_answered=False)
             self._log.failed_targets[refusal.bookie] = refusal
             self._reserving.forget_progress(refusal.bookie)
         for copy in installed.done:
+            if isinstance(copy.step, CopyPosition):
+                self._recent.note_listing(copy.step.target, is_answered=True)
             self._log.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
             self._log.entries += copy.entries
             self._log.bytes += copy.bytes
+            self._log.moved_copies += copy.step.cause is Cause.MISPLACED
             self._log.replaced_copies += self._damage.replaced(ledger.ledger_id, _key(ledger, copy.step))
         return installed.ledger
 

@@ -232,7 +232,7 @@ def _incarnation(bookie: BookieId, seen: BookieLook) -> str | None:
 
 def _replaces(copy: CopiedStep) -> bool:
     """True if it replaces a bookie that was lost or that is being drained."""
-    return isinstance(copy.step, SwapMember) or copy.step.is_of_lost_bookie
+    return copy.step.is_of_lost_bookie
 
 
 def _gone_targets(copied: Iterable[CopiedStep], bookies: Bookies) -> Iterable[Answer]:

@@ -19,7 +19,12 @@ that it does not choose delete their copies. Doubts and the parked record are de
 prevents this, the next listing (``queue.task_queue``) deletes them.
 
 The results of a round (targets that refuse, entries that no bookie serves, bookies that returned incomplete, damaged
-copies) go into the next plan. A task that names no bookie requests better placement: it is left to Apache's workers.
+copies) go into the next plan.
+
+A task that names no bookie requests better placement. If its ledger lacks nothing, its copies are moved by the same
+steps, in a turn of their own after every ledger that lacks a copy. The member that is replaced is a source, and is
+named until the metadata names the other one. The task is deleted if every ensemble adheres to the policy. It is left,
+also for Apache's workers, if this worker has no topology to judge by.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -28,7 +33,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -41,8 +46,10 @@ from bookie.metadata.ledgers.ledgers import (
 )
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.metadata.port import Check, Operation
+from bookie.metadata.tasks.moves import MOVES_MAX, WINDOW_MS
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.errors import InvariantError, OutcomeUnknownError, TransientError
+from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
 from bookie.wire.port import Status
@@ -51,12 +58,17 @@ from replicator.knowledge.absence import Absences, awaiting, unnamed_absent
 from replicator.knowledge.damage import KnownDamage
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.evidence import SHOWN_MAX
-from replicator.knowledge.holdings import Holdings, Shortfall
+from replicator.knowledge.holdings import Holdings, Shortfall, lacking_count
+from replicator.knowledge.moving import why_not_moved
+from replicator.knowledge.returns import Returns
 from replicator.knowledge.target_use import TargetUse
+from replicator.plan.moves import plan_moves
 from replicator.plan.planner import (
     Blocked,
     Knowledge,
     Plan,
+    PositionKey,
+    closed_fragment_last,
     needs_tail_evidence,
     plan_repair,
     target_chooser,
@@ -64,6 +76,7 @@ from replicator.plan.planner import (
 from replicator.plan.steps import CopyPosition
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
+from replicator.queue.ordering import MISPLACED
 from replicator.queue.parking import ATTEMPTS_MAX
 from replicator.queue.task_queue import Turn
 from replicator.repair.execution import Execution
@@ -88,6 +101,7 @@ _WORST_FIRST: Final = (
     ParkReason.NO_CANDIDATE_BOOKIE,
     ParkReason.NEEDS_RECOVERY,
     ParkReason.OPEN_LEDGER,
+    ParkReason.MISPLACED,
 )
 
 
@@ -95,7 +109,7 @@ _ANY_BOOKIE_HELPS: Final = (ParkReason.NEEDS_RECOVERY, ParkReason.SILENT_BOOKIES
 """What a bookie may end that is registered, writable or not."""
 _EVIDENCE_MAX: Final = 2_000
 """Characters of a traceback that are kept."""
-_WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER)
+_WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER, ParkReason.MISPLACED)
 """What a bookie would end that takes copies again."""
 
 
@@ -108,6 +122,7 @@ class RepairContext:
     events: EventSink
     delays: Delays
     absences: Absences
+    returns: Returns
     damage: KnownDamage = field(default_factory=KnownDamage)
     use: TargetUse = field(default_factory=TargetUse)
 
@@ -134,6 +149,7 @@ class LedgerRepair:
         self._turn = turn
         self._task = lease.held.task
         self._is_first_look = lease.beside is not None
+        self._started_ms = context.ports.clock.epoch_ms()
         self._log = TurnLog()
         self._holdings = Holdings(context.ports.transport, context.ports.clock)
         self._reserving = ReservationHolder(context.ports, lease)
@@ -147,6 +163,7 @@ class LedgerRepair:
             self._holdings,
             self._reserving,
             self._log,
+            context.returns,
             turn.rank,
             context.use,
         )
@@ -159,6 +176,8 @@ class LedgerRepair:
             _log.critical("repair broke one of our rules", extra={"ledger_id": self._task.ledger_id}, exc_info=error)
             return await self._set_aside(error)
         finally:
+            if self._log.moved_copies:
+                await self._note_moved()
             await self._reserving.release_quietly()
 
     async def _set_aside(self, error: InvariantError) -> TaskResult:
@@ -189,7 +208,8 @@ class LedgerRepair:
             return self._stopped()
         try:
             view = await self._look()
-            plan = await self._plan(view)
+            knowledge = await self._knowledge(view)
+            plan = await self._plan(view, knowledge)
             wait_s = self._unclosed.remaining_s(plan, view.bookies)
             is_recovery_due = wait_s is not None and wait_s <= 0 and not self._log.recovery_failure
             if (is_recovery_due or plan.steps) and not await self._lease.may_continue():
@@ -200,6 +220,8 @@ class LedgerRepair:
                 return await self._execute(plan, view)
             if wait_s is not None and wait_s > 0:
                 return self._ended(Ending.DELAYED, detail=plan.blocked[-1].detail)
+            if not (plan.blocked or view.shortfall.silent or self._task.missing):
+                return await self._place(view, knowledge)
             return await self._conclude(plan, view)
         except NoSuchLedgerError:
             return await self._complete(Ending.LEDGER_DELETED)
@@ -237,8 +259,8 @@ class LedgerRepair:
             return self._ports.ledgers.versioned(self._task.ledger_id, self._lease.beside.metadata)
         return await self._ports.ledgers.read(self._task.ledger_id)
 
-    async def _plan(self, view: View) -> Plan:
-        """Plan from the view and from what this turn has learned."""
+    async def _knowledge(self, view: View) -> Knowledge:
+        """What this turn has learned, for a plan."""
         ledger, bookies, shortfall = view.ledger, view.bookies, view.shortfall
         damaged = {
             key: max(entries)
@@ -247,7 +269,7 @@ class LedgerRepair:
         }
         asked_of = shortfall.doubtful | shortfall.positions | damaged.keys()
         is_asked = needs_tail_evidence(ledger.metadata, bookies, asked_of)
-        knowledge = Knowledge(
+        return Knowledge(
             is_asked and await self._holdings.is_tail_written(ledger, bookies),
             shortfall.positions,
             shortfall.doubtful,
@@ -255,8 +277,34 @@ class LedgerRepair:
             damaged,
             tuple(self._log.unreadable.items()),
             frozenset(self._log.failed_targets),
+            self._context.returns.flapping(ledger.metadata.members() - bookies.registered),
+            await self._continued(view),
             self._ports.circuits.avoided(bookies.writable, self._ports.clock.monotonic_s()),
         )
+
+    async def _continued(self, view: View) -> dict[PositionKey, BookieId]:
+        """Incomplete positions of which a copy was begun elsewhere that lacks less than their own bookie (R44, R55)."""
+        found: dict[PositionKey, BookieId] = {}
+        metadata = view.ledger.metadata
+        if not view.shortfall.positions or not await self._reserving.begun():
+            return found
+        for key in view.shortfall.positions:
+            first, recorded = key.first_entry_id, self._reserving.recorded(key.first_entry_id, key.position)
+            last = closed_fragment_last(metadata, metadata.fragment_index(first), is_tail_written=False)
+            if recorded is None or last is None:
+                continue
+            copy, end = recorded
+            if copy.target == key.bookie or copy.incarnation != await self._ports.recent.incarnation(copy.target):
+                continue
+            listed = view.shortfall.held_by(key.bookie)
+            lacking = await lacking_count(metadata.stripe, key.position, listed, first, last)
+            if metadata.stripe.count(key.position, end, last) < lacking:
+                found[key] = copy.target
+        return found
+
+    async def _plan(self, view: View, knowledge: Knowledge) -> Plan:
+        """Plan from the view and from what this turn has learned."""
+        ledger, bookies = view.ledger, view.bookies
         ledger_id, write_quorum, placement = ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement
         chosen, positions = self._context.use.chosen(ledger_id), self._context.use.positions
         choose = target_chooser(ledger_id, write_quorum, placement, chosen, positions)
@@ -269,25 +317,53 @@ class LedgerRepair:
         choose = target_chooser(ledger_id, write_quorum, placement, {**chosen, **begun}, positions)
         return plan_repair(ledger, bookies, choose, knowledge)
 
-    async def _execute(self, plan: Plan, view: View) -> TaskResult | None:
+    async def _place(self, view: View, knowledge: Knowledge) -> TaskResult | None:
+        """Move copies of a ledger that lacks nothing, or end the turn; None: look again."""
+        why = await why_not_moved(self._ports, self._context.absences, view.bookies)
+        if why:
+            return self._ended(Ending.LEFT, detail=f"a placement mark, which is left to Apache's workers: {why}")
+        if self._turn.rank != MISPLACED:
+            return self._ended(Ending.MARKED_AGAIN, detail="copies are moved after all ledgers that lack some")
+        begun = await self._reserving.begun()
+        plan = plan_moves(view.ledger, view.bookies, self._ports.placement, knowledge, begun)
+        if plan.steps and not self._log.moved_copies and await self._is_moved_too_often():
+            detail = (
+                f"its copies were moved {MOVES_MAX} times in {WINDOW_MS // 86_400_000} days, and it is marked again: "
+            )
+            detail += "compare the policy and the topology of all programs that check or repair placement"
+            return await self._park(ParkReason.MISPLACED, detail, view.bookies)
+        if plan.steps:
+            is_ready = await self._lease.may_continue()
+            return await self._execute(plan, view, is_move=True) if is_ready else self._stopped()
+        if plan.blocked:
+            return await self._give_up(plan.blocked, view.bookies)
+        return await self._complete(Ending.MOVED if self._log.moved_copies else Ending.NOTHING_MISSING, view)
+
+    async def _is_moved_too_often(self) -> bool:
+        """Whether another move could be one of an endless series, by programs whose policies differ."""
+        return await self._ports.moves.count(self._task.ledger_id, self._started_ms) >= MOVES_MAX
+
+    async def _execute(self, plan: Plan, view: View, *, is_move: bool = False) -> TaskResult | None:
         """Copy and install what can be; None: look again."""
         if not view.ledger.metadata.is_closed:  # before a copy hides what they lack, or may lack (S6)
             in_place = (step for step in plan.steps if isinstance(step, CopyPosition) and step.is_in_place)
             await self._unclosed.doubt({step.target for step in in_place})
-        if not await self._execution.run(plan, view.shortfall, self._completing(plan, view)):
+        if not await self._execution.run(plan, view.shortfall, self._completing(plan, view, is_move)):
             return self._stopped()
         if self._execution.is_completed:
-            return await self._completed(Ending.REPAIRED)
+            return await self._completed(Ending.MOVED if is_move else Ending.REPAIRED)
         silence = "; ".join(self._log.silence)
         return await self._fail_or_park(ParkReason.SILENT_BOOKIES, silence, view.bookies) if silence else None
 
-    def _completing(self, plan: Plan, view: View) -> Sequence[Operation] | None:
+    def _completing(self, plan: Plan, view: View, is_move: bool) -> Sequence[Operation] | None:
         """What must hold for the task to go with the last step of the plan; None if another round has to look.
 
         Not for an open ledger, of which members may lack entries that the writer adds. Not if a task without a name
-        requests better placement, nor if a position is blocked or a bookie silent.
+        requests better placement, unless this plan is for that, nor if a position is blocked or a bookie silent.
         """
-        if plan.blocked or view.shortfall.silent or not view.ledger.metadata.is_closed or not self._task.missing:
+        if plan.blocked or view.shortfall.silent or not view.ledger.metadata.is_closed:
+            return None
+        if not self._task.missing and not is_move:
             return None
         if self._unclosed.has_doubts or self._log.unreadable or fault_point("replicator.complete_apart"):
             return None
@@ -302,10 +378,8 @@ class LedgerRepair:
             who = ", ".join(map(str, view.shortfall.silent))
             detail = f"registered, but does not list its entries: {who}"
             return await self._fail_or_park(ParkReason.SILENT_BOOKIES, detail, view.bookies)
-        if not self._task.missing:
-            return self._ended(Ending.LEFT, detail="a placement mark, which is left to Apache's workers")
         is_repaired = self._log.fragments or self._log.is_recovered
-        return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, view.checks)
+        return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, view)
 
     async def _give_up(self, blocked: Sequence[Blocked], bookies: Bookies) -> TaskResult:
         reason = min((block.reason for block in blocked), key=_WORST_FIRST.index)
@@ -335,16 +409,25 @@ class LedgerRepair:
         since_ms = before.since_ms if before is not None and is_same else self._ports.clock.epoch_ms()
         known = bookies.registered if reason in _ANY_BOOKIE_HELPS else bookies.writable
         attempts = 0 if before is None else before.attempts + 1
-        record = ParkedTask(self._task.ledger_id, reason, detail, since_ms, known, self._task.version, attempts)
+        topology = "" if self._task.missing else self._ports.placement.judge().fingerprint
+        record = ParkedTask(
+            self._task.ledger_id, reason, detail, since_ms, known, self._task.version, attempts, topology
+        )
         await self._lease.ensure_ours()
         await self._ports.parked.park(record)
         await self._forget_failures()
         return self._ended(Ending.PARKED, reason=reason, detail=detail)
 
-    async def _complete(self, ending: Ending, checks: Sequence[Check] = ()) -> TaskResult:
-        """Delete the task, unless ``checks`` show that the verdict is outdated."""
+    async def _complete(self, ending: Ending, view: View | None = None) -> TaskResult:
+        """Delete the task, unless the verdict from ``view`` is outdated (None: the ledger was deleted).
+
+        The record of doubted members goes too, unless a member of an unclosed ledger is awaited. It may have entries
+        that a doubted member had acknowledged and lost, and nobody else has (S6).
+        """
         await self._reserving.release()
-        doubts = await self._unclosed.doubts_deletion()
+        checks = () if view is None else view.checks
+        are_doubts_kept = view is not None and not view.ledger.metadata.is_closed and bool(view.bookies.awaited)
+        doubts = None if are_doubts_kept else await self._unclosed.doubts_deletion()
         unreserved = [self._ports.reservations.path(self._task.ledger_id)]
         if not await self._lease.complete(checks if doubts is None else [*checks, doubts], absent=unreserved):
             return self._ended(Ending.MARKED_AGAIN)
@@ -360,18 +443,26 @@ class LedgerRepair:
         except (TransientError, OutcomeUnknownError) as error:  # the queue forgets records without a task later
             _log.info("parked record stays for now", extra={"ledger_id": self._task.ledger_id, "error": str(error)})
         await self._forget_failures()
+        if self._turn.rank == MISPLACED and ending is not Ending.LEDGER_DELETED:
+            await self._best_effort(self._ports.debts.end(self._task.ledger_id), "placement debt stays for now")
         return self._ended(ending)
+
+    async def _note_moved(self) -> None:
+        """Note for all workers that copies were moved, so that the ledger is not moved back and forth. Best effort."""
+        note = self._ports.moves.note(self._task.ledger_id, self._started_ms)
+        await self._best_effort(note, "move is not recorded")
+
+    async def _best_effort(self, change: Awaitable[None], problem: str) -> None:
+        try:
+            await change
+        except (TransientError, OutcomeUnknownError) as error:
+            _log.info(problem, extra={"ledger_id": self._task.ledger_id, "error": str(error)})
 
     async def _forget_failures(self) -> None:
         """Delete the record of earlier failures, if there is one. Best effort: a listing deletes it later."""
         if self._lease.beside is None or self._lease.beside.failure is None:
             return
-        try:
-            await self._ports.failures.forget(self._task.ledger_id)
-        except (TransientError, OutcomeUnknownError) as error:
-            _log.info(
-                "record of failures stays for now", extra={"ledger_id": self._task.ledger_id, "error": str(error)}
-            )
+        await self._best_effort(self._ports.failures.forget(self._task.ledger_id), "record of failures stays for now")
 
     def _stopped(self) -> TaskResult:
         return self._ended(Ending.STOPPED, detail="repair is disabled, or the session with the store has ended")
@@ -388,4 +479,5 @@ class LedgerRepair:
             detail=detail,
             replaced_copies=self._log.replaced_copies,
             marked_ms=self._task.ctime_ms,
+            moved_copies=self._log.moved_copies,
         )

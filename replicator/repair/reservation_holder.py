@@ -86,6 +86,17 @@ class ReservationHolder:
         copied = {(each.first_entry_id, each.position): each.target for each in self._progress}
         return {**self._left_targets, **copied}
 
+    def recorded(self, first_entry_id: EntryId, position: int) -> tuple[Reservation, EntryId] | None:
+        """The copy of a position of which most is done, with its exclusive end; None without one. After ``begun``."""
+        known = [(end, each) for each, end in self._progress.items()]
+        mine = [
+            (end, each) for end, each in known if (each.first_entry_id, each.position) == (first_entry_id, position)
+        ]
+        if not mine:
+            return None
+        end, reservation = max(mine, key=lambda item: item[0])
+        return reservation, end
+
     async def _left(self) -> LedgerReservations | None:
         if self._is_read or self._lease.beside is None:
             return await self._ports.reservations.read(self._ledger_id)

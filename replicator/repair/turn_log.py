@@ -28,6 +28,8 @@ class TurnLog:
     bytes: int = 0
     replaced_copies: int = 0
     """Damaged copies that were replaced by good ones."""
+    moved_copies: int = 0
+    """Positions that got another bookie for better placement."""
     is_recovered: bool = False
     """Whether this turn closed the ledger."""
     recovery_failure: str = ""

@@ -21,7 +21,11 @@ class Ending(enum.Enum):
     NOTHING_MISSING = "nothing_missing"
     """There was nothing to do (any more); the task is deleted."""
     LEFT = "left"
-    """Nothing is missing, and the task names no bookie: a placement mark, which stays for Apache's workers."""
+    """Nothing is missing, and the task names no bookie: a placement mark that cannot be judged, or not now. It stays,
+    also for Apache's workers."""
+    MOVED = "moved"
+    """Nothing was missing, copies were moved, every ensemble adheres to the placement policy, and the task is
+    deleted."""
     LEDGER_DELETED = "ledger_deleted"
     """The ledger was deleted, and so is its task (S15)."""
     PARKED = "parked"
@@ -59,6 +63,8 @@ class TaskResult:
     """When the ledger was last marked, epoch milliseconds; 0 or less: not known."""
     replaced_copies: int = 0
     """Damaged copies that were replaced by good ones, in place or on another bookie."""
+    moved_copies: int = 0
+    """Positions that got another bookie for better placement."""
 
     def fields(self) -> dict[str, str | int | float]:
         """As plain values for logs and JSON, without empty ones."""
@@ -67,6 +73,8 @@ class TaskResult:
             values |= {"fragments": self.fragments, "entries": self.entries, "bytes": self.bytes}
         if self.replaced_copies:
             values["replaced_copies"] = self.replaced_copies
+        if self.moved_copies:
+            values["moved_copies"] = self.moved_copies
         if self.is_recovered:
             values["recovered"] = True
         if self.reason is not None:
@@ -90,7 +98,7 @@ class Outlook:
     """Unclosed ledgers that wait for the end of the grace period."""
     parked: int = 0
     left: int = 0
-    """Placement marks, which are left to Apache's workers."""
+    """Placement marks that this worker cannot judge, or not now; Apache's workers may act on them."""
 
     @property
     def is_settled(self) -> bool:
@@ -114,6 +122,10 @@ class Load:
     """Time in which the throttle held copying up."""
     unreachable_bookies: int = 0
     """Bookies whose circuit is open: they have not answered for a while."""
+    pulled_bytes: int = 0
+    """Of the copied bytes, those that targets have read from their sources by themselves."""
+    placement_debts: int = 0
+    """Ledgers with copies that repair had to put in a bad place, as this worker last looked at them."""
 
 
 class EventSink(Protocol):

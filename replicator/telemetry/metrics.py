@@ -22,10 +22,13 @@ TASKS_ENDED: Final = "bkheal_replicator_tasks_total"
 PARKED: Final = "bkheal_replicator_parked_total"
 COPIED_ENTRIES: Final = "bkheal_replicator_copied_entries_total"
 COPIED_BYTES: Final = "bkheal_replicator_copied_bytes_total"
+PULLED_BYTES: Final = "bkheal_replicator_pulled_bytes_total"
 REPAIRED_FRAGMENTS: Final = "bkheal_replicator_repaired_fragments_total"
 RECOVERED_LEDGERS: Final = "bkheal_replicator_recovered_ledgers_total"
 CORRUPT_COPIES: Final = "bkheal_replicator_corrupt_copies_total"
 REPLACED_COPIES: Final = "bkheal_replicator_replaced_copies_total"
+MOVED_COPIES: Final = "bkheal_replicator_moved_copies_total"
+PLACEMENT_DEBTS: Final = "bkheal_replicator_placement_debts"
 TASK_DURATION: Final = "bkheal_replicator_task_duration_seconds"
 TIME_TO_FULL: Final = "bkheal_time_to_full_seconds"
 LISTED_TASKS: Final = "bkheal_replicator_listed_tasks"
@@ -48,7 +51,7 @@ REPLICATOR: Final = (
         TASKS_ENDED,
         _COUNTER,
         "Turns of tasks by how they ended; busy means that another worker has the task, left that it is a placement "
-        "mark",
+        "mark that this process cannot judge, moved that copies were moved for such a mark",
         _BY_ENDING,
         watch="failed is more than a tenth of the turns that are not busy",
     ),
@@ -70,6 +73,13 @@ REPLICATOR: Final = (
         "Bytes of those entries as they are stored (header, digest and payload)",
         watch="the rate is 0 while tasks are eligible",
     ),
+    Definition(
+        PULLED_BYTES,
+        _COUNTER,
+        "Of the copied bytes, those that target bookies read from the source bookies by themselves; the rest passed "
+        "this process",
+        watch="with --pull, it stays behind the copied bytes of bkheal's bookies: they may not reach each other",
+    ),
     Definition(REPAIRED_FRAGMENTS, _COUNTER, "Fragments that metadata now names with whole copies"),
     Definition(RECOVERED_LEDGERS, _COUNTER, "Ledgers recovered and closed because their writer had ended"),
     Definition(
@@ -79,6 +89,9 @@ REPLICATOR: Final = (
         watch="it increases: a disk returns wrong bytes",
     ),
     Definition(REPLACED_COPIES, _COUNTER, "Damaged copies that were replaced by good ones"),
+    Definition(
+        MOVED_COPIES, _COUNTER, "Positions that got another bookie because their ensemble broke the placement policy"
+    ),
     Definition(TASK_DURATION, _HISTOGRAM, "Time of one turn of a task, by how it ended", _BY_ENDING, WORK_BUCKETS_S),
     Definition(
         TIME_TO_FULL,
@@ -91,7 +104,7 @@ REPLICATOR: Final = (
         LISTED_TASKS,
         _GAUGE,
         "Tasks of the whole cluster as this process listed them last; each is in one state, so the sum is all tasks; "
-        "left ones are placement marks, which Apache's workers act on",
+        "left ones are placement marks that this process cannot judge, for example because it has no topology",
         {"state": STATES},
         watch="given_up or parked is not 0; take the maximum over processes, not the sum",
     ),
@@ -109,6 +122,13 @@ REPLICATOR: Final = (
         _GAUGE,
         "Registered bookies that have not answered this process for a while; it asks them only from time to time",
         watch="it is not 0: the log names the bookies",
+    ),
+    Definition(
+        PLACEMENT_DEBTS,
+        _GAUGE,
+        "Ledgers with a copy that repair had to put where the placement policy forbids it, as this process last looked "
+        "at them; 0 in a process that does not look",
+        watch="it is not 0 for days; take the maximum over processes: `bkheal debts list` shows the ledgers",
     ),
     Definition(
         LAST_PROGRESS,
@@ -144,13 +164,15 @@ class MetricsEvents(EventSink):
         self._recovered = metrics.counter(RECOVERED_LEDGERS)
         self._corrupt = metrics.counter(CORRUPT_COPIES)
         self._replaced = metrics.counter(REPLACED_COPIES)
+        self._moved = metrics.counter(MOVED_COPIES)
+        self._debts = metrics.gauge(PLACEMENT_DEBTS)
         self._time_to_full = metrics.histogram(TIME_TO_FULL)
         self._tasks = {state: metrics.gauge(LISTED_TASKS, state=state) for state in STATES}
         self._in_flight = metrics.gauge(IN_FLIGHT_LEDGERS), metrics.gauge(IN_FLIGHT_BYTES)
         self._unreachable = metrics.gauge(UNREACHABLE_BOOKIES)
         self._throttle = metrics.gauge(THROTTLE)
-        self._copied_entries, self._copied_bytes, self._throttled_s = (
-            _Total(metrics.counter(name)) for name in (COPIED_ENTRIES, COPIED_BYTES, THROTTLED)
+        self._copied_entries, self._copied_bytes, self._pulled_bytes, self._throttled_s = (
+            _Total(metrics.counter(name)) for name in (COPIED_ENTRIES, COPIED_BYTES, PULLED_BYTES, THROTTLED)
         )
         self._progress = metrics.gauge(LAST_PROGRESS)
 
@@ -170,6 +192,7 @@ class MetricsEvents(EventSink):
         self._fragments.inc(result.fragments)
         self._recovered.inc(result.is_recovered)
         self._replaced.inc(result.replaced_copies)
+        self._moved.inc(result.moved_copies)
         if result.ending is Ending.REPAIRED and result.marked_ms > 0:
             self._time_to_full.observe(max(0.0, (self._clock.epoch_ms() - result.marked_ms) / 1000))
         if result.ending not in _NO_PROGRESS:
@@ -185,8 +208,10 @@ class MetricsEvents(EventSink):
         ledgers.set(now.ledgers_in_flight)
         held_bytes.set(now.bytes_in_flight)
         self._unreachable.set(now.unreachable_bookies)
+        self._debts.set(now.placement_debts)
         self._throttle.set(now.bytes_per_second)
         self._copied_bytes.reach(now.copied_bytes)
+        self._pulled_bytes.reach(now.pulled_bytes)
         self._throttled_s.reach(now.throttled_s)
         if self._copied_entries.reach(now.copied_entries):
             self._note_progress()

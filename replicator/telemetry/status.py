@@ -21,6 +21,7 @@ _LEVELS: Final = {
     Ending.REPAIRED: logging.INFO,
     Ending.NOTHING_MISSING: logging.INFO,
     Ending.LEFT: logging.INFO,
+    Ending.MOVED: logging.INFO,
     Ending.LEDGER_DELETED: logging.INFO,
     Ending.PARKED: logging.WARNING,
     Ending.DELAYED: logging.INFO,

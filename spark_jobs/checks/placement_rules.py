@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bookie.model.ids import BookieId
-from bookie.model.spread import PlacementPolicy, adherence
-from bookie.model.topology import Level, Topology, domain
+from bookie.model.spread import PlacementPolicy, adherence, count_domains
+from bookie.model.topology import Level, Topology
 
 
 class Spread(enum.Enum):
@@ -52,7 +52,7 @@ class PlacementRules:
     ) -> PlacementRules:
         """Rules for a cluster with these ``bookies``, registered or not: an outage moves no copies."""
         places = [where for bookie in bookies if (where := topology.known(bookie)) is not None]
-        domains = {level: len({domain(where, level) for where in places}) for level in Level}
+        domains = count_domains(places)
         sendable = Topology(dict(topology.locations))  # a read-only view of a mapping cannot be sent to executors
         return PlacementRules(policy, sendable, frozenset(writable), domains)
 
@@ -65,21 +65,12 @@ class PlacementRules:
             )
         if found.is_met:
             return PlacementVerdict(Spread.MET)
-        if not self.policy.is_strict and adherence(members, write_quorum, self._possible(), self.topology).is_met:
+        if (
+            not self.policy.is_strict
+            and adherence(members, write_quorum, self.policy.at_most(self.domains), self.topology).is_met
+        ):
             return PlacementVerdict(Spread.AS_GOOD_AS_POSSIBLE, str(found.thin[0]))
         return PlacementVerdict(Spread.MISPLACED, str(found.thin[0]), self._is_fixable(members, write_quorum))
-
-    def _possible(self) -> PlacementPolicy:
-        """The policy, with no more domains asked for than there are."""
-        return replace(
-            self.policy,
-            min_racks=self._at_most(self.policy.min_racks, Level.RACK),
-            min_zones=self._at_most(self.policy.min_zones, Level.ZONE),
-            min_regions=self._at_most(self.policy.min_regions, Level.REGION),
-        )
-
-    def _at_most(self, wanted: int, level: Level) -> int:
-        return max(1, min(wanted, self.domains.get(level, 0)))
 
     def _is_fixable(self, members: Sequence[BookieId], write_quorum: int) -> bool:
         """One bookie of each rack stands for the others there: only its location counts."""

@@ -2,8 +2,8 @@
 
 It judges by the topology alone and marks nothing, as Apache's (docs/formats.md#auditor-checks): a misplaced ledger has
 every copy it needs, and moving copies costs. With ``mark_misplaced`` it marks, with an empty list of replicas, the
-closed ledgers of which a replacement would bring an ensemble nearer to the policy; Apache's workers move those if they
-are configured for it, bkheal's leave them.
+closed ledgers of which a replacement would bring an ensemble nearer to the policy. bkheal's workers move those if they
+have a topology, and Apache's if they are configured for it.
 """
 
 from __future__ import annotations

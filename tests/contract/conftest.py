@@ -1,12 +1,15 @@
-"""The metadata stores behind one harness: each test runs on the twin, the simulator's store and a real ZooKeeper."""
+"""The metadata stores behind one harness: each test runs on the twin, the simulator's store and a real ZooKeeper.
+
+It also runs on the twin and on ZooKeeper through the store that joins requests, with each request joined.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 import pytest
 from kazoo.client import KazooClient
@@ -14,7 +17,8 @@ from kazoo.protocol.connection import _CONNECTION_DROP
 from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id
 
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.port import MetadataStore
+from bookie.metadata.port import ANY_VERSION, MetadataStore, Node, Operation, SetData
+from bookie.metadata.store.combining import CombiningStore
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.wire.security import TlsSettings
@@ -25,6 +29,8 @@ from tests.simulation.loop import Process
 from tests.simulation.store import SimCell, SimStore, StoreFaults
 from tests.simulation.trace import Trace
 from tests.worlds.cluster import formatted
+
+T = TypeVar("T")
 
 
 class Backend(Protocol):
@@ -151,6 +157,73 @@ class ZooKeeperBackend:
                     client.set_acls(path, OPEN_ACL_UNSAFE)
 
 
+class JoinedBackend:
+    """Another backend, whose requests are joined with those of a second caller: none is sent alone."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.name = f"{inner.name}, joined"
+        self._inner = inner
+
+    async def open(self) -> MetadataStore:
+        store = AccompaniedStore(await self._inner.open())
+        await store.prepare()
+        return store
+
+    async def expire(self, store: MetadataStore) -> None:
+        assert isinstance(store, AccompaniedStore)
+        await self._inner.expire(store.inner)
+
+    async def interrupt(self, store: MetadataStore) -> None:
+        assert isinstance(store, AccompaniedStore)
+        await self._inner.interrupt(store.inner)
+
+    def deny(self, path: str) -> None:
+        self._inner.deny(path)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class AccompaniedStore(CombiningStore):
+    """Makes a second, unrelated request of the same kind in the same step of the loop as each request."""
+
+    def __init__(self, inner: MetadataStore) -> None:
+        super().__init__(inner)
+        self.inner = inner
+        self._companion = f"/companion-{uuid.uuid4().hex}"
+
+    async def prepare(self) -> None:
+        await self.inner.create(self._companion)
+
+    async def get(self, path: str) -> Node:
+        return await self._beside(super().get(path), super().get_many([self._companion]))
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        return await self._beside(super().get_many(paths), super().get_many([self._companion]))
+
+    async def create(
+        self, path: str, data: bytes = b"", *, is_ephemeral: bool = False, is_sequential: bool = False
+    ) -> str:
+        own = super().create(path, data, is_ephemeral=is_ephemeral, is_sequential=is_sequential)
+        return await self._beside(own, super().multi([SetData(self._companion, b"")]))
+
+    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+        await self._beside(super().delete(path, version), super().multi([SetData(self._companion, b"")]))
+
+    async def multi(self, operations: Sequence[Operation]) -> None:
+        await self._beside(super().multi(operations), super().multi([SetData(self._companion, b"")]))
+
+    async def sync(self, path: str) -> None:
+        await self._beside(super().sync(path), super().sync(self._companion))
+
+    async def _beside(self, own: Coroutine[Any, Any, T], companion: Coroutine[Any, Any, Any]) -> T:
+        company = asyncio.ensure_future(companion)
+        try:
+            return await own
+        finally:
+            await asyncio.gather(company, return_exceptions=True)
+
+
 class raw_client:  # noqa: N801  # reads as a function
     """A bare kazoo client for what the port does not offer."""
 
@@ -166,14 +239,18 @@ class raw_client:  # noqa: N801  # reads as a function
         self._client.close()
 
 
-@pytest.fixture(params=["memory", "simulated", "zookeeper"])
+@pytest.fixture(params=["memory", "simulated", "zookeeper", "memory, joined", "zookeeper, joined"])
 def make_backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
     """Chooses the store; outside any event loop, because the server's fixture runs one of its own."""
     if request.param == "memory":
         return MemoryBackend
     if request.param == "simulated":
         return SimulatedBackend
+    if request.param == "memory, joined":
+        return lambda: JoinedBackend(MemoryBackend())
     hosts = request.getfixturevalue("zookeeper").connect_string
+    if request.param == "zookeeper, joined":
+        return lambda: JoinedBackend(ZooKeeperBackend(hosts))
     return lambda: ZooKeeperBackend(hosts)
 
 

@@ -73,7 +73,10 @@ async def every_request(transport: ApacheTransport, timeout_s: float) -> list[tu
     packet = LEDGER.to_bytes(8, "big") + bytes(12)
     replies = await asyncio.gather(
         transport.add(BOOKIE, batch(0), timeout_s),
-        *(transport.ask(BOOKIE, each, timeout_s) for each in one_of_each(LEDGER, KEY, packet, timeout_s)),
+        *(
+            transport.ask(BOOKIE, each, timeout_s)
+            for each in one_of_each(LEDGER, KEY, packet, timeout_s, is_apache=True)
+        ),
         transport.force(BOOKIE, LEDGER, timeout_s),
     )
     return [(reply.status, reply.detail) for reply in replies]

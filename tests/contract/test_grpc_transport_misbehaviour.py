@@ -81,6 +81,9 @@ class ScriptedBookie(rpc.BookieServicer):
     async def WriteLac(self, request: object, context: object) -> None:
         await asyncio.Event().wait()
 
+    async def Copy(self, request: object, context: object) -> None:
+        await asyncio.Event().wait()
+
     async def Info(self, request: object, context: object) -> None:
         await asyncio.Event().wait()
 

@@ -125,14 +125,14 @@ class RepairWorld:
         words = [sys.executable, "-m", "replicator", "--metadata-uri", self.uri, "--poll-interval", "0.2", *options]
         return self._started(words)
 
-    def standing_still(self, step: Step) -> tuple[ManagedProcess, Path]:
+    def standing_still(self, step: Step, *options: str) -> tuple[ManagedProcess, Path]:
         """Start a replicator that stands still at this step until the file exists."""
         gate = self.home / f"gate-{self._starts}"
         module = "tests.integration.stopping_replicator_child"
         words = [sys.executable, "-m", module, step.value, str(gate), "--metadata-uri", self.uri]
-        return self._started([*words, "--poll-interval", "0.2"]), gate
+        return self._started([*words, "--poll-interval", "0.2", *options]), gate
 
-    async def repair_at(self, step: Step, *, lost_count: int = 1) -> Repair:
+    async def repair_at(self, step: Step, *options: str, lost_count: int = 1) -> Repair:
         """A ledger that lost ``lost_count`` members at once, and a replicator that stands still at this step of its
         repair.
         """
@@ -142,7 +142,7 @@ class RepairWorld:
         lost = [self.bookie(member) for member in before.fragments[0].members[:lost_count]]
         await self.kill9(*lost)
         await self.mark(ledger_id, *lost)
-        replicator, gate = self.standing_still(step)
+        replicator, gate = self.standing_still(step, *options)
         await replicator.wait_for_line(STANDS_STILL, STATE_S)
         return Repair(ledger_id, before, lost[0], replicator, gate)
 
@@ -161,9 +161,9 @@ class RepairWorld:
         counts = [await self.counted(bookie, "bkheal_bookie_read_entries_total") for bookie in others]
         return others[counts.index(max(counts))]
 
-    async def counted(self, bookie: EmbeddedBookie, metric: str) -> float:
-        """The value of a counter of a bookie's process."""
-        return (await Served(bookie.running, bookie.metrics_url).values())[metric,]
+    async def counted(self, bookie: EmbeddedBookie, *metric: str) -> float:
+        """The value of a counter of a bookie's process, by its name and the values of its labels."""
+        return (await Served(bookie.running, bookie.metrics_url).values())[metric]
 
     async def settled(self) -> None:
         """Wait until no task, no lock and no reservation is left. A ledger that is parked never gets there."""

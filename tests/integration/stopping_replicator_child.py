@@ -86,6 +86,7 @@ def _stand_still(step: Step, gate: _Gate) -> None:
             _patch(Reservations, "reserve", gate.after)
         case Step.COPYING:
             _patch(Target, "store", gate.after)
+            _patch(Target, "pull", gate.after)
         case Step.COPIED:
             _patch(Installer, "install", gate.before)
         case Step.LISTED:

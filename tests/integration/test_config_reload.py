@@ -125,7 +125,7 @@ async def test_a_replicator_follows_its_file(zookeeper: EmbeddedZooKeeper, fresh
         running.write("bytes_per_second = 2000000\nledgers_in_flight = 3\n")
         await running.until_rate(2_000_000)
         assert "old=1000000 new=2000000" in await running.until_log("option changed", "option=bytes_per_second")
-        assert "old=16 new=3" in await running.until_log("option needs a restart", "option=ledgers_in_flight")
+        assert "old=64 new=3" in await running.until_log("option needs a restart", "option=ledgers_in_flight")
 
         running.write("bytes_per_second = -1\nbytes_a_second = 3000000\n")
         refused = await running.until_log("configuration file is refused")

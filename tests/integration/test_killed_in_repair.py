@@ -60,6 +60,30 @@ async def test_a_repair_takes_another_target_if_one_is_killed(world: RepairWorld
     await world.assert_repaired(repair, gone=[repair.lost, target])
 
 
+async def test_a_source_that_is_killed_while_the_target_reads_from_it_costs_nothing(world: RepairWorld) -> None:
+    """Paused first, so what the target has asked it stays unanswered until the kill."""
+    repair = await world.repair_at(Step.COPYING, "--pull")
+    [target] = await world.targets(repair)
+    source = await world.busiest_source(repair)
+    source.running.pause()
+    repair.go_on()
+    await world.kill9(source)
+    await world.mark(repair.ledger_id, source)
+    await world.assert_repaired(repair, gone=[repair.lost, source])
+    assert await world.counted(target, "bkheal_bookie_requests_total", "copy", "ok") > 0
+
+
+async def test_a_target_that_is_killed_while_it_reads_from_a_source_is_replaced(world: RepairWorld) -> None:
+    repair = await world.repair_at(Step.COPYING, "--pull")
+    [target] = await world.targets(repair)
+    target.running.pause()
+    repair.go_on()
+    await world.kill9(target)
+    await world.assert_repaired(repair, gone=[repair.lost, target])
+    [new] = (await world.metadata(repair.ledger_id)).members() - repair.before.members()
+    assert await world.counted(world.bookie(new), "bkheal_bookie_requests_total", "copy", "ok") > 0
+
+
 async def test_a_target_that_is_killed_when_the_metadata_names_it_is_lost_like_any_member(world: RepairWorld) -> None:
     """It may be restarting, so the worker leaves it to the next mark, as an audit makes it after the delay."""
     repair = await world.repair_at(Step.NAMED)

@@ -102,7 +102,7 @@ async def test_a_repair_is_counted_by_those_who_did_it(zookeeper: EmbeddedZooKee
         await kill9(zookeeper, bookies[lost].process)
         await client.ports.tasks.initialize()
         await client.ports.tasks.marking.mark(writer.ledger_id, [lost])
-        replicator = await machine.replicator("--compat-metrics")
+        replicator = await machine.replicator("--compat-metrics", "--pull")
         await replicator.until_value(1, "bkheal_replicator_tasks_total", "repaired")
         await replicator.until_value(ENTRIES, "bkheal_replicator_copied_entries_total")
         values = await replicator.values()
@@ -115,8 +115,16 @@ async def test_a_repair_is_counted_by_those_who_did_it(zookeeper: EmbeddedZooKee
         await replicator.until_value(1, "bkheal_zookeeper_session_connected")
         await replicator.until_status("/readyz", 200)
         [newcomer] = [served for bookie, served in bookies.items() if bookie not in members]
-        added = (await newcomer.values())["bkheal_bookie_added_entries_total",]
+        copied = await newcomer.values()
+        added = copied["bkheal_bookie_added_entries_total",]
         assert added >= values["bkheal_replicator_copied_entries_total",] >= ENTRIES
+        # The worker saw no entry: the target read each one from the source, once, and was sent none.
+        assert values["bkheal_replicator_pulled_bytes_total",] == values["bkheal_replicator_copied_bytes_total",]
+        assert copied["bkheal_bookie_requests_total", "copy", "ok"] >= 1
+        assert copied["bkheal_bookie_requests_total", "add", "ok"] == 0
+        source = await bookies[members[1]].values()
+        assert source["bkheal_bookie_read_entries_total",] == ENTRIES
+        assert source["bkheal_bookie_read_bytes_total",] == values["bkheal_replicator_copied_bytes_total",]
 
 
 @pytest.fixture

@@ -21,7 +21,18 @@ from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import AddBatch, AddReply, Failed, ReadReply, ReplyT, Request, Status, Transport
-from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
+from bookie.wire.requests import (
+    Copy,
+    Fence,
+    Info,
+    ListEntries,
+    Read,
+    ReadLac,
+    ReadLast,
+    WaitLac,
+    WriteLac,
+    incarnation_for,
+)
 from bookie.wire.resolver import Resolver
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.trace import Trace
@@ -36,6 +47,7 @@ _KINDS: Final[Mapping[type[Request[Any]], str]] = {
     WaitLac: "lac",
     WriteLac: "lac",
     ListEntries: "list",
+    Copy: "copy",
     Info: "info",
 }
 """Of requests without a fence key; links have faults by kind."""
@@ -171,7 +183,13 @@ class SimTransport(Transport):
     async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
         is_recovery = isinstance(request, Read) and request.fence_key is not None
         kind = "recovery read" if is_recovery else _KINDS[type(request)]
-        return await self._call(bookie, kind, lambda to, known: to.answer(known, request), request.failed, timeout_s)
+        return await self._call(
+            bookie,
+            kind,
+            lambda to, known: to.answer(incarnation_for(request, known), request),
+            request.failed,
+            timeout_s,
+        )
 
     @override
     async def close(self) -> None:

@@ -10,13 +10,15 @@ import asyncio
 from typing import Final
 
 from bookie.metadata.bookies.drains import Drains
-from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
-from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Registrations
+from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
+from bookie.metadata.store.combining import CombiningStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.failures import FailedTasks
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.standby import StandbyWorkers
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import fragment_health
@@ -105,20 +107,21 @@ class Events:
 def worker(world: SimWorld, client: SimClient) -> Worker:
     """A replication worker on a client's ports."""
     ports, circuits = client.ports, Circuits()
+    store = CombiningStore(client.store)
     repair = RepairPorts(
-        store=client.store,
+        store=store,
         cluster=world.cluster,
-        ledgers=ports.ledgers,
-        registrations=ports.registrations,
-        tasks=ports.tasks,
-        parked=ParkedTasks(client.store, world.cluster.root),
-        doubts=DoubtedMembers(client.store, world.cluster.root),
+        ledgers=LedgerStore(store, world.cluster, ports.rng),
+        registrations=Registrations(store, world.cluster),
+        tasks=UnderReplication(store, world.cluster, ports.clock),
+        parked=ParkedTasks(store, world.cluster.root),
+        doubts=DoubtedMembers(store, world.cluster.root),
         transport=CircuitTransport(ports.transport, circuits, ports.clock),
         clock=ports.clock,
         rng=ports.rng,
-        reservations=Reservations(client.store, world.cluster.root),
-        standby=StandbyWorkers(client.store, world.cluster.root),
-        failures=FailedTasks(client.store, world.cluster.root),
+        reservations=Reservations(store, world.cluster.root),
+        standby=StandbyWorkers(store, world.cluster.root),
+        failures=FailedTasks(store, world.cluster.root),
         circuits=circuits,
     )
     made = Worker(

@@ -14,7 +14,7 @@ from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
 from bookie.metadata.bookies.registration import Registrations
-from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo
+from bookie.metadata.bookies.service_info import PROPERTY_CAN_COPY, PROPERTY_INCARNATION, Endpoint, ServiceInfo
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import LayoutKind
 from bookie.metadata.ledgers.ledgers import LedgerStore
@@ -25,6 +25,7 @@ from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock, SystemClock
+from bookie.server.copying import Copying
 from bookie.server.service import BookieIdentity, BookieService, ServiceLimits
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.settings import StorageSettings
@@ -47,9 +48,11 @@ async def formatted(
     return await open_cluster(store, root)
 
 
-def service_info(name: str, incarnation: str = "") -> ServiceInfo:
+def service_info(name: str, incarnation: str = "", *, can_copy: bool = False) -> ServiceInfo:
     """What a bookie of that name registers. Empty: a bookie that says nothing of its disks."""
     properties = ((PROPERTY_INCARNATION, incarnation),) if incarnation else ()
+    if can_copy:
+        properties = ((PROPERTY_CAN_COPY, "true"), *properties)
     return ServiceInfo((Endpoint("bookie", name, PORT, "bookie-grpc"),), properties)
 
 
@@ -70,11 +73,12 @@ async def open_bookie(
     incarnation: str = "uuid",
     settings: StorageSettings | None = None,
     limits: ServiceLimits | None = None,
+    copying: Copying | None = None,
 ) -> MemoryBookie:
-    """Open a bookie on empty disks."""
+    """Open a bookie on empty disks, which copies from others if it has ``copying``."""
     journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
     storage = await LedgerStorage.open(journal, ledgers, index, settings or StorageSettings(), clock or SystemClock())
-    service = BookieService(storage, ledgers, BookieIdentity(incarnation, VERSION), limits or ServiceLimits())
+    service = BookieService(storage, ledgers, BookieIdentity(incarnation, VERSION), limits or ServiceLimits(), copying)
     return MemoryBookie(journal, ledgers, index, storage, service)
 
 
@@ -98,6 +102,8 @@ class MemoryCluster:
         self.network = MemoryNetwork()
         self.storages: dict[BookieId, LedgerStorage] = {}
         self.services: dict[BookieId, BookieService] = {}
+        self.copying: set[str] = set()
+        """Bookies that register that they copy from others."""
         self._sessions: list[MemoryStore] = []
         self._transports: list[MemoryTransport] = []
         self.store = self.session()
@@ -142,7 +148,7 @@ class MemoryCluster:
 
     async def register(self, *names: str, incarnation: str = "", is_read_only: bool = False) -> None:
         for name in names:
-            info = service_info(name, incarnation)
+            info = service_info(name, incarnation, can_copy=name in self.copying)
             await self.registrations.register(BookieId(name), info, is_read_only=is_read_only, takeover_deadline_s=1)
 
     async def unregister(self, *names: str) -> None:

@@ -27,14 +27,26 @@ from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.runtime.tasks import guarded
+from bookie.server.copying import Copying
 from bookie.storage.store import LedgerStorage
+from bookie.wire.batching import batches
 from bookie.wire.circuits import Circuits, CircuitTransport
 from bookie.wire.handler import BookieHandler
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
-from bookie.wire.port import AddBatch, AddReply, EntryResult, ListReply, ReadReply, Reply, ReplyT, Request, Status
-from bookie.wire.requests import ListEntries, Read, ReadLast
+from bookie.wire.port import (
+    AddBatch,
+    AddReply,
+    CopyReply,
+    EntryResult,
+    ListReply,
+    ReadReply,
+    Reply,
+    ReplyT,
+    Request,
+    Status,
+)
+from bookie.wire.requests import Copy, ListEntries, Read, ReadLast
 from bookie.wire.resolver import BookieAddress
-from replicator.copying.target import batches
 from replicator.knowledge.evidence import CorruptCopy
 from replicator.ports import RepairPorts
 from replicator.settings import ReplicatorSettings
@@ -69,6 +81,11 @@ class Tampering(BookieHandler):
     """Called once, before the next listing."""
     reads: list[tuple[EntryId, ...]] = field(default_factory=list)
     adds: list[AddBatch] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    copy_replies: list[Status] = field(default_factory=list)
+    """Answers of the next copies that this bookie is asked to make, instead of its own."""
+    before_copy: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """Called once, before the next copy takes effect."""
 
     @override
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
@@ -91,6 +108,8 @@ class Tampering(BookieHandler):
                 reply = replace(last, results=[self.last(result) for result in last.results])
             case ListEntries():
                 reply = await self._list(incarnation, request)
+            case Copy():
+                reply = await self._copy(incarnation, request)
             case _:
                 reply = await self.inner.answer(incarnation, request)
         return cast(ReplyT, reply)
@@ -101,6 +120,15 @@ class Tampering(BookieHandler):
             return ReadReply(self.read_status)
         reply = await self.inner.answer(incarnation, read)
         return replace(reply, results=[self.results.get(each.entry_id, _as_it_is)(each) for each in reply.results])
+
+    async def _copy(self, incarnation: str, copy: Copy) -> CopyReply:
+        self.copies.append(copy)
+        before, self.before_copy = self.before_copy, None
+        if before is not None:
+            await before()
+        if self.copy_replies and (status := self.copy_replies.pop(0)) is not Status.OK:
+            return CopyReply(status, detail="as the test wants")
+        return await self.inner.answer(incarnation, copy)
 
     async def _list(self, incarnation: str, listing: ListEntries) -> ListReply:
         before, self.before_list = self.before_list, None
@@ -151,6 +179,8 @@ class Bookies:
         self.network = MemoryNetwork()
         self.nodes: dict[BookieId, Node] = {}
         self.transport = MemoryTransport(self, self.network)
+        self.between = MemoryTransport(self, self.network)
+        """The connections of bookies to each other."""
 
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
         node = self.nodes.get(bookie)
@@ -159,7 +189,8 @@ class Bookies:
     async def start(self, names: Iterable[str], incarnation: str = "1") -> None:
         """Start bookies, each with empty disks."""
         for name in names:
-            bookie = await open_bookie(self.clock, incarnation=incarnation)
+            copying = Copying(self.between, self.clock)
+            bookie = await open_bookie(self.clock, incarnation=incarnation, copying=copying)
             node = Node(bookie.storage, Tampering(bookie.service), incarnation)
             self.nodes[BookieId(name)] = node
             self.listen(name)
@@ -177,6 +208,7 @@ class Bookies:
 
     async def close(self) -> None:
         await self.transport.close()
+        await self.between.close()
         for node in self.nodes.values():
             await node.storage.close()
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing_extensions import override
 
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType
 from bookie.wire.port import AddBatch, AddReply, Reply, Request, Transport
-from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
+from bookie.wire.requests import Copy, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 
 
-def one_of_each(ledger_id: LedgerId, key: bytes, explicit: bytes, wait_s: float = 0.0) -> list[Request[Reply]]:
-    """One request of each kind, and a second read, which fences."""
+def one_of_each(
+    ledger_id: LedgerId, key: bytes, explicit: bytes, wait_s: float = 0.0, *, is_apache: bool = False
+) -> list[Request[Reply]]:
+    """One request of each kind (that Apache's protocol has), and a second read, which fences."""
+    copies: list[Request[Reply]] = [Copy(ledger_id, [EntryId(0)], BookieId("another"), key, DigestType.CRC32C)]
     first = [EntryId(0)]
     return [
         Read(ledger_id, first),
@@ -21,6 +25,7 @@ def one_of_each(ledger_id: LedgerId, key: bytes, explicit: bytes, wait_s: float 
         WaitLac(ledger_id, EntryId(0), wait_s),
         WriteLac(ledger_id, key, explicit),
         ListEntries(ledger_id),
+        *(() if is_apache else copies),
         Info(),
     ]
 

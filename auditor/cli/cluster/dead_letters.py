@@ -62,6 +62,8 @@ _ADVICE: Final = {
     "add a bookie; the task is tried again every five minutes",
     ParkReason.SILENT_BOOKIES: "restart the bookies named below, or stop them permanently: their copies are "
     "then replaced; the task is tried again every five minutes",
+    ParkReason.MISPLACED: "no entry is at risk. Add bookies in the racks or groups that are missing, or correct the "
+    "topology; the task is then tried again by itself",
     ParkReason.INTERNAL_ERROR: "report this with the detail below: it is a defect of bkheal, and nothing was changed; "
     "after an upgrade: `bkheal dead-letters retry`",
 }

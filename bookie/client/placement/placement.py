@@ -15,6 +15,7 @@ from statistics import median
 from typing import Final
 
 from bookie.client.errors import NotEnoughBookiesError
+from bookie.client.placement.judge import EnsembleJudge
 from bookie.client.placement.search import FilledEnsemble, Search
 from bookie.model.ids import BookieId
 from bookie.model.spread import STANDARD, Adherence, PlacementPolicy, adherence
@@ -53,6 +54,17 @@ class Placement:
     """Never chosen, whatever their registration: they are to leave the cluster."""
     reported: set[str] = field(default_factory=set)
     """Which kinds of wishes that cannot be kept were logged."""
+    _judge: EnsembleJudge | None = field(default=None, repr=False)
+    """The last one, made from ``_judged``."""
+    _judged: tuple[PlacementPolicy, Topology] | None = field(default=None, repr=False)
+
+    def judge(self) -> EnsembleJudge:
+        """What judges existing ensembles by the policy and the topology of this moment."""
+        known = self._judged
+        if self._judge is None or known is None or known[0] is not self.policy or known[1] is not self.topology:
+            self._judge = EnsembleJudge.of(self.policy, self.topology)
+            self._judged = self.policy, self.topology
+        return self._judge
 
     def place(
         self,
@@ -141,6 +153,35 @@ class Placement:
             wanted.pop()  # strict: not all of them together
         return {}
 
+    def filled(
+        self,
+        members: Sequence[BookieId],
+        positions: Collection[int],
+        write_quorum: int,
+        candidates: Sequence[BookieId],
+        rng: random.Random,
+    ) -> tuple[BookieId, ...] | None:
+        """The ensemble with other bookies in ``positions``: the best by the policy that ``judge`` applies, strict or
+        not. None if there are too few candidates.
+
+        Args:
+            members: the ensemble.
+            positions: those to be replaced.
+            write_quorum: ``Qw``.
+            candidates: no members, sorted.
+            rng: decides among equals.
+        """
+        if len(candidates) < len(positions):
+            return None
+        places = [None if at in positions else self.topology.location_of(member) for at, member in enumerate(members)]
+        order = [(bookie, self.topology.location_of(bookie)) for bookie in self._shuffled(candidates, rng)]
+        needs = self.judge().policy.needs(min(write_quorum, len(members)))
+        found = Search(places, write_quorum, needs, order).run(is_strict=False)
+        if found is None:
+            return None
+        chosen = dict(zip(sorted(positions), found.bookies, strict=True))
+        return tuple(chosen.get(at, member) for at, member in enumerate(members))
+
     def adherence(self, members: Sequence[BookieId], write_quorum: int) -> Adherence:
         """Whether an ensemble keeps the policy, and what it misses."""
         return adherence(members, write_quorum, self.policy, self.topology)
@@ -158,13 +199,13 @@ class Placement:
 
         One draw for each bookie, whatever the weights, so a small change of them seldom changes the order.
         """
-        weights = self._weights(usable)
+        weights = self.weights(usable)
         waits = {bookie: -math.log(1.0 - rng.random()) / weights.get(bookie, 1.0) for bookie in usable}
         order = sorted(usable, key=lambda bookie: waits[bookie])
         return order[::-1] if fault_point("placement.least_wanted_first") else order
 
-    def _weights(self, usable: Sequence[BookieId]) -> dict[BookieId, float]:
-        """Free space in medians, bounded, for bookies with a known value."""
+    def weights(self, usable: Sequence[BookieId]) -> dict[BookieId, float]:
+        """Free space in medians, bounded, for bookies with a known value; the others have the weight 1."""
         free = {bookie: self.free_bytes[bookie] for bookie in usable if self.free_bytes and bookie in self.free_bytes}
         middle = median(free.values()) if free else 0
         if middle <= 0:

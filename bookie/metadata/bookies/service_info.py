@@ -16,6 +16,8 @@ PROTOCOL_GRPC: Final = "bookie-grpc"
 PROTOCOL_APACHE: Final = "bookie-rpc"
 PROTOCOL_HTTP: Final = "http"
 PROPERTY_INCARNATION: Final = "bkheal.incarnation"
+PROPERTY_CAN_COPY: Final = "bkheal.copy"
+"""Its value is "true" if the bookie copies entries from other bookies when it is asked to."""
 
 
 class UnreadableServiceInfoError(PermanentError):
@@ -46,6 +48,11 @@ class ServiceInfo:
     def incarnation(self) -> str:
         """UUID of the storage incarnation; empty if the registration has none."""
         return dict(self.properties).get(PROPERTY_INCARNATION, "")
+
+    @property
+    def can_copy(self) -> bool:
+        """Whether the bookie copies entries from other bookies when it is asked to."""
+        return dict(self.properties).get(PROPERTY_CAN_COPY) == "true"
 
     def endpoint(self, protocol: str) -> Endpoint | None:
         """First endpoint that speaks ``protocol``, or None."""

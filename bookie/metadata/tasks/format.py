@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,14 @@ from bookie.model.ids import BookieId
 NO_TIME: Final = -1
 """What a missing time reads as."""
 TASKS_LAYOUT: Final = b'type: "BASIC"\nversion: 1\n'
+
+
+_REPLICA: Final = re.compile(rb'replica: "([!#-&(-\[\]-~]+)"\n')
+_USUAL: Final = re.compile(
+    rb"(?:" + _REPLICA.pattern.replace(b"(", b"(?:", 1) + rb")+ctime: (?P<ctime>[1-9][0-9]{0,17})\n"
+)
+"""A task as Apache's programs and bkheal write it, with names that need no escape. The library reads all others, and
+takes over ten times as long."""
 
 
 class UnreadableTaskError(PermanentError):
@@ -51,6 +60,9 @@ def decode_task(data: bytes) -> TaskData:
     Raises:
         UnreadableTaskError: not such text.
     """
+    if (usual := _USUAL.fullmatch(data)) is not None:
+        names = tuple(BookieId(name.decode()) for name in _REPLICA.findall(data))
+        return TaskData(names, int(usual["ctime"]))
     message = UnderreplicatedLedgerFormat()
     try:
         parse_text(data, message)

@@ -60,6 +60,8 @@ class ParkReason(enum.Enum):
     """Every candidate refuses copies of the ledger, several attempts in a row."""
     SILENT_BOOKIES = "silent_bookies"
     """Registered bookies that are needed do not answer, several attempts in a row."""
+    MISPLACED = "misplaced"
+    """It lacks nothing, its copies break the placement policy, and they cannot be moved now; the detail says why."""
     INTERNAL_ERROR = "internal_error"
     """The repair broke an internal rule; the detail says where."""
 
@@ -78,6 +80,8 @@ class ParkedTask:
     task_version: int
     attempts: int = 0
     """How often it was tried again and parked again. Another worker sees in it that an attempt was made."""
+    topology: str = ""
+    """If it is parked as misplaced: the policy and the topology by which it was judged (``EnsembleJudge``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class _Record:
     """The name of a list of bookies; empty in format 1."""
     bookies_seen: frozenset[BookieId] = frozenset()
     """Format 1: the bookies themselves."""
+    topology: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +125,17 @@ class ParkedTasks:
         name = hashlib.sha256(data).hexdigest()[:_HASH_DIGITS]
         with contextlib.suppress(NodeExistsError):
             await create_with_parents(self._store, f"{self._lists}/{name}", data, "/")
-        record = _Record(task.reason, task.detail[:_DETAIL_MAX], task.since_ms, task.task_version, task.attempts, name)
-        await put(
-            self._store, self.path(task.ledger_id), encode_record(record, without=["bookies_seen"], number=_NEWEST)
+        record = _Record(
+            task.reason,
+            task.detail[:_DETAIL_MAX],
+            task.since_ms,
+            task.task_version,
+            task.attempts,
+            name,
+            topology=task.topology,
         )
+        left_out = ["bookies_seen"] if task.topology else ["bookies_seen", "topology"]
+        await put(self._store, self.path(task.ledger_id), encode_record(record, without=left_out, number=_NEWEST))
 
     async def get(self, ledger_id: LedgerId) -> ParkedTask | None:
         """Return a parked task, None if it is not parked or cannot be read.
@@ -222,7 +234,14 @@ class ParkedTasks:
 def _task(ledger_id: LedgerId, record: _Record, lists: Mapping[str, frozenset[BookieId]]) -> ParkedTask:
     bookies = lists.get(record.bookies, frozenset()) if record.bookies else record.bookies_seen
     return ParkedTask(
-        ledger_id, record.reason, record.detail, record.since_ms, bookies, record.task_version, record.attempts
+        ledger_id,
+        record.reason,
+        record.detail,
+        record.since_ms,
+        bookies,
+        record.task_version,
+        record.attempts,
+        record.topology,
     )
 
 

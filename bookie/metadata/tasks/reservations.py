@@ -166,6 +166,8 @@ class Reservations:
             WriteOutcomeUnknownError: the answer was lost and the node cannot be read; release it or reserve again.
             StoreUnavailableError: no answer; nothing was changed.
         """
+        if not self._parents_created:
+            await self._create_parent(0)
         data = _encode(token, reservations)
         reserved = LedgerReservations(
             ledger_id, token, tuple(reservations), _TOKEN_VERSION, self._token_path(ledger_id, token)

@@ -20,6 +20,8 @@ from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.grpc_codec import (
     ack_to_wire,
     add_from_wire,
+    copied_to_wire,
+    copy_from_wire,
     fence_to_wire,
     info_to_wire,
     lac_to_wire,
@@ -101,6 +103,10 @@ class BookieServicer(rpc.BookieServicer):
         listing = ListEntries(LedgerId(request.ledger_id))
         for message in list_to_wire(await self._handler.answer(request.incarnation, listing)):
             yield message
+
+    async def Copy(self, request: pb.CopyRequest, context: Context) -> pb.CopyResponse:  # noqa: N802
+        """Copy from another bookie; the copies go on if the client disconnects."""
+        return copied_to_wire(await self._handler.answer(request.incarnation, copy_from_wire(request)))
 
     async def Info(self, request: pb.InfoRequest, context: Context) -> pb.InfoResponse:  # noqa: N802
         """Answer with the state."""

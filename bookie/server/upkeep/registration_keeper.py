@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import (
+    PROPERTY_CAN_COPY,
     PROPERTY_INCARNATION,
     PROTOCOL_APACHE,
     PROTOCOL_GRPC,
@@ -44,14 +45,23 @@ class _Registered:
 
 
 def service_info(
-    host: str, port: int, incarnation: str, *, apache_port: int | None = None, is_tls: bool = False
+    host: str,
+    port: int,
+    incarnation: str,
+    *,
+    apache_port: int | None = None,
+    is_tls: bool = False,
+    can_copy: bool = False,
 ) -> ServiceInfo:
     """The registration content of a bookie that listens for gRPC at ``host:port``.
 
     With ``apache_port`` it offers Apache's protocol there as Apache's own bookies do (docs/formats.md#registration):
-    under the id "bookie", and with the extension "tls" if TLS is required.
+    under the id "bookie", and with the extension "tls" if TLS is required. With ``can_copy`` it offers to copy entries
+    from other bookies.
     """
-    properties = ((PROPERTY_INCARNATION, incarnation),)
+    properties: tuple[tuple[str, str], ...] = ((PROPERTY_INCARNATION, incarnation),)
+    if can_copy:
+        properties = ((PROPERTY_CAN_COPY, "true"), *properties)
     if apache_port is None:
         return ServiceInfo((Endpoint("bookie", host, port, PROTOCOL_GRPC),), properties)
     extensions = ("tls",) if is_tls else ()

@@ -28,7 +28,7 @@ from bookie.wire.port import (
     Status,
 )
 from bookie.wire.request_shape import explicit_lac
-from bookie.wire.requests import AnyRequest, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
+from bookie.wire.requests import AnyRequest, Copy, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 
 _MISSING: Final = (Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO)
 _WAIT_S_MAX: Final = 3600.0
@@ -70,6 +70,8 @@ class Exchange:
                 return await self._write_lac(request)
             case ListEntries():
                 return await list_entries(self._connection, request.ledger_id, self._list_silence_s)
+            case Copy():
+                return request.failed(Status.UNSUPPORTED, detail="Apache's protocol has no such request")
             case Info():
                 return await self._info()
             case _:

@@ -55,7 +55,7 @@ def test_a_replicators_rate_is_live_and_the_rest_is_not(started: Callable[..., C
     new = source.parse("[replicator]\nbytes_per_second = 7\nledgers_in_flight = 3\n[auditor]\nhttp_port = 1\n")
     decision = decide(source, source.values, new)
     assert [(change.option, change.old, change.new) for change in decision.taken] == [("bytes_per_second", 5, 7)]
-    assert [(change.option, change.old, change.new) for change in decision.waiting] == [("ledgers_in_flight", 16, 3)]
+    assert [(change.option, change.old, change.new) for change in decision.waiting] == [("ledgers_in_flight", 64, 3)]
 
 
 def test_an_auditors_request_rate_is_live(started: Callable[..., ConfigSource]) -> None:

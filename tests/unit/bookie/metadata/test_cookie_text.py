@@ -117,6 +117,24 @@ def test_any_bytes_are_a_task_or_unreadable(data: bytes) -> None:
         return
 
 
+NAMES = ['"a:1"', '"b.example:3181"', '""', "'a'", '"a\\n"', '"\u00e4"']
+TIMES = ["1700000000000", "0", "010", "-5", "9223372036854775807"]
+lines = st.sampled_from(["x: 1\n", "# a\n", *(f"replica: {n}\n" for n in NAMES), *(f"ctime: {t}\n" for t in TIMES)])
+
+
+@given(st.lists(lines, max_size=5).map("".join))
+def test_the_quick_way_to_read_a_task_gives_what_the_library_gives(text: str) -> None:
+    quick, slow = [_read(data) for data in (text.encode(), text.encode() + b" ")]  # only the library reads the second
+    assert quick == slow
+
+
+def _read(data: bytes) -> TaskData | None:
+    try:
+        return decode_task(data)
+    except UnreadableTaskError:
+        return None
+
+
 def test_lock_text() -> None:
     assert encode_lock("host.example") == b'bookieId: "host.example"\n'
     assert encode_lock("") == b""

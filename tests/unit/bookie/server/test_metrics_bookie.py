@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bookie.model.digest import digest_for
-from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
+from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import pack
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.server import metrics as names
+from bookie.server.copying import Copying
 from bookie.server.measured import MeasuredService, TimedDisk
 from bookie.server.metrics import Sampler, bookie_metrics
 from bookie.server.service import BookieIdentity, BookieService
@@ -21,8 +22,10 @@ from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give
 from bookie.storage.port import DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
+from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, Status
-from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
+from bookie.wire.requests import Copy, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
+from bookie.wire.resolver import BookieAddress
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -38,8 +41,14 @@ def entry(entry_id: int) -> bytes:
 class Bookie:
     def __init__(self, metrics: MetricSet, storage: LedgerStorage, journal: MemoryDisk, ledgers: MemoryDisk) -> None:
         self.metrics, self.storage, self.journal, self.ledgers = metrics, storage, journal, ledgers
-        self.plain = BookieService(storage, ledgers, BookieIdentity("uuid", "1"))
+        network = MemoryNetwork()
+        copying = Copying(MemoryTransport(self, network), SystemClock())
+        self.plain = BookieService(storage, ledgers, BookieIdentity("uuid", "1"), copying=copying)
+        network.listen("here", 1, self.plain)
         self.service = MeasuredService(self.plain, metrics, SystemClock())
+
+    async def resolve(self, bookie: BookieId) -> BookieAddress:
+        return BookieAddress("here", 1)
 
     def value(self, name: str, **labels: str) -> float:
         found = self.metrics.registry.get_sample_value(name, labels)
@@ -71,6 +80,17 @@ async def test_adds_are_counted_once_a_batch_and_by_what_they_carry(bookie: Book
     assert bookie.value(f"{names.SYNC_DURATION}_count") >= 1
 
 
+async def test_copies_are_counted_as_what_they_add(bookie: Bookie) -> None:
+    entries = [entry(n) for n in range(3)]
+    await bookie.service.add("uuid", AddBatch(LEDGER, KEY, entries))
+    ids = [EntryId(n) for n in range(5)]
+    reply = await bookie.service.answer("uuid", Copy(LEDGER, ids, BookieId("itself"), KEY, DigestType.CRC32C))
+    assert (reply.status, reply.stored_count) == (Status.OK, 3)
+    assert bookie.answered("copy", "ok") == 1
+    assert bookie.value(names.ADDED_ENTRIES) == 6
+    assert bookie.value(names.ADDED_BYTES) == 2 * sum(map(len, entries))
+
+
 async def test_reads_are_counted_by_what_was_sent(bookie: Bookie) -> None:
     await bookie.service.add("uuid", AddBatch(LEDGER, KEY, [entry(0), entry(1)]))
     await bookie.service.answer("uuid", Read(LEDGER, [EntryId(0), EntryId(1), EntryId(7)]))
@@ -88,6 +108,7 @@ async def test_every_operation_is_counted(bookie: Bookie) -> None:
     await service.answer("", WaitLac(LEDGER, EntryId(0), 0.0))
     await service.answer("", WriteLac(LEDGER, KEY, b"no packet"))
     await service.answer("", ListEntries(LEDGER))
+    await service.answer("", Copy(LEDGER, [EntryId(0)], BookieId("itself"), KEY, DigestType.CRC32C))
     await service.answer("", Info())
     await service.answer("", Fence(LEDGER, KEY))
     assert bookie.answered("write_lac", "bad_request") == 1

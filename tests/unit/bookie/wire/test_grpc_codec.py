@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.model.availability import EntryRuns
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType
 from bookie.model.packet import PACKET_BYTES_MAX
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX
@@ -20,6 +21,10 @@ from bookie.wire.grpc_codec import (
     ack_to_wire,
     add_from_wire,
     add_to_wire,
+    copied_from_wire,
+    copied_to_wire,
+    copy_from_wire,
+    copy_to_wire,
     entries_from_wire,
     fence_from_wire,
     fence_to_wire,
@@ -40,6 +45,7 @@ from bookie.wire.port import (
     AddBatch,
     AddReply,
     BookieInfo,
+    CopyReply,
     EntryResult,
     FenceReply,
     InfoReply,
@@ -48,6 +54,7 @@ from bookie.wire.port import (
     ReadReply,
     Status,
 )
+from bookie.wire.requests import Copy
 
 ENTRY_BYTES_MAX = PACKET_BYTES_MAX
 WIRE_STATUSES = [status for status in Status if status < 100]
@@ -197,6 +204,50 @@ def test_a_listing_that_is_not_ok_may_have_entries(status: Status, entries: Entr
     reply = ListReply(status, entries, "lost a disk")
     *pieces, last = list_to_wire(reply)
     assert list_from_wire([piece.availability for piece in pieces], last) == reply
+
+
+@given(st.lists(ids, unique=True, min_size=1, max_size=6).map(sorted), st.sampled_from(DigestType), st.binary())
+def test_a_request_to_copy_survives_the_wire(entry_ids: list[int], digest_type: DigestType, key: bytes) -> None:
+    copy = Copy(LedgerId(7), [EntryId(n) for n in entry_ids], BookieId("b:1"), key, digest_type, key, "uuid")
+    assert copy_from_wire(pb.CopyRequest.FromString(copy_to_wire(copy, "uuid").SerializeToString())) == copy
+
+
+def test_a_digest_of_a_later_version_is_none_that_verifies() -> None:
+    message = copy_to_wire(Copy(LedgerId(7), [EntryId(0)], BookieId("b"), b"", DigestType.CRC32), "")
+    message.digest = 99  # type: ignore[assignment]
+    assert copy_from_wire(message).digest_type is DigestType.DUMMY
+
+
+@pytest.mark.parametrize("source", [*WIRE_STATUSES, Status.UNREACHABLE, Status.TIMEOUT, Status.UNRESOLVED])
+def test_the_answer_to_a_copy_survives_the_wire(source: Status) -> None:
+    refusals = [EntryResult(EntryId(3), Status.CORRUPT, detail="flipped"), EntryResult(EntryId(4), Status.NO_ENTRY)]
+    for status in WIRE_STATUSES:
+        reply = CopyReply(status, 3, 1 << 20, refusals, source, "why", 0.25, "because")
+        message = pb.CopyResponse.FromString(copied_to_wire(reply).SerializeToString())
+        assert copied_from_wire(message, [EntryId(n) for n in (1, 3, 4, 5)]) == reply
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        CopyReply(Status.OK, 3),
+        CopyReply(Status.OK, 0),
+        CopyReply(Status.OK, 1, refusals=[EntryResult(EntryId(2), Status.NO_ENTRY)]),
+        CopyReply(Status.OK, 2, refusals=[EntryResult(EntryId(9), Status.NO_ENTRY)]),
+        CopyReply(Status.OK, 2, refusals=[EntryResult(EntryId(1), Status.OK)]),
+        CopyReply(Status.OK, 2, refusals=[EntryResult(EntryId(1), Status.NO_ENTRY)] * 2),
+    ],
+    ids=["more than asked", "nothing", "not covered", "not asked", "refused and fine", "twice"],
+)
+def test_an_answer_that_is_none_to_the_copy_is_malformed(reply: CopyReply) -> None:
+    with pytest.raises(MalformedAnswerError):
+        copied_from_wire(copied_to_wire(reply), [EntryId(1), EntryId(2)])
+
+
+def test_a_silence_of_a_later_version_is_a_silence() -> None:
+    message = copied_to_wire(CopyReply(Status.OK))
+    message.source_silence = 99  # type: ignore[assignment]
+    assert copied_from_wire(message, [EntryId(1)]).source is Status.UNREACHABLE
 
 
 def test_info_survives_the_wire() -> None:

@@ -17,13 +17,14 @@ from bookie.model.digest import digest_for, master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import HEADER_SIZE
+from bookie.wire.batching import batches
 from bookie.wire.circuits import SLOW_S
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_BYTES_MAX, EntryResult, Status
 from replicator.copying.copier import Copier, CopyOutcome, MayContinue
 from replicator.copying.pace import Pace
 from replicator.copying.receiver import NOTHING_HELD, NoteProgress, PositionCopy, entries_without, note_nothing
 from replicator.copying.sources import EntrySource, Speculation
-from replicator.copying.target import BUSY_S_MAX, batches
+from replicator.copying.target import BUSY_S_MAX
 from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.evidence import Answer, UnreadableEntry
 from replicator.plan.steps import Cause, CopyPosition

@@ -17,7 +17,7 @@ from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time
 
 LEDGERS = 200
-LISTINGS = 120
+LISTINGS = 160
 """Requests of the listings at the start and at the end, in which all ledgers share."""
 
 

@@ -131,18 +131,18 @@ async def test_idle_workers_send_next_to_nothing() -> None:
 @in_virtual_time
 async def test_many_tasks_are_shared_by_workers_that_are_called() -> None:
     async with a_world("a b c t u v") as world:
-        for ledger_id in range(64):
+        for ledger_id in range(256):
             await world.ledger(ledger_id, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.kill("c")
         async with a_fleet(world, 12) as fleet:
             for name in "tuv":  # so slow that no worker can do everything
                 await slow_down(world, name)
-            await world.tasks.marking.mark_many([(LedgerId(i), names("c")) for i in range(64)])
+            await world.tasks.marking.mark_many([(LedgerId(i), names("c")) for i in range(256)])
             await asyncio.sleep(8)
             at_work = [running for running in fleet.workers if running.worker.load().ledgers_in_flight]
             assert len(at_work) > LOOKOUTS
             await until(world.is_clean, seconds=600)
-            assert fleet.endings().count(Ending.REPAIRED) == 64
+            assert fleet.endings().count(Ending.REPAIRED) == 256
 
 
 async def slow_down(world: RepairWorld, name: str) -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.model.ids import LedgerId
 from bookie.wire.port import Status
+from replicator.queue import ordering
 from replicator.telemetry.events import Ending
+from replicator.worker import LARGE_IN_FLIGHT_MAX
 from tests.worlds.ledgers import make_metadata, names
 from tests.worlds.repair import RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
@@ -111,3 +116,52 @@ async def test_a_boosted_ledger_comes_before_the_others_with_as_many_copies_and_
         recorder = await world.heal(ledgers_in_flight=1)
         assert [result.ledger_id for result in recorder.results][:2] == [99, 30]
         assert [boost.ledger_id for boost in await boosts.active(0)] == [30]
+
+
+async def most_in_flight(entries: int) -> int:
+    """Repair forty ledgers at default settings; the most that were repaired at the same time."""
+    async with a_world("a b c t") as world:
+        await ledgers_on(world, "a b c", range(1, 41), count=entries)
+        await world.kill("c")
+        for ledger_id in range(1, 41):
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
+        running = world.worker()
+        seen: set[int] = set()
+
+        async def sample(operation: str, path: str) -> Fault | None:
+            seen.add(running.worker.load().ledgers_in_flight)
+            await asyncio.sleep(0.001)
+            return None
+
+        running.store.fault_hook = sample
+        await running.worker.run()
+        assert running.recorder.endings() == [Ending.REPAIRED] * 40
+        return max(seen)
+
+
+@in_virtual_time
+async def test_large_ledgers_are_repaired_side_by_side_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordering, "SMALL_ENTRIES", 4)
+    assert await most_in_flight(4) == 40
+    assert await most_in_flight(5) == LARGE_IN_FLIGHT_MAX
+
+
+@in_virtual_time
+async def test_urgent_large_ledgers_do_not_wait_for_large_ledgers_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordering, "SMALL_ENTRIES", 4)
+    async with a_world("a b c d e t") as world:
+        await ledgers_on(world, "a b c", range(1, 41), count=5)
+        await ledgers_on(world, "e d", range(99, 100), count=5)
+        await world.kill("c")
+        for ledger_id in range(1, 41):
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
+        running = world.worker(bytes_per_second=100, once=False)  # a ledger takes seconds
+        results = running.recorder.results
+        work = asyncio.ensure_future(running.worker.run())
+        await until(lambda: _true(running.worker.load().ledgers_in_flight == LARGE_IN_FLIGHT_MAX))
+        await world.lose("d")
+        await world.tasks.marking.mark(LedgerId(99), names("d"))
+        await until(lambda: _true(LedgerId(99) in [result.ledger_id for result in results]))
+        assert len(results) < 40
+        running.worker.stop()
+        await work

@@ -10,7 +10,7 @@ from bookie.metadata.layout import lock_path, task_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.reservations import Reservation
-from bookie.model.ids import BookieId, EntryId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import ListReply, Status
 from bookie.wire.requests import ListEntries
 from replicator.telemetry.events import Ending
@@ -58,7 +58,6 @@ async def test_the_whole_plan_is_reserved_before_a_target_is_asked_or_copied_to_
         kinds = ["reserve" if path.startswith(own) else path for path in order]
         installed = world.ledgers.path(LEDGER)
         assert [kind for kind in kinds if kind in ("reserve", installed, lock_path(ROOT, LEDGER))] == [
-            "reserve",  # without its parents, which do not exist
             "reserve",
             installed,  # with the release, the task and the lock
         ]
@@ -184,6 +183,48 @@ async def test_a_target_that_does_not_answer_before_the_copy_is_not_copied_to() 
         assert world.bookies["t"].adds == []
         assert (await world.metadata(LEDGER)).last_fragment.members == names("a u")
         await world.assert_whole(LEDGER, packets, "u")
+
+
+@in_virtual_time
+async def test_a_target_that_lists_no_more_is_not_named() -> None:
+    """It listed a moment ago, so it is not asked before a small copy."""
+    async with a_world("a b t u") as world:
+        packets = {}
+        for ledger_id in (7, 8):
+            metadata = make_metadata((0, "a b"), quorum=(2, 2), last=9)
+            packets[LedgerId(ledger_id)] = await world.ledger(ledger_id, metadata, 10)
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("b"))
+        await world.kill("b")
+        replies = world.bookies["t"].list_replies
+
+        async def stop_listing() -> None:
+            if len(world.bookies["t"].adds) > 1:
+                replies.extend([ListReply(Status.IO_ERROR)] * 100)
+
+        world.bookies["t"].before_add = stop_listing
+        recorder = await world.heal(ledgers_in_flight=1)
+        assert recorder.endings().count(Ending.REPAIRED) == 2
+        for ledger_id, copies in packets.items():
+            target = (await world.metadata(ledger_id)).last_fragment.members[1]
+            await world.assert_whole(ledger_id, copies, target)
+
+
+@in_virtual_time
+async def test_a_collection_that_began_before_a_copy_deletes_nothing() -> None:
+    """S16: the pin ends it for the first ledger, and the first add for the second one."""
+    async with a_world("a b t") as world:
+        packets = {}
+        for ledger_id in (7, 8):
+            metadata = make_metadata((0, "a b"), quorum=(2, 2), last=9)
+            packets[LedgerId(ledger_id)] = await world.ledger(ledger_id, metadata, 10)
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("b"))
+        await world.kill("b")
+        storage = world.bookies.nodes[BookieId("t")].storage
+        marks = {ledger_id: storage.mark(ledger_id) for ledger_id in packets}
+        await world.heal(ledgers_in_flight=1)
+        for ledger_id, copies in packets.items():
+            assert not await storage.collect(ledger_id, marks[ledger_id])
+            await world.assert_whole(ledger_id, copies, "t")
 
 
 @in_virtual_time

@@ -19,6 +19,7 @@ from replicator.knowledge.absence import Absences
 from replicator.queue.delay import Delays
 from replicator.queue.task_queue import TaskQueue
 from replicator.telemetry.events import Ending
+from tests.unit.replicator.worker.test_worker_absences import with_cookies
 from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
 from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
@@ -101,6 +102,27 @@ async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie(
         await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(10)])
         running = world.worker(once=False, seed=2).start()
         await stays_unclosed(world, running, 40 * MINUTES)
+        await world.register("c")
+        await assert_nothing_is_lost(world, packets)
+        await running.stop()
+
+
+@in_virtual_time
+async def test_a_bookie_that_was_filled_while_another_was_awaited_is_not_believed_later() -> None:
+    """The repair of b ends within the delay of c, which may have entries that nobody else has. Then c is marked."""
+    async with a_world("a b c t u") as world:
+        await with_cookies(world, "a b c t u", 600)
+        packets = await lose_b_and_miss_c(world, "b")
+        running = world.worker(once=False).start()
+
+        async def has_no_task() -> bool:
+            return await world.tasks.read(LEDGER) is None
+
+        await until(has_no_task)
+        assert (await world.metadata(LEDGER)).state is LedgerState.OPEN
+        await asyncio.sleep(600)
+        await world.tasks.marking.mark(LEDGER, names("c"))
+        await stays_unclosed(world, running, 10 * MINUTES)
         await world.register("c")
         await assert_nothing_is_lost(world, packets)
         await running.stop()

@@ -1,0 +1,111 @@
+"""The verdict on the placement of an existing ensemble: what breaks the policy, or the groups that a ledger asks for.
+
+A policy that requires more racks, zones or regions than the topology has cannot be met. Unless it is strict, an
+ensemble that spans all of them adheres, and so does one that has a member outside the primary groups only because these
+groups have fewer bookies than the ensemble. Without a topology, and with a member whose location is not known, there is
+no verdict: a default rack would make a guess of it.
+
+Only the topology counts, not who is registered: an outage moves nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bookie.model.ids import BookieId
+from bookie.model.isolation import Isolation, isolation_of, isolation_problem
+from bookie.model.spread import PlacementPolicy, adherence, count_domains
+from bookie.model.topology import Topology
+
+_DIGITS: Final = 16
+
+Custom = Sequence[tuple[str, bytes]]
+"""The custom metadata of a ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How far an ensemble is from the policy. Compare ``cost``: the smaller, the better."""
+
+    outside: int = 0
+    """Members outside the primary groups of the ledger, beyond those that the groups are too small for."""
+    shortfall: int = 0
+    """Missing racks, zones and regions over all write sets."""
+    unknown: tuple[BookieId, ...] = ()
+    """Members without a known location: there is no verdict."""
+    detail: str = ""
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """Comparable; (0, 0) if the ensemble adheres."""
+        return self.outside, self.shortfall
+
+    @property
+    def is_adhering(self) -> bool:
+        """Whether nothing is wrong. False if it is not known."""
+        return not self.unknown and self.cost == (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleJudge:
+    """Judges ensembles by one policy and one topology."""
+
+    policy: PlacementPolicy
+    """With no more domains than exist, unless it is strict."""
+    topology: Topology
+    fingerprint: str = field(default="")
+    """Equal for equal rules and topologies, in every process."""
+
+    @classmethod
+    def of(cls, policy: PlacementPolicy, topology: Topology) -> EnsembleJudge:
+        """Prepare to judge."""
+        possible = policy if policy.is_strict else policy.at_most(count_domains(topology.locations.values()))
+        content = repr((policy, sorted(topology.locations.items()), _sorted_groups(topology)))
+        return cls(possible, topology, hashlib.sha256(content.encode()).hexdigest()[:_DIGITS])
+
+    @property
+    def has_topology(self) -> bool:
+        """Whether anything is known of the locations of bookies. If not, nothing can be judged."""
+        return bool(self.topology.locations)
+
+    def faults(self, members: Sequence[BookieId], write_quorum: int, custom: Custom = ()) -> Faults:
+        """Judge one ensemble of a ledger with this custom metadata."""
+        found = adherence(members, write_quorum, self.policy, self.topology)
+        if found.unknown or not self.has_topology:
+            unknown = found.unknown or tuple(members)
+            names = ", ".join(dict.fromkeys(unknown))
+            return Faults(unknown=unknown, detail=f"no location is known of {names}")
+        strangers = self._outside(members, custom)
+        details = [str(found.thin[0])] if found.thin else []
+        if strangers:
+            details.insert(0, f"{', '.join(strangers)} outside the bookie groups {self._wish(custom)}")
+        return Faults(len(strangers), found.shortfall, detail="; ".join(details))
+
+    def preferred(self, bookies: Collection[BookieId], custom: Custom) -> frozenset[BookieId]:
+        """Those of ``bookies`` in the primary groups of the ledger; all of them if it asks for none."""
+        wish = self._wish(custom)
+        everyone = frozenset(bookies)
+        return everyone if wish is None else self.topology.groups.among(everyone, wish.primary)
+
+    def _outside(self, members: Sequence[BookieId], custom: Custom) -> list[BookieId]:
+        wish = self._wish(custom)
+        if wish is None:
+            return []
+        groups = self.topology.groups
+        outside = sorted(set(members) - groups.among(members, wish.primary))
+        declared = frozenset[str]().union(*(groups.names.get(name, ()) for name in wish.primary))
+        return outside[max(0, len(members) - len(declared)) :]
+
+    def _wish(self, custom: Custom) -> Isolation | None:
+        """The primary groups that the ledger asks for; None if there are none, or they cannot be respected."""
+        if not custom or not self.topology.groups.names or isolation_problem(custom, self.topology.groups) is not None:
+            return None
+        wish = isolation_of(custom)
+        return wish if wish is not None and wish.primary else None
+
+
+def _sorted_groups(topology: Topology) -> list[tuple[str, list[str]]]:
+    return [(name, sorted(members)) for name, members in sorted(topology.groups.names.items())]

@@ -1,0 +1,253 @@
+"""A metadata store that sends the requests of many concurrent callers in few: between the port and an adapter.
+
+A worker repairs many ledgers at a time, and each turn makes small requests. Independent transactions that wait
+together become one ``multi``, single reads become one bulk read, and a ``sync`` serves every caller that was waiting
+for one when it was sent. ``lane`` says why the result of each request is the same as alone. In addition:
+
+* Transactions are joined only if none of them changes a node that another one changes or checks. So the order inside a
+  joint transaction does not matter, and no node is created twice by it.
+* If the joint transaction is refused, the server names the operation at fault. The request that contains it is sent
+  alone, so its error is that of the lone request, and the others are joined again, a few times at most.
+* A joint read begins after each of its requests was made, and a joint ``sync`` too.
+
+Watches, sequential nodes, ``set`` and ``stat`` are not joined: they need an answer that a ``multi`` of the port does
+not give, or another permission. Long scans are large already.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from typing_extensions import override
+
+from bookie.metadata.port import (
+    ANY_VERSION,
+    MULTI_OPS_MAX,
+    Check,
+    Children,
+    Create,
+    Delete,
+    MetadataStore,
+    MultiFailedError,
+    Node,
+    NoNodeError,
+    Operation,
+    Session,
+    Stat,
+)
+from bookie.metadata.request_limits import check_data, check_multi, check_path, operation_size
+from bookie.metadata.store.lane import Apart, Lane, Waiting
+
+JOINED_BYTES_MAX: Final = 256 * 1024
+"""Size of a joint transaction: far below the limit of a request, and the server's queue is not held up."""
+JOINED_PATHS_MAX: Final = 500
+"""Paths of a joint read: one request of the bulk reader."""
+_ATTEMPTS: Final = 4
+"""Joint attempts after which each request is sent alone: many conflicts mean that others change the same nodes."""
+
+
+class CombiningStore(MetadataStore):
+    """Joins the requests of concurrent callers. Everything else is passed on to ``store``, which it owns."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._writes = _Writes(store)
+        self._reads = _Reads(store)
+        self._syncs = _Syncs(store)
+
+    @override
+    async def get(self, path: str) -> Node:
+        check_path(path)
+
+        async def alone() -> Sequence[Node | None]:
+            return [await self._store.get(path)]
+
+        (node,) = await self._reads.run([path], alone)
+        if node is None:
+            raise NoNodeError(f"read {path}: no such node")
+        return node
+
+    @override
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        if not 0 < len(paths) < JOINED_PATHS_MAX:
+            return await self._store.get_many(paths)
+        return list(await self._reads.run(paths, lambda: self._store.get_many(paths)))
+
+    @override
+    async def get_many_data(self, paths: Sequence[str]) -> list[bytes | None]:
+        return await self._store.get_many_data(paths)
+
+    @override
+    async def stat(self, path: str) -> Stat | None:
+        return await self._store.stat(path)
+
+    @override
+    async def children(self, path: str) -> Children:
+        return await self._store.children(path)
+
+    @override
+    async def children_many(self, paths: Sequence[str]) -> list[Children | None]:
+        return await self._store.children_many(paths)
+
+    @override
+    async def create(
+        self, path: str, data: bytes = b"", *, is_ephemeral: bool = False, is_sequential: bool = False
+    ) -> str:
+        if is_sequential:
+            return await self._store.create(path, data, is_ephemeral=is_ephemeral, is_sequential=True)
+        check_path(path)
+        check_data(path, data)
+
+        async def alone() -> None:
+            await self._store.create(path, data, is_ephemeral=is_ephemeral)
+
+        await self._writes.run([Create(path, data, is_ephemeral)], alone)
+        return path
+
+    @override
+    async def set(self, path: str, data: bytes, version: int) -> Stat:
+        return await self._store.set(path, data, version)
+
+    @override
+    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+        check_path(path)
+        await self._writes.run([Delete(path, version)], lambda: self._store.delete(path, version))
+
+    @override
+    async def multi(self, operations: Sequence[Operation]) -> None:
+        check_multi(operations)
+        if operations:
+            await self._writes.run(operations, lambda: self._store.multi(operations))
+
+    @override
+    async def sync(self, path: str) -> None:
+        check_path(path)
+        await self._syncs.run(path, lambda: self._store.sync(path))
+
+    @override
+    async def wait_children_changed(self, path: str, seen: Children) -> None:
+        await self._store.wait_children_changed(path, seen)
+
+    @override
+    async def wait_node_changed(self, path: str, seen: Stat | None) -> None:
+        await self._store.wait_node_changed(path, seen)
+
+    @property
+    @override
+    def session(self) -> Session:
+        return self._store.session
+
+    @override
+    async def wait_session_changed(self, seen: Session) -> Session:
+        return await self._store.wait_session_changed(seen)
+
+    @override
+    async def close(self) -> None:
+        await self._store.close()
+
+
+class _Writes(Lane[Sequence[Operation], None]):
+    def __init__(self, store: MetadataStore) -> None:
+        super().__init__(lambda: store.session)
+        self._store = store
+
+    @override
+    def _take(self, queue: deque[Waiting[Sequence[Operation], None]]) -> list[Waiting[Sequence[Operation], None]]:
+        taken = [queue.popleft()]
+        count, size = len(taken[0].work), _size(taken[0].work)
+        changed, touched = _changed(taken[0].work), _touched(taken[0].work)
+        while queue:
+            work = queue[0].work
+            count, size = count + len(work), size + _size(work)
+            if count > MULTI_OPS_MAX or size > JOINED_BYTES_MAX or queue[0].made_in.epoch != taken[0].made_in.epoch:
+                break
+            its_changed, its_touched = _changed(work), _touched(work)
+            if not (changed.isdisjoint(its_touched) and touched.isdisjoint(its_changed)):
+                break
+            changed |= its_changed
+            touched |= its_touched
+            taken.append(queue.popleft())
+        return taken
+
+    @override
+    async def _send(self, batch: Sequence[Waiting[Sequence[Operation], None]]) -> None:
+        for _ in range(_ATTEMPTS):
+            batch = [waiting for waiting in batch if not waiting.answer.done()]
+            if len(batch) < 2:
+                break
+            self.ensure_session(batch[0].made_in)
+            try:
+                await self._store.multi([operation for waiting in batch for operation in waiting.work])
+            except MultiFailedError as error:
+                _at_fault(batch, error.index).complete(Apart.ALONE)
+                continue
+            for waiting in batch:
+                waiting.complete(None)
+        for waiting in batch:
+            waiting.complete(Apart.ALONE)
+
+
+class _Reads(Lane[Sequence[str], Sequence[Node | None]]):
+    def __init__(self, store: MetadataStore) -> None:
+        super().__init__(lambda: store.session)
+        self._store = store
+
+    @override
+    def _take(
+        self, queue: deque[Waiting[Sequence[str], Sequence[Node | None]]]
+    ) -> list[Waiting[Sequence[str], Sequence[Node | None]]]:
+        taken = [queue.popleft()]
+        count = len(taken[0].work)
+        while queue and (count := count + len(queue[0].work)) <= JOINED_PATHS_MAX:
+            if queue[0].made_in.epoch != taken[0].made_in.epoch:
+                break
+            taken.append(queue.popleft())
+        return taken
+
+    @override
+    async def _send(self, batch: Sequence[Waiting[Sequence[str], Sequence[Node | None]]]) -> None:
+        paths = list(dict.fromkeys(path for waiting in batch for path in waiting.work))
+        nodes: Mapping[str, Node | None] = dict(zip(paths, await self._store.get_many(paths), strict=True))
+        for waiting in batch:
+            waiting.complete([nodes[path] for path in waiting.work])
+
+
+class _Syncs(Lane[str, None]):
+    def __init__(self, store: MetadataStore) -> None:
+        super().__init__(lambda: store.session)
+        self._store = store
+
+    @override
+    def _take(self, queue: deque[Waiting[str, None]]) -> list[Waiting[str, None]]:
+        taken = [queue.popleft()]
+        while queue and queue[0].made_in.epoch == taken[0].made_in.epoch:
+            taken.append(queue.popleft())
+        return taken
+
+    @override
+    async def _send(self, batch: Sequence[Waiting[str, None]]) -> None:
+        await self._store.sync(batch[0].work)
+        for waiting in batch:
+            waiting.complete(None)
+
+
+def _size(operations: Sequence[Operation]) -> int:
+    return sum(map(operation_size, operations))
+
+
+def _changed(operations: Sequence[Operation]) -> set[str]:
+    return {operation.path for operation in operations if not isinstance(operation, Check)}
+
+
+def _touched(operations: Sequence[Operation]) -> set[str]:
+    return {operation.path for operation in operations}
+
+
+def _at_fault(batch: Sequence[Waiting[Sequence[Operation], None]], index: int) -> Waiting[Sequence[Operation], None]:
+    for waiting in batch:
+        if index < len(waiting.work):
+            return waiting
+        index -= len(waiting.work)
+    return batch[-1]

@@ -1,0 +1,123 @@
+"""Placement debts: ``/bkheal/debts/<ledgers root>/<ledger id>``, a copy that repair put where the policy forbids it.
+
+Repair puts a copy in a bad place rather than nowhere, because too few copies are worse. The record is written before
+the metadata names the new bookie, so a crash leaves a debt too many and none too few. It ends when the fragments adhere
+or the ledger is gone; until then, workers mark the ledger for better placement when a better place appears
+(``replicator.queue.repayment``).
+
+There are at most ``DEBTS_MAX`` records: a worker reads all of them when the bookies or the topology change. A debt
+beyond that is not recorded, and the next placement check finds the ledger, as it finds one whose record was lost.
+
+Source: docs/failure-model.md#state-under-bkheal.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bookie.metadata.layout import own_path
+from bookie.metadata.nodes import READ_AT_ONCE, change, child_names, in_steps, remove, sorted_ids
+from bookie.metadata.port import MetadataStore
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.records import UnreadableRecordError, decode_record, encode_record
+
+_log = logging.getLogger(__name__)
+
+DEBTS_MAX: Final = 10_000
+"""Each worker that writes a debt reads their number first, so a fleet exceeds this by one for each worker at most."""
+FRAGMENTS_MAX: Final = 100
+"""First entries of fragments that a record names; all fragments are judged, whether named or not."""
+_DETAIL_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementDebt:
+    """A ledger with copies in places that the policy forbids."""
+
+    ledger_id: LedgerId
+    since_ms: int
+    """When the first of these copies was placed, epoch milliseconds."""
+    first_entry_ids: tuple[EntryId, ...] = ()
+    """Of the fragments, ascending."""
+    detail: str = ""
+    """What the last placement broke."""
+
+
+class PlacementDebts:
+    """Debts of the cluster at ``ledgers_root``."""
+
+    def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
+        self._store = store
+        self._parent = own_path("debts", ledgers_root)
+
+    async def add(self, debt: PlacementDebt) -> bool:
+        """Record a debt, or add its fragments to that of the ledger. False if there are too many. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; adding it again is safe.
+        """
+        if await self.count() >= DEBTS_MAX:
+            return False
+
+        def added(data: bytes | None) -> bytes:
+            before = None if data is None else _decode(debt.ledger_id, data)
+            firsts = {*debt.first_entry_ids, *(() if before is None else before.first_entry_ids)}
+            merged = replace(
+                debt,
+                since_ms=debt.since_ms if before is None else min(debt.since_ms, before.since_ms),
+                first_entry_ids=tuple(sorted(firsts)[:FRAGMENTS_MAX]),
+                detail=debt.detail[:_DETAIL_MAX],
+            )
+            return encode_record(merged, without=["ledger_id"])
+
+        await change(self._store, self.path(debt.ledger_id), added)
+        return True
+
+    async def list(self) -> builtins.list[PlacementDebt]:
+        """Return every debt, by ledger id; gives way to others between parts of a long list.
+
+        A record that cannot be read is a debt of unknown age: its ledger is judged all the same.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        found: builtins.list[PlacementDebt] = []
+        ids = await sorted_ids(await child_names(self._store, self._parent))
+        async for part in in_steps(ids, READ_AT_ONCE):
+            nodes = await self._store.get_many_data([self.path(ledger_id) for ledger_id in part])
+            for ledger_id, data in zip(part, nodes, strict=True):
+                if data is not None:
+                    found.append(_decode(ledger_id, data) or PlacementDebt(ledger_id, 0))
+        return found
+
+    async def end(self, ledger_id: LedgerId) -> None:
+        """Delete the debt of a ledger. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending it again is safe.
+        """
+        await remove(self._store, self.path(ledger_id))
+
+    async def count(self) -> int:
+        """Return how many debts there are: one request.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        stat = await self._store.stat(self._parent)
+        return 0 if stat is None else stat.children_count
+
+    def path(self, ledger_id: LedgerId) -> str:
+        """Return the path of a ledger's debt."""
+        return f"{self._parent}/{ledger_id}"
+
+
+def _decode(ledger_id: LedgerId, data: bytes) -> PlacementDebt | None:
+    try:
+        return decode_record(data, PlacementDebt, ledger_id=ledger_id)
+    except UnreadableRecordError as error:
+        _log.warning("placement debt cannot be read", extra={"ledger_id": ledger_id, "error": str(error)})
+        return None

@@ -1,0 +1,174 @@
+"""Copies that a bookie makes by itself: it reads entries from another bookie, verifies them, and stores them.
+
+The invariant: what is stored was verified here against the ledger's digest (S10), and went through the same admission,
+journal and sync as a recovery add (S3, S11, R30). So the bookie acknowledges a copied entry only after all of this, and
+a copied entry is no weaker than one that a worker has sent.
+
+A request has a bookie id, never an address: the source is found by its registration in this bookie's own cluster. So a
+request cannot make this bookie connect to anything else. The ledger's master key is compared before the source is
+asked, so a caller that may not add causes no traffic either.
+
+A source that does not answer is reported as such: an entry that it said nothing about is unknown, never absent (S6).
+
+Memory is bounded by a budget for all copies together. A copy reserves the largest possible answer before it asks, and
+keeps the true size until everything is stored. A copy that gets no room in time is refused as an add is.
+
+R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.model.digest import digest_with
+from bookie.model.ids import EntryId
+from bookie.model.packet import PACKET_BYTES_MAX
+from bookie.runtime.clock import Clock
+from bookie.wire.batching import batches
+from bookie.wire.port import (
+    READ_BYTES_MAX,
+    AddBatch,
+    AddReply,
+    CopyReply,
+    EntryResult,
+    ReadReply,
+    Status,
+    Transport,
+)
+from bookie.wire.requests import Copy, Read
+from bookie.wire.verified import verified
+
+COPY_BYTES_MAX: Final = 64 << 20
+"""Entries of copies that this bookie holds at a time: read and not stored yet."""
+SOURCE_TIMEOUT_S: Final = 3.0
+"""How long a source may take. A worker that asks a source itself turns to others after the same time."""
+ROOM_TIMEOUT_S: Final = 2.0
+"""How long a copy waits for memory before it is refused."""
+COPIES_MAX: Final = 128
+"""Copies at a time, a quarter of the requests that a bookie serves at a time; one more is refused."""
+_DETAIL_MAX: Final = 160
+"""Characters of a reason, of which an answer may have as many as there are entries."""
+
+Store = Callable[[AddBatch], Awaitable[AddReply]]
+"""Stores a batch as if a client had sent it."""
+
+
+class Copying:
+    """The copies that one bookie makes."""
+
+    def __init__(self, sources: Transport, clock: Clock, bytes_max: int = COPY_BYTES_MAX) -> None:
+        """Prepare; ``sources`` reaches the bookies that are registered in this cluster, and no others."""
+        self._sources = sources
+        self._clock = clock
+        self._room = _Room(bytes_max)
+        self._copies = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that copies hold now."""
+        return self._room.held_bytes
+
+    async def copy(self, copy: Copy, store: Store) -> CopyReply:
+        """Copy what one answer of the source brings. Refusals and failures are in the reply."""
+        if self._copies >= COPIES_MAX:
+            return CopyReply(Status.TOO_MANY_REQUESTS, detail=f"{self._copies} copies are made at the moment")
+        self._copies += 1
+        try:
+            return await self._copy(copy, store)
+        finally:
+            self._copies -= 1
+
+    async def _copy(self, copy: Copy, store: Store) -> CopyReply:
+        held = min(len(copy.entry_ids) * PACKET_BYTES_MAX, READ_BYTES_MAX + PACKET_BYTES_MAX)
+        try:
+            async with asyncio.timeout(ROOM_TIMEOUT_S):
+                await self._room.take(held)
+        except TimeoutError:
+            return CopyReply(Status.TOO_MANY_REQUESTS, detail=f"copies hold {self.held_bytes} bytes")
+        try:
+            asked_s = self._clock.monotonic_s()
+            answer = await self._sources.ask(copy.source, Read(copy.ledger_id, copy.entry_ids), SOURCE_TIMEOUT_S)
+            read_s = self._clock.monotonic_s() - asked_s
+            found = _sorted_out(copy, answer)
+            size_bytes = sum(map(len, found.packets))
+            self._room.give_back(held - size_bytes)
+            held = size_bytes
+            return await _stored(copy, found, store, answer, read_s)
+        finally:
+            self._room.give_back(held)
+
+
+class _Room:
+    """At most so many bytes at a time, in the order of the requests for them. A request for more counts as all."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.held_bytes = 0
+        self._bytes_max = bytes_max
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    async def take(self, size_bytes: int) -> None:
+        """Wait for room. Cancelled while waiting, nothing is taken."""
+        async with self._turn:
+            while self.held_bytes and self.held_bytes + size_bytes > self._bytes_max:
+                self._freed.clear()
+                await self._freed.wait()
+            self.held_bytes += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+        self._freed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a source answered, an outcome for each entry of a prefix of the request."""
+
+    entry_ids: Sequence[EntryId]
+    """Of ``packets``."""
+    packets: Sequence[bytes]
+    refusals: Sequence[EntryResult]
+    covered: int
+
+
+def _sorted_out(copy: Copy, answer: ReadReply) -> _Found:
+    digest = digest_with(copy.digest_type, copy.digest_key)
+    entry_ids: list[EntryId] = []
+    packets: list[bytes] = []
+    refusals: list[EntryResult] = []
+    for entry_id, result in zip(copy.entry_ids, answer.results, strict=False):
+        found = verified(digest, copy.ledger_id, entry_id, result)
+        if found.status is Status.OK:
+            entry_ids.append(entry_id)
+            packets.append(found.packet)
+        else:
+            refusals.append(EntryResult(entry_id, found.status, detail=found.detail[:_DETAIL_MAX]))
+    return _Found(entry_ids, packets, refusals, min(len(answer.results), len(copy.entry_ids)))
+
+
+async def _stored(copy: Copy, found: _Found, store: Store, answer: ReadReply, read_s: float) -> CopyReply:
+    stored = stored_bytes = 0
+    for batch in batches(found.packets):
+        reply = await store(
+            AddBatch(copy.ledger_id, copy.master_key, batch, is_recovery=True, incarnation=copy.incarnation)
+        )
+        if reply.status is not Status.OK:
+            first = found.entry_ids[stored]
+            refusals = [each for each in found.refusals if each.entry_id < first]
+            return CopyReply(
+                reply.status, stored + len(refusals), stored_bytes, refusals, read_s=read_s, detail=reply.detail
+            )
+        stored += len(batch)
+        stored_bytes += sum(map(len, batch))
+    return CopyReply(
+        Status.OK,
+        found.covered,
+        stored_bytes,
+        found.refusals,
+        answer.status,
+        answer.detail[:_DETAIL_MAX],
+        read_s,
+    )

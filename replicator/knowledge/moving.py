@@ -1,0 +1,26 @@
+"""When no copy is moved for better placement, whatever the marks ask for.
+
+A move needs a topology to be judged by. And it copies entries that no bookie lacks, so it waits while more bookies are
+missing than a cluster loses at once (S12): what looks like a better place may be the only one that is left.
+
+S rules are defined in docs/invariants.md.
+"""
+
+from __future__ import annotations
+
+from bookie.metadata.bookies.registration import Bookies
+from replicator.knowledge.absence import Absences
+from replicator.ports import RepairPorts
+
+
+async def why_not_moved(ports: RepairPorts, absences: Absences, bookies: Bookies) -> str:
+    """Return why no copy is moved now; empty if copies may be moved.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    if not ports.placement.judge().has_topology:
+        return "no topology is configured, so placement cannot be judged"
+    if await absences.is_mass_loss(bookies):
+        return "too many bookies are missing to move copies for placement"
+    return ""

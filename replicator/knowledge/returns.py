@@ -1,0 +1,54 @@
+"""Lost bookies that return while their copies are replaced, and those that do so again and again.
+
+A copy for a lost bookie ends when the bookie registers again: the next round asks it what it has. A bookie that keeps
+leaving and returning would end each copy, and its ledgers would never be repaired. So after ``RETURNS_MAX`` returns
+within ``WINDOW_S`` a bookie counts as *flapping*: copies for it run to their end, and the metadata then names the
+target although the bookie may be registered at that moment. That is safe, because the target has every entry.
+
+Each process counts the returns that it has seen itself. A restart forgets them, which costs some more returns.
+
+Source: R55, docs/failure-model.md#R55.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from bookie.model.ids import BookieId
+from bookie.runtime.clock import Clock
+
+RETURNS_MAX: Final = 2
+"""Returns that end a copy. One is a restart that took longer than the delay."""
+WINDOW_S: Final = 6 * 3600.0
+SAME_RETURN_S: Final = 10.0
+"""Copies of several ledgers see the same return within this time."""
+_BOOKIES_MAX: Final = 1000
+"""Bookies that are remembered; the one that returned first is forgotten."""
+
+
+class Returns:
+    """For all turns of one process."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: dict[BookieId, list[float]] = {}
+
+    def note(self, bookie: BookieId) -> None:
+        """Note that a bookie has returned, and a copy for it was ended."""
+        now_s = self._clock.monotonic_s()
+        times = self._seen.pop(bookie, [])
+        if not times or now_s - times[-1] >= SAME_RETURN_S:
+            times = [*times, now_s][-RETURNS_MAX:]
+        self._seen[bookie] = times
+        while len(self._seen) > _BOOKIES_MAX:
+            del self._seen[next(iter(self._seen))]
+
+    def flapping(self, bookies: Iterable[BookieId]) -> frozenset[BookieId]:
+        """Those of ``bookies`` that return again and again."""
+        since_s = self._clock.monotonic_s() - WINDOW_S
+        return frozenset(
+            bookie
+            for bookie in bookies
+            if len([time_s for time_s in self._seen.get(bookie, ()) if time_s > since_s]) >= RETURNS_MAX
+        )

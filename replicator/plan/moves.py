@@ -1,0 +1,255 @@
+"""Which copies of a ledger to move for better placement: a pure function of its metadata, the bookies and the topology.
+
+The invariant: each step replaces a registered member, which stays a source and a member until the metadata names the
+other bookie, so no entry has fewer copies at any time. As in ``planner``, each step changes one position, and any
+subset may be carried out; the next round plans the rest. A fragment that may still grow is left to its writer: no
+ledger is fenced for its placement (S2). A new member is writable, in a group that the ledger may use, in the topology,
+and not a member of the fragment (S9). Positions are kept.
+
+The plan has the fewest replacements that make each closed fragment adhere to the policy. If none does, it has the
+fewest that bring it as near as it can be brought, and the fragment is blocked beside them; without a better bookie, it
+is only blocked. Up to ``TOGETHER_MAX`` members are replaced together, and up to ``TRIALS_MAX`` ensembles are compared.
+That is exact for ensembles of up to nine bookies that need no more than three replacements; the next round continues.
+
+Begun copies are preferred, so what an earlier attempt copied is not copied to another bookie (R38, R44).
+
+R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from bookie.client.placement.judge import EnsembleJudge, Faults
+from bookie.client.placement.placement import Placement
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.isolation import allowed_bookies
+from bookie.model.metadata import LedgerMetadata
+from replicator.plan.planner import (
+    NOTHING_KNOWN,
+    Begun,
+    Blocked,
+    Knowledge,
+    Plan,
+    PositionKey,
+    closed_fragment_last,
+)
+from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
+
+TOGETHER_MAX: Final = 3
+"""Members of a fragment that are replaced together."""
+TRIALS_MAX: Final = 150
+"""Ensembles that are compared for a fragment: each is a search of some milliseconds at most."""
+
+Members = tuple[BookieId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Better:
+    members: Members
+    faults: Faults
+
+
+def plan_moves(
+    ledger: Versioned,
+    bookies: Bookies,
+    placement: Placement,
+    knowledge: Knowledge = NOTHING_KNOWN,
+    begun: Begun = MappingProxyType({}),
+) -> Plan:
+    """Decide which copies to move, for a ledger that lacks none.
+
+    Args:
+        ledger: metadata, read before ``bookies`` were listed (R2).
+        bookies: who is registered, and the groups.
+        placement: policy, topology and free space.
+        knowledge: what earlier rounds found out.
+        begun: copies that were begun before.
+    """
+    moves = _Moves(ledger, bookies, placement, knowledge, begun)
+    steps: list[Step] = []
+    blocked: list[Blocked] = []
+    for index in range(len(ledger.metadata.fragments)):
+        for verdict in moves.of_fragment(index):
+            if isinstance(verdict, Blocked):
+                blocked.append(verdict)
+            else:
+                steps.append(verdict)
+    return Plan(ledger, tuple(steps), tuple(blocked))
+
+
+def is_adhering(metadata: LedgerMetadata, judge: EnsembleJudge) -> bool:
+    """Whether every fragment with entries, and the last one of an unclosed ledger, adheres to the policy."""
+    return all(
+        judge.faults(members, metadata.write_quorum, metadata.custom).is_adhering
+        for members in dict.fromkeys(
+            fragment.members for index, fragment in enumerate(metadata.fragments) if has_entries(metadata, index)
+        )
+    )
+
+
+def has_entries(metadata: LedgerMetadata, index: int) -> bool:
+    """Whether a fragment has entries, or may get some. Without any, it has no copies to be placed."""
+    last = metadata.fragment_last_entry_id(index)
+    if last is None:
+        return True
+    end = last if metadata.last_entry_id is None else min(last, metadata.last_entry_id)
+    return end >= metadata.fragments[index].first_entry_id
+
+
+@dataclass(slots=True)
+class _Moves:
+    ledger: Versioned
+    bookies: Bookies
+    placement: Placement
+    knowledge: Knowledge
+    begun: Begun
+    _judge: EnsembleJudge = field(init=False)
+    _faults: dict[Members, Faults] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._judge = self.placement.judge()
+
+    def of_fragment(self, index: int) -> Iterator[Step | Blocked]:
+        metadata = self.ledger.metadata
+        fragment = metadata.fragments[index]
+        last = closed_fragment_last(metadata, index, is_tail_written=self.knowledge.is_tail_written)
+        if not has_entries(metadata, index):
+            return
+        now = self._faults_of(fragment.members)
+        if now.is_adhering:
+            return
+        if now.unknown:
+            yield self._blocked(index, 0, ParkReason.MISPLACED, now.detail)
+            return
+        if last is None:
+            detail = f"{now.detail}; the fragment may still grow, and is left to its writer"
+            yield self._blocked(index, 0, ParkReason.OPEN_LEDGER, detail)
+            return
+        better = self._better(index, now)
+        if better is None:
+            yield self._blocked(index, 0, *self._why_none(index, now))
+            return
+        changed = [at for at, member in enumerate(fragment.members) if better.members[at] != member]
+        for position in changed:
+            yield self._step(index, position, better.members[position], last)
+        if not better.faults.is_adhering:
+            detail = f"{better.faults.detail}, and no registered bookie is better"
+            yield self._blocked(index, changed[0], ParkReason.MISPLACED, detail)
+
+    def _better(self, index: int, now: Faults) -> _Better | None:
+        """The best ensemble with the fewest replacements; None if none is better than what there is."""
+        candidates = self._candidates(index)
+        answering = [candidate for candidate in candidates if candidate not in self.knowledge.avoided]
+        best: _Better | None = None
+        for usable in (answering, candidates):
+            best = self._search(index, best.faults if best else now, usable) or best
+            if (best is not None and best.faults.is_adhering) or len(answering) == len(candidates):
+                break
+        return best
+
+    def _search(self, index: int, now: Faults, candidates: Sequence[BookieId]) -> _Better | None:
+        best: _Better | None = None
+        count = 0
+        for positions in itertools.islice(self._choices(index), TRIALS_MAX):
+            if best is not None and best.faults.is_adhering and len(positions) > count:
+                break
+            count = len(positions)
+            found = self._filled(index, positions, candidates)
+            if found is not None and found.faults.cost < (best.faults if best else now).cost:
+                best = found
+        return best
+
+    def _choices(self, index: int) -> Iterator[tuple[int, ...]]:
+        """Positions to be replaced together: few first, those with begun copies first, otherwise in random order."""
+        fragment = self.ledger.metadata.fragments[index]
+        movable = [position for position in range(len(fragment.members)) if self._is_movable(index, position)]
+        self._rng(index).shuffle(movable)
+        movable.sort(key=lambda position: (fragment.first_entry_id, position) not in self.begun)
+        for count in range(1, min(TOGETHER_MAX, len(movable)) + 1):
+            for chosen in itertools.combinations(movable, count):
+                yield tuple(sorted(chosen))
+
+    def _is_movable(self, index: int, position: int) -> bool:
+        """The bookie of a position that is not registered may be restarting, and its entries cannot be read there."""
+        key = self._key(index, position)
+        return key.bookie in self.bookies.staying and self.knowledge.evidence(key) is None
+
+    def _filled(self, index: int, positions: tuple[int, ...], candidates: Sequence[BookieId]) -> _Better | None:
+        metadata = self.ledger.metadata
+        members, quorum = metadata.fragments[index].members, metadata.write_quorum
+        preferred = self._judge.preferred(candidates, metadata.custom)
+        few = [candidate for candidate in candidates if candidate in preferred]
+        usable = few if len(few) >= len(positions) else candidates
+        filled = self.placement.filled(members, positions, quorum, usable, self._rng(index))
+        if filled is None:
+            return None
+        found = _Better(filled, self._faults_of(filled))
+        for position in positions:
+            found = self._with_begun(index, position, found, candidates)
+        return found
+
+    def _with_begun(self, index: int, position: int, found: _Better, candidates: Sequence[BookieId]) -> _Better:
+        """The bookie of a begun copy in its position, if that is no worse."""
+        begun = self.begun.get((self.ledger.metadata.fragments[index].first_entry_id, position))
+        if begun is None or begun in found.members or begun not in candidates:
+            return found
+        members = (*found.members[:position], begun, *found.members[position + 1 :])
+        faults = self._faults_of(members)
+        return _Better(members, faults) if faults.cost <= found.faults.cost else found
+
+    def _candidates(self, index: int) -> list[BookieId]:
+        metadata, bookies = self.ledger.metadata, self.bookies
+        members = metadata.fragments[index].members
+        spare = bookies.writable.difference(members, self.knowledge.failed_targets, self.placement.draining)
+        everyone = bookies.writable | bookies.staying.intersection(members)
+        allowed = spare & allowed_bookies(metadata.custom, bookies.groups, everyone, metadata.ensemble_size)
+        return sorted(bookie for bookie in allowed if self._judge.topology.known(bookie) is not None)
+
+    def _step(self, index: int, position: int, target: BookieId, last: EntryId) -> Step:
+        metadata = self.ledger.metadata
+        fragment = metadata.fragments[index]
+        old, first = fragment.members[position], fragment.first_entry_id
+        if metadata.stripe.count(position, first, last) == 0:
+            return SwapMember(index, position, old, target, cause=Cause.MISPLACED)
+        sources = tuple(member if member in self.bookies.registered else None for member in fragment.members)
+        return CopyPosition(
+            index, position, old, target, Cause.MISPLACED, first, last, metadata.write_quorum, sources=sources
+        )
+
+    def _why_none(self, index: int, now: Faults) -> tuple[ParkReason, str]:
+        positions = range(len(self.ledger.metadata.fragments[index].members))
+        unreadable = (self.knowledge.evidence(self._key(index, position)) for position in positions)
+        evidence = next((text for text in unreadable if text is not None), None)
+        if evidence is not None:
+            return ParkReason.UNREADABLE_ENTRIES, evidence
+        return ParkReason.MISPLACED, f"{now.detail}, and no registered bookie is better"
+
+    def _faults_of(self, members: Members) -> Faults:
+        metadata = self.ledger.metadata
+        known = self._faults.get(members)
+        if known is None:
+            known = self._judge.faults(members, metadata.write_quorum, metadata.custom)
+            self._faults[members] = known
+        return known
+
+    def _rng(self, index: int) -> random.Random:
+        """Spreads load only; the same again for a repeated plan."""
+        ledger = self.ledger
+        return random.Random(f"{ledger.ledger_id}/{ledger.metadata.fragments[index].first_entry_id}")
+
+    def _key(self, index: int, position: int) -> PositionKey:
+        fragment = self.ledger.metadata.fragments[index]
+        return PositionKey(fragment.first_entry_id, position, fragment.members[position])
+
+    def _blocked(self, index: int, position: int, reason: ParkReason, detail: str) -> Blocked:
+        member = self.ledger.metadata.fragments[index].members[position]
+        return Blocked(index, position, member, reason, f"fragment {index}: {detail}")

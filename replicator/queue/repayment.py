@@ -1,0 +1,125 @@
+"""Marks the ledgers with placement debts for better placement, as soon as a better place appears.
+
+The invariant: a debt ends only if its ledger is gone, or adheres to the policy. Marking is idempotent, and the mark is
+an ordinary one: a worker that takes it plans again from fresh metadata (R1), and moves what can be moved.
+
+Only lookouts look (``queue.duty``), so the number of idle workers does not matter. A look reads all debts, which are
+bounded, and the metadata of their ledgers. It is made when the writable bookies or the topology have changed, at most
+once in ``PAUSE_S``, and otherwise once in ``ROUND_S``, for debts that ended in another way. Ledgers of the same shape
+are planned once.
+
+R rules are defined in docs/failure-model.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.nodes import in_steps
+from bookie.metadata.tasks.debts import PlacementDebt
+from bookie.model.errors import ConflictError
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from replicator.knowledge.absence import Absences
+from replicator.knowledge.moving import why_not_moved
+from replicator.plan.moves import has_entries, is_adhering, plan_moves
+from replicator.ports import RepairPorts
+
+_log = logging.getLogger(__name__)
+
+PAUSE_S: Final = 60.0
+"""Between two looks, however often bookies come and go."""
+ROUND_S: Final = 600.0
+"""Between two looks if nothing changes."""
+_AT_ONCE: Final = 500
+"""Ledgers that are read at a time."""
+_PLANNED_AT_ONCE: Final = 20
+"""Ledgers between two turns of the loop."""
+
+_Shape = tuple[object, ...]
+
+
+class Repayment:
+    """For one worker."""
+
+    def __init__(self, ports: RepairPorts, absences: Absences) -> None:
+        self._ports = ports
+        self._absences = absences
+        self._seen: tuple[frozenset[BookieId], str] | None = None
+        """Writable bookies and topology at the last look."""
+        self._looked_s = 0.0
+        self.count = 0
+        """Debts at the last look."""
+
+    def forget(self) -> None:
+        """Forget the last look, because others look from now on."""
+        self._seen, self.count = None, 0
+
+    async def look(self) -> int:
+        """Mark ledgers whose copies can be moved now; how many. Returns at once if nothing has changed.
+
+        Raises:
+            StoreUnavailableError: no answer; the next look begins again.
+            WriteOutcomeUnknownError: some marks may have been written.
+        """
+        judge = self._ports.placement.judge()
+        if not judge.has_topology:
+            return 0
+        bookies = (await self._ports.recent.bookies()).with_groups(judge.topology.groups)
+        situation = bookies.writable, judge.fingerprint
+        since_s = self._ports.clock.monotonic_s() - self._looked_s
+        if self._seen is not None and since_s < (ROUND_S if situation == self._seen else PAUSE_S):
+            return 0
+        count = 0
+        self.count = await self._ports.debts.count()
+        if self.count and not await why_not_moved(self._ports, self._absences, bookies):
+            count = await self._look_at_all(bookies)
+            self.count = await self._ports.debts.count()
+        self._seen, self._looked_s = situation, self._ports.clock.monotonic_s()
+        if count:
+            _log.info("ledgers with placement debts are marked: there are better places", extra={"ledgers": count})
+        return count
+
+    async def _look_at_all(self, bookies: Bookies) -> int:
+        count = 0
+        known: dict[_Shape, bool] = {}
+        async for debts in in_steps(await self._ports.debts.list(), _AT_ONCE):
+            better = await self._better(debts, bookies, known)
+            try:
+                count += await self._ports.tasks.marking.mark_many((ledger_id, ()) for ledger_id in better)
+            except ConflictError as error:  # the next look marks them
+                _log.info("ledgers with placement debts are not marked", extra={"error": str(error)})
+        return count
+
+    async def _better(
+        self, debts: Sequence[PlacementDebt], bookies: Bookies, known: dict[_Shape, bool]
+    ) -> list[LedgerId]:
+        """Those whose copies can be moved. Debts of ledgers that are gone or adhere are ended."""
+        ports, better = self._ports, []
+        ledgers = await ports.ledgers.read_many([debt.ledger_id for debt in debts])
+        for number, (debt, ledger) in enumerate(zip(debts, ledgers, strict=True), start=1):
+            if number % _PLANNED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if ledger is None or (isinstance(ledger, Versioned) and self._is_paid(ledger)):
+                await ports.debts.end(debt.ledger_id)
+            elif isinstance(ledger, Versioned):
+                shape = _shape(ledger.metadata)
+                if shape not in known:
+                    known[shape] = bool(plan_moves(ledger, bookies, ports.placement).steps)
+                if known[shape]:
+                    better.append(debt.ledger_id)
+        return better
+
+    def _is_paid(self, ledger: Versioned) -> bool:
+        return is_adhering(ledger.metadata, self._ports.placement.judge())
+
+
+def _shape(metadata: LedgerMetadata) -> _Shape:
+    """What decides whether a ledger has moves. The attempt plans each ledger again, so an error costs an attempt."""
+    members = (fragment.members for at, fragment in enumerate(metadata.fragments) if has_entries(metadata, at))
+    return frozenset(members), metadata.write_quorum, metadata.custom, metadata.is_closed

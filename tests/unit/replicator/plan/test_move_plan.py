@@ -1,0 +1,242 @@
+"""The plan of moves: the fewest replacements that make the closed fragments of a ledger adhere to the policy."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.client.placement.judge import EnsembleJudge
+from bookie.client.placement.placement import Placement, PlacementPolicy
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.bookies.topology import parse_topology
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.isolation import POLICY_KEY
+from bookie.model.metadata import LedgerMetadata
+from replicator.plan.moves import is_adhering, plan_moves
+from replicator.plan.planner import Knowledge, Plan, PositionKey
+from replicator.plan.steps import Cause, CopyPosition, SwapMember
+from tests.worlds.ledgers import make_metadata, name_set, names
+
+RACKS = {f"{rack}{number}": f"/{rack}" for rack in "abc" for number in range(1, 5)}
+POLICY = PlacementPolicy()
+
+
+def versioned(metadata: LedgerMetadata, ledger_id: int = 7) -> Versioned:
+    return Versioned(LedgerId(ledger_id), metadata, 0)
+
+
+def closed(members: str, quorum: int, last: int = 9) -> Versioned:
+    return versioned(make_metadata((0, members), quorum=(quorum, quorum), last=last))
+
+
+def placement(policy: PlacementPolicy = POLICY, racks: dict[str, str] | None = None) -> Placement:
+    return Placement(policy, parse_topology(json.dumps(RACKS if racks is None else racks)))
+
+
+def writable(some: str) -> Bookies:
+    return Bookies(name_set(some), frozenset())
+
+
+def after(plan: Plan, index: int = 0) -> tuple[BookieId, ...]:
+    members = list(plan.ledger.metadata.fragments[index].members)
+    for step in plan.steps:
+        if step.fragment_index == index:
+            assert members[step.position] == step.old
+            members[step.position] = step.target
+    return tuple(members)
+
+
+def test_one_of_two_members_in_a_rack_is_replaced_in_its_position_and_is_a_source() -> None:
+    (step,) = plan_moves(closed("a1 a2", 2), writable("a1 a2 a3 b1"), placement()).steps
+    assert isinstance(step, CopyPosition)
+    assert (step.target, step.cause, step.sources) == ("b1", Cause.MISPLACED, names("a1 a2"))
+    assert set(step.holders(0)) == name_set("a1 a2")
+    assert step.holders(0)[-1] == step.old
+    assert not step.is_of_lost_bookie
+
+
+def test_nothing_is_planned_for_an_ensemble_that_adheres() -> None:
+    assert plan_moves(closed("a1 b1", 2), writable("a1 b1 c1"), placement()).is_nothing_missing
+
+
+def test_a_policy_beyond_the_topology_is_met_by_all_its_racks_unless_it_is_strict() -> None:
+    ledger, bookies = closed("a1 a2 b1", 3), writable("a1 a2 b1 b2")
+    racks = {"a1": "/a", "a2": "/a", "b1": "/b", "b2": "/b"}
+    assert plan_moves(ledger, bookies, placement(PlacementPolicy(min_racks=3), racks)).is_nothing_missing
+    (blocked,) = plan_moves(ledger, bookies, placement(PlacementPolicy(min_racks=3, is_strict=True), racks)).blocked
+    assert blocked.reason is ParkReason.MISPLACED
+
+
+def test_a_strict_policy_is_brought_nearer_although_it_cannot_be_met() -> None:
+    policy = PlacementPolicy(min_racks=3, is_strict=True)
+    plan = plan_moves(closed("a1 a2 a3", 3), writable("a1 a2 a3 b1"), placement(policy))
+    assert [step.target for step in plan.steps] == ["b1"]
+    assert [block.reason for block in plan.blocked] == [ParkReason.MISPLACED]
+
+
+def test_a_position_without_entries_changes_in_metadata_alone() -> None:
+    ledger = versioned(make_metadata((0, "a1 b1 b2"), quorum=(2, 2), last=0))
+    plan = plan_moves(ledger, Bookies(name_set("c1"), name_set("a1 b1 b2")), placement())
+    assert len(plan.steps) == 1
+    for step in plan.steps:
+        assert isinstance(step, SwapMember) == (step.position == 2)
+        assert step.cause is Cause.MISPLACED
+
+
+def test_an_empty_fragment_is_passed_over() -> None:
+    assert plan_moves(closed("a1 a2", 2, last=-1), writable("a1 a2 b1"), placement()).is_nothing_missing
+    beyond = versioned(make_metadata((0, "a1 b1"), (10, "a1 a2"), quorum=(2, 2), last=9))
+    assert plan_moves(beyond, writable("a1 a2 b1"), placement()).is_nothing_missing
+    assert is_adhering(beyond.metadata, placement().judge())
+
+
+def test_read_only_draining_failed_and_unlocated_bookies_are_no_targets() -> None:
+    bookies = Bookies(name_set("a1 a2 b2 b3 q"), name_set("b1"))
+    where = placement()
+    where.draining = name_set("b2")
+    plan = plan_moves(closed("a1 a2", 2), bookies, where, Knowledge(failed_targets=name_set("b3")))
+    assert (plan.steps, [block.reason for block in plan.blocked]) == ((), [ParkReason.MISPLACED])
+
+
+def test_a_member_that_is_awaited_is_not_replaced() -> None:
+    bookies = replace(writable("a2 b1"), awaited=name_set("a1"))
+    (step,) = plan_moves(closed("a1 a2", 2), bookies, placement()).steps
+    assert step.old == "a2"
+
+
+def test_a_bookie_that_does_not_answer_is_chosen_only_if_no_other_is_as_good() -> None:
+    known = Knowledge(avoided=name_set("b1"))
+    for ledger_id in range(5):
+        ledger = versioned(closed("a1 a2", 2).metadata, ledger_id)
+        (step,) = plan_moves(ledger, writable("a1 a2 a3 b1 b2"), placement(), known).steps
+        assert step.target == "b2"
+        (step,) = plan_moves(ledger, writable("a1 a2 a3 b1"), placement(), known).steps
+        assert step.target == "b1"
+
+
+@pytest.mark.parametrize("position", [0, 1])
+@pytest.mark.parametrize("target", ["b1", "b2", "c1"])
+def test_a_begun_copy_is_continued(position: int, target: str) -> None:
+    begun = {(EntryId(0), position): BookieId(target)}
+    (step,) = plan_moves(closed("a1 a2", 2), writable("a1 a2 b1 b2 c1"), placement(), begun=begun).steps
+    assert (step.position, step.target) == (position, target)
+
+
+def test_entries_that_no_bookie_serves_are_the_reason_if_nothing_else_can_be_moved() -> None:
+    keys = [PositionKey(EntryId(0), at, name) for at, name in enumerate(names("a1 a2"))]
+    known = Knowledge(unreadable=tuple((key, "entry 5 is denied") for key in keys))
+    (blocked,) = plan_moves(closed("a1 a2", 2), writable("a1 a2 b1"), placement(), known).blocked
+    assert blocked.reason is ParkReason.UNREADABLE_ENTRIES
+
+
+def test_the_growing_fragments_of_an_open_ledger_are_left_to_the_writer() -> None:
+    ledger = versioned(make_metadata((0, "a1 a2"), (5, "a1 a2"), (9, "a1 a2"), quorum=(2, 2)))
+    plan = plan_moves(ledger, writable("a1 a2 b1"), placement())
+    assert [step.fragment_index for step in plan.steps] == [0]
+    assert [(block.fragment_index, block.reason) for block in plan.blocked] == [
+        (1, ParkReason.OPEN_LEDGER),
+        (2, ParkReason.OPEN_LEDGER),
+    ]
+
+
+GROUPS = {
+    "red": {"a1": {"rack": "/a"}, "b1": {"rack": "/b"}, "c1": {"rack": "/c"}},
+    "blue": {"a2": {"rack": "/a"}, "b2": {"rack": "/b"}, "c2": {"rack": "/c"}},
+}
+RED = {
+    "policyClass": "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy",
+    "properties": {"isolationBookieGroups": "red"},
+}
+
+
+def of_red(members: str) -> Versioned:
+    custom = ((POLICY_KEY, json.dumps(RED).encode()),)
+    metadata = replace(make_metadata((0, members), quorum=(2, 2), last=9), custom=custom)
+    return versioned(metadata)
+
+
+def test_a_member_outside_the_ledgers_group_is_replaced_by_one_of_the_group_in_another_rack() -> None:
+    where = Placement(POLICY, parse_topology(json.dumps(GROUPS)))
+    bookies = writable("a1 b1 c1 a2 b2 c2").with_groups(where.topology.groups)
+    assert plan_moves(of_red("a1 b1"), bookies, where).is_nothing_missing
+    plan = plan_moves(of_red("a1 b2"), bookies, where)
+    (step,) = plan.steps
+    assert step.old == "b2"
+    assert step.target in names("b1 c1")
+    few = writable("a1 a2 b2 c2").with_groups(where.topology.groups)
+    (blocked,) = plan_moves(of_red("a1 b2"), few, where).blocked
+    assert "b2 outside the bookie groups red" in blocked.detail
+
+
+def test_a_group_smaller_than_the_ensemble_permits_as_many_others() -> None:
+    groups = {"red": {"a1": {"rack": "/a"}}, "blue": GROUPS["blue"]}
+    where = Placement(POLICY, parse_topology(json.dumps(groups)))
+    assert plan_moves(of_red("a1 b2"), writable("a1 b2"), where).is_nothing_missing
+    assert not plan_moves(of_red("c2 b2"), writable("a1 b2 c2"), where).is_nothing_missing
+
+
+@given(
+    members=st.permutations(sorted(RACKS)).map(lambda order: tuple(map(BookieId, order[:4]))),
+    size=st.integers(2, 4),
+    write_quorum=st.integers(2, 3),
+    min_racks=st.integers(2, 3),
+    up=st.sets(st.sampled_from(sorted(RACKS))),
+)
+def test_no_ensemble_with_as_few_replacements_is_better(
+    members: tuple[BookieId, ...], size: int, write_quorum: int, min_racks: int, up: set[str]
+) -> None:
+    """Compared with every possible choice, for up to three replacements."""
+    members, quorum = members[:size], min(write_quorum, size)
+    where = placement(PlacementPolicy(min_racks=min_racks))
+    judge = where.judge()
+    spare = sorted(map(BookieId, up - set(members)))
+    metadata = make_metadata((0, " ".join(members)), quorum=(quorum, quorum), last=9)
+    plan = plan_moves(versioned(metadata), Bookies(frozenset({*spare, *members}), frozenset()), where)
+    moved = len(plan.steps)
+    reached = judge.faults(after(plan), quorum).cost
+    best = {count: _best(judge, members, quorum, spare, count) for count in range(min(3, size) + 1)}
+    assert reached == min(best.values())
+    assert all(best[count] > reached for count in range(moved))
+    assert bool(plan.blocked) == (reached > (0, 0))
+
+
+def _best(
+    judge: EnsembleJudge, members: tuple[BookieId, ...], quorum: int, spare: list[BookieId], count: int
+) -> tuple[int, int]:
+    """The least cost with ``count`` replacements. One bookie of each rack is as good as another."""
+    costs = [judge.faults(members, quorum).cost] if count == 0 else []
+    for positions in itertools.combinations(range(len(members)), count):
+        for chosen in itertools.permutations(spare, count) if count else ():
+            changed = list(members)
+            for position, bookie in zip(positions, chosen, strict=True):
+                changed[position] = bookie
+            costs.append(judge.faults(changed, quorum).cost)
+    return min(costs, default=(1 << 30, 0))
+
+
+def test_equal_rules_have_equal_fingerprints_and_others_have_not() -> None:
+    one, same = placement().judge(), placement().judge()
+    assert one.fingerprint == same.fingerprint
+    others = [
+        placement(PlacementPolicy(min_racks=3)),
+        placement(PlacementPolicy(is_strict=True)),
+        placement(racks=RACKS | {"a1": "/b"}),
+        Placement(POLICY, parse_topology(json.dumps(GROUPS))),
+    ]
+    assert len({one.fingerprint, *(other.judge().fingerprint for other in others)}) == 5
+
+
+def test_the_judge_follows_the_topology() -> None:
+    where = placement()
+    before = where.judge()
+    assert where.judge() is before
+    where.topology = parse_topology("{}")
+    assert not where.judge().has_topology
+    assert where.judge().faults(names("a1 b1"), 2).unknown == names("a1 b1")

@@ -1,0 +1,220 @@
+"""Placement debts: a copy that repair put in a bad place is recorded, and moved as soon as there is a better one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from bookie.client.placement.feed import feed_of, load_placement
+from bookie.metadata.store.memory import Fault
+from bookie.metadata.tasks import debts as debts_module
+from bookie.metadata.tasks.debts import PlacementDebt, PlacementDebts
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.runtime.tasks import cancel, guarded
+from replicator.queue.repayment import PAUSE_S, ROUND_S, Repayment
+from replicator.settings import ReplicatorSettings
+from replicator.telemetry.events import Ending
+from replicator.worker import Worker
+from tests.unit.replicator.worker.test_worker_moves import RACKS, heal, write_topology
+from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.repair import Recorder, RepairWorld, a_world
+from tests.worlds.virtual_time import in_virtual_time, until
+
+OTHER = LedgerId(8)
+
+
+def debts(world: RepairWorld) -> PlacementDebts:
+    return PlacementDebts(world.store, world.cluster.root)
+
+
+async def in_one_rack(world: RepairWorld, ledger_id: LedgerId = LEDGER) -> dict[EntryId, bytes]:
+    """A ledger that lost its copy in the other rack."""
+    await write_topology(world)
+    packets = await world.ledger(ledger_id, make_metadata((0, "a x"), quorum=(2, 2), last=9), 10)
+    await world.kill("x")
+    await world.tasks.marking.mark(ledger_id, names("x"))
+    return packets
+
+
+@in_virtual_time
+async def test_a_copy_in_a_bad_place_is_a_debt_and_is_moved_when_a_better_place_registers() -> None:
+    async with a_world("a b x") as world:
+        packets = await in_one_rack(world)
+        assert (await heal(world)).endings() == [Ending.REPAIRED]
+        assert (await world.metadata(LEDGER)).members() == set(names("a b"))
+        (debt,) = await debts(world).list()
+        assert (debt.ledger_id, debt.first_entry_ids) == (LEDGER, (0,))
+        assert debt.detail == "positions 0, 1 are in /r1 and need 2 racks"
+        assert (await heal(world)).results == []
+        await world.add_bookies("y")
+        recorder = await heal(world)
+        assert recorder.endings() == [Ending.MOVED]
+        assert recorder.results[0].entries == 10
+        await world.assert_whole(LEDGER, packets, "y")
+        assert await debts(world).list() == []
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_debt_is_paid_after_a_change_of_the_topology() -> None:
+    async with a_world("a b c x") as world:
+        await in_one_rack(world)
+        await heal(world)
+        assert len(await debts(world).list()) == 1
+        (spare,) = set(names("b c")) - (await world.metadata(LEDGER)).members()
+        await write_topology(world, RACKS | {spare: "/r2"})
+        assert (await heal(world)).endings() == [Ending.MOVED]
+        assert spare in (await world.metadata(LEDGER)).members()
+        assert await debts(world).list() == []
+
+
+@in_virtual_time
+async def test_no_debt_is_recorded_for_a_good_place_nor_without_a_topology() -> None:
+    async with a_world("a b x y") as world:
+        await in_one_rack(world)
+        await heal(world)
+        assert "y" in (await world.metadata(LEDGER)).members()
+        assert await debts(world).list() == []
+    async with a_world("a b x") as world:
+        await in_one_rack(world)
+        await write_topology(world, {})
+        await heal(world)
+        assert (await world.metadata(LEDGER)).members() == set(names("a b"))
+        assert await debts(world).list() == []
+
+
+@pytest.mark.parametrize("end", ["deleted", "moved by others"])
+@in_virtual_time
+async def test_a_debt_ends_with_its_ledger_or_when_the_ledger_adheres(end: str) -> None:
+    async with a_world("a b x") as world:
+        await in_one_rack(world)
+        await heal(world)
+        ledger = await world.ledgers.read(LEDGER)
+        if end == "deleted":
+            await world.ledgers.delete(LEDGER)
+        else:
+            metadata = ledger.metadata.with_member(0, 1, BookieId("x"))
+            await world.ledgers.write(LEDGER, metadata, ledger.version)
+        assert (await heal(world)).results == []
+        assert await debts(world).list() == []
+
+
+@in_virtual_time
+async def test_the_debt_stands_before_the_metadata_names_the_bookie() -> None:
+    async with a_world("a b x") as world:
+        await in_one_rack(world)
+        running = world.worker()
+        ports = replace(world.ports(running.store), placement=await load_placement(world.store, world.cluster))
+        worker = Worker(ports, ReplicatorSettings("zk://memory/ledgers", once=True), Recorder(), "worker")
+        versions: list[int | None] = []
+
+        async def note(operation: str, path: str) -> Fault | None:
+            if "debts" in path and operation == "create":
+                versions.append(world.version(LEDGER))
+            return None
+
+        running.store.fault_hook = note
+        before = world.version(LEDGER)
+        await worker.run()
+        assert versions
+        assert set(versions) == {before}
+        assert world.version(LEDGER) != before
+
+
+@in_virtual_time
+async def test_a_repair_does_not_wait_for_the_record_of_its_debt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debts_module, "DEBTS_MAX", 1)
+    async with a_world("a b x") as world:
+        await world.ledger(OTHER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await debts(world).add(PlacementDebt(OTHER, 1))
+        packets = await in_one_rack(world)
+        assert (await heal(world)).endings() == [Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets, "b")
+        assert LEDGER not in [debt.ledger_id for debt in await debts(world).list()]
+
+
+@in_virtual_time
+async def test_a_running_worker_pays_a_debt_soon_after_a_bookie_registers() -> None:
+    async with a_world("a b x") as world:
+        packets = await in_one_rack(world)
+        store = world.session()
+        placement = await load_placement(store, world.cluster)
+        ports = replace(world.ports(store), placement=placement)
+        worker = Worker(ports, ReplicatorSettings("zk://memory/ledgers"), Recorder(), "worker")
+        feeding = guarded("feed", feed_of(placement, store, world.cluster, world.bookies.transport, world.clock).run())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(worker.run())
+
+            async def is_indebted() -> bool:
+                return bool(await debts(world).list()) and not await world.tasks.list()
+
+            await until(is_indebted)
+            await asyncio.sleep(ROUND_S)
+            assert worker.load().placement_debts == 1
+            await world.add_bookies("y")
+
+            async def is_paid() -> bool:
+                return "y" in (await world.metadata(LEDGER)).members() and await world.is_clean()
+
+            await until(is_paid, seconds=2 * PAUSE_S)
+
+            async def is_seen() -> bool:
+                return worker.load().placement_debts == 0
+
+            await until(is_seen, seconds=2 * ROUND_S)
+            worker.stop()
+        await cancel(feeding)
+        await world.assert_whole(LEDGER, packets, "y")
+        assert await debts(world).list() == []
+
+
+@in_virtual_time
+async def test_looks_are_rare_however_often_bookies_come_and_go() -> None:
+    async with a_world("a b c x") as world:
+        await write_topology(world)
+        for ledger_id in range(20):
+            await world.ledger(ledger_id, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+            await debts(world).add(PlacementDebt(LedgerId(ledger_id), 1))
+        await world.kill("x")
+        store = world.session()
+        ports = replace(world.ports(store), placement=await load_placement(store, world.cluster))
+        reads = 0
+
+        async def count(operation: str, path: str) -> Fault | None:
+            nonlocal reads
+            reads += "debts" in path and operation == "get_many_data"
+            return None
+
+        store.fault_hook = count
+        repayment = Repayment(ports, Worker(ports, ReplicatorSettings("zk://m/l"), Recorder(), "w")._absences)
+        assert await repayment.look() == 0
+        looked = reads
+        for _ in range(5):
+            await world.register("c")
+            await world.clock.sleep(3)
+            assert await repayment.look() == 0
+            await world.kill("c")
+            await world.clock.sleep(3)
+            assert await repayment.look() == 0
+        assert reads == looked
+        await world.register("x")
+        await world.clock.sleep(PAUSE_S)
+        assert await repayment.look() == 20
+        assert len(await world.tasks.list()) == 20
+        await world.clock.sleep(ROUND_S)
+        assert await repayment.look() == 0  # they are marked
+
+
+@in_virtual_time
+async def test_a_damaged_record_is_a_debt_of_its_ledger() -> None:
+    async with a_world("a b x") as world:
+        await in_one_rack(world)
+        await heal(world)
+        path = debts(world).path(LEDGER)
+        await world.store.set(path, b"\0", (await world.store.get(path)).stat.version)
+        assert await debts(world).list() == [PlacementDebt(LEDGER, 0)]
+        await world.add_bookies("y")
+        assert (await heal(world)).endings() == [Ending.MOVED]
+        assert await debts(world).list() == []
