@@ -16,6 +16,7 @@ from bookie.client.bookkeeper import LedgerOptions, stored_digest
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedBookie, EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
+from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
@@ -166,11 +167,17 @@ class RepairWorld:
         return (await Served(bookie.running, bookie.metrics_url).values())[metric]
 
     async def settled(self) -> None:
-        """Wait until no task, no lock and no reservation is left. A ledger that is parked never gets there."""
+        """Wait until no task, no lock and no reservation is left. A ledger that is parked never gets there.
+
+        A ZooKeeper that was killed and started again may not answer for a while on a busy disk.
+        """
 
         async def is_settled() -> bool:
             tasks = self.client.ports.tasks
-            return not (await tasks.list() or await tasks.locks.locked() or await self.reservations.ledgers())
+            try:
+                return not (await tasks.list() or await tasks.locks.locked() or await self.reservations.ledgers())
+            except StoreUnavailableError:
+                return False
 
         await when(is_settled, STATE_S)
         assert await self.client.parked.list() == []
