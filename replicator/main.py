@@ -34,6 +34,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.configuration.file_watch import following
 from bookie.runtime.configuration.reload import ConfigSource
+from bookie.runtime.large_messages import prepare_for_large_messages
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.telemetry.metrics import SESSION
 from bookie.runtime.telemetry.status_pages import Check
@@ -57,6 +58,7 @@ async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | No
 
     The copy rate follows ``config``, the file that the process was started with.
     """
+    prepare_for_large_messages()
     try:
         uri = parse_uri(settings.metadata_uri)
         telemetry = _Telemetry(has_apache_names=settings.has_apache_metrics)

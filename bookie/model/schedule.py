@@ -7,8 +7,9 @@ Entry ``n`` goes to ensemble positions ``(n + i) mod E`` for ``i < Qw``, with ab
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import EntryId
@@ -68,6 +69,9 @@ class Stripe:
 
     def entries(self, position: int, first: int, last: int) -> Iterator[EntryId]:
         """Yield the entries of ``first..last`` that ``position`` stores, ascending."""
+        if self.write_quorum == self.ensemble_size:
+            yield from cast(Iterable[EntryId], range(first, last + 1))
+            return
         for entry_id in range(first, last + 1):
             if self.stores(position, entry_id):
                 yield EntryId(entry_id)

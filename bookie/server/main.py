@@ -28,6 +28,7 @@ from bookie.model.exit_codes import ExitCode, bookie_exit_code
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.configuration.file_watch import following
 from bookie.runtime.configuration.reload import ConfigSource
+from bookie.runtime.large_messages import prepare_for_large_messages
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.telemetry.metrics import SESSION, MetricSet
 from bookie.runtime.telemetry.telemetry import observable
@@ -65,6 +66,7 @@ async def run_bookie(settings: BookieSettings, config: ConfigSource | None = Non
 
     Changes of ``config``, the file that the process was started with, are logged: all of them need a restart.
     """
+    prepare_for_large_messages()
     stop_asked = _stop_asked()
     try:
         async with AsyncExitStack() as stack:

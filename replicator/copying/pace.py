@@ -293,7 +293,7 @@ class PacedReads(Transport):
 
 
 def _size_bytes(reply: object) -> int:
-    return sum(len(result.packet) for result in reply.results) if isinstance(reply, ReadReply) else 0
+    return sum([len(result.packet) for result in reply.results]) if isinstance(reply, ReadReply) else 0
 
 
 def _smaller(one: int, other: int) -> int:

@@ -56,7 +56,8 @@ class Receiver:
         self.unreadable_count = 0
         self.failure: Answer | None = None
         self._note_progress = copy.note_progress
-        self._entry_ids = entries_without(copy.step, copy.held)
+        self.entry_ids = entries_without(copy.step, copy.held)
+        """The entries that it needs, ascending. An iterator: what was taken from it does not come again."""
         self._taken_end = EntryId(copy.step.first)
         """Exclusive end of the chunks that lanes have taken."""
         self._waiting: dict[int, EntryId] = {}
@@ -68,10 +69,6 @@ class Receiver:
     def is_active(self) -> bool:
         """Whether it gets what is read from now on."""
         return self.failure is None and not self.unreadable_count
-
-    def entry_ids(self) -> Iterator[EntryId]:
-        """The entries that it needs, ascending, until it is not active any more."""
-        return itertools.takewhile(lambda _: self.is_active, self._entry_ids)
 
     def take(self, turn: int, chunk: Needs) -> None:
         """Note that a lane has taken a chunk of which this receiver needs a part. Chunks are taken in their order."""
@@ -106,13 +103,20 @@ Needs = dict[EntryId, tuple[Receiver, ...]]
 
 
 def needs_of(receivers: Sequence[Receiver]) -> Iterator[tuple[EntryId, tuple[Receiver, ...]]]:
-    """Each entry that some receiver needs, once, ascending, with all who need it."""
+    """Each entry that some receiver needs, once, ascending, with all who need it.
+
+    With several receivers, the entries of one that is not active any more end; with one, its copy ends.
+    """
     if len(receivers) == 1:
-        yield from ((entry_id, (receivers[0],)) for entry_id in receivers[0].entry_ids())
+        yield from zip(receivers[0].entry_ids, itertools.repeat((receivers[0],)))
         return
-    numbered = (zip(each.entry_ids(), itertools.repeat(number)) for number, each in enumerate(receivers))
+    numbered = (zip(_while_active(each), itertools.repeat(number)) for number, each in enumerate(receivers))
     for entry_id, same in itertools.groupby(heapq.merge(*numbered), key=itemgetter(0)):
         yield entry_id, tuple(receivers[number] for _, number in same)
+
+
+def _while_active(receiver: Receiver) -> Iterator[EntryId]:
+    return itertools.takewhile(lambda _: receiver.is_active, receiver.entry_ids)
 
 
 def still_needed(needs: Needs) -> Needs:
