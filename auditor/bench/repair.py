@@ -10,7 +10,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,55 @@ _WRITERS_MAX: Final = 32
 """Ledgers written at a time."""
 _CHUNK_BYTES: Final = 1 << 20
 _GONE_DEADLINE_S: Final = 60.0
-_REPAIR_DEADLINE_S: Final = 600.0
+_REPAIR_DEADLINE_S: Final = 1800.0
+
+
+SUITE_BYTES: Final = 1_000_000_000
+"""Lost in each case of the suite that measures bytes."""
+_SUITE_ENTRY_BYTES: Final = (100, 1024, 16 << 10, 128 << 10)
+_SUITE_LEDGERS: Final = 5_000
+"""Of the cases that measure the cost of a ledger."""
+_SMALL_ENTRIES: Final = 10
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RepairCase:
+    """What a bookie loses in one measurement."""
+
+    name: str
+    entries: int
+    """In all ledgers together."""
+    entry_bytes: int
+    ledgers: int
+
+
+def suite(lost_bytes: int = SUITE_BYTES) -> list[RepairCase]:
+    """Cases for the cost of a byte, with ``lost_bytes`` of payload each, and for the cost of a ledger."""
+    large = [
+        RepairCase(f"entries of {size:,} B", max(LEDGERS, lost_bytes // size), size, LEDGERS)
+        for size in _SUITE_ENTRY_BYTES
+    ]
+    small = RepairCase(f"ledgers of {_SMALL_ENTRIES} entries", _SMALL_ENTRIES * _SUITE_LEDGERS, 1024, _SUITE_LEDGERS)
+    return [*large, small, RepairCase("empty ledgers", 0, 1024, _SUITE_LEDGERS)]
+
+
+async def run_cases(cases: Sequence[RepairCase], say: Say, *, is_pulling: bool = False) -> list[dict[str, Any]]:
+    """Measure each case in a cluster of its own; ``say`` receives progress messages.
+
+    Returns:
+        The figures of ``run`` for each case, with its name as ``case``.
+
+    Raises:
+        RepairBenchmarkError: something was not repaired.
+    """
+    found = []
+    for number, case in enumerate(cases, 1):
+        say(f"case {number} of {len(cases)}: {case.name}, {case.entries:,} entries in {case.ledgers:,} ledgers")
+        figures = await run(case.entries, case.entry_bytes, case.ledgers, is_pulling=is_pulling)
+        found.append({"case": case.name, **figures})
+    return found
 
 
 class RepairBenchmarkError(TransientError):

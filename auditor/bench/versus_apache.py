@@ -11,7 +11,7 @@ import enum
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,16 @@ from auditor.bench.versus_apache_add import AddComparison
 from auditor.bench.versus_apache_audit import AuditComparison
 from auditor.bench.versus_apache_figures import comparisons
 from auditor.bench.versus_apache_process import JavaPrograms
-from auditor.bench.versus_apache_repair import SHAPES, RepairComparison, Shape
+from auditor.bench.versus_apache_repair import (
+    ENTRY_BYTES,
+    SHAPES,
+    RepairCase,
+    RepairComparison,
+    Shape,
+    empty_ledgers,
+    large_ledgers,
+    small_ledgers,
+)
 from bookie.embedded.apache_jars import ApacheJarsMissingError, find_apache_lib
 from bookie.model.errors import PermanentError
 from bookie.runtime.java import find_java
@@ -60,6 +69,11 @@ class VersusSettings:
     """Lost with the bookie, for each contestant and shape; and written in each round of adds."""
     shapes: Sequence[Shape] = SHAPES
     """Ensemble, write quorum and ack quorum of the ledgers to repair."""
+    entry_bytes: Sequence[int] = ENTRY_BYTES
+    """Payloads of the entries to repair, each a case of its own."""
+    small_ledgers: int = 0
+    """Ledgers of a few entries to repair for each shape; 0: no such case."""
+    empty_ledgers: int = 0
     apache_lib: Path | None = None
     """Folder with Apache's jars; None: the one that ``find_apache_lib`` returns."""
     is_tuned: bool = True
@@ -91,13 +105,20 @@ async def run(settings: VersusSettings, say: Say) -> dict[str, Any]:
             figures["audit"] = audits
         if settings.part in (Part.REPAIR, Part.ALL):
             repair = RepairComparison(programs, directory, say)
-            lost_bytes = int(settings.megabytes * 1e6)
-            figures["repair"] = [
-                await repair.run(shape, lost_bytes, is_tuned=settings.is_tuned) for shape in settings.shapes
-            ]
+            cases = [case for shape in settings.shapes for case in _repair_cases(shape, settings)]
+            figures["repair"] = [await repair.run(case, is_tuned=settings.is_tuned) for case in cases]
         if settings.part in (Part.ADD, Part.ALL):
             figures["add"] = await AddComparison(java, lib, directory, say).run(int(settings.megabytes * 1e6))
     return figures | {"comparisons": [each.figures() for each in comparisons(figures)]}
+
+
+def _repair_cases(shape: Shape, settings: VersusSettings) -> Iterator[RepairCase]:
+    for entry_bytes in settings.entry_bytes:
+        yield large_ledgers(shape, entry_bytes, int(settings.megabytes * 1e6))
+    if settings.small_ledgers:
+        yield small_ledgers(shape, settings.small_ledgers)
+    if settings.empty_ledgers:
+        yield empty_ledgers(shape, settings.empty_ledgers)
 
 
 def parse_shape(text: str) -> Shape:

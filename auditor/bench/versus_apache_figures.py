@@ -64,15 +64,17 @@ def audit_comparisons(audits: Sequence[Mapping[str, Any]]) -> Iterator[Compariso
 
 
 def repair_comparisons(repairs: Sequence[Mapping[str, Any]]) -> Iterator[Comparison]:
-    """Of each shape: rates, and bytes written for each byte lost."""
+    """Of each case: rates, and bytes written for each byte lost. Ledgers without entries have no bytes."""
     for repair in repairs:
-        case = f"repair of {repair['shape']}"
+        case = f"repair of {repair['case']}"
         results = repair["results"]
         ours = results[OURS]
         for name in _present(results):
             theirs = results[name]
-            for field, label in (("mb_per_second", "MB/s"), ("ledgers_per_second", "ledgers/s")):
-                yield more_is_better(case, label, name, theirs[field], ours[field])
+            yield more_is_better(case, "ledgers/s", name, theirs["ledgers_per_second"], ours["ledgers_per_second"])
+            if not repair["entry_bytes"]:
+                continue
+            yield more_is_better(case, "MB/s", name, theirs["mb_per_second"], ours["mb_per_second"])
             field = "written_per_lost"
             yield less_is_better(case, "bytes written per byte lost", name, theirs[field], ours[field])
 

@@ -28,8 +28,10 @@ from bookie.wire.requests import ListEntries
 
 Shape = tuple[int, int, int]
 SHAPES: Final[tuple[Shape, ...]] = ((3, 3, 2), (3, 2, 2), (5, 2, 2))
-ENTRY_BYTES: Final = 1024
-LEDGERS: Final = 8
+ENTRY_BYTES: Final = (1024,)
+_LEDGERS: Final = 8
+_SMALL_ENTRIES: Final = 10
+_SMALL_ENTRY_BYTES: Final = 1024
 _WARM_LEDGERS: Final = 4
 _WARM_ENTRIES: Final = 2000
 _GONE_DEADLINE_S: Final = 60.0
@@ -57,6 +59,41 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
+class RepairCase:
+    """The ledgers that lose a bookie, for each contestant."""
+
+    name: str
+    shape: Shape
+    entry_bytes: int
+    ledgers: int
+    entries: int
+    """In each ledger: whole turns of the ensemble, so each bookie holds the same number."""
+
+
+def large_ledgers(shape: Shape, entry_bytes: int, lost_bytes: int) -> RepairCase:
+    """A few ledgers of which a bookie holds about ``lost_bytes``."""
+    ensemble_size, write_quorum, _ = shape
+    entries = int(lost_bytes / entry_bytes * ensemble_size / write_quorum) // _LEDGERS
+    name = f"{_shown(shape)}, entries of {entry_bytes:,} B"
+    return RepairCase(name, shape, entry_bytes, _LEDGERS, rounded(entries, ensemble_size))
+
+
+def small_ledgers(shape: Shape, ledgers: int) -> RepairCase:
+    """Ledgers of about ten entries: the cost of a ledger."""
+    name = f"{_shown(shape)}, {ledgers:,} ledgers of about {_SMALL_ENTRIES} entries"
+    return RepairCase(name, shape, _SMALL_ENTRY_BYTES, ledgers, rounded(_SMALL_ENTRIES, shape[0]))
+
+
+def empty_ledgers(shape: Shape, ledgers: int) -> RepairCase:
+    """Closed ledgers without an entry."""
+    return RepairCase(f"{_shown(shape)}, {ledgers:,} empty ledgers", shape, 0, ledgers, 0)
+
+
+def _shown(shape: Shape) -> str:
+    return "/".join(map(str, shape))
+
+
+@dataclass(frozen=True, slots=True)
 class RepairResult:
     """One contestant's repair."""
 
@@ -67,6 +104,8 @@ class RepairResult:
     lost_entries: int
     written_entries: int
     """What the target lists of them afterwards."""
+    unrepaired_ledgers: int
+    """Ledgers without a task whose metadata still names the lost bookie. None, unless they are empty."""
 
     def figures(self) -> dict[str, Any]:
         """As JSON."""
@@ -75,30 +114,32 @@ class RepairResult:
             "mb_per_second": round(self.lost_bytes / self.seconds / 1e6, 2),
             "ledgers_per_second": round(self.ledgers / self.seconds, 2),
             "lost_mb": round(self.lost_bytes / 1e6, 1),
-            "written_per_lost": round(self.written_entries / self.lost_entries, 3),
+            "written_per_lost": round(self.written_entries / self.lost_entries, 3) if self.lost_entries else 1.0,
+            "unrepaired_ledgers": self.unrepaired_ledgers,
         }
 
 
 class RepairComparison:
-    """One cluster of Apache's for each shape, and the loss of one of its bookies."""
+    """One cluster of Apache's for each case, and the loss of one of its bookies."""
 
     def __init__(self, java: JavaPrograms, directory: Path, say: Say) -> None:
         self._java = java
         self._directory = directory
         self._say = say
+        self._cases = 0
 
-    async def run(self, shape: Shape, lost_bytes: int, *, is_tuned: bool = True) -> dict[str, Any]:
-        """Lose about ``lost_bytes`` for each contestant, and measure how each repairs them.
+    async def run(self, case: RepairCase, *, is_tuned: bool = True) -> dict[str, Any]:
+        """Lose the ledgers of ``case`` for each contestant, and measure how each repairs them.
 
         Raises:
             ContestantError: one of them failed, or left something.
             EmbeddedProcessError: a bookie did not start.
         """
-        name = "/".join(map(str, shape))
-        where = self._directory / f"repair-{name.replace('/', '-')}"
+        self._cases += 1
+        where = self._directory / f"repair-{self._cases}"
         async with await ApacheCluster.start(
             where,
-            bookies=shape[0],
+            bookies=case.shape[0],
             options=bookie_options(),
             is_formatted_by_apache=False,
             heap_mib=BOOKIE_HEAP_MIB,
@@ -107,17 +148,18 @@ class RepairComparison:
         ) as cluster:
             contestants = self._contestants(cluster.metadata_uri, where, is_tuned)
             async with await connect(cluster.metadata_uri) as client:
-                self._say(f"repair {name}: writing {lost_bytes / 1e6:.0f} MB of loss for each contestant")
-                work = [(each, *await _write_both(client, shape, lost_bytes)) for each in contestants]
+                self._say(f"repair of {case.name}: writing them for each contestant")
+                work = [(each, *await _write_both(client, case)) for each in contestants]
                 spare = (await cluster.add_bookies(1))[0]
                 await _lose(client, cluster.bookies[0])
                 results = {}
                 for (who, command), warm, measured in work:
-                    self._say(f"repair {name}: {who}")
+                    self._say(f"repair of {case.name}: {who}")
                     site = _Site(client, cluster.bookies[0].bookie_id, spare.bookie_id)
                     results[who] = await self._repair(who, command, where, site, (warm, measured))
-                    self._say(f"repair {name}: {who} took {results[who].seconds:.2f} s")
-        return {"shape": name, "results": {who: each.figures() for who, each in results.items()}}
+                    self._say(f"repair of {case.name}: {who} took {results[who].seconds:.2f} s")
+        figures = {who: each.figures() for who, each in results.items()}
+        return {"case": case.name, "shape": _shown(case.shape), "entry_bytes": case.entry_bytes, "results": figures}
 
     def _contestants(self, uri: str, where: Path, is_tuned: bool) -> list[tuple[str, list[str]]]:
         variants = [("apache", DEFAULTS), ("apache tuned", TUNED)]
@@ -182,37 +224,39 @@ class _Site:
             raise ContestantError(f"{who} has not repaired {left} after {_REPAIR_DEADLINE_S:g} s")
 
     async def outcome(self, who: str, repaired: _Set, seconds: float) -> RepairResult:
-        """Count what the target holds now; no metadata may name the lost bookie."""
-        written = 0
+        """Count what the target holds now; only metadata of empty ledgers may still name the lost bookie."""
+        written = unrepaired = 0
         for ledger_id in repaired.ids:
             ledger = await self.client.ports.ledgers.read(ledger_id)
             if self.lost in ledger.metadata.members():
+                unrepaired += 1
+                if not repaired.entries:
+                    continue
                 raise ContestantError(f"{who} deleted the task of ledger {ledger_id}, which still names {self.lost}")
             reply = await self.client.ports.transport.ask(self.spare, ListEntries(ledger_id), _LIST_TIMEOUT_S)
             if reply.status is not Status.OK:
                 raise ContestantError(f"{self.spare} does not list ledger {ledger_id}: {reply.status} {reply.detail}")
             written += sum(last - first + 1 for first, last in reply.entries.runs)
         lost = round(repaired.entries * repaired.share)
-        return RepairResult(seconds, len(repaired.ids), lost * repaired.packet_bytes, lost, written)
+        return RepairResult(seconds, len(repaired.ids), lost * repaired.packet_bytes, lost, written, unrepaired)
 
 
-async def _write_both(client: ConnectedBookKeeper, shape: Shape, lost_bytes: int) -> tuple[_Set, _Set]:
-    ensemble_size, write_quorum, _ = shape
-    entries = int(lost_bytes / ENTRY_BYTES * ensemble_size / write_quorum) // LEDGERS
-    # Whole rounds of the ensemble: each bookie holds the same number of entries.
-    warm = await _write(client, shape, _WARM_LEDGERS, rounded(min(entries, _WARM_ENTRIES), ensemble_size))
-    return warm, await _write(client, shape, LEDGERS, rounded(entries, ensemble_size))
+async def _write_both(client: ConnectedBookKeeper, case: RepairCase) -> tuple[_Set, _Set]:
+    warm_entries = rounded(min(case.entries, _WARM_ENTRIES), case.shape[0])
+    warm = await _write(client, case, _WARM_LEDGERS, warm_entries if case.entries else 0)
+    return warm, await _write(client, case, case.ledgers, case.entries)
 
 
-async def _write(client: ConnectedBookKeeper, shape: Shape, ledgers: int, entries: int) -> _Set:
-    payload = random.Random(1).randbytes(ENTRY_BYTES)
+async def _write(client: ConnectedBookKeeper, case: RepairCase, ledgers: int, entries: int) -> _Set:
+    payload = random.Random(1).randbytes(case.entry_bytes)
     ids = []
     for _ in range(ledgers):
-        async with client.create_ledger(LedgerOptions(*shape)) as writer:
+        async with client.create_ledger(LedgerOptions(*case.shape)) as writer:
             for _ in range(entries):
                 await writer.submit(payload)
         ids.append(writer.ledger_id)
-    return _Set(tuple(ids), ledgers * entries, PACKET_OVERHEAD + ENTRY_BYTES, shape[1] / shape[0])
+    share = case.shape[1] / case.shape[0]
+    return _Set(tuple(ids), ledgers * entries, PACKET_OVERHEAD + case.entry_bytes, share)
 
 
 def rounded(entries: int, ensemble_size: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -38,17 +38,61 @@ def repair(
     entry_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Payload bytes.")] = 1024,
     ledgers: Annotated[int, typer.Option(min=1, max=1_000_000, help="Ledgers lost with the bookie.")] = 4,
     pull: Annotated[bool, typer.Option("--pull", help="Let copies go from bookie to bookie.")] = False,
+    is_suite: Annotated[
+        bool,
+        typer.Option("--suite", help="Measure entries of 100 B to 128 KiB, small ledgers and empty ones, one by one."),
+    ] = False,
+    suite_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--bytes",
+            min=1,
+            max=100_000_000_000,
+            help="Payload bytes lost in each case of --suite that measures bytes. Default: 1 GB.",
+            show_default=False,
+        ),
+    ] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """One replicator restoring what a killed bookie held, beside a plain file copy.
 
     Examples: `--entries 1000000` for the cost of bytes, `--entries 20000 --ledgers 2000` for that of small ledgers,
-    `--entries 0 --ledgers 2000` for that of empty ones.
+    `--entries 0 --ledgers 2000` for that of empty ones. `--suite` takes about ten minutes and 5 GB of disk;
+    `--suite --bytes 100000000` is a quick look.
     """
     from auditor.bench.repair import run as measure
 
+    if is_suite:
+        _repair_suite(suite_bytes, is_pulling=pull, output=output)
+        return
+    if suite_bytes is not None:
+        raise typer.BadParameter("only --suite uses it; without it, give --entries", param_hint="--bytes")
     measured = measure(entries, entry_bytes, ledgers, is_pulling=pull)
     _show("RepairBenchmark", run(measured), output)
+
+
+def _repair_suite(suite_bytes: int | None, *, is_pulling: bool, output: OutputFormat) -> None:
+    from auditor.bench.repair import SUITE_BYTES, run_cases, suite
+
+    cases = run(run_cases(suite(suite_bytes or SUITE_BYTES), print_note, is_pulling=is_pulling))
+    if output is OutputFormat.JSON:
+        print_json("RepairBenchmarkSuite", cases=cases)
+        return
+    print_line(f"copies {cases[0]['copies']}, shape {cases[0]['shape']}; baseline: {cases[0]['baseline']}")
+    print_line()
+    rows = [[str(each["case"]), *(_shown(each[name]) for name in _SUITE_COLUMNS)] for each in cases]
+    print_table(("case", *_SUITE_COLUMNS.values()), rows, right=tuple(range(1, 1 + len(_SUITE_COLUMNS))))
+
+
+_SUITE_COLUMNS: Final = {
+    "ledgers_per_second": "ledgers/s",
+    "entries_per_second": "entries/s",
+    "repair_mb_per_second": "MB/s",
+    "ratio_to_baseline": "of a file copy",
+    "bytes_copied_per_byte_lost": "copied/lost",
+    "metadata_requests_per_ledger": "requests/ledger",
+    "cpu_seconds_per_gb": "CPU s/GB",
+}
 
 
 @app.command("scan")
@@ -100,6 +144,16 @@ def versus_apache(
         list[str] | None,
         typer.Option(help="Ledgers to repair, as E/Qw/Qa; may be given several times. Default: 3/3/2, 3/2/2, 5/2/2."),
     ] = None,
+    entry_bytes: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, max=1 << 20, help="Payload bytes of entries to repair; may be given several times. Default: 1024."
+        ),
+    ] = None,
+    small_ledgers: Annotated[
+        int, typer.Option(min=0, help="Also repair so many ledgers of about 10 entries, for each shape.")
+    ] = 0,
+    empty_ledgers: Annotated[int, typer.Option(min=0, help="Also repair so many empty ledgers, for each shape.")] = 0,
     apache_lib: Annotated[
         Path | None,
         typer.Option(
@@ -116,7 +170,7 @@ def versus_apache(
 ) -> None:
     """A real Apache BookKeeper beside this project: audit, repair and adds. Needs its jars and a JDK; takes long."""
     from auditor.bench import versus_apache as bench
-    from auditor.bench.versus_apache_repair import SHAPES
+    from auditor.bench.versus_apache_repair import ENTRY_BYTES, SHAPES
 
     if part not in tuple(bench.Part):
         raise typer.BadParameter(f"{part!r}: need one of {', '.join(bench.Part)}", param_hint="--part")
@@ -125,7 +179,15 @@ def versus_apache(
     except bench.InvalidShapeError as error:
         raise typer.BadParameter(str(error), param_hint="--shape") from None
     settings = bench.VersusSettings(
-        bench.Part(part), tuple(ledgers or bench.LEDGERS), megabytes, shapes, apache_lib, is_tuned
+        bench.Part(part),
+        tuple(ledgers or bench.LEDGERS),
+        megabytes,
+        shapes,
+        tuple(entry_bytes or ENTRY_BYTES),
+        small_ledgers,
+        empty_ledgers,
+        apache_lib,
+        is_tuned,
     )
     figures = run(bench.run(settings, print_note))
     if raw is not None:

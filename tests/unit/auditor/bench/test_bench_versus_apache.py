@@ -14,7 +14,7 @@ from auditor.bench.versus_apache import InvalidShapeError, Part, VersusSettings,
 from auditor.bench.versus_apache_audit import DifferentTasksError, Round, Tasks, check_same_tasks
 from auditor.bench.versus_apache_figures import comparisons, less_is_better, more_is_better, row
 from auditor.bench.versus_apache_process import parsed
-from auditor.bench.versus_apache_repair import rounded
+from auditor.bench.versus_apache_repair import empty_ledgers, large_ledgers, rounded, small_ledgers
 from auditor.bench.zookeeper_counters import Counters, NoCountersError, parse_counters
 from auditor.cli.main import app
 from bookie.embedded.apache_jars import ApacheJarsMissingError
@@ -75,10 +75,24 @@ def test_repair_is_compared_with_each_setting_of_apaches() -> None:
         return {"mb_per_second": rate, "ledgers_per_second": rate, "written_per_lost": written}
 
     results = {"apache": result(2, 1.5), "apache tuned": result(20, 1.5), "ours": result(10, 1.0)}
-    found = comparisons({"repair": [{"shape": "3/2/2", "results": results}]})
+    found = comparisons({"repair": [{"case": "3/2/2", "entry_bytes": 1024, "results": results}]})
     rates = {each.against: each.ratio for each in found if each.measure == "MB/s"}
     assert rates == {"apache": 5, "apache tuned": 0.5}
     assert {each.ratio for each in found if each.measure == "bytes written per byte lost"} == {1.5}
+
+
+def test_repair_of_empty_ledgers_is_compared_by_ledgers_only() -> None:
+    results = {
+        who: {"mb_per_second": 0.0, "ledgers_per_second": 5.0, "written_per_lost": 1.0} for who in ("apache", "ours")
+    }
+    found = comparisons({"repair": [{"case": "empty", "entry_bytes": 0, "results": results}]})
+    assert [each.measure for each in found] == ["ledgers/s"]
+
+
+def test_a_case_of_bytes_loses_that_many_on_one_bookie() -> None:
+    case = large_ledgers((5, 2, 2), 1000, 8_000_000)
+    assert case.entries * case.ledgers * 2 / 5 == 8000
+    assert small_ledgers((5, 2, 2), 7).entries % 5 == empty_ledgers((5, 2, 2), 7).entries == 0
 
 
 def test_adds_are_compared_over_each_protocol() -> None:
