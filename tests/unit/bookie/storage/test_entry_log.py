@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -17,6 +18,7 @@ from bookie.storage.entry_logs.entry_log import (
     DIRECTORY,
     EntryLogs,
     _coalesce,
+    cut,
     decode_records,
     is_entry,
     log_ids,
@@ -48,6 +50,24 @@ async def test_entries_are_read_back_in_the_order_asked() -> None:
     order = [3, 15, 0, 19, 3, 10, 9]
     assert await logs.read([locations[place] for place in order]) == [bodies[place] for place in order]
     assert await logs.read([]) == []
+
+
+class _Copied(bytes):
+    """Bytes that count what is copied out of them."""
+
+    copied_bytes = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        part = super().__getitem__(key)
+        self.copied_bytes += len(part)
+        return part
+
+
+def test_entries_cost_their_own_bytes_and_not_those_of_their_block() -> None:
+    block = _Copied(bytes(1 << 20))
+    parts = [(0, start, 100) for start in range(0, (1 << 20) - 100, 108)]
+    assert {len(part) for part in cut([block], parts)} == {100}
+    assert block.copied_bytes == 100 * len(parts)
 
 
 async def test_appends_continue_where_the_last_ended() -> None:
