@@ -7,8 +7,9 @@ that a killed process left in the page cache can be read back although it may ne
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.packet import packet_ids
@@ -29,6 +30,10 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.write_cache import CachedEntry, Caches
 
 _log = logging.getLogger(__name__)
+
+
+_REPLAYED_CACHES_MAX: Final = 8
+"""Caches of replayed entries held in memory while the ledger disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ async def open_parts(
         DamagedJournalError: acknowledged records cannot be read back; nothing was removed.
         LostIndexError: the index does not belong to the other files; nothing was removed.
         UnsupportedFormatError: a file was written by a newer version or another program; nothing was removed.
-        DiskError: a disk failed, or is too full to replay the journal.
+        DiskError: a disk failed, or is full and the journal holds more than memory may.
     """
     await journal_disk.make_directory(journal_replay.DIRECTORY)
     await ledger_disk.make_directory(entry_log.DIRECTORY)
@@ -66,10 +71,12 @@ async def open_parts(
     logs = EntryLogs(ledger_disk, max([mark.next_log_id, *(log_id + 1 for log_id in log_ids)]), settings.open_logs)
     checkpointer = Checkpointer(caches, states, logs, index, settings, mark)
     replay = JournalReplay(journal_disk, mark.sequence)
+    may_hold_bytes = settings.cache_bytes_max
     async for batch in replay.batches(slots.mark):
         await _apply(batch, caches, states)
-        if caches.active.size >= settings.cache_bytes_max:
-            await checkpointer.run(lambda: replay.reached)
+        if caches.active.size >= may_hold_bytes:
+            has_room = await _checkpoint(checkpointer, lambda: replay.reached)
+            may_hold_bytes = settings.cache_bytes_max if has_room else _grown(caches.active.size, settings)
     epoch = max(replay.epoch + 1, clock.epoch_ms())
     journal = Journal(journal_disk, settings, slots, epoch=epoch, sequence=replay.reached, files=replay.files)
     is_full = not await _first_checkpoint(checkpointer, journal)
@@ -101,12 +108,33 @@ async def _checkpoint_mark(
 
 
 async def _first_checkpoint(checkpointer: Checkpointer, journal: Journal) -> bool:
+    if not await _checkpoint(checkpointer, lambda: journal.durable_sequence):
+        return False
+    await journal.trim(checkpointer.mark.sequence)
+    return True
+
+
+async def _checkpoint(checkpointer: Checkpointer, sequence: Callable[[], int]) -> bool:
+    """Make a checkpoint; False if the disk is too full for it."""
     try:
-        await journal.trim(await checkpointer.run(lambda: journal.durable_sequence))
+        await checkpointer.run(sequence)
     except DiskFullError as error:
         _log.error("disk full, replayed entries stay in memory and in the journal", extra={"error": str(error)})
         return False
     return True
+
+
+def _grown(size_bytes: int, settings: StorageSettings) -> int:
+    """The size of the active cache at which the next checkpoint is tried, on a disk that is full.
+
+    A bookie takes no more adds once its disk is full, so its journal holds two caches and what was on the way.
+
+    Raises:
+        DiskFullError: this journal holds more, which memory may not.
+    """
+    if size_bytes >= _REPLAYED_CACHES_MAX * settings.cache_bytes_max:
+        raise DiskFullError(f"the journal holds more than {size_bytes} bytes of entries, which need room on the disk")
+    return size_bytes + settings.cache_bytes_max
 
 
 async def _apply(records: Sequence[Record], caches: Caches, states: LedgerStates) -> None:

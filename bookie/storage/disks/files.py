@@ -198,9 +198,22 @@ async def _in_thread(threads: ThreadPoolExecutor, work: Callable[..., T], *argum
 
 
 def _make_and_lock(root: Path) -> int:
+    make_durable_directory(root)
     with _disk_errors("lock", root):
-        root.mkdir(parents=True, exist_ok=True)
         return lock_directory(root)
+
+
+def make_durable_directory(path: Path) -> None:
+    """Create ``path`` with its parents, and make its name durable, also if an earlier process died before it did that.
+
+    Without it, a power loss soon after the first start could take the directory, with everything that was synced in it.
+
+    Raises:
+        DiskError: it cannot be created or synced.
+    """
+    _make_directory(path)
+    if os.access(path.parent, os.R_OK):  # else it was created by another user, who answers for it
+        _sync_directory(path.parent)
 
 
 def _open_file(path: Path, flags: int, threads: ThreadPoolExecutor) -> _File:

@@ -37,6 +37,7 @@ from typing_extensions import override
 
 from bookie.runtime.tasks import guarded
 from bookie.storage.disks.directory_lock import DirectoryInUseError
+from bookie.storage.disks.files import make_durable_directory
 from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 
 _log = logging.getLogger(__name__)
@@ -244,6 +245,7 @@ def _close(database: Any) -> None:
 
 def _open(path: Path, cache_bytes: int) -> Any:
     options = _options(cache_bytes)
+    make_durable_directory(path)
     try:
         # Without the last argument, a re-opened database would use the options of its creation, and its own cache.
         return Rdict(str(path), options, {"default": options})

@@ -14,6 +14,7 @@ import pytest
 
 from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.disks.files import FileDisk
+from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.port import DiskError, DiskFullError
 
 
@@ -143,3 +144,40 @@ async def test_closed_disk_refuses_and_closing_again_is_fine(disk: FileDisk) -> 
     await disk.close()
     with pytest.raises(DiskError, match="closed"):
         await disk.names("d")
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The directories that were synced."""
+    found: list[Path] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.is_dir():
+            found.append(path)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+async def test_a_new_root_and_its_parents_are_durable_before_it_is_used(tmp_path: Path, synced: list[Path]) -> None:
+    disk = await FileDisk.acquire(tmp_path / "a" / "b" / "current")
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)
+    await disk.close()
+
+
+async def test_a_root_whose_first_process_died_at_its_creation_is_durable_after_the_next_start(
+    tmp_path: Path, synced: list[Path]
+) -> None:
+    (tmp_path / "current").mkdir()
+    disk = await FileDisk.acquire(tmp_path / "current")
+    assert tmp_path in synced
+    await disk.close()
+
+
+async def test_a_new_index_is_durable_before_it_is_used(tmp_path: Path, synced: list[Path]) -> None:
+    index = await RocksIndex.open(tmp_path / "current" / "index")
+    assert {tmp_path, tmp_path / "current"} <= set(synced)
+    await index.close()

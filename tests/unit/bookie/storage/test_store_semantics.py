@@ -524,6 +524,21 @@ async def test_store_with_a_journal_to_replay_opens_on_a_full_disk_for_reading(w
     assert [await world.status_of(number) for number in range(2)] == [Status.OK] * 2
 
 
+async def test_store_with_more_journal_than_a_cache_opens_on_a_full_disk(world: StorageWorld) -> None:
+    await world.add(*range(20))
+    world.valve.fail(DiskFullError("no space left"), *WRITES)
+    await world.restart(cache_bytes_max=1000)
+    assert world.is_full()
+    assert [await world.status_of(number) for number in range(20)] == [Status.OK] * 20
+    world.valve.open()
+    for _ in range(2):
+        world.let_retry()
+        await settle()
+    assert not world.is_full()
+    await world.restart()
+    assert [await world.status_of(number) for number in range(20)] == [Status.OK] * 20
+
+
 # Failing disks
 
 
