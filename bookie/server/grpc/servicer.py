@@ -7,14 +7,17 @@ of the one before it. How many may overlap is bounded by not reading the stream 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
+import grpc
 import grpc.aio
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.tasks import cancel, guarded
+from bookie.server.grpc.unsent import UnsentAnswers, UnsentLimits
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.grpc_codec import (
@@ -35,6 +38,7 @@ from bookie.wire.port import AddBatch
 from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 
 AddContext = grpc.aio.ServicerContext[pb.AddRequest, pb.AddResponse]
+ReadContext = grpc.aio.ServicerContext[pb.ReadRequest, pb.EntryBatch]
 Context = grpc.aio.ServicerContext[object, object]
 
 
@@ -49,10 +53,13 @@ class StreamLimits:
 class BookieServicer(rpc.BookieServicer):
     """Serves ``handler``."""
 
-    def __init__(self, handler: BookieHandler, limits: StreamLimits | None = None) -> None:
+    def __init__(
+        self, handler: BookieHandler, limits: StreamLimits | None = None, unsent: UnsentLimits | None = None
+    ) -> None:
         self._handler = handler
         self._limits = limits or StreamLimits()
         self._exchanges: set[_AddExchange] = set()
+        self.unsent = UnsentAnswers(unsent)
 
     async def Add(self, request_iterator: object, context: AddContext) -> None:  # noqa: N802 (gRPC's name)
         """The methods are documented in the ``.proto`` file."""
@@ -63,13 +70,26 @@ class BookieServicer(rpc.BookieServicer):
         finally:
             self._exchanges.discard(exchange)
 
-    async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[pb.EntryBatch]:  # noqa: N802
-        """Stream the answer in pieces."""
+    async def Read(self, request: pb.ReadRequest, context: ReadContext) -> None:  # noqa: N802
+        """Answer with messages of about 1 MiB, while the answers of this connection and of all have room."""
         fence_key = request.fence_key if request.HasField("fence_key") else None
         entry_ids = cast(list[EntryId], list(request.entry_ids))
         read = Read(LedgerId(request.ledger_id), entry_ids, fence_key)
-        for message in read_to_wire(await self._handler.answer(request.incarnation, read)):
-            yield message
+        answer = partial(self._handler.answer, request.incarnation, read)
+        async with self.unsent.answering(context.peer(), answer) as reply:
+            is_taken = await self._is_taken(context, read_to_wire(reply))
+        if not is_taken:  # gRPC still holds one message, and ends the call when the client takes it or goes
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not taken in time")
+
+    async def _is_taken(self, context: ReadContext, messages: Iterable[pb.EntryBatch]) -> bool:
+        """Send an answer; False if the client does not take it."""
+        try:
+            async with asyncio.timeout(self.unsent.limits.taken_within_s):
+                for message in messages:
+                    await context.write(message)
+        except TimeoutError:
+            return False
+        return True
 
     async def ReadLast(self, request: pb.ReadLastRequest, context: Context) -> pb.EntryBatch:  # noqa: N802
         """Answer in one message: there is one entry."""

@@ -1,0 +1,118 @@
+"""Clients that ask for much and take nothing: a real gRPC server holds a bounded part of their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.server.grpc.servicer import BookieServicer
+from bookie.server.grpc.unsent import UnsentLimits
+from bookie.wire import bookie_pb2 as pb
+from bookie.wire import bookie_pb2_grpc as rpc
+from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.handler import BookieHandler
+from bookie.wire.port import READ_BYTES_MAX, AddBatch, AddReply, EntryResult, ReadReply, Request, Status
+from bookie.wire.requests import Read
+from bookie.wire.resolver import BookieAddress
+from tests.deadlines import STATE_S
+
+BOOKIE, LEDGER = BookieId("b:1"), LedgerId(7)
+PACKET = bytes(1 << 20)
+LIMITS = UnsentLimits(taken_within_s=STATE_S)
+"""The limits of a bookie, but nothing is ended while a test runs."""
+
+
+class LargeEntries(BookieHandler):
+    """Has a MiB for each entry that is asked for."""
+
+    async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
+        raise NotImplementedError
+
+    async def answer(self, incarnation: str, request: Request[Any]) -> Any:
+        assert isinstance(request, Read)
+        return ReadReply(Status.OK, [EntryResult(entry_id, Status.OK, PACKET) for entry_id in request.entry_ids])
+
+
+class Server:
+    """A server and its clients."""
+
+    def __init__(self, stack: AsyncExitStack, limits: UnsentLimits) -> None:
+        self.servicer = BookieServicer(LargeEntries(), unsent=limits)
+        self.most_bytes = 0
+        self._stack = stack
+        self._server = grpc.aio.server()
+        rpc.add_BookieServicer_to_server(self.servicer, self._server)  # type: ignore[no-untyped-call]
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self.transport = GrpcTransport(self, is_plaintext=True)
+
+    async def start(self) -> None:
+        await self._server.start()
+        self._stack.push_async_callback(self._server.stop, None)
+        self._stack.push_async_callback(self.transport.close)
+
+    async def resolve(self, bookie: BookieId) -> BookieAddress | None:
+        return BookieAddress("127.0.0.1", self.port)
+
+    async def slow_reads(self, count: int) -> AsyncExitStack:
+        """On a connection of its own, reads of 8 MiB whose answers are never taken; closing it ends them."""
+        mine = await self._stack.enter_async_context(AsyncExitStack())
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channel = await mine.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=options))
+        request = pb.ReadRequest(ledger_id=LEDGER, entry_ids=range(8))
+        stub = rpc.BookieStub(channel)  # type: ignore[no-untyped-call]
+        calls = [stub.Read(request) for _ in range(count)]
+        mine.callback(calls.clear)  # a call that is dropped is cancelled
+        return mine
+
+    async def until(self, is_reached: Callable[[int], bool]) -> None:
+        """Wait until the unsent bytes are as wanted, and watch how many there are."""
+        async with asyncio.timeout(STATE_S):
+            while not is_reached(self.servicer.unsent.bytes):
+                self.most_bytes = max(self.most_bytes, self.servicer.unsent.bytes)
+                await asyncio.sleep(0)
+
+    async def read(self) -> Status:
+        return (await self.transport.ask(BOOKIE, Read(LEDGER, [EntryId(0)]), STATE_S)).status
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+async def test_five_hundred_slow_readers_hold_a_bounded_part_of_their_answers(stack: AsyncExitStack) -> None:
+    server = Server(stack, LIMITS)
+    await server.start()
+    readers = [await server.slow_reads(25) for _ in range(20)]
+    await server.until(lambda unsent: unsent >= LIMITS.total_bytes_max)
+    assert await server.read() is Status.TOO_MANY_REQUESTS
+    assert server.most_bytes <= LIMITS.total_bytes_max + LIMITS.reads_max * READ_BYTES_MAX  # all answers: 4 GB
+    for reader in readers:
+        await reader.aclose()
+    await server.until(lambda unsent: unsent == 0)
+    assert await server.read() is Status.OK
+
+
+async def test_a_slow_connection_delays_no_other(stack: AsyncExitStack) -> None:
+    server = Server(stack, LIMITS)
+    await server.start()
+    await server.slow_reads(100)
+    await server.until(lambda unsent: unsent >= LIMITS.connection_bytes_max)
+    assert await server.read() is Status.OK
+    assert server.servicer.unsent.bytes <= LIMITS.connection_bytes_max + LIMITS.reads_max * READ_BYTES_MAX
+
+
+async def test_an_answer_that_is_not_taken_ends(stack: AsyncExitStack) -> None:
+    server = Server(stack, UnsentLimits(taken_within_s=0.1))
+    await server.start()
+    await server.slow_reads(1)
+    await server.until(lambda unsent: unsent > 0)
+    await server.until(lambda unsent: unsent == 0)
+    assert await server.read() is Status.OK
