@@ -308,7 +308,7 @@ async def _repair(
 
 
 def _new_lines(path: Path, offset: int) -> tuple[Sequence[bytes], int]:
-    """Whole lines behind ``offset``, and their end."""
+    """Whole lines after ``offset``, and their end."""
     with path.open("rb") as log:
         log.seek(offset)
         found = log.read()

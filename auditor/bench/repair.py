@@ -26,7 +26,7 @@ from bookie.model.metadata import DigestType
 from bookie.model.packet import HEADER_SIZE
 
 LEDGERS: Final = 4
-"""Several, because a lost bookie leaves many behind and a worker repairs them concurrently."""
+"""Several: a lost bookie had a part in many, and a worker repairs them concurrently."""
 SHAPE: Final = (3, 3, 2)
 DIGEST: Final = DigestType.CRC32C
 _WRITERS_MAX: Final = 32

@@ -9,7 +9,7 @@ What an event costs, in requests of the whole fleet:
 * a task, or a bookie that comes or goes: a listing of each lookout, and the registrations for each worker that is at
   work. A worker in line has no watch on either, so the number of idle workers does not matter;
 * a call: one request for all who are called, and their listings;
-* a worker that ends: two requests of the one behind it, to read its new place and to watch again.
+* a worker that ends: two requests of the next one, to read its new place and to watch again.
 
 A worker in line looks by itself after ``LONELY_S``, or later if the line is long. So nothing waits for ever if the
 lookouts cannot work, and a long line does not cost more than a short one.
@@ -66,7 +66,7 @@ class Duty:
         """Take a place in line; return at once if that is the place of a lookout, else when there may be work.
 
         Args:
-            stop: ends the wait.
+            stop: set it to end the wait.
             note_waiting: called before each wait, and after a call: what was seen before it may be outdated.
 
         Returns:

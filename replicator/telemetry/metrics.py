@@ -78,7 +78,7 @@ REPLICATOR: Final = (
         _COUNTER,
         "Of the copied bytes, those that target bookies read from the source bookies by themselves; the rest passed "
         "this process",
-        watch="with --pull, it stays behind the copied bytes of bkheal's bookies: they may not reach each other",
+        watch="with --pull, it stays below the copied bytes of bkheal's bookies: they may not reach each other",
     ),
     Definition(REPAIRED_FRAGMENTS, _COUNTER, "Fragments that metadata now names with whole copies"),
     Definition(RECOVERED_LEDGERS, _COUNTER, "Ledgers recovered and closed because their writer had ended"),

@@ -235,7 +235,7 @@ class Election:
                 return
 
     async def _look(self, vote: _Vote) -> bool:
-        """Confirm the vote; False if it was deleted. A missing answer ends the leadership in time, not the vote."""
+        """Confirm the vote; False if it was deleted. Without an answer, the leadership ends in time; the vote stays."""
         asked_s = self._clock.monotonic_s()
         stale_in_s = max(0.0, self._confirmed_s + self._fresh_s - asked_s)
         looking = asyncio.ensure_future(self._confirm(vote, asked_s))

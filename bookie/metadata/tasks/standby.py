@@ -1,7 +1,7 @@
 """Workers that have nothing to do: ``/bkheal/standby/<ledgers root>``, one ephemeral node for each.
 
 The nodes form a line, by the number that the store gave them. The first ``LOOKOUTS`` in line look at the list of tasks
-for all others. Everyone behind them waits until its own node is deleted, which is a call to work, or until the node in
+for all others. Each other worker waits until its own node is deleted, which is a call to work, or until the node in
 front of it is gone, which may make it a lookout. So a change wakes one worker and not all of them, and a call costs one
 request for each worker that is called.
 
@@ -120,7 +120,7 @@ class StandbyWorkers:
         return len(called)
 
     async def leave(self, name: str) -> None:
-        """Leave the line. Idempotent, and best effort: a node that stays costs a look of the worker behind it."""
+        """Leave the line. Idempotent, and best effort: a node that stays costs the next worker one look."""
         try:
             await remove(self._store, f"{self._parent}/{name}")
         except (StoreUnavailableError, WriteOutcomeUnknownError) as error:

@@ -179,7 +179,7 @@ class RequestAnswerer:
     async def _waited(self, poll: LongPoll) -> LacReply:
         """The answer when there is news, at the end of the wait, or after a fence through this listener.
 
-        A fence over the other protocol is not noticed: then the time ends the poll.
+        A fence over the other protocol is not noticed: then the poll lasts its whole time.
         """
         waiting = self._handler.answer(_THESE_DISKS, requests.WaitLac(poll.ledger_id, poll.beyond, poll.wait_s))
         task = guarded("apache long poll", waiting)

@@ -78,7 +78,7 @@ class BookieServicer(rpc.BookieServicer):
         answer = partial(self._handler.answer, request.incarnation, read)
         async with self.unsent.answering(context.peer(), answer) as reply:
             is_taken = await self._is_taken(context, read_to_wire(reply))
-        if not is_taken:  # gRPC still holds one message, and ends the call when the client takes it or goes
+        if not is_taken:  # gRPC still holds one message, and closes the call once the client takes it or goes
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not taken in time")
 
     async def _is_taken(self, context: ReadContext, messages: Iterable[pb.EntryBatch]) -> bool:

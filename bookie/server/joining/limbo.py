@@ -2,7 +2,7 @@
 
 Earlier disks under the same bookie id may have held any entry, and given any fencing promise, of each ledger whose
 metadata names the bookie (apache/bookkeeper #4812, BP-46). So each of them is fenced and put into limbo here, durably,
-and marked for repair, which copies the missing entries to the bookie; the collector ends the limbo of a complete
+and marked for repair, which copies the missing entries to the bookie; the collector clears the limbo of a complete
 ledger.
 """
 

@@ -38,7 +38,7 @@ class AddFrames:
         """The bytes before and after an entry of ``size`` bytes, and the body of the answer after it is stored."""
         header, entry = _IS_ADD + varint(txn_id), varint(entry_id)
         before = self._ledger + entry + self._key + varint(size)
-        behind = size + len(self._flag)
+        rest_bytes = size + len(self._flag)
         asked = b"".join(
             (
                 b"\x0a",
@@ -46,10 +46,10 @@ class AddFrames:
                 header,
                 self._priority,
                 _PART,
-                varint(len(before) + behind),
+                varint(len(before) + rest_bytes),
                 before,
             )
         )
         told = self._answered + entry
         stored = b"".join((b"\x0a", bytes((len(header),)), header, _STORED, bytes((len(told),)), told))
-        return _LENGTH.pack(len(asked) + behind) + asked, self._flag, stored
+        return _LENGTH.pack(len(asked) + rest_bytes) + asked, self._flag, stored
