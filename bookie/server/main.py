@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import signal
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.bookies.drains import Drains
@@ -45,7 +46,7 @@ from bookie.server.metrics import COLLECTED, LEDGERS, REGISTERED, WRITABLE, Samp
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.settings import BookieSettings
 from bookie.server.upkeep.collector import Collector, CollectorSettings
-from bookie.server.upkeep.disk_watch import DiskWatch, free_bytes, should_be_read_only
+from bookie.server.upkeep.disk_watch import DiskWatch, StalledDiskError, free_bytes, should_be_read_only
 from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.storage.disks.files import FileDisk
@@ -80,11 +81,22 @@ async def run_bookie(settings: BookieSettings, config: ConfigSource | None = Non
             await _first_of(running.storage.fatal, stop_asked)
             await running.stop(settings.drain_deadline_s)
             if running.storage.fatal.done():
-                raise running.storage.fatal.result()
+                fatal = running.storage.fatal.result()
+                if isinstance(fatal, StalledDiskError):
+                    _end_without_the_disk(fatal)
+                raise fatal
     except BkhealError as error:
         sys.stderr.write(f"bookie: {error}\n")
         return bookie_exit_code(error)
     return ExitCode.OK
+
+
+def _end_without_the_disk(error: StalledDiskError) -> NoReturn:
+    """End the process now: to end in order, it would wait for threads that wait for the disk."""
+    sys.stderr.write(f"bookie: {error}\n")
+    sys.stderr.flush()
+    logging.shutdown()
+    os._exit(bookie_exit_code(error))
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,15 @@ class LedgerStorage:
         return self._journal.fatal
 
     @property
+    def journal_write(self) -> int | None:
+        """The number of the write to the journal's disk that is under way; None if there is none."""
+        return self._journal.writes_begun if self._journal.is_writing else None
+
+    def fail(self, error: DiskError) -> None:
+        """Acknowledge nothing more, because of what was seen of a disk from outside."""
+        self._journal.stop(error)
+
+    @property
     def is_full(self) -> bool:
         """True if a disk is full: adds are answered with READ_ONLY until it has space again."""
         return self._flusher.is_full

@@ -1,8 +1,12 @@
-"""Makes a bookie read-only while a disk is nearly full, or while it is drained, and writable again after that.
+"""Makes a bookie read-only while a disk is nearly full or does not answer, or while it is drained, and then writable.
 
 Three steps (docs/failure-model.md#disk-space): below the threshold plain adds are refused, below a part of it those of
 recovery and repair as well, so that the rest serves checkpoints and collection; and a disk that reports itself full
 makes the bookie read-only at any threshold.
+
+A disk may also hang without an error. A write to the journal that lasts for ``STALL_READ_ONLY_S`` makes the bookie
+read-only, and one that lasts for ``STALL_FATAL_S`` ends it, so that its ledgers are repaired from other copies. Nothing
+of such a write was acknowledged.
 
 Read-only is announced in ZooKeeper before plain adds are refused, and adds are accepted before writable is announced:
 a writer that picks a bookie by its registration is not turned away.
@@ -19,13 +23,14 @@ from bookie.model.errors import BkhealError
 from bookie.runtime.clock import Clock
 from bookie.server.service import BookieService
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper
-from bookie.storage.port import Disk
+from bookie.storage.port import Disk, DiskError
 from bookie.storage.store import LedgerStorage
 
 _log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 5.0
 """At 400 MB/s a disk loses 2 GB between two looks: thresholds should be above that."""
+_SPACE_DEADLINE_S: Final = 5.0
 ANNOUNCE_DEADLINE_S: Final = 5.0
 """How long ZooKeeper may take to hear of it; a disk that fills up does not wait for longer."""
 _RETURN_FACTOR: Final = 1.25
@@ -35,6 +40,16 @@ _RECOVERY_FACTOR: Final = 0.4
 _FULL_HOLD_S: Final = 60.0
 """How long a disk that was full must not have been so before the bookie is writable again: whether there is space for
 the next write is known only by writing."""
+
+
+STALL_READ_ONLY_S: Final = 15.0
+"""As long as clients wait for an add. A slow disk that writes 4 MiB in this time is of no use to them."""
+STALL_FATAL_S: Final = 60.0
+"""Longer than the retries of a disk driver or of a network volume that fails over, which take up to about 30 s."""
+
+
+class StalledDiskError(DiskError):
+    """A disk does not answer. Threads that wait for it cannot be ended."""
 
 
 def should_be_read_only(was_read_only: bool, free_bytes: int, read_only_below_bytes: int) -> bool:
@@ -78,6 +93,9 @@ class DiskWatch:
         self._is_low = service.is_read_only and not is_drained()
         self._looking = asyncio.Lock()
         self._was_full_at_s: float | None = None
+        self._write: int | None = None
+        """The write to the journal that the last look saw, and when it was seen first."""
+        self._write_since_s = 0.0
 
     async def run(self) -> None:
         """Look again and again; ends by cancellation alone."""
@@ -91,24 +109,40 @@ class DiskWatch:
             await self._look()
 
     async def _look(self) -> None:
-        try:
-            free = await free_bytes(self._disks)
-        except BkhealError as error:  # unrelated to space; a broken disk shows in the next write
-            _log.warning("free space is unknown", extra={"error": str(error)})
+        stalled_s = self._stalled_s()
+        if stalled_s >= STALL_FATAL_S:
+            self._storage.fail(StalledDiskError(f"a write to the journal's disk has not ended for {stalled_s:.0f} s"))
             return
+        await self._look_at_space()
         was_read_only = self._service.is_read_only
-        self._storage.takes_no_adds = should_be_read_only(
-            self._storage.takes_no_adds, free, int(self._read_only_below_bytes * _RECOVERY_FACTOR)
-        )
-        self._is_low = should_be_read_only(self._is_low, free, self._read_only_below_bytes)
-        is_read_only = self._was_full_lately() or self._is_low or self._is_drained()
+        is_stalled = stalled_s >= STALL_READ_ONLY_S
+        is_read_only = is_stalled or self._was_full_lately() or self._is_low or self._is_drained()
         if is_read_only == was_read_only:
             return
-        _log.warning("read-only mode changes", extra={"is_read_only": is_read_only, "free_bytes": free})
+        _log.warning("read-only mode changes", extra={"is_read_only": is_read_only, "stalled_s": stalled_s})
         if not is_read_only:
             self._service.is_read_only = False
         await self._keeper.switch(is_read_only=is_read_only, deadline_s=ANNOUNCE_DEADLINE_S)
         self._service.is_read_only = is_read_only
+
+    async def _look_at_space(self) -> None:
+        try:
+            async with asyncio.timeout(_SPACE_DEADLINE_S):
+                free = await free_bytes(self._disks)
+        except (BkhealError, TimeoutError) as error:  # unrelated to space; a broken disk shows in the next write
+            _log.warning("free space is unknown", extra={"error": str(error) or "the disk does not answer"})
+            return
+        self._storage.takes_no_adds = should_be_read_only(
+            self._storage.takes_no_adds, free, int(self._read_only_below_bytes * _RECOVERY_FACTOR)
+        )
+        self._is_low = should_be_read_only(self._is_low, free, self._read_only_below_bytes)
+
+    def _stalled_s(self) -> float:
+        """For how long looks have seen the same write to the journal."""
+        now_s, write = self._clock.monotonic_s(), self._storage.journal_write
+        if write is None or write != self._write:
+            self._write, self._write_since_s = write, now_s
+        return now_s - self._write_since_s
 
     def _was_full_lately(self) -> bool:
         now_s = self._clock.monotonic_s()

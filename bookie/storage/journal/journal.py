@@ -103,6 +103,8 @@ class Journal:
     Attributes:
         durable_sequence: sequence of the last synced batch; its callbacks have run too, before any other task.
         fatal: completes with the error when the journal has stopped permanently.
+        writes_begun: how often a write to the disk has begun.
+        is_writing: whether the last one has not ended.
     """
 
     def __init__(
@@ -116,6 +118,8 @@ class Journal:
         files: list[ClosedFile],
     ) -> None:
         self.durable_sequence = sequence
+        self.writes_begun = 0
+        self.is_writing = False
         self.fatal: asyncio.Future[FatalError] = asyncio.get_running_loop().create_future()
         self._disk = disk
         self._settings = settings
@@ -203,10 +207,14 @@ class Journal:
         try:
             while await self._has_work():
                 self._take_group()
+                self.writes_begun += 1
+                self.is_writing = True
                 try:
                     await self._commit(self._group)
                 except DiskFullError as error:
                     await self._abandon_file(error)
+                finally:
+                    self.is_writing = False
         except Exception as error:  # noqa: BLE001 (task boundary: without the writer nothing may be acknowledged)
             self.stop(error)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from bookie.model.ids import BookieId, LedgerId
-from bookie.server.upkeep.disk_watch import DiskWatch
+from bookie.runtime.tasks import cancel
+from bookie.server.upkeep.disk_watch import DiskWatch, StalledDiskError
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
+from bookie.storage.disks.memory import Operation, give_way
 from bookie.storage.settings import StorageSettings
 from bookie.wire.port import AddBatch, Status
 from tests.worlds.cluster import MemoryCluster, open_bookie
@@ -22,6 +26,7 @@ class DiskWatchWorld(MemoryCluster):
         await self.found()
         bookie = await open_bookie(self.clock, settings=StorageSettings(flush_retry_s=1.0))
         self.journal, self.ledger_disk, self.service = bookie.journal, bookie.ledgers, bookie.service
+        self.storage = bookie.storage
         info = service_info("h", 1, "uuid")
         self.keeper = RegistrationKeeper(self.store, self.registrations, US, info, self.clock, takeover_deadline_s=5)
         await self.keeper.start(is_read_only=False)
@@ -78,6 +83,69 @@ async def test_a_disk_that_says_it_is_full_makes_read_only_and_does_not_flap() -
     assert (await world.look(1 << 20))[:2] == (True, Status.READ_ONLY)
     await world.clock.sleep(60)
     assert await world.look(1 << 20) == (False, Status.OK, Status.OK)
+
+
+class HangingSync:
+    """A disk that answers no sync while it is closed."""
+
+    def __init__(self, world: DiskWatchWorld) -> None:
+        self.answers = asyncio.Event()
+        world.journal.before = self.before
+
+    async def before(self, operation: Operation, path: str) -> None:
+        if operation is Operation.SYNC:
+            await self.answers.wait()
+
+
+async def watched_for(world: DiskWatchWorld, seconds: float) -> bool:
+    """Whether the bookie is registered as read-only after this time, in which the watch looks."""
+    watching = asyncio.create_task(world.watch.run())
+    await world.clock.sleep(seconds)
+    await cancel(watching)
+    return US in (await world.registrations.list()).read_only
+
+
+@in_virtual_time
+async def test_a_journal_disk_that_hangs_makes_read_only_until_it_answers() -> None:
+    world = await DiskWatchWorld().open(threshold=0)
+    disk = HangingSync(world)
+    adding = asyncio.create_task(world.add(is_recovery=False))
+    assert not await watched_for(world, 14)
+    assert await watched_for(world, 11)
+    disk.answers.set()
+    assert await adding is Status.OK
+    assert not await watched_for(world, 6)
+    assert await world.add(is_recovery=False) is Status.OK
+
+
+@in_virtual_time
+async def test_a_journal_disk_that_hangs_for_a_minute_ends_the_bookie() -> None:
+    world = await DiskWatchWorld().open(threshold=0)
+    HangingSync(world)
+    adding = asyncio.create_task(world.add(is_recovery=False))
+    await watched_for(world, 71)
+    assert isinstance(await world.storage.fatal, StalledDiskError)
+    assert await adding is Status.IO_ERROR
+
+
+@in_virtual_time
+async def test_a_disk_that_is_slow_but_writes_is_not_stalled() -> None:
+    world = await DiskWatchWorld().open(threshold=0)
+
+    async def slow(operation: Operation, path: str) -> None:
+        await world.clock.sleep(4)
+
+    world.journal.before = slow
+
+    async def adds() -> None:
+        while True:
+            assert await world.add(is_recovery=False) is Status.OK
+
+    adding = asyncio.create_task(adds())
+    assert not await watched_for(world, 120)
+    assert not world.storage.fatal.done()
+    world.journal.before = give_way
+    await cancel(adding)
 
 
 @in_virtual_time
