@@ -16,6 +16,7 @@ from typing import Final
 from typing_extensions import override
 
 from auditor.metrics.service_metrics import AuditorMetrics
+from auditor.service.addresses import report_base_url
 from auditor.service.events import EventFanout, ServiceEvents
 from auditor.service.faces import Face, MetricsEvents, faces_on, set_rates, wired_faces
 from auditor.service.runs.spark_holder import Spark, SparkHolder
@@ -72,7 +73,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
         release=holder.stop,
     )
     service = AuditorService(settings, ports)
-    late.tab = SparkTab(service, _tab_settings(settings), clock, _report_base_url(settings))
+    late.tab = SparkTab(service, _tab_settings(settings), clock, report_base_url(settings))
     faces = wired_faces(service, settings, metrics, clock)
     watching = guarded("spark watch", spark_watch.run(clock))
     try:
@@ -193,12 +194,6 @@ def _tab_settings(settings: ServiceSettings) -> TabSettings:
         is_anonymous_allowed=settings.ui_allow_anonymous,
         proxy_base=settings.ui_proxy_base,
     )
-
-
-def _report_base_url(settings: ServiceSettings) -> str:
-    """The address of reports for a browser on this machine; behind a proxy the link is the proxy's business."""
-    scheme = "https" if settings.tls_cert else "http"
-    return f"{scheme}://{settings.http_host}:{settings.http_port}/reports" if settings.http_port else ""
 
 
 def _say_ready(settings: ServiceSettings, faces: Sequence[Face]) -> None:

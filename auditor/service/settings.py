@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from auditor.api.settings import anonymous_write_problems
+from auditor.service.addresses import public_url_problems
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.uri import uri_problems
 from bookie.model.option import Group, Option
@@ -71,6 +72,11 @@ class ServiceSettings:
     http_port: Annotated[int, Option("Its port; 0 picks a free one.", minimum=0, maximum=65_535)] = 8080
     grpc_host: Annotated[str, Option("Address of the gRPC control service.")] = LOOPBACK
     grpc_port: Annotated[int, Option("Its port; 0 picks a free one.", minimum=0, maximum=65_535)] = 8081
+    public_url: Annotated[
+        str,
+        Option("URL under which browsers reach the HTTP API; links to reports begin with it. Default: its address."),
+    ] = ""
+    """Such as ``https://bkheal.example.org``, of a proxy or a load balancer."""
     tokens_file: Annotated[Path | None, Option("File with API tokens and their roles.", is_file=True)] = None
     allow_anonymous_read: Annotated[bool, Option("Show status, runs and reports without a token.")] = True
     allow_anonymous_write: Annotated[
@@ -154,6 +160,7 @@ def _problems(settings: ServiceSettings) -> Iterator[str]:
 
 
 def _contradictions(settings: ServiceSettings) -> Iterator[str]:
+    yield from public_url_problems(settings.public_url)
     if bool(settings.tls_cert) != bool(settings.tls_key):
         yield "tls_cert and tls_key go together"
     yield from settings.bookie_security.problems("bookie_")

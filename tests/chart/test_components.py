@@ -71,6 +71,50 @@ def test_defaults_of_the_auditor() -> None:
     assert "tokens_file" not in made
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, "http://demo-bkheal-auditor.bk.svc.cluster.local:8080"),
+        ({"auditor": {"tls": {"existingSecret": "tls"}}}, "https://demo-bkheal-auditor.bk.svc.cluster.local:8080"),
+        ({"auditor": {"publicUrl": "https://bkheal.example.org/"}}, "https://bkheal.example.org"),
+        ({"ingress": {"enabled": True, "hosts": [{"host": "h", "paths": [{"path": "/"}]}]}}, "http://h"),
+        (
+            {
+                "ingress": {
+                    "enabled": True,
+                    "hosts": [
+                        {"host": "ui", "paths": [{"path": "/", "port": "ui"}]},
+                        {"host": "h", "paths": [{"path": "/", "pathType": "Prefix"}]},
+                    ],
+                    "tls": [{"hosts": ["h"], "secretName": "h"}],
+                }
+            },
+            "https://h",
+        ),
+    ],
+)
+def test_links_to_reports_name_an_address_that_browsers_can_use(values: dict[str, Any], expected: str) -> None:
+    rules = {"enabled": True, "thresholds": {"runbook_base": "https://runbooks.example"}}
+    made = render({"bookkeeper": URI, "metrics": {"prometheusRule": rules}, **values})
+    assert settings(made, "auditor")["public_url"] == expected
+    links = {link.removeprefix(expected) for link in report_links(made)}
+    assert "/reports/latest/?kind=placement" in links
+    assert all(link.startswith("/reports/") for link in links)
+
+
+def test_without_auditors_no_alert_links_to_their_reports() -> None:
+    rules = {"enabled": True, "thresholds": {"runbook_base": "https://runbooks.example"}}
+    made = render({"bookkeeper": URI, "metrics": {"prometheusRule": rules}, "mode": "cron"})
+    assert report_links(made) == []
+
+
+def report_links(made: Release) -> list[str]:
+    """Links of the alerts to reports."""
+    [item] = made.of("PrometheusRule")
+    rules = [rule for group in item["spec"]["groups"] for rule in group["rules"]]
+    return [rule["annotations"]["report_url"] for rule in rules if "report_url" in rule.get("annotations", {})]
+
+
 def test_tokens_and_certificates_are_files_of_secrets() -> None:
     made = release("service-secured")
     auditor = settings(made, "auditor")

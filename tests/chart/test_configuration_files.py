@@ -93,7 +93,7 @@ def test_the_auditor_takes_its_file(name: str, tmp_path: Path) -> None:
 def test_the_chart_has_the_defaults_of_the_auditor() -> None:
     from auditor.service.settings import ServiceSettings
 
-    of_pods = {"report_dir", "http_host", "grpc_host", "ui_host", "spark_master"}
+    of_pods = {"report_dir", "http_host", "grpc_host", "ui_host", "public_url", "spark_master"}
     settings = tomllib.loads(files("service-minimal")["auditor.toml"])["auditor"]
     defaults = {option.name: option.default for option in options_of(ServiceSettings)}
     assert {key: value for key, value in settings.items() if key not in of_pods and defaults[key] != value} == {}

@@ -28,6 +28,7 @@ TEXTS: Final = {
     **dict.fromkeys(("bookies", "placement", "replicas"), "15m"),
     "driverMemory": "2g",
     "proxyBase": "/spark",
+    "publicUrl": "https://bkheal.example.org",
     "url": "http://pushgateway:9091",
     "username": "bkheal",
 }

@@ -82,3 +82,36 @@ authorization:
   - {targetLabel: cluster, replacement: {{ . | quote }}}
 {{- end }}
 {{- end -}}
+
+{{/* Where browsers find the auditors' API: what is given, else the first host of the Ingress that serves all of it, else
+the Service. Empty without auditors. */}}
+{{- define "bkheal.publicUrl" -}}
+{{- if eq .Values.mode "service" -}}
+{{- $hosts := include "bkheal.ingressUrls" . | fromJsonArray -}}
+{{- if .Values.auditor.publicUrl -}}
+{{- trimSuffix "/" .Values.auditor.publicUrl -}}
+{{- else if $hosts -}}
+{{- first $hosts -}}
+{{- else -}}
+{{- $scheme := ternary "https" "http" (ne .Values.auditor.tls.existingSecret "") -}}
+{{- printf "%s://%s-auditor.%s.svc.%s:%v" $scheme (include "bkheal.fullname" .) .Release.Namespace .Values.clusterDomain .Values.auditor.ports.http -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* URLs of the hosts of the Ingress that lead to the root of the API, as a JSON list. */}}
+{{- define "bkheal.ingressUrls" -}}
+{{- $urls := list -}}
+{{- if .Values.ingress.enabled -}}
+{{- $secured := list -}}
+{{- range .Values.ingress.tls }}{{ $secured = concat $secured (default list .hosts) }}{{ end -}}
+{{- range $host := .Values.ingress.hosts -}}
+{{- range .paths -}}
+{{- if and (eq (default "http" .port) "http") (eq .path "/") (not (contains "*" $host.host)) -}}
+{{- $urls = append $urls (printf "%s://%s" (ternary "https" "http" (has $host.host $secured)) $host.host) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $urls -}}
+{{- end -}}

@@ -86,6 +86,7 @@ JSON are the same. */}}
   "ui_enabled" $a.ui.enabled
   "ui_trigger_enabled" $a.ui.triggerEnabled
   "ui_proxy_base" $a.ui.proxyBase
+  "public_url" (include "bkheal.publicUrl" .)
   "allow_anonymous_read" $a.auth.anonymousRead
   "spark_master" (include "bkheal.sparkMaster" .)
   "driver_memory" $a.driverMemory

@@ -52,6 +52,11 @@ def test_every_problem_is_told_at_once() -> None:
         ({"ui_trigger_enabled": True, "ui_enabled": False}, "needs ui_enabled"),
         ({"ui_proxy_base": "spark"}, "slash"),
         ({"http_port": 9000, "grpc_port": 9000}, "both 9000"),
+        ({"public_url": "bkheal.example.org"}, "no URL"),
+        ({"public_url": "ftp://bkheal.example.org"}, "no URL"),
+        ({"public_url": "https://bkheal.example.org:port"}, "no URL"),
+        ({"public_url": "https://me:secret@bkheal.example.org"}, "user name"),
+        ({"public_url": "https://bkheal.example.org/?a=b"}, "query"),
     ],
 )
 def test_contradictions_are_refused(settings: dict[str, Any], word: str) -> None:

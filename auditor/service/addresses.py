@@ -1,0 +1,65 @@
+"""Under which address browsers find what this auditor serves.
+
+A link is followed by a browser on another machine, so it never contains an address that only a listener can have, such
+as ``0.0.0.0``. Behind a proxy or a load balancer only the operator can configure the address (``public_url``).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, urlsplit
+
+if TYPE_CHECKING:
+    from auditor.service.settings import ServiceSettings
+
+
+def report_base_url(settings: ServiceSettings) -> str:
+    """The prefix of links to reports, before the run id; empty: there is no address that a browser can use."""
+    base = base_url(settings)
+    return f"{base}/reports" if base else ""
+
+
+def base_url(settings: ServiceSettings) -> str:
+    """The address of the HTTP API for browsers, without a slash at its end; empty: the port is not known."""
+    if settings.public_url:
+        return settings.public_url.rstrip("/")
+    if not settings.http_port:
+        return ""
+    scheme = "https" if settings.tls_cert else "http"
+    host = socket.gethostname() if is_wildcard(settings.http_host) else settings.http_host
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.http_port}"
+
+
+def public_url_problems(url: str) -> Iterator[str]:
+    """What is wrong with a ``public_url``; nothing if it is empty."""
+    if not url:
+        return
+    parts = _split(url)
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        yield f"public_url = {url!r} is no URL such as https://bkheal.example.org"
+    elif parts.username or parts.password:
+        yield "public_url contains a user name: it would be in every link"
+    elif parts.query or parts.fragment:
+        yield f"public_url = {url!r} has a query or a fragment: paths are appended to it"
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a listener on ``host`` listens on all addresses, so that no client can connect to ``host`` itself."""
+    if not host:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  # raises if it is no number
+    except ValueError:
+        return None
+    return parts
