@@ -1,4 +1,4 @@
-"""Under which address browsers find what this auditor serves.
+"""Under which addresses browsers and other auditors find what this auditor serves.
 
 A link is followed by a browser on another machine, so it never contains an address that only a listener can have, such
 as ``0.0.0.0``. Behind a proxy or a load balancer only the operator can configure the address (``public_url``).
@@ -7,13 +7,17 @@ as ``0.0.0.0``. Behind a proxy or a load balancer only the operator can configur
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urlsplit
 
 if TYPE_CHECKING:
     from auditor.service.settings import ServiceSettings
+
+_HOST: Final = re.compile(r"[A-Za-z0-9:_.-]+")
+"""Characters of a bookie id of Apache's."""
 
 
 def report_base_url(settings: ServiceSettings) -> str:
@@ -44,6 +48,29 @@ def public_url_problems(url: str) -> Iterator[str]:
         yield "public_url contains a user name: it would be in every link"
     elif parts.query or parts.fragment:
         yield f"public_url = {url!r} has a query or a fragment: paths are appended to it"
+
+
+def leader_port_problems(settings: ServiceSettings) -> Iterator[str]:
+    """Why this auditor could not relay connections to the leader, or must not; nothing without such ports."""
+    if settings.advertised_host and not _HOST.fullmatch(settings.advertised_host):
+        yield f"advertised_host = {settings.advertised_host!r} is no host: Apache's auditors could not read the vote"
+    own = {name: getattr(settings, f"{name}_port") for name in ("http", "grpc", "ui")}
+    leader = {name: getattr(settings, f"leader_{name}_port") for name in own}
+    used = [port for port in leader.values() if port]
+    if not used:
+        return
+    if not settings.http_port:
+        yield "leader ports need an http_port that is not 0: the vote names the leader by it"
+        return
+    for name, port in leader.items():
+        if port and not own[name]:
+            yield f"leader_{name}_port needs a {name}_port that is not 0"
+    if len({*used, *own.values()}) < len(used) + len(set(own.values())):
+        yield f"leader ports {', '.join(map(str, used))}: each must be a port of its own"
+    if leader["ui"] and not settings.ui_enabled:
+        yield "leader_ui_port needs ui_enabled"
+    if leader["ui"] and settings.ui_allow_anonymous:
+        yield "leader_ui_port would let other machines use the buttons that ui_allow_anonymous gives to this one"
 
 
 def is_wildcard(host: str) -> bool:

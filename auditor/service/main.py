@@ -19,6 +19,7 @@ from auditor.metrics.service_metrics import AuditorMetrics
 from auditor.service.addresses import report_base_url
 from auditor.service.events import EventFanout, ServiceEvents
 from auditor.service.faces import Face, MetricsEvents, faces_on, set_rates, wired_faces
+from auditor.service.leader_ports import leader_ports
 from auditor.service.runs.spark_holder import Spark, SparkHolder
 from auditor.service.runs.spark_runner import SparkRunner, session_settings
 from auditor.service.service import AuditorService, Connect, Connection, ServicePorts
@@ -66,7 +67,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
         events=EventFanout((MetricsEvents(metrics), spark_watch)),
         clock=clock,
         rng=random.SystemRandom(),
-        name=f"{host}:{settings.http_port or os.getpid()}",
+        name=f"{settings.advertised_host or host}:{settings.http_port or os.getpid()}",
         process=f"{host}:{os.getpid()}",
         counter=counter,
         prepare=holder.get,
@@ -75,10 +76,14 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
     service = AuditorService(settings, ports)
     late.tab = SparkTab(service, _tab_settings(settings), clock, report_base_url(settings))
     faces = wired_faces(service, settings, metrics, clock)
+
+    def leader() -> str:
+        return service.status().leader
+
     watching = guarded("spark watch", spark_watch.run(clock))
     try:
         live = {"requests_per_second": lambda rate: set_rates(faces, rate)}
-        async with faces_on(faces), following(config, live, clock, stop.set):
+        async with faces_on((*faces, *leader_ports(settings, leader, clock))), following(config, live, clock, stop.set):
             code = await _serve(service, settings, stop, lambda: _say_ready(settings, faces))
     finally:
         await cancel(watching)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from auditor.api.settings import anonymous_write_problems
-from auditor.service.addresses import public_url_problems
+from auditor.service.addresses import leader_port_problems, public_url_problems
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.uri import uri_problems
 from bookie.model.option import Group, Option
@@ -72,6 +72,20 @@ class ServiceSettings:
     http_port: Annotated[int, Option("Its port; 0 picks a free one.", minimum=0, maximum=65_535)] = 8080
     grpc_host: Annotated[str, Option("Address of the gRPC control service.")] = LOOPBACK
     grpc_port: Annotated[int, Option("Its port; 0 picks a free one.", minimum=0, maximum=65_535)] = 8081
+    advertised_host: Annotated[
+        str, Option("Host or address under which other auditors reach this one; default: the host name.")
+    ] = ""
+    """The vote contains it, with the HTTP port."""
+    leader_http_port: Annotated[
+        int, Option("Port that leads to the leader's HTTP API; 0: none.", minimum=0, maximum=65_535)
+    ] = 0
+    """All auditors must have the same ports."""
+    leader_grpc_port: Annotated[
+        int, Option("Port that leads to the leader's gRPC service; 0: none.", minimum=0, maximum=65_535)
+    ] = 0
+    leader_ui_port: Annotated[
+        int, Option("Port that leads to the leader's Spark UI; 0: none.", minimum=0, maximum=65_535)
+    ] = 0
     public_url: Annotated[
         str,
         Option("URL under which browsers reach the HTTP API; links to reports begin with it. Default: its address."),
@@ -161,6 +175,7 @@ def _problems(settings: ServiceSettings) -> Iterator[str]:
 
 def _contradictions(settings: ServiceSettings) -> Iterator[str]:
     yield from public_url_problems(settings.public_url)
+    yield from leader_port_problems(settings)
     if bool(settings.tls_cert) != bool(settings.tls_key):
         yield "tls_cert and tls_key go together"
     yield from settings.bookie_security.problems("bookie_")

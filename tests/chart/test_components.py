@@ -55,6 +55,7 @@ def test_what_one_needs_to_give() -> None:
         ("ServiceAccount", "demo-bkheal"),
         ("Deployment", "demo-bkheal-auditor"),
         ("Service", "demo-bkheal-auditor"),
+        ("Service", "demo-bkheal-leader"),
         ("PodDisruptionBudget", "demo-bkheal-auditor"),
         ("Deployment", "demo-bkheal-replicator"),
         ("Service", "demo-bkheal-replicator"),
@@ -74,8 +75,8 @@ def test_defaults_of_the_auditor() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({}, "http://demo-bkheal-auditor.bk.svc.cluster.local:8080"),
-        ({"auditor": {"tls": {"existingSecret": "tls"}}}, "https://demo-bkheal-auditor.bk.svc.cluster.local:8080"),
+        ({}, "http://demo-bkheal-leader.bk.svc.cluster.local:8080"),
+        ({"auditor": {"tls": {"existingSecret": "tls"}}}, "https://demo-bkheal-leader.bk.svc.cluster.local:8080"),
         ({"auditor": {"publicUrl": "https://bkheal.example.org/"}}, "https://bkheal.example.org"),
         ({"ingress": {"enabled": True, "hosts": [{"host": "h", "paths": [{"path": "/"}]}]}}, "http://h"),
         (
@@ -100,6 +101,62 @@ def test_links_to_reports_name_an_address_that_browsers_can_use(values: dict[str
     links = {link.removeprefix(expected) for link in report_links(made)}
     assert "/reports/latest/?kind=placement" in links
     assert all(link.startswith("/reports/") for link in links)
+
+
+def test_one_service_reaches_the_leader_whatever_auditor_it_selects() -> None:
+    made = release("service-minimal")
+    every, leader = (made.one("Service", f"demo-bkheal-{name}")["spec"] for name in ("auditor", "leader"))
+    assert every["selector"] == leader["selector"]
+    own, leading = ({port["port"]: port["targetPort"] for port in spec["ports"]} for spec in (every, leader))
+    assert own == {8080: "http", 8081: "grpc", 4040: "ui"}
+    assert leading == {8080: "leader-http", 8081: "leader-grpc", 4040: "leader-ui"}
+    container = main_container(made, "auditor")
+    listening = {port["name"]: port["containerPort"] for port in container["ports"]}
+    auditor = settings(made, "auditor")
+    for name in ("http", "grpc", "ui"):
+        assert listening[f"leader-{name}"] == auditor[f"leader_{name}_port"] != auditor[f"{name}_port"]
+    names = [each["name"] for each in container["env"]]
+    assert environment(container)["BKHEAL_AUDITOR_ADVERTISED_HOST"] == "$(POD_IP)"
+    assert names.index("POD_IP") < names.index("BKHEAL_AUDITOR_ADVERTISED_HOST")
+
+
+def test_monitors_scrape_each_auditor_once() -> None:
+    """They select both Services of auditors, by their labels; only one of them has a port of that name."""
+    made = render({"bookkeeper": URI, "metrics": {"serviceMonitor": {"enabled": True}}})
+    [monitor] = [item for item in made.of("ServiceMonitor") if item["metadata"]["name"].endswith("auditor")]
+    [endpoint] = monitor["spec"]["endpoints"]
+    named = [
+        item["metadata"]["name"]
+        for item in made.of("Service")
+        if endpoint["port"] in {port["name"] for port in item["spec"]["ports"]}
+        and monitor["spec"]["selector"]["matchLabels"].items() <= item["metadata"]["labels"].items()
+    ]
+    assert named == ["demo-bkheal-auditor"]
+
+
+def test_buttons_for_anybody_on_the_leader_are_not_shown_to_other_machines() -> None:
+    made = render({"bookkeeper": URI, "config": {"auditor": {"ui_allow_anonymous": True, "ui_host": "127.0.0.1"}}})
+    assert "leader_ui_port" not in settings(made, "auditor")
+    leader = made.one("Service", "demo-bkheal-leader")["spec"]
+    assert [port["port"] for port in leader["ports"]] == [8080, 8081]
+
+
+def test_an_ingress_leads_to_the_leader() -> None:
+    [ingress] = release("service-ui").of("Ingress")
+    paths = [path["backend"]["service"] for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]]
+    assert {path["name"] for path in paths} == {"demo-bkheal-leader"}
+    served = {port["name"] for port in release("service-ui").one("Service", "demo-bkheal-leader")["spec"]["ports"]}
+    assert {path["port"]["name"] for path in paths} == {"leader-http", "leader-ui"} <= served
+
+
+def test_policies_let_auditors_reach_the_leader() -> None:
+    policy = release("service-secured").one("NetworkPolicy", "demo-bkheal-auditor")["spec"]
+    own = release("service-secured").one("Deployment", "demo-bkheal-auditor")["spec"]["selector"]
+    for rules, side in ((policy["ingress"], "from"), (policy["egress"], "to")):
+        [rule] = [rule for rule in rules if rule.get(side) == [{"podSelector": own}]]
+        assert [port["port"] for port in rule["ports"]] == [8080, 8081, 4040]
+    [clients] = [rule for rule in policy["ingress"] if 8090 in [port["port"] for port in rule["ports"]]]
+    assert {8090, 8091, 4050} <= {port["port"] for port in clients["ports"]}
 
 
 def test_without_auditors_no_alert_links_to_their_reports() -> None:
@@ -569,7 +626,7 @@ def test_chart_tests_are_hooks_that_clean_up() -> None:
     made = release("everything")
     tests = made.of("Pod")
     names = {item["metadata"]["name"].rpartition("-test-")[2] for item in tests}
-    assert names == {"cluster", "audit", "auditor", "exporter", "replicator", "bookie", "rbac"}
+    assert names == {"cluster", "audit", "auditor", "leader", "exporter", "replicator", "bookie", "rbac"}
     for item in tests:
         annotations = item["metadata"]["annotations"]
         assert annotations["helm.sh/hook"] == "test"
@@ -598,8 +655,7 @@ def test_chart_tests_are_hooks_that_clean_up() -> None:
         ("own-cluster", "without encryption", True),
         ("everything", "without encryption", False),
         ("service-minimal", "auditor-token NAME", True),
-        ("service-ui", "Spark UI runs on the auditor that leads", True),
-        ("everything", "Spark UI runs on the auditor that leads", False),
+        ("service-minimal", "port-forward service/demo-bkheal-leader 4040", True),
     ],
 )
 def test_notes_warn(name: str, warning: str, is_there: bool) -> None:

@@ -84,7 +84,7 @@ authorization:
 {{- end -}}
 
 {{/* Where browsers find the auditors' API: what is given, else the first host of the Ingress that serves all of it, else
-the Service. Empty without auditors. */}}
+the Service of the leader. Empty without auditors. */}}
 {{- define "bkheal.publicUrl" -}}
 {{- if eq .Values.mode "service" -}}
 {{- $hosts := include "bkheal.ingressUrls" . | fromJsonArray -}}
@@ -94,9 +94,16 @@ the Service. Empty without auditors. */}}
 {{- first $hosts -}}
 {{- else -}}
 {{- $scheme := ternary "https" "http" (ne .Values.auditor.tls.existingSecret "") -}}
-{{- printf "%s://%s-auditor.%s.svc.%s:%v" $scheme (include "bkheal.fullname" .) .Release.Namespace .Values.clusterDomain .Values.auditor.ports.http -}}
+{{- printf "%s://%s-leader.%s.svc.%s:%v" $scheme (include "bkheal.fullname" .) .Release.Namespace .Values.clusterDomain .Values.auditor.ports.http -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Whether other machines reach the leader's Spark UI: not if its buttons work for anybody on its own machine. */}}
+{{- define "bkheal.hasLeaderUi" -}}
+{{- $config := .Values.config.auditor -}}
+{{- $isOn := ternary $config.ui_enabled .Values.auditor.ui.enabled (hasKey $config "ui_enabled") -}}
+{{- if and $isOn (not $config.ui_allow_anonymous) }}true{{ end -}}
 {{- end -}}
 
 {{/* URLs of the hosts of the Ingress that lead to the root of the API, as a JSON list. */}}

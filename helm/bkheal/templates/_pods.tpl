@@ -113,6 +113,10 @@ securityContext:
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- if eq .component "auditor" }}
+- name: BKHEAL_AUDITOR_ADVERTISED_HOST
+  value: $(POD_IP)
+{{- end }}
 {{- if .spark }}
 - name: SPARK_CONF_DIR
   value: /etc/bkheal-spark

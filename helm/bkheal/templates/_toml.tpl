@@ -83,6 +83,8 @@ JSON are the same. */}}
   "grpc_port" $a.ports.grpc
   "ui_host" "0.0.0.0"
   "ui_port" $a.ports.ui
+  "leader_http_port" $a.ports.leaderHttp
+  "leader_grpc_port" $a.ports.leaderGrpc
   "ui_enabled" $a.ui.enabled
   "ui_trigger_enabled" $a.ui.triggerEnabled
   "ui_proxy_base" $a.ui.proxyBase
@@ -91,6 +93,7 @@ JSON are the same. */}}
   "spark_master" (include "bkheal.sparkMaster" .)
   "driver_memory" $a.driverMemory
   "compat_metrics" .Values.metrics.bookkeeperCompat -}}
+{{- if include "bkheal.hasLeaderUi" . }}{{ $_ := set $s "leader_ui_port" $a.ports.leaderUi }}{{ end -}}
 {{- if $a.auth.tokensSecret.name }}{{ $_ := set $s "tokens_file" "/etc/bkheal-tokens/tokens" }}{{ end -}}
 {{- if $a.tls.existingSecret -}}
 {{- $_ := set $s "tls_cert" "/etc/bkheal-tls/tls.crt" -}}
