@@ -57,6 +57,7 @@ def test_what_one_needs_to_give() -> None:
         ("Service", "demo-bkheal-auditor"),
         ("Service", "demo-bkheal-leader"),
         ("PodDisruptionBudget", "demo-bkheal-auditor"),
+        *(("CronJob", f"demo-bkheal-once-{name}") for name in ("bookies", "placement", "replicas", "dry-run")),
         ("Deployment", "demo-bkheal-replicator"),
         ("Service", "demo-bkheal-replicator"),
         ("PodDisruptionBudget", "demo-bkheal-replicator"),
@@ -231,6 +232,37 @@ def test_the_uri_may_be_in_a_config_map() -> None:
 
 def cron_jobs(made: Release) -> dict[str, Object]:
     return {item["metadata"]["labels"]["bkheal.io/audit-kind"]: item["spec"] for item in made.of("CronJob")}
+
+
+def test_one_off_runs_are_jobs_of_suspended_cron_jobs() -> None:
+    made = release("service-k8s-client")
+    found = {item["metadata"]["name"].rpartition("-once-")[2]: item["spec"] for item in made.of("CronJob")}
+    assert found.keys() == {"bookies", "placement", "replicas", "dry-run"}
+    auditor = made.one("Deployment", "demo-bkheal-auditor")["spec"]["template"]["spec"]
+    for name, spec in found.items():
+        assert spec["suspend"] is True
+        pod = spec["jobTemplate"]["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        assert container["args"][-3:] == (
+            ["--kind", "bookies", "--dry-run"] if name == "dry-run" else ["run", "--kind", name]
+        )
+        assert pod["serviceAccountName"] == auditor["serviceAccountName"]
+        assert reports_claim(pod) == reports_claim(auditor) == "shared-reports"
+    assert settings(made, "audit.run")["master"] == settings(made, "auditor")["spark_master"]
+    off = render({"bookkeeper": URI, "oneOff": {"enabled": False}})
+    assert off.of("CronJob") == []
+    assert "audit.toml" not in off.one("ConfigMap", "demo-bkheal-config")["data"]
+
+
+def reports_claim(pod: dict[str, Any]) -> str:
+    [volume] = [volume for volume in pod["volumes"] if volume["name"] == "reports"]
+    return str(volume["persistentVolumeClaim"]["claimName"])
+
+
+def test_the_audit_of_the_chart_uses_one_core() -> None:
+    test = release("service-minimal").one("Pod", "demo-bkheal-test-audit")
+    words = test["spec"]["containers"][0]["command"]
+    assert words[words.index("--master") + 1] == "local[1]"
 
 
 def test_a_cron_job_for_each_kind_that_is_on() -> None:

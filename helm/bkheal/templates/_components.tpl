@@ -20,8 +20,13 @@
 {{- define "bkheal.scrapedPods" -}}
 {{- $all := list -}}
 {{- range include "bkheal.components" . | fromJsonArray }}{{ $all = append $all .name }}{{ end -}}
-{{- if and (eq .Values.mode "cron") .Values.cron.ports.http }}{{ $all = append $all "audit" }}{{ end -}}
+{{- if and (include "bkheal.hasAuditJobs" .) .Values.cron.ports.http }}{{ $all = append $all "audit" }}{{ end -}}
 {{- toJson $all -}}
+{{- end -}}
+
+{{/* Whether audits run in Jobs, by a schedule or as one-off runs. */}}
+{{- define "bkheal.hasAuditJobs" -}}
+{{- if or (eq .Values.mode "cron") (and (eq .Values.mode "service") .Values.oneOff.enabled) }}true{{ end -}}
 {{- end -}}
 
 {{/* Whether there is an exporter: where no auditor of this release leads, or where it is asked for. */}}
