@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart.rendering import Object, Release, executor_template, load_values, pods, release, render
+from tests.chart.rendering import CHART, Object, Release, executor_template, load_values, pods, release, render
 
 URI = {"metadataServiceUri": "zk://zookeeper:2181/ledgers"}
 COMPONENT = "app.kubernetes.io/component"
@@ -209,6 +209,74 @@ def test_kubelets_show_no_certificate_so_probes_only_connect() -> None:
 def test_image(image: dict[str, str], expected: str) -> None:
     made = render({"bookkeeper": URI, "image": image})
     assert {container["image"] for pod in pods(made) for container in pod.containers} == {expected}
+
+
+def test_a_parent_chart_sets_registry_and_credentials_of_all_charts() -> None:
+    parent = {"imageRegistry": "mirror.example.org", "imagePullSecrets": ["mirror", {"name": "other"}], "any": 1}
+    image = {"registry": "r.example.org", "pullSecrets": ["own", "mirror"]}
+    made = render({"bookkeeper": URI, "image": image, "global": parent, **k8s_client()})
+    for pod in pods(made):
+        assert {container["image"] for container in pod.containers} == {"mirror.example.org/bkheal:0.1.0"}
+        assert pod.spec["imagePullSecrets"] == [{"name": name} for name in ("mirror", "other", "own")]
+    spark = spark_defaults(made)
+    assert spark["spark.kubernetes.container.image"] == "mirror.example.org/bkheal:0.1.0"
+    assert spark["spark.kubernetes.container.image.pullSecrets"] == "mirror,other,own"
+
+
+def test_the_chart_says_which_image_it_is_for() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    [image] = yaml.safe_load(chart["annotations"]["artifacthub.io/images"])
+    [rendered] = {container["image"] for pod in pods(release("service-minimal")) for container in pod.containers}
+    assert image["image"] == rendered == f"bkheal:{chart['appVersion']}"
+    assert chart["maintainers"]
+    assert chart["icon"].startswith("data:image/svg+xml;base64,")
+
+
+def test_an_http_route_leads_to_the_leader() -> None:
+    route = {
+        "enabled": True,
+        "parentRefs": [{"name": "internal"}],
+        "hostnames": ["bkheal.example.org"],
+        "paths": [{"path": "/"}, {"path": "/spark", "port": "ui"}],
+    }
+    made = render({"bookkeeper": URI, "httpRoute": route})
+    [found] = made.of("HTTPRoute")
+    ports = {port["port"]: port["targetPort"] for port in made.one("Service", "demo-bkheal-leader")["spec"]["ports"]}
+    led = {
+        rule["matches"][0]["path"]["value"]: (rule["backendRefs"][0]["name"], ports[rule["backendRefs"][0]["port"]])
+        for rule in found["spec"]["rules"]
+    }
+    assert led == {"/": ("demo-bkheal-leader", "leader-http"), "/spark": ("demo-bkheal-leader", "leader-ui")}
+    assert settings(made, "auditor")["public_url"] == "https://bkheal.example.org"
+
+
+def test_executors_come_and_go() -> None:
+    spark = spark_defaults(release("cron-k8s-client"))
+    assert "spark.executor.instances" not in spark
+    dynamic = {
+        key.removeprefix("spark.dynamicAllocation."): value for key, value in spark.items() if "Allocation" in key
+    }
+    assert dynamic == {
+        "enabled": "true",
+        "shuffleTracking.enabled": "true",
+        "initialExecutors": "2",
+        "minExecutors": "0",
+        "maxExecutors": "16",
+        "executorIdleTimeout": "300s",
+    }
+    assert not any("dynamicAllocation" in key for key in spark_defaults(release("service-k8s-client")))
+
+
+def test_executors_have_a_limit_on_local_disk() -> None:
+    template = executor_template(release("service-k8s-client"))
+    assert template is not None
+    resources = template["spec"]["containers"][0]["resources"]
+    assert resources == {"requests": {"ephemeral-storage": "1Gi"}, "limits": {"ephemeral-storage": "8Gi"}}
+    none = {"executor": {"ephemeralStorageRequest": "", "ephemeralStorageLimit": ""}}
+    values = k8s_client()
+    template = executor_template(render({"bookkeeper": URI, **values, "spark": {**values["spark"], **none}}))
+    assert template is not None
+    assert "resources" not in template["spec"]["containers"][0]
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,12 @@ def nested(path: str, value: Any) -> dict[str, Any]:
         ("spark.conf", {"driver.memory": "1g"}),
         ("spark.localCores", 0),
         ("spark.executor.memory", "4Gi"),
+        ("spark.executor.ephemeralStorageLimit", "much"),
+        ("spark.executor.dynamicAllocation.idleTimeoutSeconds", 1),
+        ("httpRoute.hostnames", ["https://bkheal.example.org"]),
+        ("httpRoute.paths", [{"path": "/", "port": "grpc"}]),
+        ("httpRoute.parentRefs", [{"namespace": "gateways"}]),
+        ("global.imageRegistry", "https://r.example.org/path"),
         ("replicator.throttle.bytesPerSecond", "50Mi"),
         ("replicator.throttle.bytesPerSecond", -1),
         ("replicator.ledgersInFlight", 1000),
@@ -189,6 +195,11 @@ def test_the_schema_refuses(path: str, value: Any) -> None:
             "needs bookies.tls.existingSecret",
         ),
         ({"bookkeeper": URI, "replicator": {"autoscaling": {"enabled": True}}}, "prometheusAddress"),
+        ({"bookkeeper": URI, "httpRoute": {"enabled": True}}, "needs httpRoute.parentRefs"),
+        (
+            {"bookkeeper": URI, "spark": {"executor": {"instances": 9, "dynamicAllocation": {"enabled": True}}}},
+            "not between dynamicAllocation.minInstances and maxInstances",
+        ),
         (
             {
                 "bookkeeper": URI,

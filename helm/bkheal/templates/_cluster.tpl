@@ -66,6 +66,14 @@
 {{- fail (printf "%s.tls.clientCaKey asks scrapers for a certificate: monitors need metrics.clientTls.existingSecret" $component) -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.spark.executor -}}
+{{- if and .dynamicAllocation.enabled (or (gt (int .instances) (int .dynamicAllocation.maxInstances)) (gt (int .dynamicAllocation.minInstances) (int .instances))) -}}
+{{- fail "spark.executor.instances, with which a run begins, is not between dynamicAllocation.minInstances and maxInstances" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+{{- fail "httpRoute.enabled needs httpRoute.parentRefs: the Gateways that serve it" -}}
+{{- end -}}
 {{- if and .Values.spark.eventLog.enabled (not .Values.spark.eventLog.dir) -}}
 {{- fail "spark.eventLog.enabled needs spark.eventLog.dir" -}}
 {{- end -}}

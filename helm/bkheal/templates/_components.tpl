@@ -88,11 +88,11 @@ authorization:
 {{- end }}
 {{- end -}}
 
-{{/* Where browsers find the auditors' API: what is given, else the first host of the Ingress that serves all of it, else
-the Service of the leader. Empty without auditors. */}}
+{{/* Where browsers find the auditors' API: what is given, else the first host of the HTTPRoute or the Ingress that serves
+all of it, else the Service of the leader. Empty without auditors. */}}
 {{- define "bkheal.publicUrl" -}}
 {{- if eq .Values.mode "service" -}}
-{{- $hosts := include "bkheal.ingressUrls" . | fromJsonArray -}}
+{{- $hosts := include "bkheal.outsideUrls" . | fromJsonArray -}}
 {{- if .Values.auditor.publicUrl -}}
 {{- trimSuffix "/" .Values.auditor.publicUrl -}}
 {{- else if $hosts -}}
@@ -111,9 +111,16 @@ the Service of the leader. Empty without auditors. */}}
 {{- if and $isOn (not $config.ui_allow_anonymous) }}true{{ end -}}
 {{- end -}}
 
-{{/* URLs of the hosts of the Ingress that lead to the root of the API, as a JSON list. */}}
-{{- define "bkheal.ingressUrls" -}}
+{{/* URLs of the hosts of the HTTPRoute and the Ingress that lead to the root of the API, as a JSON list. */}}
+{{- define "bkheal.outsideUrls" -}}
 {{- $urls := list -}}
+{{- with .Values.httpRoute -}}
+{{- $isWhole := false -}}
+{{- range .paths }}{{ if and (eq .path "/") (eq (default "http" .port) "http") }}{{ $isWhole = true }}{{ end }}{{ end -}}
+{{- if and .enabled $isWhole -}}
+{{- range .hostnames }}{{ if not (contains "*" .) }}{{ $urls = append $urls (printf "%s://%s" $.Values.httpRoute.scheme .) }}{{ end }}{{ end -}}
+{{- end -}}
+{{- end -}}
 {{- if .Values.ingress.enabled -}}
 {{- $secured := list -}}
 {{- range .Values.ingress.tls }}{{ $secured = concat $secured (default list .hosts) }}{{ end -}}

@@ -22,7 +22,7 @@ prometheus.io/port: {{ .port | quote }}
 serviceAccountName: {{ if $isDriver }}{{ include "bkheal.driverServiceAccountName" .root }}{{ else }}{{ include "bkheal.serviceAccountName" .root }}{{ end }}
 automountServiceAccountToken: {{ if $isDriver }}true{{ else }}false{{ end }}
 enableServiceLinks: false
-{{- with .root.Values.image.pullSecrets }}
+{{- with include "bkheal.pullSecrets" .root | fromJsonArray }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
