@@ -433,6 +433,16 @@ def test_without_a_name_of_the_cluster_replicators_scale_on_that_of_their_namesp
     assert query.count('namespace="bk"') == query.count("bkheal_") == 2
 
 
+def test_replicators_scale_on_moves_only_if_that_is_asked_for() -> None:
+    def query(**more: Any) -> str:
+        scaling = {"autoscaling": {"enabled": True, "prometheusAddress": "http://prometheus:9090", **more}}
+        [scaled] = render({"bookkeeper": URI, "replicator": scaling}).of("ScaledObject")
+        return str(scaled["spec"]["triggers"][0]["metadata"]["query"])
+
+    assert 'severity!="misplaced"' in query()
+    assert query(countMisplaced=True) == query().replace('severity!="misplaced",', "")
+
+
 def test_bookies_keep_their_names_and_disks() -> None:
     made = release("own-cluster")
     [bookies] = made.of("StatefulSet")
