@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _HOST: Final = re.compile(r"[A-Za-z0-9:_.-]+")
 """Characters of a bookie id of Apache's."""
+_HEADER: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 def report_base_url(settings: ServiceSettings) -> str:
@@ -55,6 +56,7 @@ def leader_port_problems(settings: ServiceSettings) -> Iterator[str]:
     if settings.advertised_host and not _HOST.fullmatch(settings.advertised_host):
         yield f"advertised_host = {settings.advertised_host!r} is no host: Apache's auditors could not read the vote"
     own = {name: getattr(settings, f"{name}_port") for name in ("http", "grpc", "ui")}
+    own["ui"] = settings.ui_proxy_port or own["ui"]
     leader = {name: getattr(settings, f"leader_{name}_port") for name in own}
     used = [port for port in leader.values() if port]
     if not used:
@@ -71,6 +73,30 @@ def leader_port_problems(settings: ServiceSettings) -> Iterator[str]:
         yield "leader_ui_port needs ui_enabled"
     if leader["ui"] and settings.ui_allow_anonymous:
         yield "leader_ui_port would let other machines use the buttons that ui_allow_anonymous gives to this one"
+
+
+def trusted_proxies(text: str) -> tuple[str, ...]:
+    """The addresses in ``ui_trusted_proxies``, in their canonical form.
+
+    Raises:
+        ValueError: one of them is no numeric address.
+    """
+    return tuple(str(ipaddress.ip_address(part.strip())) for part in text.split(",") if part.strip())
+
+
+def ui_proxy_problems(settings: ServiceSettings) -> Iterator[str]:
+    """Why the user that a proxy names could not be trusted; nothing without such a proxy."""
+    header, proxies = settings.ui_user_header, settings.ui_trusted_proxies
+    if bool(header) != bool(proxies):
+        yield "ui_user_header and ui_trusted_proxies go together"
+    if header and not _HEADER.fullmatch(header):
+        yield f"ui_user_header = {header!r} is no name of a header"
+    try:
+        trusted_proxies(proxies)
+    except ValueError:
+        yield f"ui_trusted_proxies = {proxies!r}: give numeric addresses, such as 127.0.0.1,10.0.0.7"
+    if proxies and settings.leader_ui_port and not settings.ui_proxy_port:
+        yield "leader_ui_port hides the address of the proxy: set ui_proxy_port, of a proxy beside each auditor"
 
 
 def is_wildcard(host: str) -> bool:

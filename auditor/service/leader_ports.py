@@ -63,7 +63,7 @@ def leader_ports(settings: ServiceSettings, leader: Callable[[], str], clock: Cl
     own = (
         ("http", settings.leader_http_port, settings.http_port),
         ("grpc", settings.leader_grpc_port, settings.grpc_port),
-        ("ui", settings.leader_ui_port, settings.ui_port),
+        ("ui", settings.leader_ui_port, settings.ui_proxy_port or settings.ui_port),
     )
 
     def leading_to(port: int) -> Callable[[], tuple[str, int]]:

@@ -16,7 +16,7 @@ from typing import Final
 from typing_extensions import override
 
 from auditor.metrics.service_metrics import AuditorMetrics
-from auditor.service.addresses import report_base_url
+from auditor.service.addresses import report_base_url, trusted_proxies
 from auditor.service.events import EventFanout, ServiceEvents
 from auditor.service.faces import Face, MetricsEvents, faces_on, set_rates, wired_faces
 from auditor.service.leader_ports import leader_ports
@@ -198,6 +198,8 @@ def _tab_settings(settings: ServiceSettings) -> TabSettings:
         is_trigger_enabled=settings.ui_trigger_enabled,
         is_anonymous_allowed=settings.ui_allow_anonymous,
         proxy_base=settings.ui_proxy_base,
+        user_header=settings.ui_user_header,
+        trusted_proxies=trusted_proxies(settings.ui_trusted_proxies),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from auditor.api.settings import anonymous_write_problems
-from auditor.service.addresses import leader_port_problems, public_url_problems
+from auditor.service.addresses import leader_port_problems, public_url_problems, ui_proxy_problems
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.uri import uri_problems
 from bookie.model.option import Group, Option
@@ -114,6 +114,19 @@ class ServiceSettings:
     ui_allow_anonymous: Annotated[
         bool, Option("The buttons work without a user name; for a loopback address only.")
     ] = False
+    ui_user_header: Annotated[
+        str, Option("Header with the user whom a proxy before Spark's UI has authenticated; with --ui-trusted-proxies.")
+    ] = ""
+    """Such as ``X-Forwarded-User``."""
+    ui_trusted_proxies: Annotated[
+        str, Option("Addresses of that proxy, numeric, separated by commas; the header of other clients is ignored.")
+    ] = ""
+    ui_proxy_port: Annotated[
+        int,
+        Option(
+            "Port of that proxy on this machine, to which --leader-ui-port leads; 0: none.", minimum=0, maximum=65_535
+        ),
+    ] = 0
     ui_proxy_base: Annotated[str, Option("Path under which a proxy serves Spark's UI.")] = ""
     """Such as ``/spark``."""
     topology_file: Annotated[
@@ -176,6 +189,7 @@ def _problems(settings: ServiceSettings) -> Iterator[str]:
 def _contradictions(settings: ServiceSettings) -> Iterator[str]:
     yield from public_url_problems(settings.public_url)
     yield from leader_port_problems(settings)
+    yield from ui_proxy_problems(settings)
     if bool(settings.tls_cert) != bool(settings.tls_key):
         yield "tls_cert and tls_key go together"
     yield from settings.bookie_security.problems("bookie_")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart.rendering import CHART, Object, Release, executor_template, load_values, pods, release, render
+from tests.chart.rendering import CHART, Object, Release, executor_template, load_values, pod_of, pods, release, render
 
 URI = {"metadataServiceUri": "zk://zookeeper:2181/ledgers"}
 COMPONENT = "app.kubernetes.io/component"
@@ -140,6 +140,22 @@ def test_buttons_for_anybody_on_the_leader_are_not_shown_to_other_machines() -> 
     assert "leader_ui_port" not in settings(made, "auditor")
     leader = made.one("Service", "demo-bkheal-leader")["spec"]
     assert [port["port"] for port in leader["ports"]] == [8080, 8081]
+
+
+def test_a_proxy_that_authenticates_is_the_only_way_to_the_ui() -> None:
+    made = release("service-ui-oauth")
+    auditor = settings(made, "auditor")
+    assert auditor["ui_host"] == "127.0.0.1"
+    assert (auditor["ui_trusted_proxies"], auditor["ui_user_header"]) == ("127.0.0.1,::1", "X-Forwarded-User")
+    [proxy] = pod_of(made, "auditor").spec["containers"][1:]
+    assert auditor["ui_proxy_port"] == proxy["ports"][0]["containerPort"] == 4180
+    assert 4040 not in {port["containerPort"] for port in main_container(made, "auditor")["ports"]}
+    every, leader = (made.one("Service", f"demo-bkheal-{name}")["spec"]["ports"] for name in ("auditor", "leader"))
+    assert [port["port"] for port in every] == [8080, 8081]
+    assert {"name": "leader-ui", "port": 4040, "targetPort": "leader-ui"} in leader
+    policy = made.one("NetworkPolicy", "demo-bkheal-auditor")["spec"]["ingress"]
+    assert all(4040 not in [port["port"] for port in rule["ports"]] for rule in policy)
+    assert "asks nobody" not in made.notes
 
 
 def test_an_ingress_leads_to_the_leader() -> None:

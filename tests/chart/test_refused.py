@@ -38,6 +38,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
         ("auditor.ports.http", 70000),
         ("auditor.service.type", "ExternalName"),
         ("auditor.ui.proxyBase", "auditor"),
+        ("auditor.ui.authProxy.userHeader", "X Forwarded"),
         ("auditor.publicUrl", "bkheal.example.org"),
         ("auditor.publicUrl", "https://me:secret@bkheal.example.org"),
         ("config.auditor", {"public_url": "https://bkheal.example.org"}),
@@ -196,6 +197,15 @@ def test_the_schema_refuses(path: str, value: Any) -> None:
         ),
         ({"bookkeeper": URI, "replicator": {"autoscaling": {"enabled": True}}}, "prometheusAddress"),
         ({"bookkeeper": URI, "httpRoute": {"enabled": True}}, "needs httpRoute.parentRefs"),
+        ({"bookkeeper": URI, "auditor": {"ui": {"authProxy": {"port": 4180}}}}, "in auditor.sidecars"),
+        (
+            {
+                "bookkeeper": URI,
+                "auditor": {"ui": {"authProxy": {"port": 4180}}},
+                "config": {"auditor": {"ui_allow_anonymous": True}},
+            },
+            "would let others in",
+        ),
         (
             {"bookkeeper": URI, "spark": {"executor": {"instances": 9, "dynamicAllocation": {"enabled": True}}}},
             "not between dynamicAllocation.minInstances and maxInstances",

@@ -58,6 +58,12 @@
 {{- if and (include "bkheal.isK8sClient" .) .Values.config.auditor.ui_allow_anonymous -}}
 {{- fail "config.auditor.ui_allow_anonymous is for spark.mode=local: with k8s-client the Spark UI listens on all addresses, so anybody there could start runs" -}}
 {{- end -}}
+{{- if and .Values.auditor.ui.authProxy.port .Values.config.auditor.ui_allow_anonymous -}}
+{{- fail "auditor.ui.authProxy.port: a proxy names the users, so config.auditor.ui_allow_anonymous would let others in" -}}
+{{- end -}}
+{{- if and (eq .Values.mode "service") .Values.auditor.ui.authProxy.port (not .Values.auditor.sidecars) -}}
+{{- fail "auditor.ui.authProxy.port needs the container of the proxy in auditor.sidecars" -}}
+{{- end -}}
 {{- $isScraped := or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled .Values.metrics.vmPodScrape.enabled -}}
 {{- range $component := list "auditor" "exporter" -}}
 {{- $tls := (get $.Values $component).tls -}}

@@ -93,6 +93,14 @@ JSON are the same. */}}
   "spark_master" (include "bkheal.sparkMaster" .)
   "driver_memory" $a.driverMemory
   "compat_metrics" .Values.metrics.bookkeeperCompat -}}
+{{- with $a.ui.authProxy -}}
+{{- if .port -}}
+{{- $_ := set $s "ui_host" "127.0.0.1" -}}
+{{- $_ := set $s "ui_user_header" .userHeader -}}
+{{- $_ := set $s "ui_trusted_proxies" "127.0.0.1,::1" -}}
+{{- $_ := set $s "ui_proxy_port" .port -}}
+{{- end -}}
+{{- end -}}
 {{- if include "bkheal.hasLeaderUi" . }}{{ $_ := set $s "leader_ui_port" $a.ports.leaderUi }}{{ end -}}
 {{- if $a.auth.tokensSecret.name }}{{ $_ := set $s "tokens_file" "/etc/bkheal-tokens/tokens" }}{{ end -}}
 {{- if $a.tls.existingSecret -}}

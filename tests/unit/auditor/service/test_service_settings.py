@@ -58,6 +58,13 @@ def test_every_problem_is_told_at_once() -> None:
         ({"leader_http_port": 9000, "leader_grpc_port": 9000}, "port of its own"),
         ({"leader_ui_port": 9000, "ui_enabled": False}, "needs ui_enabled"),
         ({"leader_ui_port": 9000, "ui_allow_anonymous": True}, "other machines"),
+        ({"ui_user_header": "X-Forwarded-User"}, "go together"),
+        ({"ui_user_header": "X Forwarded", "ui_trusted_proxies": "127.0.0.1"}, "no name of a header"),
+        ({"ui_user_header": "X-Forwarded-User", "ui_trusted_proxies": "127.0.0.1,proxy"}, "numeric addresses"),
+        (
+            {"ui_user_header": "X-Forwarded-User", "ui_trusted_proxies": "127.0.0.1", "leader_ui_port": 9000},
+            "hides the address of the proxy",
+        ),
         ({"public_url": "bkheal.example.org"}, "no URL"),
         ({"public_url": "ftp://bkheal.example.org"}, "no URL"),
         ({"public_url": "https://bkheal.example.org:port"}, "no URL"),
