@@ -61,7 +61,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
     spark_watch = SparkWatch(holder, stop)
     metrics = AuditorMetrics(installed_version(), clock, has_apache_names=settings.compat_metrics)
     host = socket.gethostname()
-    counter = CountsApart(_session_of(settings), clock)
+    counter = CountsApart(_session_of(settings), clock, settings.topology_file)
     ports = ServicePorts(
         runner=SparkRunner(holder, settings),
         events=EventFanout((MetricsEvents(metrics), spark_watch)),

@@ -148,6 +148,7 @@ JSON are the same. */}}
 {{- $_ := set $s "http_tls_key" "/etc/bkheal-tls/tls.key" -}}
 {{- if $e.tls.clientCaKey }}{{ $_ := set $s "http_tls_client_ca" "/etc/bkheal-tls/client-ca.crt" }}{{ end -}}
 {{- end -}}
+{{- if .Values.placement.topology }}{{ $_ := set $s "topology_file" (printf "%s/topology.json" (include "bkheal.paths.config" .)) }}{{ end -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" .Values.config.exporter) -}}
 [exporter]
 {{- include "bkheal.toml" $s }}
