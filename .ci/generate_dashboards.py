@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = 24
 SCHEMA_VERSION = 39
 SELECTED = 'cluster=~"$cluster",namespace=~"$namespace"'
+AUDITOR = "http://localhost:8080"
+"""With a port-forward to the leader's Service."""
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -68,10 +70,16 @@ def document(board: Board) -> dict[str, Any]:
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
         "timezone": "browser",
-        "links": [_links()],
+        "links": [_links(), _report()],
         "annotations": {"list": [_alerts()]},
         "templating": {
-            "list": [_source(), _variable("cluster"), _variable("namespace"), *map(_variable, board.variables)]
+            "list": [
+                _source(),
+                _variable("cluster"),
+                _variable("namespace"),
+                *map(_variable, board.variables),
+                _auditor(),
+            ]
         },
         "panels": list(_panels(board)),
     }
@@ -178,6 +186,20 @@ def _source() -> dict[str, Any]:
     return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1}
 
 
+def _auditor() -> dict[str, Any]:
+    """Where browsers find the auditors; the chart puts the URL of its release in place of this one."""
+    value = {"selected": True, "text": AUDITOR, "value": AUDITOR}
+    return {
+        "name": "auditor",
+        "label": "Auditor",
+        "description": "URL of the auditors' API, for links to reports.",
+        "type": "textbox",
+        "query": AUDITOR,
+        "current": value,
+        "options": [value],
+    }
+
+
 def _variable(name: str) -> dict[str, Any]:
     """All is any value, and none: ``.*`` matches series without the label as well."""
     query = f'label_values(bkheal_build_info{{cluster=~"$cluster"}}, {name})'
@@ -211,6 +233,19 @@ def _links() -> dict[str, Any]:
         "asDropdown": True,
         "includeVars": True,
         "keepTime": True,
+    }
+
+
+def _report() -> dict[str, Any]:
+    return {
+        "type": "link",
+        "title": "Report of the last run",
+        "tooltip": "What the newest audit found.",
+        "icon": "doc",
+        "url": "${auditor}/reports/latest/",
+        "targetBlank": True,
+        "includeVars": False,
+        "keepTime": False,
     }
 
 

@@ -132,6 +132,45 @@ _BACKLOG = Row(
         ),
     ),
 )
+_WHERE = Row(
+    "Redundancy by bookie and rack",
+    (
+        Panel(
+            "Ledgers by bookie",
+            "Marked ledgers with a copy on a bookie that is not registered or is being drained. The 50 largest.",
+            {
+                "{{bookie}}": (
+                    "sum by (bookie) (max by (cluster, namespace, bookie) (bkheal_underreplicated_bookie_ledgers{<>}))"
+                )
+            },
+            kind="bargauge",
+            height=10,
+            steps=NOTE,
+        ),
+        Panel(
+            "Ledgers by rack",
+            "The same by rack. If one rack has nearly all of them, the rack has failed. unknown: not in the topology.",
+            {
+                "{{rack}}": (
+                    "sum by (rack) (max by (cluster, namespace, rack) (bkheal_underreplicated_rack_ledgers{<>}))"
+                )
+            },
+            kind="bargauge",
+            height=10,
+            steps=NOTE,
+        ),
+        Panel(
+            "Ledgers by bookie over time",
+            "Falls for a bookie while its ledgers get copies elsewhere; reaches 0 before it can be taken out.",
+            {"{{bookie}}": "max by (bookie) (bkheal_underreplicated_bookie_ledgers{<>})"},
+        ),
+        Panel(
+            "Ledgers by rack over time",
+            "A rack that rises while no bookie of it is lost is being drained.",
+            {"{{rack}}": "max by (rack) (bkheal_underreplicated_rack_ledgers{<>})"},
+        ),
+    ),
+)
 _REPAIR = Row(
     "Repair",
     (
@@ -210,5 +249,5 @@ OVERVIEW = Board(
     "overview",
     "Overview",
     "Whether the data is safe, and whether auditors and replicators do their work.",
-    (_NOW, _BACKLOG, _REPAIR, _CLUSTER),
+    (_NOW, _BACKLOG, _WHERE, _REPAIR, _CLUSTER),
 )

@@ -72,6 +72,10 @@ class Backlog:
     """Being repaired now."""
     repairable: Mapping[Severity, SeverityBacklog] = field(default_factory=dict)
     """The part of ``severities`` that a worker could repair as the cluster is now: not parked, with a live copy."""
+    by_bookie: Mapping[str, int] = field(default_factory=dict)
+    """Marked ledgers with a copy on this bookie that is missing or has to move; see ``by_rack`` for the bound."""
+    by_rack: Mapping[str, int] = field(default_factory=dict)
+    """The same by the rack of those bookies. Both have the largest parts, and the sum of the others as ``other``."""
 
     @property
     def ledgers(self) -> int:

@@ -60,7 +60,7 @@ async def _serve(settings: ExporterSettings, late: _LateExporter, clock: Clock, 
     if opened is None:
         return
     store, cluster = opened
-    counter = CountsApart(lambda stack: _session(settings, stack), clock)
+    counter = CountsApart(lambda stack: _session(settings, stack), clock, settings.topology_file)
     try:
         late.store = store
         late.exporter = Exporter(settings, installed_version(), store, cluster, counter, clock)

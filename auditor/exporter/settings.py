@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Final
 
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
@@ -51,11 +52,20 @@ class ExporterSettings:
     session_timeout_s: Annotated[
         float, Option("How long ZooKeeper waits for a silent exporter before its session ends.", minimum=2, maximum=40)
     ] = 10.0
+    topology_file: Annotated[
+        Path | None,
+        Option(
+            "Topology file: the rack of each bookie (docs/placement.md). Default: the topology in ZooKeeper.",
+            is_file=True,
+        ),
+    ] = None
     http: Annotated[ExporterServerSettings, Group("http_", heading="Metrics and probes")] = field(
         default=ExporterServerSettings()
     )
 
     def __post_init__(self) -> None:
         problems = [*uri_problems(self.metadata_uri), *range_problems(self), *self.http.problems()]
+        if self.topology_file is not None and not self.topology_file.is_file():
+            problems.append(f"topology_file: there is no file {self.topology_file}")
         if problems:
             raise ConfigurationError(problems)

@@ -23,6 +23,8 @@ COUNTED: Final = "bkheal_underreplicated_counted_timestamp_seconds"
 PARKED: Final = "bkheal_parked_ledgers"
 REPAIRABLE_LEDGERS: Final = "bkheal_repairable_ledgers"
 REPAIRABLE_BYTES: Final = "bkheal_repairable_bytes"
+BOOKIE_LEDGERS: Final = "bkheal_underreplicated_bookie_ledgers"
+RACK_LEDGERS: Final = "bkheal_underreplicated_rack_ledgers"
 RECOVERY_ENABLED: Final = "bkheal_recovery_enabled"
 LOST_BOOKIE_DELAY: Final = "bkheal_lost_bookie_delay_seconds"
 BOOKIES: Final = "bkheal_bookies"
@@ -65,6 +67,11 @@ _NONE: Final[Labels] = {}
 
 def _state(name: str, text: str, labels: Labels = _NONE, watch: str = "", *, of_leader: bool = True) -> Definition:
     return Definition(name, _GAUGE, text, labels, watch=watch, is_leader_only=of_leader)
+
+
+def _named(name: str, text: str, label: str, watch: str = "") -> Definition:
+    """By a name that is known only when it is counted; whoever counts bounds their number."""
+    return Definition(name, _GAUGE, text, {label: ()}, watch=watch, is_leader_only=True, is_free=True)
 
 
 EVENTS: Final = (
@@ -136,6 +143,19 @@ BACKLOG: Final = (
         "Bytes that the repair of those has to copy, estimated from the length of the ledgers; 0 if unknown",
         _REPAIRABLE,
         "divided by the copy rate it exceeds the time that you accept",
+    ),
+    _named(
+        BOOKIE_LEDGERS,
+        "Marked ledgers with a copy on this bookie, which is not registered or is being drained; of at most 50 bookies "
+        "with the most, the others together as other",
+        "bookie",
+    ),
+    _named(
+        RACK_LEDGERS,
+        "Marked ledgers with a copy in this rack on such a bookie; of at most 50 racks, the others together as other; "
+        "unknown for bookies outside the topology",
+        "rack",
+        "one rack has nearly all: the rack has failed, not single bookies",
     ),
 )
 """The live backlog; shown once it was counted."""

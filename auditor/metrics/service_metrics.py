@@ -141,9 +141,15 @@ def last_run_values(record: RunRecord) -> dict[Key, float]:
 
 
 def families(definitions: Iterable[Definition], values: Mapping[Key, float]) -> Iterator[GaugeMetricFamily]:
-    """Gauges with every combination of their labels, 0 if ``values`` has none."""
+    """Gauges with every combination of their labels, 0 if ``values`` has none; free ones with those that there are."""
     for definition in definitions:
         family = GaugeMetricFamily(definition.name, definition.help, labels=tuple(definition.labels))
+        if definition.is_free:
+            for (name, *known), value in values.items():
+                if name == definition.name:
+                    family.add_metric(known, value)
+            yield family
+            continue
         for labels in definition.combinations():
             key = tuple(labels.values())
             family.add_metric(key, values.get((definition.name, *key), 0))
@@ -161,6 +167,8 @@ def _backlog_values(backlog: Backlog, now_ms: int) -> dict[Key, float]:
     for severity, part in backlog.repairable.items():
         values[names.REPAIRABLE_LEDGERS, severity.name.lower()] = part.ledgers
         values[names.REPAIRABLE_BYTES, severity.name.lower()] = part.bytes_estimate
+    values |= {(names.BOOKIE_LEDGERS, bookie): count for bookie, count in backlog.by_bookie.items()}
+    values |= {(names.RACK_LEDGERS, rack): count for rack, count in backlog.by_rack.items()}
     return values | {(names.PARKED, reason.value): count for reason, count in backlog.parked.items()}
 
 

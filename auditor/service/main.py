@@ -16,8 +16,10 @@ from typing import Final
 from typing_extensions import override
 
 from auditor.metrics.service_metrics import AuditorMetrics
+from auditor.service.addresses import report_base_url, trusted_proxies
 from auditor.service.events import EventFanout, ServiceEvents
 from auditor.service.faces import Face, MetricsEvents, faces_on, set_rates, wired_faces
+from auditor.service.leader_ports import leader_ports
 from auditor.service.runs.spark_holder import Spark, SparkHolder
 from auditor.service.runs.spark_runner import SparkRunner, session_settings
 from auditor.service.service import AuditorService, Connect, Connection, ServicePorts
@@ -59,25 +61,29 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
     spark_watch = SparkWatch(holder, stop)
     metrics = AuditorMetrics(installed_version(), clock, has_apache_names=settings.compat_metrics)
     host = socket.gethostname()
-    counter = CountsApart(_session_of(settings), clock)
+    counter = CountsApart(_session_of(settings), clock, settings.topology_file)
     ports = ServicePorts(
         runner=SparkRunner(holder, settings),
         events=EventFanout((MetricsEvents(metrics), spark_watch)),
         clock=clock,
         rng=random.SystemRandom(),
-        name=f"{host}:{settings.http_port or os.getpid()}",
+        name=f"{settings.advertised_host or host}:{settings.http_port or os.getpid()}",
         process=f"{host}:{os.getpid()}",
         counter=counter,
         prepare=holder.get,
         release=holder.stop,
     )
     service = AuditorService(settings, ports)
-    late.tab = SparkTab(service, _tab_settings(settings), clock, _report_base_url(settings))
+    late.tab = SparkTab(service, _tab_settings(settings), clock, report_base_url(settings))
     faces = wired_faces(service, settings, metrics, clock)
+
+    def leader() -> str:
+        return service.status().leader
+
     watching = guarded("spark watch", spark_watch.run(clock))
     try:
         live = {"requests_per_second": lambda rate: set_rates(faces, rate)}
-        async with faces_on(faces), following(config, live, clock, stop.set):
+        async with faces_on((*faces, *leader_ports(settings, leader, clock))), following(config, live, clock, stop.set):
             code = await _serve(service, settings, stop, lambda: _say_ready(settings, faces))
     finally:
         await cancel(watching)
@@ -192,13 +198,9 @@ def _tab_settings(settings: ServiceSettings) -> TabSettings:
         is_trigger_enabled=settings.ui_trigger_enabled,
         is_anonymous_allowed=settings.ui_allow_anonymous,
         proxy_base=settings.ui_proxy_base,
+        user_header=settings.ui_user_header,
+        trusted_proxies=trusted_proxies(settings.ui_trusted_proxies),
     )
-
-
-def _report_base_url(settings: ServiceSettings) -> str:
-    """The address of reports for a browser on this machine; behind a proxy the link is the proxy's business."""
-    scheme = "https" if settings.tls_cert else "http"
-    return f"{scheme}://{settings.http_host}:{settings.http_port}/reports" if settings.http_port else ""
 
 
 def _say_ready(settings: ServiceSettings, faces: Sequence[Face]) -> None:

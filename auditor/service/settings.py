@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from auditor.api.settings import anonymous_write_problems
+from auditor.service.addresses import leader_port_problems, public_url_problems, ui_proxy_problems
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.uri import uri_problems
 from bookie.model.option import Group, Option
@@ -71,6 +72,25 @@ class ServiceSettings:
     http_port: Annotated[int, Option("Its port; 0 picks a free one.", minimum=0, maximum=65_535)] = 8080
     grpc_host: Annotated[str, Option("Address of the gRPC control service.")] = LOOPBACK
     grpc_port: Annotated[int, Option("Its port; 0 picks a free one.", minimum=0, maximum=65_535)] = 8081
+    advertised_host: Annotated[
+        str, Option("Host or address under which other auditors reach this one; default: the host name.")
+    ] = ""
+    """The vote contains it, with the HTTP port."""
+    leader_http_port: Annotated[
+        int, Option("Port that leads to the leader's HTTP API; 0: none.", minimum=0, maximum=65_535)
+    ] = 0
+    """All auditors must have the same ports."""
+    leader_grpc_port: Annotated[
+        int, Option("Port that leads to the leader's gRPC service; 0: none.", minimum=0, maximum=65_535)
+    ] = 0
+    leader_ui_port: Annotated[
+        int, Option("Port that leads to the leader's Spark UI; 0: none.", minimum=0, maximum=65_535)
+    ] = 0
+    public_url: Annotated[
+        str,
+        Option("URL under which browsers reach the HTTP API; links to reports begin with it. Default: its address."),
+    ] = ""
+    """Such as ``https://bkheal.example.org``, of a proxy or a load balancer."""
     tokens_file: Annotated[Path | None, Option("File with API tokens and their roles.", is_file=True)] = None
     allow_anonymous_read: Annotated[bool, Option("Show status, runs and reports without a token.")] = True
     allow_anonymous_write: Annotated[
@@ -94,6 +114,19 @@ class ServiceSettings:
     ui_allow_anonymous: Annotated[
         bool, Option("The buttons work without a user name; for a loopback address only.")
     ] = False
+    ui_user_header: Annotated[
+        str, Option("Header with the user whom a proxy before Spark's UI has authenticated; with --ui-trusted-proxies.")
+    ] = ""
+    """Such as ``X-Forwarded-User``."""
+    ui_trusted_proxies: Annotated[
+        str, Option("Addresses of that proxy, numeric, separated by commas; the header of other clients is ignored.")
+    ] = ""
+    ui_proxy_port: Annotated[
+        int,
+        Option(
+            "Port of that proxy on this machine, to which --leader-ui-port leads; 0: none.", minimum=0, maximum=65_535
+        ),
+    ] = 0
     ui_proxy_base: Annotated[str, Option("Path under which a proxy serves Spark's UI.")] = ""
     """Such as ``/spark``."""
     topology_file: Annotated[
@@ -154,6 +187,9 @@ def _problems(settings: ServiceSettings) -> Iterator[str]:
 
 
 def _contradictions(settings: ServiceSettings) -> Iterator[str]:
+    yield from public_url_problems(settings.public_url)
+    yield from leader_port_problems(settings)
+    yield from ui_proxy_problems(settings)
     if bool(settings.tls_cert) != bool(settings.tls_key):
         yield "tls_cert and tls_key go together"
     yield from settings.bookie_security.problems("bookie_")

@@ -6,7 +6,9 @@ package bkheal.ui;
 import java.io.IOException;
 import java.io.InputStream;
 import java.lang.reflect.Method;
+import java.net.InetAddress;
 import java.net.URLEncoder;
+import java.util.Enumeration;
 import java.util.function.Function;
 
 import jakarta.servlet.ServletRequest;
@@ -42,15 +44,18 @@ public class AuditorTab {
     private boolean isBaseOurs;
 
     /** Show the tab. Throws, and leaves nothing behind, when its place is taken. */
-    public void attach(SparkUI sparkUi, Function page, Function api, String key, String proxyBase) {
+    public void attach(
+            SparkUI sparkUi, Function page, Function api, String key, String proxyBase, String userHeader, String proxies)
+            throws IOException {
+        Trust trust = new Trust(userHeader, proxies);
         Iterator tabs = sparkUi.getTabs().iterator();
         while (tabs.hasNext()) {
             if (PREFIX.equals(((WebUITab) tabs.next()).prefix())) {
                 throw new IllegalStateException("a tab at /" + PREFIX + " exists already");
             }
         }
-        Tab made = new Tab(sparkUi, page, key);
-        sparkUi.attachHandler(API, new Api(sparkUi, api, key), "/*");
+        Tab made = new Tab(sparkUi, page, key, trust);
+        sparkUi.attachHandler(API, new Api(sparkUi, api, key, trust), "/*");
         try {
             sparkUi.attachTab(made);
         } catch (RuntimeException failure) {
@@ -79,9 +84,12 @@ public class AuditorTab {
     }
 
     /** What Python needs to know of a request, as a query string. */
-    static String facts(SparkUI ui, HttpServletRequest request, String key) throws IOException {
+    static String facts(SparkUI ui, HttpServletRequest request, String key, Trust trust) throws IOException {
         StringBuilder out = new StringBuilder();
         String user = user(request);
+        if (user == null) {
+            user = trust.user(request);
+        }
         put(out, "key", key);
         put(out, "method", request.getMethod());
         put(out, "path", request.getPathInfo());
@@ -124,6 +132,40 @@ public class AuditorTab {
         return null;
     }
 
+    /**
+     * A proxy that has authenticated the user. Its header counts only on connections from its own addresses, and only if
+     * it is there once: a proxy that appends its value to one of the client's is not believed.
+     */
+    static class Trust {
+        private final String header;
+        private final InetAddress[] proxies;
+
+        /** Addresses are numbers, separated by commas; none: no header counts. */
+        Trust(String header, String addresses) throws IOException {
+            this.header = header;
+            String[] texts = addresses.length() == 0 ? new String[0] : addresses.split(",");
+            this.proxies = new InetAddress[texts.length];
+            for (int i = 0; i < texts.length; i++) {
+                this.proxies[i] = InetAddress.getByName(texts[i]);
+            }
+        }
+
+        String user(HttpServletRequest request) throws IOException {
+            if (proxies.length == 0) {
+                return null;
+            }
+            InetAddress caller = InetAddress.getByName(request.getRemoteAddr());
+            for (int i = 0; i < proxies.length; i++) {
+                if (proxies[i].equals(caller)) {
+                    Enumeration values = request.getHeaders(header);
+                    String user = values.hasMoreElements() ? String.valueOf(values.nextElement()).trim() : "";
+                    return user.length() == 0 || values.hasMoreElements() ? null : user;
+                }
+            }
+            return null;
+        }
+    }
+
     static void put(StringBuilder out, String name, String value) throws IOException {
         if (value != null) {
             if (out.length() > 0) {
@@ -148,9 +190,9 @@ public class AuditorTab {
     }
 
     static class Tab extends SparkUITab {
-        Tab(SparkUI parent, Function page, String key) {
+        Tab(SparkUI parent, Function page, String key, Trust trust) {
             super(parent, PREFIX);
-            attachPage(new Page(this, parent, page, key));
+            attachPage(new Page(this, parent, page, key, trust));
         }
 
         /** The superclass calls this before it has set anything, hence a constant. */
@@ -164,19 +206,21 @@ public class AuditorTab {
         private final SparkUI ui;
         private final Function page;
         private final String key;
+        private final Trust trust;
 
-        Page(Tab tab, SparkUI ui, Function page, String key) {
+        Page(Tab tab, SparkUI ui, Function page, String key, Trust trust) {
             super("");
             this.tab = tab;
             this.ui = ui;
             this.page = page;
             this.key = key;
+            this.trust = trust;
         }
 
         public Seq render(HttpServletRequest request) {
             String html;
             try {
-                html = String.valueOf(page.apply(facts(ui, request, key)));
+                html = String.valueOf(page.apply(facts(ui, request, key, trust)));
             } catch (Throwable failure) {
                 html = "<div class=\"alert alert-danger\">The process behind this tab does not answer.</div>";
             }
@@ -224,17 +268,19 @@ public class AuditorTab {
         private final SparkUI ui;
         private final Function api;
         private final String key;
+        private final Trust trust;
 
-        Api(SparkUI ui, Function api, String key) {
+        Api(SparkUI ui, Function api, String key, Trust trust) {
             this.ui = ui;
             this.api = api;
             this.key = key;
+            this.trust = trust;
         }
 
         protected void service(HttpServletRequest request, HttpServletResponse response) throws IOException {
             String answer;
             try {
-                answer = String.valueOf(api.apply(facts(ui, request, key)));
+                answer = String.valueOf(api.apply(facts(ui, request, key, trust)));
             } catch (Throwable failure) {
                 answer = "503\nContent-Type: text/plain; charset=utf-8\n\nThe process behind this tab does not answer.\n";
             }

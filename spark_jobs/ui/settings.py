@@ -19,6 +19,10 @@ class TabSettings:
     proxy_base: str = ""
     """Path or URL of the Spark UI behind a reverse proxy, such as ``/spark/auditor``; empty: from
     ``spark.ui.proxyBase``, ``APPLICATION_WEB_PROXY_BASE`` or the header ``X-Forwarded-Context``."""
+    user_header: str = ""
+    """Header with the name of the user whom a proxy has authenticated; see ``trusted_proxies``."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Numeric addresses of that proxy. The header of any other client is ignored. Empty: no header counts."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names, without port, under which anonymous people may press buttons, besides loopback names and numeric
     addresses. This list is what keeps a web page of a stranger, whose name was made to point at this machine, out."""

@@ -95,7 +95,7 @@ def attach_tab(
     settings = settings or TabSettings()
     face = TabFace(actions, settings, clock or SystemClock(), key=key, token=token)
     try:
-        tab = _attach(spark, face, key, settings.proxy_base.rstrip("/"))
+        tab = _attach(spark, face, key, settings)
     except (_NoTabError, Py4JError, OSError) as error:
         reason = _reason(error)
         _log.warning("no auditor tab in the Spark UI", extra={"reason": reason})
@@ -104,7 +104,7 @@ def attach_tab(
     return tab
 
 
-def _attach(spark: SparkSession, face: TabFace, key: str, proxy_base: str) -> AttachedTab:
+def _attach(spark: SparkSession, face: TabFace, key: str, settings: TabSettings) -> AttachedTab:
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import ensure_callback_server_started
 
@@ -119,7 +119,8 @@ def _attach(spark: SparkSession, face: TabFace, key: str, proxy_base: str) -> At
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]  # pyspark has no types for it
     java = _compile(gateway)
     callbacks = _Function(face.page), _Function(face.api)
-    java.attach(ui.get(), *callbacks, key, proxy_base)
+    proxies = ",".join(settings.trusted_proxies)
+    java.attach(ui.get(), *callbacks, key, settings.proxy_base.rstrip("/"), settings.user_header, proxies)
     return AttachedTab(f"{context.uiWebUrl}{TAB_PATH}", "", java, callbacks)
 
 

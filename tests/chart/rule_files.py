@@ -24,6 +24,8 @@ RULE_FILES: Final = tuple(sorted((CHART / "files" / "rules").glob("*.yaml")))
 TOKEN: Final = re.compile(r"@([a-z][a-z0-9_]*)@")
 RUNBOOK: Final = "https://runbooks.example/bkheal/operations"
 """Where these tests publish docs/operations.md."""
+AUDITOR: Final = "https://bkheal.example"
+"""Where browsers find the auditors of these tests."""
 ANY_RELEASE: Final = 'namespace=~".*"'
 TARGET_LABELS: Final = frozenset({"cluster", "namespace", "pod", "instance", "job"})
 """Labels that a scrape adds."""
@@ -44,7 +46,14 @@ def filled_in(
     text: str, changed: Mapping[str, object] | None = None, selector: str = "", own: str = ANY_RELEASE
 ) -> str:
     """A rules file as the chart makes it; ``changed`` replaces thresholds."""
-    values = {**thresholds(), "runbook_base": RUNBOOK, "selector": selector, "own": own, **(changed or {})}
+    values = {
+        **thresholds(),
+        "runbook_base": RUNBOOK,
+        "public_url": AUDITOR,
+        "selector": selector,
+        "own": own,
+        **(changed or {}),
+    }
     return TOKEN.sub(lambda found: str(values[found[1]]), text)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart.rendering import Object, Release, executor_template, load_values, pods, release, render
+from tests.chart.rendering import CHART, Object, Release, executor_template, load_values, pod_of, pods, release, render
 
 URI = {"metadataServiceUri": "zk://zookeeper:2181/ledgers"}
 COMPONENT = "app.kubernetes.io/component"
@@ -55,7 +55,9 @@ def test_what_one_needs_to_give() -> None:
         ("ServiceAccount", "demo-bkheal"),
         ("Deployment", "demo-bkheal-auditor"),
         ("Service", "demo-bkheal-auditor"),
+        ("Service", "demo-bkheal-leader"),
         ("PodDisruptionBudget", "demo-bkheal-auditor"),
+        *(("CronJob", f"demo-bkheal-once-{name}") for name in ("bookies", "placement", "replicas", "dry-run")),
         ("Deployment", "demo-bkheal-replicator"),
         ("Service", "demo-bkheal-replicator"),
         ("PodDisruptionBudget", "demo-bkheal-replicator"),
@@ -69,6 +71,122 @@ def test_defaults_of_the_auditor() -> None:
     assert made["spark_master"] == "local[2]"
     assert made["http_host"] == "0.0.0.0"
     assert "tokens_file" not in made
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, "http://demo-bkheal-leader.bk.svc.cluster.local:8080"),
+        ({"auditor": {"tls": {"existingSecret": "tls"}}}, "https://demo-bkheal-leader.bk.svc.cluster.local:8080"),
+        ({"auditor": {"publicUrl": "https://bkheal.example.org/"}}, "https://bkheal.example.org"),
+        ({"ingress": {"enabled": True, "hosts": [{"host": "h", "paths": [{"path": "/"}]}]}}, "http://h"),
+        (
+            {
+                "ingress": {
+                    "enabled": True,
+                    "hosts": [
+                        {"host": "ui", "paths": [{"path": "/", "port": "ui"}]},
+                        {"host": "h", "paths": [{"path": "/", "pathType": "Prefix"}]},
+                    ],
+                    "tls": [{"hosts": ["h"], "secretName": "h"}],
+                }
+            },
+            "https://h",
+        ),
+    ],
+)
+def test_links_to_reports_name_an_address_that_browsers_can_use(values: dict[str, Any], expected: str) -> None:
+    rules = {"enabled": True, "thresholds": {"runbook_base": "https://runbooks.example"}}
+    made = render({"bookkeeper": URI, "metrics": {"prometheusRule": rules}, **values})
+    assert settings(made, "auditor")["public_url"] == expected
+    links = {link.removeprefix(expected) for link in report_links(made)}
+    assert "/reports/latest/?kind=placement" in links
+    assert all(link.startswith("/reports/") for link in links)
+
+
+def test_one_service_reaches_the_leader_whatever_auditor_it_selects() -> None:
+    made = release("service-minimal")
+    every, leader = (made.one("Service", f"demo-bkheal-{name}")["spec"] for name in ("auditor", "leader"))
+    assert every["selector"] == leader["selector"]
+    own, leading = ({port["port"]: port["targetPort"] for port in spec["ports"]} for spec in (every, leader))
+    assert own == {8080: "http", 8081: "grpc", 4040: "ui"}
+    assert leading == {8080: "leader-http", 8081: "leader-grpc", 4040: "leader-ui"}
+    container = main_container(made, "auditor")
+    listening = {port["name"]: port["containerPort"] for port in container["ports"]}
+    auditor = settings(made, "auditor")
+    for name in ("http", "grpc", "ui"):
+        assert listening[f"leader-{name}"] == auditor[f"leader_{name}_port"] != auditor[f"{name}_port"]
+    names = [each["name"] for each in container["env"]]
+    assert environment(container)["BKHEAL_AUDITOR_ADVERTISED_HOST"] == "$(POD_IP)"
+    assert names.index("POD_IP") < names.index("BKHEAL_AUDITOR_ADVERTISED_HOST")
+
+
+def test_monitors_scrape_each_auditor_once() -> None:
+    """They select both Services of auditors, by their labels; only one of them has a port of that name."""
+    made = render({"bookkeeper": URI, "metrics": {"serviceMonitor": {"enabled": True}}})
+    [monitor] = [item for item in made.of("ServiceMonitor") if item["metadata"]["name"].endswith("auditor")]
+    [endpoint] = monitor["spec"]["endpoints"]
+    named = [
+        item["metadata"]["name"]
+        for item in made.of("Service")
+        if endpoint["port"] in {port["name"] for port in item["spec"]["ports"]}
+        and monitor["spec"]["selector"]["matchLabels"].items() <= item["metadata"]["labels"].items()
+    ]
+    assert named == ["demo-bkheal-auditor"]
+
+
+def test_buttons_for_anybody_on_the_leader_are_not_shown_to_other_machines() -> None:
+    made = render({"bookkeeper": URI, "config": {"auditor": {"ui_allow_anonymous": True, "ui_host": "127.0.0.1"}}})
+    assert "leader_ui_port" not in settings(made, "auditor")
+    leader = made.one("Service", "demo-bkheal-leader")["spec"]
+    assert [port["port"] for port in leader["ports"]] == [8080, 8081]
+
+
+def test_a_proxy_that_authenticates_is_the_only_way_to_the_ui() -> None:
+    made = release("service-ui-oauth")
+    auditor = settings(made, "auditor")
+    assert auditor["ui_host"] == "127.0.0.1"
+    assert (auditor["ui_trusted_proxies"], auditor["ui_user_header"]) == ("127.0.0.1,::1", "X-Forwarded-User")
+    [proxy] = pod_of(made, "auditor").spec["containers"][1:]
+    assert auditor["ui_proxy_port"] == proxy["ports"][0]["containerPort"] == 4180
+    assert 4040 not in {port["containerPort"] for port in main_container(made, "auditor")["ports"]}
+    every, leader = (made.one("Service", f"demo-bkheal-{name}")["spec"]["ports"] for name in ("auditor", "leader"))
+    assert [port["port"] for port in every] == [8080, 8081]
+    assert {"name": "leader-ui", "port": 4040, "targetPort": "leader-ui"} in leader
+    policy = made.one("NetworkPolicy", "demo-bkheal-auditor")["spec"]["ingress"]
+    assert all(4040 not in [port["port"] for port in rule["ports"]] for rule in policy)
+    assert "asks nobody" not in made.notes
+
+
+def test_an_ingress_leads_to_the_leader() -> None:
+    [ingress] = release("service-ui").of("Ingress")
+    paths = [path["backend"]["service"] for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]]
+    assert {path["name"] for path in paths} == {"demo-bkheal-leader"}
+    served = {port["name"] for port in release("service-ui").one("Service", "demo-bkheal-leader")["spec"]["ports"]}
+    assert {path["port"]["name"] for path in paths} == {"leader-http", "leader-ui"} <= served
+
+
+def test_policies_let_auditors_reach_the_leader() -> None:
+    policy = release("service-secured").one("NetworkPolicy", "demo-bkheal-auditor")["spec"]
+    own = release("service-secured").one("Deployment", "demo-bkheal-auditor")["spec"]["selector"]
+    for rules, side in ((policy["ingress"], "from"), (policy["egress"], "to")):
+        [rule] = [rule for rule in rules if rule.get(side) == [{"podSelector": own}]]
+        assert [port["port"] for port in rule["ports"]] == [8080, 8081, 4040]
+    [clients] = [rule for rule in policy["ingress"] if 8090 in [port["port"] for port in rule["ports"]]]
+    assert {8090, 8091, 4050} <= {port["port"] for port in clients["ports"]}
+
+
+def test_without_auditors_no_alert_links_to_their_reports() -> None:
+    rules = {"enabled": True, "thresholds": {"runbook_base": "https://runbooks.example"}}
+    made = render({"bookkeeper": URI, "metrics": {"prometheusRule": rules}, "mode": "cron"})
+    assert report_links(made) == []
+
+
+def report_links(made: Release) -> list[str]:
+    """Links of the alerts to reports."""
+    [item] = made.of("PrometheusRule")
+    rules = [rule for group in item["spec"]["groups"] for rule in group["rules"]]
+    return [rule["annotations"]["report_url"] for rule in rules if "report_url" in rule.get("annotations", {})]
 
 
 def test_tokens_and_certificates_are_files_of_secrets() -> None:
@@ -109,6 +227,74 @@ def test_image(image: dict[str, str], expected: str) -> None:
     assert {container["image"] for pod in pods(made) for container in pod.containers} == {expected}
 
 
+def test_a_parent_chart_sets_registry_and_credentials_of_all_charts() -> None:
+    parent = {"imageRegistry": "mirror.example.org", "imagePullSecrets": ["mirror", {"name": "other"}], "any": 1}
+    image = {"registry": "r.example.org", "pullSecrets": ["own", "mirror"]}
+    made = render({"bookkeeper": URI, "image": image, "global": parent, **k8s_client()})
+    for pod in pods(made):
+        assert {container["image"] for container in pod.containers} == {"mirror.example.org/bkheal:0.1.0"}
+        assert pod.spec["imagePullSecrets"] == [{"name": name} for name in ("mirror", "other", "own")]
+    spark = spark_defaults(made)
+    assert spark["spark.kubernetes.container.image"] == "mirror.example.org/bkheal:0.1.0"
+    assert spark["spark.kubernetes.container.image.pullSecrets"] == "mirror,other,own"
+
+
+def test_the_chart_says_which_image_it_is_for() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    [image] = yaml.safe_load(chart["annotations"]["artifacthub.io/images"])
+    [rendered] = {container["image"] for pod in pods(release("service-minimal")) for container in pod.containers}
+    assert image["image"] == rendered == f"bkheal:{chart['appVersion']}"
+    assert chart["maintainers"]
+    assert chart["icon"].startswith("data:image/svg+xml;base64,")
+
+
+def test_an_http_route_leads_to_the_leader() -> None:
+    route = {
+        "enabled": True,
+        "parentRefs": [{"name": "internal"}],
+        "hostnames": ["bkheal.example.org"],
+        "paths": [{"path": "/"}, {"path": "/spark", "port": "ui"}],
+    }
+    made = render({"bookkeeper": URI, "httpRoute": route})
+    [found] = made.of("HTTPRoute")
+    ports = {port["port"]: port["targetPort"] for port in made.one("Service", "demo-bkheal-leader")["spec"]["ports"]}
+    led = {
+        rule["matches"][0]["path"]["value"]: (rule["backendRefs"][0]["name"], ports[rule["backendRefs"][0]["port"]])
+        for rule in found["spec"]["rules"]
+    }
+    assert led == {"/": ("demo-bkheal-leader", "leader-http"), "/spark": ("demo-bkheal-leader", "leader-ui")}
+    assert settings(made, "auditor")["public_url"] == "https://bkheal.example.org"
+
+
+def test_executors_come_and_go() -> None:
+    spark = spark_defaults(release("cron-k8s-client"))
+    assert "spark.executor.instances" not in spark
+    dynamic = {
+        key.removeprefix("spark.dynamicAllocation."): value for key, value in spark.items() if "Allocation" in key
+    }
+    assert dynamic == {
+        "enabled": "true",
+        "shuffleTracking.enabled": "true",
+        "initialExecutors": "2",
+        "minExecutors": "0",
+        "maxExecutors": "16",
+        "executorIdleTimeout": "300s",
+    }
+    assert not any("dynamicAllocation" in key for key in spark_defaults(release("service-k8s-client")))
+
+
+def test_executors_have_a_limit_on_local_disk() -> None:
+    template = executor_template(release("service-k8s-client"))
+    assert template is not None
+    resources = template["spec"]["containers"][0]["resources"]
+    assert resources == {"requests": {"ephemeral-storage": "1Gi"}, "limits": {"ephemeral-storage": "8Gi"}}
+    none = {"executor": {"ephemeralStorageRequest": "", "ephemeralStorageLimit": ""}}
+    values = k8s_client()
+    template = executor_template(render({"bookkeeper": URI, **values, "spark": {**values["spark"], **none}}))
+    assert template is not None
+    assert "resources" not in template["spec"]["containers"][0]
+
+
 @pytest.mark.parametrize(
     ("pulsar", "expected"),
     [
@@ -130,6 +316,37 @@ def test_the_uri_may_be_in_a_config_map() -> None:
 
 def cron_jobs(made: Release) -> dict[str, Object]:
     return {item["metadata"]["labels"]["bkheal.io/audit-kind"]: item["spec"] for item in made.of("CronJob")}
+
+
+def test_one_off_runs_are_jobs_of_suspended_cron_jobs() -> None:
+    made = release("service-k8s-client")
+    found = {item["metadata"]["name"].rpartition("-once-")[2]: item["spec"] for item in made.of("CronJob")}
+    assert found.keys() == {"bookies", "placement", "replicas", "dry-run"}
+    auditor = made.one("Deployment", "demo-bkheal-auditor")["spec"]["template"]["spec"]
+    for name, spec in found.items():
+        assert spec["suspend"] is True
+        pod = spec["jobTemplate"]["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        assert container["args"][-3:] == (
+            ["--kind", "bookies", "--dry-run"] if name == "dry-run" else ["run", "--kind", name]
+        )
+        assert pod["serviceAccountName"] == auditor["serviceAccountName"]
+        assert reports_claim(pod) == reports_claim(auditor) == "shared-reports"
+    assert settings(made, "audit.run")["master"] == settings(made, "auditor")["spark_master"]
+    off = render({"bookkeeper": URI, "oneOff": {"enabled": False}})
+    assert off.of("CronJob") == []
+    assert "audit.toml" not in off.one("ConfigMap", "demo-bkheal-config")["data"]
+
+
+def reports_claim(pod: dict[str, Any]) -> str:
+    [volume] = [volume for volume in pod["volumes"] if volume["name"] == "reports"]
+    return str(volume["persistentVolumeClaim"]["claimName"])
+
+
+def test_the_audit_of_the_chart_uses_one_core() -> None:
+    test = release("service-minimal").one("Pod", "demo-bkheal-test-audit")
+    words = test["spec"]["containers"][0]["command"]
+    assert words[words.index("--master") + 1] == "local[1]"
 
 
 def test_a_cron_job_for_each_kind_that_is_on() -> None:
@@ -230,6 +447,16 @@ def test_without_a_name_of_the_cluster_replicators_scale_on_that_of_their_namesp
     [scaled] = render({"bookkeeper": URI, "replicator": scaling}).of("ScaledObject")
     query = scaled["spec"]["triggers"][0]["metadata"]["query"]
     assert query.count('namespace="bk"') == query.count("bkheal_") == 2
+
+
+def test_replicators_scale_on_moves_only_if_that_is_asked_for() -> None:
+    def query(**more: Any) -> str:
+        scaling = {"autoscaling": {"enabled": True, "prometheusAddress": "http://prometheus:9090", **more}}
+        [scaled] = render({"bookkeeper": URI, "replicator": scaling}).of("ScaledObject")
+        return str(scaled["spec"]["triggers"][0]["metadata"]["query"])
+
+    assert 'severity!="misplaced"' in query()
+    assert query(countMisplaced=True) == query().replace('severity!="misplaced",', "")
 
 
 def test_bookies_keep_their_names_and_disks() -> None:
@@ -525,7 +752,7 @@ def test_chart_tests_are_hooks_that_clean_up() -> None:
     made = release("everything")
     tests = made.of("Pod")
     names = {item["metadata"]["name"].rpartition("-test-")[2] for item in tests}
-    assert names == {"cluster", "audit", "auditor", "exporter", "replicator", "bookie", "rbac"}
+    assert names == {"cluster", "audit", "auditor", "leader", "exporter", "replicator", "bookie", "rbac"}
     for item in tests:
         annotations = item["metadata"]["annotations"]
         assert annotations["helm.sh/hook"] == "test"
@@ -554,8 +781,7 @@ def test_chart_tests_are_hooks_that_clean_up() -> None:
         ("own-cluster", "without encryption", True),
         ("everything", "without encryption", False),
         ("service-minimal", "auditor-token NAME", True),
-        ("service-ui", "Spark UI runs on the auditor that leads", True),
-        ("everything", "Spark UI runs on the auditor that leads", False),
+        ("service-minimal", "port-forward service/demo-bkheal-leader 4040", True),
     ],
 )
 def test_notes_warn(name: str, warning: str, is_there: bool) -> None:

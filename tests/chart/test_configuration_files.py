@@ -23,7 +23,7 @@ def files(name: str) -> dict[str, str]:
 def environment(name: str) -> dict[str, str]:
     """What containers are told by variables, as Kubernetes fills them in."""
     return {
-        each["name"]: each["value"].replace("$(POD_NAME)", "demo-0")
+        each["name"]: each["value"].replace("$(POD_NAME)", "demo-0").replace("$(POD_IP)", "10.0.0.7")
         for pod in pods(release(name))
         for container in pod.containers
         for each in container.get("env", [])
@@ -93,7 +93,8 @@ def test_the_auditor_takes_its_file(name: str, tmp_path: Path) -> None:
 def test_the_chart_has_the_defaults_of_the_auditor() -> None:
     from auditor.service.settings import ServiceSettings
 
-    of_pods = {"report_dir", "http_host", "grpc_host", "ui_host", "spark_master"}
+    of_pods = {"report_dir", "http_host", "grpc_host", "ui_host", "public_url", "spark_master"}
+    of_pods |= {"leader_http_port", "leader_grpc_port", "leader_ui_port"}
     settings = tomllib.loads(files("service-minimal")["auditor.toml"])["auditor"]
     defaults = {option.name: option.default for option in options_of(ServiceSettings)}
     assert {key: value for key, value in settings.items() if key not in of_pods and defaults[key] != value} == {}

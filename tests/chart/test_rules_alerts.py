@@ -13,7 +13,7 @@ import yaml
 
 from auditor.metrics.catalog import CATALOG
 from tests.chart.rendering import NAMESPACE, render
-from tests.chart.rule_files import RUNBOOK, alerts, groups, promtool, recorded_in, write_rules
+from tests.chart.rule_files import AUDITOR, RUNBOOK, alerts, groups, promtool, recorded_in, write_rules
 from tests.required import missing
 
 OF_LEADER = {one.name for one in CATALOG["auditor"] if one.is_leader_only}
@@ -166,6 +166,10 @@ def test_the_chart_makes_of_the_files_what_the_tests_make() -> None:
     if importlib.util.find_spec("helm_python") is None:
         missing("helm", "helm-python-sdk is not installed; run pip install -e '.[dev]'")
     rule = {"enabled": True, "thresholds": {"runbook_base": RUNBOOK}}
-    values = {"bookkeeper": {"metadataServiceUri": "zk://zk/ledgers"}, "metrics": {"prometheusRule": rule}}
+    values = {
+        "bookkeeper": {"metadataServiceUri": "zk://zk/ledgers"},
+        "auditor": {"publicUrl": AUDITOR},
+        "metrics": {"prometheusRule": rule},
+    }
     [made] = render(values).of("PrometheusRule")
     assert made["spec"]["groups"] == groups(f'namespace="{NAMESPACE}"')

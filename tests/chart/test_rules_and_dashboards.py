@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,18 @@ def test_a_dashboard_is_copied_as_it_is(chart: Path) -> None:
     assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert board["data"] == {"overview.json": '{"title": "{{ x }}"}'}
     assert yaml.safe_load(board["data"]["overview.json"])
+
+
+def test_boards_link_to_the_reports_of_their_release() -> None:
+    values = {"bookkeeper": {"metadataServiceUri": "zk://zk/ledgers"}, "metrics": {"dashboards": {"enabled": True}}}
+    made = render({**values, "auditor": {"publicUrl": "https://bkheal.example.org"}})
+    boards = [
+        json.loads(text) for item in made.of("ConfigMap") if "dash" in str(item) for text in item["data"].values()
+    ]
+    assert len(boards) >= 4
+    for board in boards:
+        [auditor] = [each for each in board["templating"]["list"] if each["name"] == "auditor"]
+        assert auditor["query"] == auditor["current"]["value"] == "https://bkheal.example.org"
 
 
 def test_labels_that_the_operator_selects_by(chart: Path) -> None:

@@ -105,6 +105,9 @@ def test_variables_work_where_series_have_no_such_label(name: str) -> None:
         query = replaced(variable["query"]["query"])
         assert re.fullmatch(r"label_values\((bkheal_\w+)(\{[^}]*\})?, (\w+)\)", query)
         assert problems_of(query) == []
+    assert variables["auditor"]["type"] == "textbox"
+    [link] = [link for link in board["links"] if link["type"] == "link"]
+    assert link["url"] == "${auditor}/reports/latest/"
     used = set(re.findall(r"\$(\w+)", json.dumps(board["panels"]))) - {"__rate_interval", "datasource"}
     assert used <= variables.keys()
     assert board["uid"] == f"bkheal-{name}"

@@ -28,6 +28,7 @@ TEXTS: Final = {
     **dict.fromkeys(("bookies", "placement", "replicas"), "15m"),
     "driverMemory": "2g",
     "proxyBase": "/spark",
+    "publicUrl": "https://bkheal.example.org",
     "url": "http://pushgateway:9091",
     "username": "bkheal",
 }
@@ -148,7 +149,8 @@ def test_what_a_container_is_told_otherwise_is_refused_in_tables_where_it_would_
                     flags = {f"--{key.replace('_', '-')}" for key in tables[table]["properties"]}
                     prefix = f"BKHEAL_{command.replace('.', '_').upper()}_"
                     variables = {f"{prefix}{key.upper()}" for key in tables[table]["properties"]}
-                    assert told & (flags | variables) == set()
+                    is_dry_run = pod.owner["metadata"]["name"].endswith("-once-dry-run")  # whatever the table says
+                    assert told & (flags | variables) == ({"--dry-run"} if is_dry_run else set())
 
 
 OPTIONS: Final = {

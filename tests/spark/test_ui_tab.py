@@ -277,6 +277,28 @@ def test_who_logged_in_may_act_and_sparks_list_is_asked(spark: SparkSession, twi
         thread.setContextClassLoader(loader)
 
 
+def test_a_proxy_names_its_users_from_its_own_address_alone(spark: SparkSession, twin: AuditorTwin) -> None:
+    named = replace(OPEN, is_anonymous_allowed=False, user_header="X-Forwarded-User")
+    with attached(spark, twin, replace(named, trusted_proxies=("10.0.0.7", "127.0.0.1"))):
+        token = json.loads(ask(spark, "/auditor/api/v1/token", X_Forwarded_User="ann").body)["csrf_token"]
+        assert press(spark, token=token).status == 403
+        assert press(spark, token=token, X_Forwarded_User=" ").status == 403
+        assert press(spark, token=token, X_Remote_User="ann").status == 403
+        with closing(connect(spark)) as connection:  # a proxy that appends, behind a client that chose a name
+            connection.putrequest("GET", "/auditor/api/v1/token")
+            connection.putheader("X-Forwarded-User", "admin")
+            connection.putheader("X-Forwarded-User", "ann")
+            connection.endheaders()
+            assert connection.getresponse().status == 403
+        assert states(spark) == []
+        assert press(spark, token=token, X_Forwarded_User="ann").status == 303
+        assert twin.snapshot().runs[0].record.owner == "ann"
+    with attached(spark, twin, replace(named, trusted_proxies=("10.0.0.7", "::1"))):
+        headers = {"X_Forwarded_User": "ann", "X_Forwarded_For": "10.0.0.7", "Forwarded": "for=10.0.0.7"}
+        assert ask(spark, "/auditor/api/v1/token", **headers).status == 403
+        assert "<form" not in ask(spark, "/auditor/", **headers).body
+
+
 def test_a_tab_that_only_shows(spark: SparkSession, twin: AuditorTwin) -> None:
     with attached(spark, twin, TabSettings()):
         page = ask(spark, "/auditor/").body

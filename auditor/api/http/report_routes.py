@@ -7,6 +7,7 @@ names that others chose, so they are sent with a policy that lets them load and 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,17 +16,20 @@ from typing import Any, Final
 from aiohttp import web
 
 from auditor.api.http.documents import document
-from auditor.api.http.queries import refuse_unknown
-from auditor.api.http.routes import HTML, JSON, Answer, Call, Route
+from auditor.api.http.queries import refuse_unknown, run_kind
+from auditor.api.http.routes import HTML, JSON, Answer, Call, Parameter, Route
 from auditor.api.problems import NotFoundError
+from bookie.model.run import RunKind
 from bookie.model.times import rfc3339_if_known
 from spark_jobs.report.files import INDEX, PAGE, SUMMARY, is_run_id
+from spark_jobs.report.history import summaries
 
 REPORTS_MAX: Final = 500
 """In one listing; the newest."""
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,199}")
 """Hidden files are not served: they are half written."""
 _DEPTH_MAX: Final = 8
+_KIND: Final[Mapping[str, Any]] = {"type": "string", "enum": [kind.value for kind in RunKind]}
 _PAGES: Final = (PAGE, INDEX)
 _TYPES: Final[Mapping[str, str]] = {
     ".html": "text/html",
@@ -64,6 +68,9 @@ class ReportRoutes:
                   tag="reports"),
             Route("GET", "/reports/index.html", "get_report_index_file", "The same, as pages of reports link to it.",
                   self._index, page, tag="reports"),
+            Route("GET", "/reports/latest/", "get_latest_report", "Leads to the newest report, of a kind.",
+                  self._latest, (Answer(302, "To the report's page.", ""),), tag="reports",
+                  parameters=(Parameter("kind", "Kind of the run.", _KIND),)),
             Route("GET", "/reports/{run_id}/", "get_report_page", "A report as a page.", self._page, page,
                   tag="reports", segments=run),
             Route("GET", "/reports/{run_id}/{path:.+}", "get_report_file", "A file of a report.", self._file, file,
@@ -77,6 +84,15 @@ class ReportRoutes:
 
     async def _index(self, call: Call) -> web.StreamResponse:
         return await self._first([INDEX])
+
+    async def _latest(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, ("kind",), "parameter")
+        kind = run_kind(call.request.query["kind"]) if "kind" in call.request.query else None
+        run_id = await asyncio.to_thread(latest_report, self._report_dir, kind)
+        if run_id is None:
+            raise NotFoundError("there is no report of such a run")
+        # Relative, so that it holds behind a proxy that serves this API under a path of its own.
+        return web.Response(status=302, headers={"Location": f"../{run_id}/", "Cache-Control": "no-store"})
 
     async def _page(self, call: Call) -> web.StreamResponse:
         run_id = call.request.match_info["run_id"]
@@ -113,6 +129,14 @@ def find_file(report_dir: Path, path: str) -> Path | None:
     except (OSError, RuntimeError):  # RuntimeError: links in a circle
         return None
     return found if found.is_relative_to(root) and found.is_file() else None
+
+
+def latest_report(report_dir: Path, kind: RunKind | None) -> str | None:
+    """Id of the newest run with a report and, if given, of this kind; None: there is none among the newest."""
+    for summary in itertools.islice(summaries(report_dir), REPORTS_MAX):
+        if kind is None or summary.get("run_kind") == kind.value:
+            return str(summary["run_id"])
+    return None
 
 
 def list_reports(report_dir: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -15,24 +16,34 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from auditor.api.control import Backlog, SeverityBacklog
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
-from bookie.metadata.port import MetadataStore
+from bookie.metadata.port import AccessDeniedError, MetadataStore
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity, fragment_health
+from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock
+
+_log = logging.getLogger(__name__)
 
 READ_LEDGERS: Final = 500
 """Judged between two turns of the loop: some ten milliseconds."""
+PARTS_MAX: Final = 50
+"""Bookies, and racks, that are counted by name: each is a series in Prometheus. Few are lost at a time."""
+OTHER: Final = "other"
+UNKNOWN: Final = "unknown"
+"""The rack of a bookie that the topology does not contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +79,12 @@ _WITHOUT_COPY: Final = frozenset({Severity.LOST, Severity.NO_LIVE_COPY})
 @dataclass(slots=True)
 class _Tally:
     parked: AbstractSet[int]
+    topology: Topology
     by_severity: dict[Severity | None, _Sum] = field(default_factory=dict)
     repairable: dict[Severity, _Sum] = field(default_factory=dict)
     unreadable: int = 0
+    by_bookie: Counter[str] = field(default_factory=Counter)
+    by_rack: Counter[str] = field(default_factory=Counter)
     marked: set[int] = field(default_factory=set)
 
     def add(self, task: Task | UnreadableTask, ledger: LedgerMetadata | Unreadable | None, bookies: Bookies) -> None:
@@ -81,6 +95,9 @@ class _Tally:
         judged = judge(ledger, bookies.registered, bookies.draining)
         if judged.severity is None and not task.missing:  # a repair of the placement names no bookie
             judged = LedgerVerdict(Severity.MISPLACED, judged.bytes_estimate)
+        away = {each for fragment in ledger.fragments for each in fragment.members if is_away(each, bookies)}
+        self.by_bookie.update(away)
+        self.by_rack.update({self.topology.known(each) or UNKNOWN for each in away})
         self.by_severity.setdefault(judged.severity, _Sum()).add(judged, task.ctime_ms)
         severity = judged.severity
         if severity is not None and severity not in _WITHOUT_COPY and task.ledger_id not in self.parked:
@@ -88,6 +105,20 @@ class _Tally:
 
 
 _Live = AbstractSet[BookieId]
+
+
+def is_away(bookie: BookieId, bookies: Bookies) -> bool:
+    """Whether copies on a bookie do not count: it is not registered, or is to be emptied."""
+    return bookie not in bookies.registered or bookie in bookies.draining
+
+
+def largest(counts: Counter[str], parts_max: int = PARTS_MAX) -> dict[str, int]:
+    """The ``parts_max`` largest counts, equal ones by name, and the sum of all others as ``OTHER``. Pure."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    made = dict(ordered[:parts_max])
+    if rest := sum(count for _, count in ordered[parts_max:]):
+        made[OTHER] = made.get(OTHER, 0) + rest
+    return made
 
 
 class BacklogCounter:
@@ -101,14 +132,26 @@ class BacklogCounter:
         parked: ParkedTasks,
         clock: Clock,
         drains: Drains | None = None,
+        topology: ReadTopology | None = None,
     ) -> None:
-        """Prepare to count; without ``drains`` nothing is known of bookies that are being drained."""
+        """Prepare to count.
+
+        Args:
+            tasks: marks and locks.
+            ledgers: metadata of ledgers.
+            registrations: the bookies.
+            parked: parked tasks.
+            clock: for the time of a count.
+            drains: without it, nothing is known of bookies that are being drained.
+            topology: reads the racks of bookies; without it, they are unknown.
+        """
         self._tasks = tasks
         self._ledgers = ledgers
         self._registrations = registrations
         self._parked = parked
         self._clock = clock
         self._drains = drains
+        self._topology = topology
 
     async def count(self) -> Backlog:
         """Count everything that is marked now.
@@ -122,7 +165,8 @@ class BacklogCounter:
         if self._drains is not None:
             bookies = bookies.with_draining((await self._drains.draining()).bookies)
         parked = await self._parked.list()
-        tally = _Tally(frozenset(item.ledger_id for item in parked))
+        topology = Topology() if self._topology is None else await self._topology()
+        tally = _Tally(frozenset(item.ledger_id for item in parked), topology)
         tasks = await self._tasks.list_all()
         for start in range(0, len(tasks), READ_LEDGERS):
             part = tasks[start : start + READ_LEDGERS]
@@ -139,6 +183,8 @@ class BacklogCounter:
             parked=dict(Counter(item.reason for item in parked if item.ledger_id in tally.marked)),
             locked=len(locked & tally.marked),
             repairable={severity: part.total() for severity, part in tally.repairable.items()},
+            by_bookie=largest(tally.by_bookie),
+            by_rack=largest(tally.by_rack),
         )
 
 
@@ -173,14 +219,24 @@ def _fragments(ledger: LedgerMetadata, live: _Live, draining: _Live) -> Iterable
 
 Open = Callable[[AsyncExitStack], Awaitable[tuple[MetadataStore, Cluster]]]
 """Opens a session; the stack closes it. Raises StoreUnavailableError."""
+ReadTopology = Callable[[], Awaitable[Topology]]
+"""Returns the racks of bookies. Raises StoreUnavailableError."""
 
 
 class CountsApart:
     """Counts the backlog. ``close`` it; one count at a time."""
 
-    def __init__(self, open_session: Open, clock: Clock) -> None:
+    def __init__(self, open_session: Open, clock: Clock, topology_file: Path | None = None) -> None:
+        """Only stores.
+
+        Args:
+            open_session: opens the session of the counter.
+            clock: for the time of a count.
+            topology_file: the racks of bookies; None: those in the store.
+        """
         self._open = open_session
         self._clock = clock
+        self._topology_file = topology_file
         self._executor = ThreadPoolExecutor(1, "backlog")
         self._runner: asyncio.Runner | None = None
         self._stack = AsyncExitStack()
@@ -210,7 +266,7 @@ class CountsApart:
 
     async def _counted(self) -> Backlog:
         if self._counter is None:
-            self._counter = backlog_counter(*await self._open(self._stack), self._clock)
+            self._counter = backlog_counter(*await self._open(self._stack), self._clock, self._topology_file)
         return await self._counter.count()
 
     def _forget(self) -> None:
@@ -221,8 +277,14 @@ class CountsApart:
                 runner.run(stack.aclose())
 
 
-def backlog_counter(store: MetadataStore, cluster: Cluster, clock: Clock) -> BacklogCounter:
-    """A counter of ``cluster`` on one session."""
+def backlog_counter(
+    store: MetadataStore, cluster: Cluster, clock: Clock, topology_file: Path | None = None
+) -> BacklogCounter:
+    """A counter of ``cluster`` on one session; ``topology_file`` replaces the topology in the store."""
+
+    async def topology() -> Topology:
+        return await read_topology(store, cluster, topology_file)
+
     return BacklogCounter(
         UnderReplication(store, cluster, clock),
         LedgerStore(store, cluster, random.SystemRandom()),
@@ -230,4 +292,22 @@ def backlog_counter(store: MetadataStore, cluster: Cluster, clock: Clock) -> Bac
         ParkedTasks(store, cluster.root),
         clock,
         Drains(store, cluster.root),
+        topology,
     )
+
+
+async def read_topology(store: MetadataStore, cluster: Cluster, file: Path | None) -> Topology:
+    """The topology of a file, else the one in the store; empty if there is none, or if it cannot be read.
+
+    Racks are a detail of the figures: without them everything else is counted.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    try:
+        if (text := topology_text(file)) is not None:
+            return parse_topology(text)
+        return (await TopologyStore(store, cluster).read()).topology
+    except (InvalidTopologyError, AccessDeniedError) as error:
+        _log.warning("racks of bookies are unknown", extra={"reason": str(error)})
+        return Topology()

@@ -58,6 +58,12 @@
 {{- if and (include "bkheal.isK8sClient" .) .Values.config.auditor.ui_allow_anonymous -}}
 {{- fail "config.auditor.ui_allow_anonymous is for spark.mode=local: with k8s-client the Spark UI listens on all addresses, so anybody there could start runs" -}}
 {{- end -}}
+{{- if and .Values.auditor.ui.authProxy.port .Values.config.auditor.ui_allow_anonymous -}}
+{{- fail "auditor.ui.authProxy.port: a proxy names the users, so config.auditor.ui_allow_anonymous would let others in" -}}
+{{- end -}}
+{{- if and (eq .Values.mode "service") .Values.auditor.ui.authProxy.port (not .Values.auditor.sidecars) -}}
+{{- fail "auditor.ui.authProxy.port needs the container of the proxy in auditor.sidecars" -}}
+{{- end -}}
 {{- $isScraped := or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled .Values.metrics.vmPodScrape.enabled -}}
 {{- range $component := list "auditor" "exporter" -}}
 {{- $tls := (get $.Values $component).tls -}}
@@ -65,6 +71,14 @@
 {{- if and $isScraped $runs $tls.existingSecret $tls.clientCaKey (not $.Values.metrics.clientTls.existingSecret) -}}
 {{- fail (printf "%s.tls.clientCaKey asks scrapers for a certificate: monitors need metrics.clientTls.existingSecret" $component) -}}
 {{- end -}}
+{{- end -}}
+{{- with .Values.spark.executor -}}
+{{- if and .dynamicAllocation.enabled (or (gt (int .instances) (int .dynamicAllocation.maxInstances)) (gt (int .dynamicAllocation.minInstances) (int .instances))) -}}
+{{- fail "spark.executor.instances, with which a run begins, is not between dynamicAllocation.minInstances and maxInstances" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+{{- fail "httpRoute.enabled needs httpRoute.parentRefs: the Gateways that serve it" -}}
 {{- end -}}
 {{- if and .Values.spark.eventLog.enabled (not .Values.spark.eventLog.dir) -}}
 {{- fail "spark.eventLog.enabled needs spark.eventLog.dir" -}}

@@ -20,8 +20,13 @@
 {{- define "bkheal.scrapedPods" -}}
 {{- $all := list -}}
 {{- range include "bkheal.components" . | fromJsonArray }}{{ $all = append $all .name }}{{ end -}}
-{{- if and (eq .Values.mode "cron") .Values.cron.ports.http }}{{ $all = append $all "audit" }}{{ end -}}
+{{- if and (include "bkheal.hasAuditJobs" .) .Values.cron.ports.http }}{{ $all = append $all "audit" }}{{ end -}}
 {{- toJson $all -}}
+{{- end -}}
+
+{{/* Whether audits run in Jobs, by a schedule or as one-off runs. */}}
+{{- define "bkheal.hasAuditJobs" -}}
+{{- if or (eq .Values.mode "cron") (and (eq .Values.mode "service") .Values.oneOff.enabled) }}true{{ end -}}
 {{- end -}}
 
 {{/* Whether there is an exporter: where no auditor of this release leads, or where it is asked for. */}}
@@ -81,4 +86,51 @@ authorization:
 {{ $.relabel }}:
   - {targetLabel: cluster, replacement: {{ . | quote }}}
 {{- end }}
+{{- end -}}
+
+{{/* Where browsers find the auditors' API: what is given, else the first host of the HTTPRoute or the Ingress that serves
+all of it, else the Service of the leader. Empty without auditors. */}}
+{{- define "bkheal.publicUrl" -}}
+{{- if eq .Values.mode "service" -}}
+{{- $hosts := include "bkheal.outsideUrls" . | fromJsonArray -}}
+{{- if .Values.auditor.publicUrl -}}
+{{- trimSuffix "/" .Values.auditor.publicUrl -}}
+{{- else if $hosts -}}
+{{- first $hosts -}}
+{{- else -}}
+{{- $scheme := ternary "https" "http" (ne .Values.auditor.tls.existingSecret "") -}}
+{{- printf "%s://%s-leader.%s.svc.%s:%v" $scheme (include "bkheal.fullname" .) .Release.Namespace .Values.clusterDomain .Values.auditor.ports.http -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether other machines reach the leader's Spark UI: not if its buttons work for anybody on its own machine. */}}
+{{- define "bkheal.hasLeaderUi" -}}
+{{- $config := .Values.config.auditor -}}
+{{- $isOn := ternary $config.ui_enabled .Values.auditor.ui.enabled (hasKey $config "ui_enabled") -}}
+{{- if and $isOn (not $config.ui_allow_anonymous) }}true{{ end -}}
+{{- end -}}
+
+{{/* URLs of the hosts of the HTTPRoute and the Ingress that lead to the root of the API, as a JSON list. */}}
+{{- define "bkheal.outsideUrls" -}}
+{{- $urls := list -}}
+{{- with .Values.httpRoute -}}
+{{- $isWhole := false -}}
+{{- range .paths }}{{ if and (eq .path "/") (eq (default "http" .port) "http") }}{{ $isWhole = true }}{{ end }}{{ end -}}
+{{- if and .enabled $isWhole -}}
+{{- range .hostnames }}{{ if not (contains "*" .) }}{{ $urls = append $urls (printf "%s://%s" $.Values.httpRoute.scheme .) }}{{ end }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.ingress.enabled -}}
+{{- $secured := list -}}
+{{- range .Values.ingress.tls }}{{ $secured = concat $secured (default list .hosts) }}{{ end -}}
+{{- range $host := .Values.ingress.hosts -}}
+{{- range .paths -}}
+{{- if and (eq (default "http" .port) "http") (eq .path "/") (not (contains "*" $host.host)) -}}
+{{- $urls = append $urls (printf "%s://%s" (ternary "https" "http" (has $host.host $secured)) $host.host) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $urls -}}
 {{- end -}}

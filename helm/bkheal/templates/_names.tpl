@@ -66,12 +66,21 @@ annotations:
 {{- define "bkheal.image" -}}
 {{- $image := .Values.image -}}
 {{- $name := $image.repository -}}
-{{- if $image.registry }}{{ $name = printf "%s/%s" $image.registry $name }}{{ end -}}
+{{- with default $image.registry .Values.global.imageRegistry }}{{ $name = printf "%s/%s" . $name }}{{ end -}}
 {{- if $image.digest -}}
 {{- printf "%s@%s" $name $image.digest -}}
 {{- else -}}
 {{- printf "%s:%s" $name (default .Chart.AppVersion $image.tag) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Names of Secrets with registry credentials, as a JSON list. Charts write them as texts or as {name: …}. */}}
+{{- define "bkheal.pullSecrets" -}}
+{{- $names := list -}}
+{{- range concat (default list .Values.global.imagePullSecrets) .Values.image.pullSecrets -}}
+{{- $names = append $names (ternary (get (ternary . dict (kindIs "map" .)) "name") . (kindIs "map" .)) -}}
+{{- end -}}
+{{- toJson ($names | uniq) -}}
 {{- end -}}
 
 {{- define "bkheal.serviceAccountName" -}}

@@ -24,6 +24,12 @@ ports:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 {{- end -}}
+{{/* Auditors relay connections to the leader. */}}
+{{- define "bkheal.auditorPeers" -}}
+- podSelector:
+    matchLabels:
+      {{- include "bkheal.selectorLabels" (dict "root" . "component" "auditor") | nindent 6 }}
+{{- end -}}
 {{- define "bkheal.sparkPeers" -}}
 - podSelector:
     matchLabels:

@@ -22,7 +22,7 @@ prometheus.io/port: {{ .port | quote }}
 serviceAccountName: {{ if $isDriver }}{{ include "bkheal.driverServiceAccountName" .root }}{{ else }}{{ include "bkheal.serviceAccountName" .root }}{{ end }}
 automountServiceAccountToken: {{ if $isDriver }}true{{ else }}false{{ end }}
 enableServiceLinks: false
-{{- with .root.Values.image.pullSecrets }}
+{{- with include "bkheal.pullSecrets" .root | fromJsonArray }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
@@ -113,6 +113,10 @@ securityContext:
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- if eq .component "auditor" }}
+- name: BKHEAL_AUDITOR_ADVERTISED_HOST
+  value: $(POD_IP)
+{{- end }}
 {{- if .spark }}
 - name: SPARK_CONF_DIR
   value: /etc/bkheal-spark

@@ -42,7 +42,19 @@ executor.yaml: |
   "spark.driver.port" (include "bkheal.number" $k.driverPort)
   "spark.blockManager.port" (include "bkheal.number" $k.blockManagerPort) -}}
 {{- with $e.limitCores }}{{ $_ := set $s "spark.kubernetes.executor.limit.cores" . }}{{ end -}}
-{{- with .Values.image.pullSecrets }}{{ $_ := set $s "spark.kubernetes.container.image.pullSecrets" (join "," .) }}{{ end -}}
+{{- with include "bkheal.pullSecrets" . | fromJsonArray }}{{ $_ := set $s "spark.kubernetes.container.image.pullSecrets" (join "," .) }}{{ end -}}
+{{- /* An executor with cached blocks stays, as Spark's default: a lost block would read ZooKeeper again. */ -}}
+{{- with $e.dynamicAllocation -}}
+{{- if .enabled -}}
+{{- $_ := unset $s "spark.executor.instances" -}}
+{{- $_ := set $s "spark.dynamicAllocation.enabled" "true" -}}
+{{- $_ := set $s "spark.dynamicAllocation.shuffleTracking.enabled" "true" -}}
+{{- $_ := set $s "spark.dynamicAllocation.initialExecutors" (include "bkheal.number" $e.instances) -}}
+{{- $_ := set $s "spark.dynamicAllocation.minExecutors" (include "bkheal.number" .minInstances) -}}
+{{- $_ := set $s "spark.dynamicAllocation.maxExecutors" (include "bkheal.number" .maxInstances) -}}
+{{- $_ := set $s "spark.dynamicAllocation.executorIdleTimeout" (printf "%vs" (include "bkheal.number" .idleTimeoutSeconds)) -}}
+{{- end -}}
+{{- end -}}
 {{- toJson $s -}}
 {{- end -}}
 
@@ -72,6 +84,17 @@ spec:
   {{- end }}
   containers:
     - name: executor
+      {{- with .Values.spark.executor }}
+      {{- if or .ephemeralStorageRequest .ephemeralStorageLimit }}
+      resources:
+        {{- with .ephemeralStorageRequest }}
+        requests: {ephemeral-storage: {{ . }}}
+        {{- end }}
+        {{- with .ephemeralStorageLimit }}
+        limits: {ephemeral-storage: {{ . }}}
+        {{- end }}
+      {{- end }}
+      {{- end }}
       securityContext:
         {{- toYaml .Values.containerSecurityContext | nindent 8 }}
       volumeMounts:

@@ -83,13 +83,25 @@ JSON are the same. */}}
   "grpc_port" $a.ports.grpc
   "ui_host" "0.0.0.0"
   "ui_port" $a.ports.ui
+  "leader_http_port" $a.ports.leaderHttp
+  "leader_grpc_port" $a.ports.leaderGrpc
   "ui_enabled" $a.ui.enabled
   "ui_trigger_enabled" $a.ui.triggerEnabled
   "ui_proxy_base" $a.ui.proxyBase
+  "public_url" (include "bkheal.publicUrl" .)
   "allow_anonymous_read" $a.auth.anonymousRead
   "spark_master" (include "bkheal.sparkMaster" .)
   "driver_memory" $a.driverMemory
   "compat_metrics" .Values.metrics.bookkeeperCompat -}}
+{{- with $a.ui.authProxy -}}
+{{- if .port -}}
+{{- $_ := set $s "ui_host" "127.0.0.1" -}}
+{{- $_ := set $s "ui_user_header" .userHeader -}}
+{{- $_ := set $s "ui_trusted_proxies" "127.0.0.1,::1" -}}
+{{- $_ := set $s "ui_proxy_port" .port -}}
+{{- end -}}
+{{- end -}}
+{{- if include "bkheal.hasLeaderUi" . }}{{ $_ := set $s "leader_ui_port" $a.ports.leaderUi }}{{ end -}}
 {{- if $a.auth.tokensSecret.name }}{{ $_ := set $s "tokens_file" "/etc/bkheal-tokens/tokens" }}{{ end -}}
 {{- if $a.tls.existingSecret -}}
 {{- $_ := set $s "tls_cert" "/etc/bkheal-tls/tls.crt" -}}
@@ -136,6 +148,7 @@ JSON are the same. */}}
 {{- $_ := set $s "http_tls_key" "/etc/bkheal-tls/tls.key" -}}
 {{- if $e.tls.clientCaKey }}{{ $_ := set $s "http_tls_client_ca" "/etc/bkheal-tls/client-ca.crt" }}{{ end -}}
 {{- end -}}
+{{- if .Values.placement.topology }}{{ $_ := set $s "topology_file" (printf "%s/topology.json" (include "bkheal.paths.config" .)) }}{{ end -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" .Values.config.exporter) -}}
 [exporter]
 {{- include "bkheal.toml" $s }}

@@ -11,7 +11,7 @@ spec:
   serviceAccountName: {{ if .driver }}{{ include "bkheal.driverServiceAccountName" .root }}{{ else }}{{ include "bkheal.serviceAccountName" .root }}{{ end }}
   automountServiceAccountToken: {{ default false .driver }}
   enableServiceLinks: false
-  {{- with .root.Values.image.pullSecrets }}
+  {{- with include "bkheal.pullSecrets" .root | fromJsonArray }}
   imagePullSecrets:
     {{- range . }}
     - name: {{ . }}

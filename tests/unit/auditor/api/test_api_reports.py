@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -76,6 +77,20 @@ async def test_reports_are_listed_with_their_paths(world: ApiWorld) -> None:
     assert item["run_id"] == RUN
     for name in ("page", "summary"):
         assert (await world.ask("GET", item[name])).status == 200
+
+
+async def test_a_link_leads_to_the_latest_report_of_a_kind(world: ApiWorld, report_dir: Path) -> None:
+    kinds = {"20261121T000000Z-aaaaaa": "placement", "20261122T000000Z-bbbbbb": "bookies"}
+    for run_id, kind in kinds.items():
+        (report_dir / run_id).mkdir()
+        summary = {"apiVersion": "bkheal/v1", "kind": "AuditReport", "run_id": run_id, "run_kind": kind}
+        (report_dir / run_id / "summary.json").write_text(json.dumps(summary))
+    expected = {"": "20261122T000000Z-bbbbbb", "?kind=placement": "20261121T000000Z-aaaaaa"}
+    for query, run_id in expected.items():
+        reply = await world.ask("GET", f"/reports/latest/{query}")
+        assert (reply.status, reply.headers["Location"]) == (302, f"../{run_id}/")
+    assert (await world.ask("GET", "/reports/latest/?kind=replicas")).problem == "not-found"
+    assert (await world.ask("GET", "/reports/latest/?kind=scrub")).problem == "invalid-request"
 
 
 async def test_there_may_be_no_reports_yet(tmp_path: Path) -> None:

@@ -63,6 +63,15 @@ BACKLOG = Backlog(
 )
 
 
+def test_bookies_and_racks_are_shown_by_the_names_that_were_counted() -> None:
+    shown = Shown(replace(STATUS, backlog=replace(BACKLOG, by_bookie={"bk1:3181": 7, "other": 2}, by_rack={"/r1": 8})))
+    assert shown.value("bkheal_underreplicated_bookie_ledgers", bookie="bk1:3181") == 7
+    assert shown.value("bkheal_underreplicated_bookie_ledgers", bookie="other") == 2
+    assert shown.value("bkheal_underreplicated_rack_ledgers", rack="/r1") == 8
+    shown.auditor.show(replace(STATUS, backlog=BACKLOG))
+    assert shown.value("bkheal_underreplicated_bookie_ledgers", bookie="bk1:3181") is None
+
+
 class Shown:
     def __init__(self, status: ServiceStatus | None = None, **options: bool) -> None:
         self.auditor = AuditorMetrics("1", ManualClock(), **options)

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from auditor.api.control import Backlog, SeverityBacklog
-from auditor.service.watch.backlog import READ_LEDGERS, BacklogCounter, LedgerVerdict, judge
+from auditor.service.watch.backlog import (
+    OTHER,
+    READ_LEDGERS,
+    BacklogCounter,
+    LedgerVerdict,
+    backlog_counter,
+    judge,
+    largest,
+)
+from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.layout import task_path
 from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
@@ -73,7 +89,48 @@ async def test_marked_ledgers_are_counted_by_what_is_missing_now() -> None:
             Severity.CRITICAL: SeverityBacklog(1, 2000, later_ms),
             Severity.MISPLACED: SeverityBacklog(1, 0, later_ms),
         },
+        by_bookie={C: 4, D: 2},
+        by_rack={"unknown": 4},
     )
+
+
+@in_virtual_time
+async def test_what_bookies_and_racks_lack_is_counted_once_for_each_ledger() -> None:
+    marks = await Marks.create()
+    topology = TopologyStore(marks.store, marks.cluster)
+    counter = backlog_counter(marks.store, marks.cluster, marks.clock)
+    await topology.write(json.dumps({A: "/r1", B: "/r2", C: "/r3", D: "/r3"}))
+    await marks.ledger(1, A, B, C)
+    await marks.ledger(2, A, C, D)
+    await marks.ledger(3, A, B)
+    backlog = await counter.count()
+    assert (backlog.by_bookie, backlog.by_rack) == ({C: 2, D: 1}, {"/r3": 2})
+    await Drains(marks.store, ROOT).start(Drain(B, "test", 1))
+    backlog = await counter.count()
+    assert (backlog.by_bookie, backlog.by_rack) == ({B: 2, C: 2, D: 1}, {"/r2": 2, "/r3": 2})
+
+
+@in_virtual_time
+async def test_without_a_topology_that_can_be_read_all_else_is_counted(tmp_path: Path) -> None:
+    marks = await Marks.create()
+    await marks.ledger(1, A, B, C)
+    file = tmp_path / "topology.json"
+    counter = backlog_counter(marks.store, marks.cluster, marks.clock, file)
+    for text, rack in (('{"bkc:1": "/r9"}', "/r9"), ("nonsense", "unknown"), ('{"bkc": "/r8"}', "/r8")):
+        file.write_text(text)
+        backlog = await counter.count()
+        assert (backlog.by_bookie, backlog.by_rack) == ({C: 1}, {rack: 1})
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=4), st.integers(1, 5), max_size=12), st.integers(1, 6))
+def test_named_parts_are_bounded_and_nothing_is_left_out(counts: dict[str, int], parts_max: int) -> None:
+    made = largest(Counter(counts), parts_max)
+    assert sum(made.values()) == sum(counts.values())
+    assert len(made) <= parts_max + 1
+    rest = {name: count for name, count in made.items() if name != OTHER}
+    assert all(counts[name] == count for name, count in rest.items())
+    left_out = [count for name, count in counts.items() if name not in rest]
+    assert max(left_out, default=0) <= min(rest.values(), default=0) or not left_out
 
 
 @in_virtual_time

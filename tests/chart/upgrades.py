@@ -1,0 +1,60 @@
+"""What an upgrade of a release must not change: fields that Kubernetes refuses to change, and names of what keeps data.
+
+A release of the chart is stored as these fields alone, with the values that they came from, so no history is needed.
+``python -m tests.chart.upgrades NAME CHART`` stores them for the chart in a folder, as for each release:
+``git archive TAG helm/bkheal | tar x -C FOLDER``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.chart.rendering import Object, Release, render
+
+STORED: Final = Path(__file__).parent / "released"
+FIXED: Final[Mapping[str, tuple[str, ...]]] = {
+    "Deployment": ("selector",),
+    "StatefulSet": ("selector", "serviceName", "podManagementPolicy", "volumeClaimTemplates"),
+    "PersistentVolumeClaim": ("accessModes", "storageClassName", "volumeMode", "selector"),
+    "Service": ("clusterIP",),
+    "RoleBinding": ("roleRef",),
+}
+"""Fields of a spec, or of the object, that cannot change while it exists. A headless Service cannot get an address."""
+
+
+def fixed(made: Release) -> dict[str, dict[str, Any]]:
+    """These fields of each object that has some, by kind and name."""
+    return {
+        f"{item['kind']}/{item['metadata']['name']}": fields(item) for item in made.objects if item["kind"] in FIXED
+    }
+
+
+def fields(item: Object) -> dict[str, Any]:
+    """The fixed fields of one object that it sets."""
+    of = item.get("spec", item)
+    return {name: of[name] for name in FIXED[item["kind"]] if name in of}
+
+
+def stored() -> Mapping[str, Mapping[str, Any]]:
+    """Every stored release, by its name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(STORED.glob("*.json"))}
+
+
+def main(name: str, chart: Path) -> None:
+    """Store a release."""
+    found = {}
+    for path in sorted(chart.glob("ci/*-values.yaml")):
+        values = yaml.safe_load(path.read_text())
+        found[path.name.removesuffix("-values.yaml")] = {"values": values, "fixed": fixed(render(values, chart=chart))}
+    STORED.mkdir(exist_ok=True)
+    (STORED / f"{name}.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
