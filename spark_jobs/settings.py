@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
+from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.uri import uri_problems
 from bookie.model.ids import LEDGER_ID_MAX
@@ -51,6 +52,16 @@ class AuditSettings:
         float, Option("Mark nothing when a larger share of the known bookies is missing.", minimum=0, maximum=1)
     ] = MISSING_SHARE_MAX
     """The mass-loss brake holds above it."""
+    critical_delay_s: Annotated[
+        float,
+        Option(
+            "Mark a ledger with one copy left when its lost bookie is missing for so long; it never waits longer than "
+            "the lost-bookie delay.",
+            minimum=0,
+            maximum=7 * 86_400,
+        ),
+    ] = CRITICAL_DELAY_S
+    """0 marks them at once."""
     num_partitions: int | None = None
     """Partitions of the metadata scan; None: by cores and ledgers."""
     connect_timeout_s: float = CONNECT_TIMEOUT_S

@@ -86,7 +86,12 @@ class LostBookie:
     bookie_id: str
     first_seen_down_ms: int
     audit_due_ms: int
-    """The end of the delay; 0: an audit has started, or has covered it."""
+    """When nothing holds its ledgers back any more; 0: an audit has covered it."""
+    critical_due_ms: int = 0
+    """When its critical ledgers may be marked; at most ``audit_due_ms``."""
+    hold_reason: str = ""
+    """What holds its ledgers back until then (``HoldReason``); empty: nothing."""
+    hold_detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

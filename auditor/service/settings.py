@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from auditor.api.settings import anonymous_write_problems
+from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.uri import uri_problems
 from bookie.model.option import Group, Option
@@ -59,6 +60,16 @@ class ServiceSettings:
         float, Option("Mark nothing when a larger share of the known bookies is missing.", minimum=0, maximum=1)
     ] = MISSING_SHARE_MAX
     """The mass-loss brake holds everything above it."""
+    critical_delay_s: Annotated[
+        float,
+        Option(
+            "Audit and mark ledgers with one copy left when their lost bookie is missing for so long; they never wait "
+            "longer than the lost-bookie delay.",
+            minimum=0,
+            maximum=7 * 86_400,
+        ),
+    ] = CRITICAL_DELAY_S
+    """0 marks them at once."""
     session_timeout_s: Annotated[
         float,
         Option("How long ZooKeeper waits for a silent auditor before another one takes over.", minimum=2, maximum=40),

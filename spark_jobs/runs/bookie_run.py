@@ -34,6 +34,7 @@ from spark_jobs.runs.accepted import AcceptedLosses, accepted_losses
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.held_back import DueOnly
 from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers
 from spark_jobs.runs.lost_bookies import LostBookies
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
@@ -64,25 +65,6 @@ class _JudgedLedgers:
             self.accepted.unpersist()
 
 
-@dataclass(slots=True)
-class _DueOnly:
-    """Leaves out of markings what still waits, and counts the ledgers of which nothing is left."""
-
-    waiting: AbstractSet[BookieId]
-    ledgers_waiting: int = field(default=0)
-
-    def of(self, markings: Iterable[Marking]) -> Iterator[Marking]:
-        for ledger_id, missing in markings:
-            if self.waiting.isdisjoint(missing):
-                due = missing
-            else:
-                due = tuple(bookie for bookie in missing if bookie not in self.waiting)
-            if due:
-                yield ledger_id, due
-            else:
-                self.ledgers_waiting += 1
-
-
 class BookieRun:
     """One run."""
 
@@ -94,6 +76,11 @@ class BookieRun:
         """As of publishing."""
         self._live: AbstractSet[BookieId] = frozenset()
         """Bookies that the findings take to be there."""
+
+    @property
+    def critical_audited(self) -> Mapping[BookieId, Down]:
+        """As ``audited``, of bookies that are due for their critical ledgers alone."""
+        return {bookie: down for bookie, down in self.lost.critical_due.items() if bookie not in self._live}
 
     @property
     def audited(self) -> Mapping[BookieId, Down]:
@@ -167,7 +154,7 @@ class BookieRun:
             others = unreadable_metadata(scan.suspects)
             if judged.accepted is not None:
                 others = others.unionByName(judged.accepted)
-            self._context.report.write_findings(judged.ledgers, others, self.lost.waiting_until)
+            self._context.report.write_findings(judged.ledgers, others, self.lost.held)
         return worst
 
     def _judge(
@@ -193,7 +180,7 @@ class BookieRun:
         """A dry run records nothing, so for it a loss without a record begins now."""
         now_ms = self._context.clock.epoch_ms()
         noted = self._cluster.lost_since(lost, now_ms, is_noted=not self._settings.is_dry_run)
-        return LostBookies(noted, self._cluster.lost_bookie_delay_s(), now_ms)
+        return LostBookies(noted, self._cluster.marking_policy(self._settings.critical_delay_s), now_ms)
 
     def _publish(self, judged: _JudgedLedgers) -> PublishResult:
         losses = judged.losses
@@ -202,14 +189,14 @@ class BookieRun:
             return PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
         if self._settings.is_dry_run:
             return PublishResult(PublishOutcome.DRY_RUN)
-        due_only = _DueOnly(self.lost.waiting.keys())
+        due_only = DueOnly(self.lost.held)
         with self._context.tasks(Phase.PUBLISH, is_told=False):
-            due = due_only.of(report_sink.markings(judged.ledgers))
+            due = due_only.of(report_sink.to_mark(judged.ledgers))
             markings = chain(losses.markings(), due)
             published = publish(self._counted(markings, total), self._cluster, gate=self._context.gate)
         if published.outcome is PublishOutcome.PUBLISHED:
             self._withdraw(losses.returned)
-        return replace(published, ledgers_waiting=due_only.ledgers_waiting)
+        return replace(published, held_back={reason.value: count for reason, count in due_only.ledgers_held.items()})
 
     def _withdraw(self, returned: Sequence[Decision]) -> None:
         try:

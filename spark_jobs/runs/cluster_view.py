@@ -10,6 +10,8 @@ from pathlib import Path
 
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.marking_policy import MarkingPolicies
+from bookie.metadata.bookies.marking_times import MarkingPolicy
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.topology import TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
@@ -70,13 +72,13 @@ class ClusterView:
         """Mark a batch of ledgers; see ``Publisher.mark``."""
         return self._runner.run(self._publisher.mark(batch))
 
-    def lost_bookie_delay_s(self) -> int:
-        """Apache's delay for lost bookies, seconds.
+    def marking_policy(self, critical_delay_s: float) -> MarkingPolicy:
+        """The rules for the ledgers of lost bookies, as they are now.
 
         Raises:
-            InvalidDelayError: what is stored is not a number of seconds.
+            InvalidDelayError: the lost-bookie delay that is stored is not a number of seconds.
         """
-        return self._runner.run(self._tasks.switches.lost_bookie_delay_s())
+        return self._runner.run(MarkingPolicies(self._tasks, critical_delay_s).read())
 
     def lost_since(self, lost: AbstractSet[BookieId], now_ms: int, *, is_noted: bool) -> Mapping[BookieId, Down]:
         """The times since when ``lost`` are down; recorded in the store, for the next run, if ``is_noted``."""
@@ -89,6 +91,11 @@ class ClusterView:
         """Note that a complete audit dealt with the loss of these bookies."""
         for bookie, down in lost.items():
             self._runner.run(self._down.note_audited(bookie, down.since_ms, audited_ms))
+
+    def note_critical_audited(self, lost: Mapping[BookieId, Down], audited_ms: int) -> None:
+        """Note that a complete audit dealt with the critical ledgers of these bookies."""
+        for bookie, down in lost.items():
+            self._runner.run(self._down.note_critical_audited(bookie, down.since_ms, audited_ms))
 
     def accepted_losses(self) -> Sequence[Decision]:
         """The losses that operators accepted: a bounded number, in a few requests."""

@@ -14,6 +14,7 @@ from typing import Final
 
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.marking_policy import MarkingPolicies
 from bookie.metadata.bookies.registration import Bookies, BookieState, Registrations
 from bookie.metadata.layout import bookie_path, tasks_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
@@ -157,7 +158,8 @@ class SecondLook:
         """Lost bookies whose delay is not known to be over: counted from our auditors' notes, else from reports."""
         now_ms, noted = self._clock.epoch_ms(), await self._down.read()
         downs = {bookie: noted.get(bookie) or Down(self._since_ms(bookie, now_ms)) for bookie in lost}
-        return LostBookies(downs, await self._tasks.switches.lost_bookie_delay_s(), now_ms).waiting.keys()
+        policy = await MarkingPolicies(self._tasks).read()
+        return LostBookies(downs, policy, now_ms).waiting.keys()
 
     def _since_ms(self, bookie: BookieId, now_ms: int) -> int:
         since_ms = self._known.get(bookie, Loss()).since_ms

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -153,6 +154,21 @@ def test_a_lost_bookie_is_marked_once_its_delay_is_over(spark: SparkSession, pla
     later = run_check(spark, RunKind.BOOKIES, settings, clock=Later())
     assert (place.marked(), later.summary.waiting) == ({3: ["x:1"]}, ())
     assert place.do(down.read())[BookieId("x:1")].audited_ms == later.summary.finished_ms
+
+
+def test_a_ledger_with_one_copy_left_does_not_wait_for_the_delay(spark: SparkSession, place: Place) -> None:
+    place.add_cookies("x:1")
+    place.create({4: replace(closed("a:1", "c:1", "x:1"), write_quorum=3)})
+    place.do(place.tasks.switches.set_lost_bookie_delay_s(3600))
+    result = place.audit(spark, critical_delay_s=0.0)
+    assert place.marked() == {3: ["x:1"]}
+    assert result.summary.published.held_back == {"delay": 1}
+    assert result.summary.waiting[0].ledgers == 2
+    rows = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+    details = {row["ledger_id"]: row["detail"] for row in rows}
+    assert (details[3], str(details[4])[:13]) == (None, "waiting until")
+    noted = place.do(FirstSeenDown(place.store, place.cluster.root).read())[BookieId("x:1")]
+    assert (noted.audited_ms, noted.critical_audited_ms) == (0, result.summary.finished_ms)
 
 
 def test_a_bookie_that_returns_within_its_delay_begins_anew_later(spark: SparkSession, place: Place) -> None:

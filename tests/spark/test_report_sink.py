@@ -69,3 +69,13 @@ def test_nothing_found_is_nothing_to_mark(spark: SparkSession) -> None:
     found = report_sink.ledgers_judged(bookie_check_by_ledger(ledgers(spark, row(1, "ab")), LIVE))
     assert list(report_sink.markings(found)) == []
     assert report_sink.sums(found).severities == ()
+
+
+def test_what_decides_about_a_mark_names_the_members_of_critical_fragments(spark: SparkSession) -> None:
+    table = ledgers(spark, row(1, "ab", "xb", "yz"), row(2, "xy"), row(3, "xa", "by"))
+    found = report_sink.ledgers_judged(bookie_check_by_ledger(table, LIVE))
+    assert {each.ledger_id: (each.missing, set(each.critical_missing)) for each in report_sink.to_mark(found)} == {
+        1: (("x", "y", "z"), {"x"}),
+        2: (("x", "y"), set()),
+        3: (("x", "y"), {"x", "y"}),
+    }

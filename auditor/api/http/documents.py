@@ -124,6 +124,9 @@ def _lost(lost: LostBookie) -> dict[str, Any]:
         "bookie_id": lost.bookie_id,
         "first_seen_down": rfc3339_if_known(lost.first_seen_down_ms),
         "audit_due": rfc3339_if_known(lost.audit_due_ms),
+        "critical_due": rfc3339_if_known(lost.critical_due_ms),
+        "hold_reason": lost.hold_reason or None,
+        "hold_detail": lost.hold_detail or None,
     }
 
 

@@ -81,7 +81,16 @@ _PAUSE: Final = {
     "paused_by": _nullable(_TEXT),
 }
 _PART: Final = _fields({"ledgers": _COUNT, "bytes_estimate": _COUNT, "oldest": _TIME})
-_LOST: Final = _fields({"bookie_id": _TEXT, "first_seen_down": _TIME, "audit_due": _TIME})
+_LOST: Final = _fields(
+    {
+        "bookie_id": _TEXT,
+        "first_seen_down": _TIME,
+        "audit_due": {**_TIME, "description": "When its ledgers may be marked; null: an audit covered them."},
+        "critical_due": {**_TIME, "description": "When its ledgers with one copy left may be marked."},
+        "hold_reason": {**_nullable(_TEXT), "description": "What its ledgers wait for until then."},
+        "hold_detail": _nullable(_TEXT),
+    }
+)
 _CHECK: Final = _fields(
     {
         "schedule": {

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import change, child_names, find, put, remove
@@ -35,6 +35,8 @@ class Down:
     """When an audit that counted it as lost came to a complete end; 0: none did."""
     is_delay_waived: bool = False
     """An immediate audit was requested: the delay for lost bookies does not apply to this loss."""
+    critical_audited_ms: int = 0
+    """When an audit that may mark the bookie's critical ledgers came to a complete end; 0: none did."""
 
     def due_ms(self, delay_s: int) -> int:
         """When ledgers of the bookie may be marked, with a delay for lost bookies of ``delay_s`` seconds."""
@@ -83,12 +85,12 @@ class FirstSeenDown:
         return result
 
     async def reopen(self, bookie: BookieId, since_ms: int) -> None:
-        """Revert ``note_audited``: the bookie may have returned while no leader was watching.
+        """Revert what was noted about audits: the bookie may have returned while no leader was watching.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
         """
-        await self.note_audited(bookie, since_ms, 0)
+        await self._change_loss(bookie, since_ms, audited_ms=0, critical_audited_ms=0)
 
     async def watched_to(self) -> str:
         """The last version of the registrations that a leader evaluated; empty if there is none.
@@ -115,11 +117,15 @@ class FirstSeenDown:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
         """
+        await self._change_loss(bookie, since_ms, audited_ms=audited_ms)
 
-        def audited(known: Down | None) -> Down | None:
-            return replace(known, audited_ms=audited_ms) if known and known.since_ms == since_ms else known
+    async def note_critical_audited(self, bookie: BookieId, since_ms: int, audited_ms: int) -> None:
+        """Note that an audit dealt with the critical ledgers of that loss; nothing if the bookie was back since.
 
-        await self._change(bookie, audited)
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
+        """
+        await self._change_loss(bookie, since_ms, critical_audited_ms=audited_ms)
 
     async def waive_delay(self, bookie: BookieId, since_ms: int) -> None:
         """Let the loss that began at ``since_ms`` wait no longer; nothing if the bookie was back since.
@@ -127,11 +133,7 @@ class FirstSeenDown:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
         """
-
-        def waived(known: Down | None) -> Down | None:
-            return replace(known, is_delay_waived=True) if known and known.since_ms == since_ms else known
-
-        await self._change(bookie, waived)
+        await self._change_loss(bookie, since_ms, is_delay_waived=True)
 
     async def forget(self, bookie: BookieId) -> None:
         """The bookie is back, or is none any more. Idempotent.
@@ -140,6 +142,12 @@ class FirstSeenDown:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; forgetting again is safe.
         """
         await remove(self._store, f"{self._parent}/{bookie}")
+
+    async def _change_loss(self, bookie: BookieId, since_ms: int, **fields: Any) -> None:
+        def changed(known: Down | None) -> Down | None:
+            return replace(known, **fields) if known and known.since_ms == since_ms else known
+
+        await self._change(bookie, changed)
 
     async def _change(self, bookie: BookieId, decide: Callable[[Down | None], Down | None]) -> Down:
         def changed(data: bytes | None) -> bytes | None:

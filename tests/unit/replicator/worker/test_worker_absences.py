@@ -77,6 +77,25 @@ async def test_a_member_is_replaced_once_its_delay_is_over() -> None:
 
 
 @in_virtual_time
+async def test_a_critical_ledger_is_repaired_within_the_delay_and_only_of_what_its_task_names() -> None:
+    """R70: the auditor names the bookies; the delay of the cluster holds for the members that no task names."""
+    async with a_world("a b c d e f g") as world:
+        down = await with_cookies(world, "a b c d e f g")
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
+        await world.kill("b", "c")
+        await down.reconcile({BookieId("b"), BookieId("c")}, world.clock.epoch_ms())
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert [(result.ending, result.entries) for result in recorder.results] == [(Ending.REPAIRED, 100)]
+        members = (await world.metadata(LEDGER)).last_fragment.members
+        assert (members[0], members[2]) == tuple(names("a c"))
+        assert members[1] != BookieId("b")
+        await world.register("c")
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
 async def test_a_bookie_without_a_cookie_never_returns() -> None:
     async with a_world("a b c d e f g") as world:
         await with_cookies(world, "a c d e f g")
