@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import ConflictError, PermanentError
@@ -113,6 +114,8 @@ class ServiceStatus:
     lost: Sequence[LostBookie] = ()
     held_because: str = ""
     """Why the mass-loss brake holds now; empty: it does not."""
+    windows: Sequence[Window] = ()
+    """The maintenance windows that are open."""
     problems: Sequence[str] = ()
     """What the store does not allow this process to do, so that it cannot be an auditor until a person acts."""
     backlog: Backlog = field(default_factory=Backlog)

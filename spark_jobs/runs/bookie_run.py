@@ -180,7 +180,7 @@ class BookieRun:
         """A dry run records nothing, so for it a loss without a record begins now."""
         now_ms = self._context.clock.epoch_ms()
         noted = self._cluster.lost_since(lost, now_ms, is_noted=not self._settings.is_dry_run)
-        return LostBookies(noted, self._cluster.marking_policy(self._settings.critical_delay_s), now_ms)
+        return LostBookies(noted, self._cluster.marking_policy(self._settings.critical_delay_s, now_ms), now_ms)
 
     def _publish(self, judged: _JudgedLedgers) -> PublishResult:
         losses = judged.losses

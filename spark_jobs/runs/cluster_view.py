@@ -72,13 +72,15 @@ class ClusterView:
         """Mark a batch of ledgers; see ``Publisher.mark``."""
         return self._runner.run(self._publisher.mark(batch))
 
-    def marking_policy(self, critical_delay_s: float) -> MarkingPolicy:
+    def marking_policy(self, critical_delay_s: float, now_ms: int) -> MarkingPolicy:
         """The rules for the ledgers of lost bookies, as they are now.
 
         Raises:
             InvalidDelayError: the lost-bookie delay that is stored is not a number of seconds.
         """
-        return self._runner.run(MarkingPolicies(self._tasks, critical_delay_s).read())
+        connection = self._connection
+        policies = MarkingPolicies(connection.store, connection.cluster, self._tasks, critical_delay_s)
+        return self._runner.run(policies.read(now_ms))
 
     def lost_since(self, lost: AbstractSet[BookieId], now_ms: int, *, is_noted: bool) -> Mapping[BookieId, Down]:
         """The times since when ``lost`` are down; recorded in the store, for the next run, if ``is_noted``."""

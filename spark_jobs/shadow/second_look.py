@@ -93,6 +93,7 @@ class SecondLook:
         self._tasks = UnderReplication(store, cluster, clock)
         self._drains = Drains(store, cluster.root)
         self._down = FirstSeenDown(store, cluster.root)
+        self._policies = MarkingPolicies(store, cluster, self._tasks)
 
     def around(self) -> ClusterLook:
         """The cluster now."""
@@ -158,7 +159,7 @@ class SecondLook:
         """Lost bookies whose delay is not known to be over: counted from our auditors' notes, else from reports."""
         now_ms, noted = self._clock.epoch_ms(), await self._down.read()
         downs = {bookie: noted.get(bookie) or Down(self._since_ms(bookie, now_ms)) for bookie in lost}
-        policy = await MarkingPolicies(self._tasks).read()
+        policy = await self._policies.read(now_ms)
         return LostBookies(downs, policy, now_ms).waiting.keys()
 
     def _since_ms(self, bookie: BookieId, now_ms: int) -> int:

@@ -242,7 +242,7 @@ class FakeCheck:
             return RunOutcome(RunState.DONE, 6, held, "held")
         now_ms = world.clock.epoch_ms()
         tasks = UnderReplication(store, cluster, world.clock)
-        policy = await MarkingPolicies(tasks, self._auditor.settings.critical_delay_s).read()
+        policy = await MarkingPolicies(store, cluster, tasks, self._auditor.settings.critical_delay_s).read(now_ms)
         noted = await down.reconcile(known - registered, now_ms)
         lost = LostBookies(noted, policy, now_ms)
         due, critical = lost.due, lost.critical_due

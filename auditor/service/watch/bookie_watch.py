@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,6 +21,7 @@ from auditor.api.control import LostBookie, NotLeaderError, RunBusyError
 from auditor.service.events import ServiceEvents
 from auditor.service.watch.lost_bookies import BookieLook, Decision, decide, lost_now
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.bookies.marking_policy import MarkingPolicies
 from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
 from bookie.metadata.bookies.registration import Bookies, Registrations
@@ -65,6 +66,8 @@ class ClusterSeen:
     held_because: str = ""
     delay_s: int = 0
     is_recovery_enabled: bool = True
+    windows: Sequence[Window] = ()
+    """The maintenance windows that are open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class BookieWatch:
     ) -> None:
         self._ports = ports
         self._missing_share_max = missing_share_max
-        self._policies = MarkingPolicies(ports.tasks, critical_delay_s)
+        self._policies = MarkingPolicies(ports.store, ports.cluster, ports.tasks, critical_delay_s)
         self._settle_s = settle_s
         self._poked = Signal()
         self._pokes = 0
@@ -189,7 +192,7 @@ class BookieWatch:
         now_ms = self._ports.clock.epoch_ms()
         lost = lost_now(known, bookies.registered)
         noted = await self._note(lost, now_ms, switches, version)
-        policy = await self._policies.read(switches.delay_s)
+        policy = await self._policies.read(now_ms, switches.delay_s)
         watched = BookieLook(known, bookies.registered, noted, policy, self._settled_ms(now_ms))
         decision = decide(watched, now_ms, self._missing_share_max)
         if self.seen.held_because and not decision.held_because:
@@ -207,6 +210,7 @@ class BookieWatch:
             decision.held_because,
             switches.delay_s,
             switches.disable_stat is None,
+            policy.windows,
         )
         self.looked_s = self._ports.clock.monotonic_s()
         return bookies, decision

@@ -17,11 +17,12 @@ R rules are defined in docs/failure-model.md, A rules in docs/invariants.md.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.bookies.first_seen_down import Down
+from bookie.metadata.bookies.maintenance import Window
 from bookie.model.ids import BookieId
 
 CRITICAL_DELAY_S: Final = 300.0
@@ -34,6 +35,8 @@ class HoldReason(enum.Enum):
 
     DELAY = "delay"
     """Its lost-bookie delay is not over."""
+    MAINTENANCE = "maintenance"
+    """A maintenance window is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class MarkingPolicy:
     delay_s: int = 0
     """The lost-bookie delay of the cluster."""
     critical_delay_s: float = CRITICAL_DELAY_S
+    windows: Sequence[Window] = ()
+    """The maintenance windows that are open."""
 
     def times(self, bookie: BookieId, down: Down) -> MarkingTimes:
         """Return the times of a bookie that is down."""
@@ -72,3 +77,8 @@ class MarkingPolicy:
     def _rules(self, bookie: BookieId, down: Down) -> Iterator[MarkingTimes]:
         due_ms = down.due_ms(self.delay_s)
         yield MarkingTimes(due_ms, min(due_ms, down.since_ms + int(self.critical_delay_s * 1000)))
+        for window in self.windows:
+            if bookie in window.bookies:
+                critical_due_ms = window.until_ms if window.holds_critical else down.since_ms
+                detail = f"{window.target}, by {window.by}"
+                yield MarkingTimes(window.until_ms, critical_due_ms, HoldReason.MAINTENANCE, detail)
