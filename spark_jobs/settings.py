@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
+from bookie.metadata.bookies.marking_policy import MarkingRules
 from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
+from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S, RACK_OUTAGE_DELAY_S_MAX
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.uri import uri_problems
 from bookie.model.ids import LEDGER_ID_MAX
@@ -62,6 +64,15 @@ class AuditSettings:
         ),
     ] = CRITICAL_DELAY_S
     """0 marks them at once."""
+    rack_outage_delay_s: Annotated[
+        float,
+        Option(
+            "Mark nothing for so long after every bookie of a rack was lost at once, as in an outage of the rack; 0: "
+            "they are lost like other bookies.",
+            minimum=0,
+            maximum=RACK_OUTAGE_DELAY_S_MAX,
+        ),
+    ] = RACK_OUTAGE_DELAY_S
     num_partitions: int | None = None
     """Partitions of the metadata scan; None: by cores and ledgers."""
     connect_timeout_s: float = CONNECT_TIMEOUT_S
@@ -115,6 +126,11 @@ class AuditSettings:
         int | None, Option("Remove the oldest reports above this number.", minimum=1, default_text="all")
     ] = None
     """The tables of all runs keep their rows."""
+
+    @property
+    def marking_rules(self) -> MarkingRules:
+        """What holds the ledgers of lost bookies back, as far as it is configured here."""
+        return MarkingRules(self.critical_delay_s, self.rack_outage_delay_s, self.topology_file)
 
     @property
     def is_every_ledger(self) -> bool:

@@ -493,7 +493,7 @@ class AuditorService(Control):
             ),
             missing_share_max=settings.missing_share_max,
             settle_s=SETTLE_SESSIONS * settings.session_timeout_s,
-            critical_delay_s=settings.critical_delay_s,
+            rules=settings.marking_rules,
         )
 
         def ended(record: RunRecord) -> None:

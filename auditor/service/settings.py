@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from auditor.api.settings import anonymous_write_problems
+from bookie.metadata.bookies.marking_policy import MarkingRules
 from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
+from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S, RACK_OUTAGE_DELAY_S_MAX
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.uri import uri_problems
 from bookie.model.option import Group, Option
@@ -70,6 +72,15 @@ class ServiceSettings:
         ),
     ] = CRITICAL_DELAY_S
     """0 marks them at once."""
+    rack_outage_delay_s: Annotated[
+        float,
+        Option(
+            "Mark nothing for so long after every bookie of a rack was lost at once, as in an outage of the rack; 0: "
+            "they are lost like other bookies.",
+            minimum=0,
+            maximum=RACK_OUTAGE_DELAY_S_MAX,
+        ),
+    ] = RACK_OUTAGE_DELAY_S
     session_timeout_s: Annotated[
         float,
         Option("How long ZooKeeper waits for a silent auditor before another one takes over.", minimum=2, maximum=40),
@@ -129,6 +140,11 @@ class ServiceSettings:
         problems = [*uri_problems(self.metadata_uri), *range_problems(self), *_problems(self)]
         if problems:
             raise ConfigurationError(problems)
+
+    @property
+    def marking_rules(self) -> MarkingRules:
+        """What holds the ledgers of lost bookies back, as far as it is configured here."""
+        return MarkingRules(self.critical_delay_s, self.rack_outage_delay_s, self.topology_file)
 
     @property
     def schedules(self) -> Mapping[RunKind, Schedule]:

@@ -14,6 +14,7 @@ from spark_jobs.report.summary import RunSummary, WaitingBookie
 _WORDS: Final = {
     HoldReason.DELAY.value: "within the lost-bookie delay",
     HoldReason.MAINTENANCE.value: "maintenance window",
+    HoldReason.RACK_OUTAGE.value: "outage of its whole rack",
 }
 
 

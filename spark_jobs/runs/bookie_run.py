@@ -20,6 +20,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from bookie.metadata.bookies.first_seen_down import Down
+from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.tasks.decisions import Decision
 from bookie.model.errors import OutcomeUnknownError, TransientError
@@ -137,7 +138,7 @@ class BookieRun:
             judged = self._judge(scan.suspects, bookies.registered | latest.registered, draining, decisions)
         self._live = bookies.registered | latest.registered
         try:
-            self.lost = self._lost_bookies(cookies - latest.registered)
+            self.lost = self._lost_bookies(cookies, latest.registered)
             published = self._publish(judged)  # before the report: a full disk here must not stop repair there
             worst = self._report(scan, judged)
         finally:
@@ -176,11 +177,13 @@ class BookieRun:
             counts = AcceptedCounts(*counted, len(losses.returned))
             return _JudgedLedgers(ledgers, report_sink.sums(ledgers), losses, accepted, counts)
 
-    def _lost_bookies(self, lost: AbstractSet[BookieId]) -> LostBookies:
+    def _lost_bookies(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> LostBookies:
         """A dry run records nothing, so for it a loss without a record begins now."""
-        now_ms = self._context.clock.epoch_ms()
-        noted = self._cluster.lost_since(lost, now_ms, is_noted=not self._settings.is_dry_run)
-        return LostBookies(noted, self._cluster.marking_policy(self._settings.critical_delay_s, now_ms), now_ms)
+        now_ms, is_noted = self._context.clock.epoch_ms(), not self._settings.is_dry_run
+        noted = self._cluster.lost_since(cookies - registered, now_ms, is_noted=is_noted)
+        losses = Losses(cookies, registered, noted)
+        policy = self._cluster.marking_policy(self._settings.marking_rules, losses, now_ms, is_noted=is_noted)
+        return LostBookies(noted, policy, now_ms)
 
     def _publish(self, judged: _JudgedLedgers) -> PublishResult:
         losses = judged.losses

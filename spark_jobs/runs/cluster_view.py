@@ -10,8 +10,9 @@ from pathlib import Path
 
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
-from bookie.metadata.bookies.marking_policy import MarkingPolicies
+from bookie.metadata.bookies.marking_policy import MarkingPolicies, MarkingRules
 from bookie.metadata.bookies.marking_times import MarkingPolicy
+from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.topology import TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
@@ -72,15 +73,18 @@ class ClusterView:
         """Mark a batch of ledgers; see ``Publisher.mark``."""
         return self._runner.run(self._publisher.mark(batch))
 
-    def marking_policy(self, critical_delay_s: float, now_ms: int) -> MarkingPolicy:
-        """The rules for the ledgers of lost bookies, as they are now.
+    def marking_policy(self, rules: MarkingRules, losses: Losses, now_ms: int, *, is_noted: bool) -> MarkingPolicy:
+        """The rules for the ledgers of lost bookies, as they are now; workers see what is held back if ``is_noted``.
 
         Raises:
             InvalidDelayError: the lost-bookie delay that is stored is not a number of seconds.
         """
         connection = self._connection
-        policies = MarkingPolicies(connection.store, connection.cluster, self._tasks, critical_delay_s)
-        return self._runner.run(policies.read(now_ms))
+        policies = MarkingPolicies(connection.store, connection.cluster, self._tasks, rules)
+        policy = self._runner.run(policies.read(now_ms, losses))
+        if is_noted:
+            self._runner.run(self._down.note_held(losses.noted, policy.held_until_ms))
+        return policy
 
     def lost_since(self, lost: AbstractSet[BookieId], now_ms: int, *, is_noted: bool) -> Mapping[BookieId, Down]:
         """The times since when ``lost`` are down; recorded in the store, for the next run, if ``is_noted``."""

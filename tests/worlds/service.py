@@ -17,6 +17,7 @@ from auditor.service.service import AuditorService, Connection, SchedulerPort, S
 from auditor.service.settings import ServiceSettings
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.marking_policy import MarkingPolicies
+from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Registrations, ServiceInfo
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.layout import cookie_path
@@ -242,8 +243,9 @@ class FakeCheck:
             return RunOutcome(RunState.DONE, 6, held, "held")
         now_ms = world.clock.epoch_ms()
         tasks = UnderReplication(store, cluster, world.clock)
-        policy = await MarkingPolicies(store, cluster, tasks, self._auditor.settings.critical_delay_s).read(now_ms)
         noted = await down.reconcile(known - registered, now_ms)
+        policies = MarkingPolicies(store, cluster, tasks, self._auditor.settings.marking_rules)
+        policy = await policies.read(now_ms, Losses(known, registered, noted))
         lost = LostBookies(noted, policy, now_ms)
         due, critical = lost.due, lost.critical_due
         reason = gate.stop_reason()

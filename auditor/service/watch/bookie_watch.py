@@ -22,8 +22,8 @@ from auditor.service.events import ServiceEvents
 from auditor.service.watch.lost_bookies import BookieLook, Decision, decide, lost_now
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.bookies.maintenance import Window
-from bookie.metadata.bookies.marking_policy import MarkingPolicies
-from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
+from bookie.metadata.bookies.marking_policy import MarkingPolicies, MarkingRules
+from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster, NotAClusterError
 from bookie.metadata.layout import disable_path, lost_bookie_delay_path
@@ -103,11 +103,11 @@ class BookieWatch:
         *,
         missing_share_max: float,
         settle_s: float,
-        critical_delay_s: float = CRITICAL_DELAY_S,
+        rules: MarkingRules | None = None,
     ) -> None:
         self._ports = ports
         self._missing_share_max = missing_share_max
-        self._policies = MarkingPolicies(ports.store, ports.cluster, ports.tasks, critical_delay_s)
+        self._policies = MarkingPolicies(ports.store, ports.cluster, ports.tasks, rules)
         self._settle_s = settle_s
         self._poked = Signal()
         self._pokes = 0
@@ -192,7 +192,9 @@ class BookieWatch:
         now_ms = self._ports.clock.epoch_ms()
         lost = lost_now(known, bookies.registered)
         noted = await self._note(lost, now_ms, switches, version)
-        policy = await self._policies.read(now_ms, switches.delay_s)
+        policy = await self._policies.read(now_ms, Losses(known, bookies.registered, noted), switches.delay_s)
+        if self._ports.is_leader():
+            await self._ports.down.note_held(noted, policy.held_until_ms)
         watched = BookieLook(known, bookies.registered, noted, policy, self._settled_ms(now_ms))
         decision = decide(watched, now_ms, self._missing_share_max)
         if self.seen.held_because and not decision.held_because:

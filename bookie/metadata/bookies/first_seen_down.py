@@ -21,6 +21,8 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 _log = logging.getLogger(__name__)
 
 
+_HELD_MS_MAX: Final = 8 * 86_400_000
+"""More than any rule holds a loss back: a damaged time delays a repair for so long at most."""
 _SKEW_MS_MAX: Final = 60_000
 """By which clocks of auditors may differ without anything being put right."""
 
@@ -37,10 +39,17 @@ class Down:
     """An immediate audit was requested: the delay for lost bookies does not apply to this loss."""
     critical_audited_ms: int = 0
     """When an audit that may mark the bookie's critical ledgers came to a complete end; 0: none did."""
+    held_until_ms: int = 0
+    """Until when a rule of the auditors holds the loss back; 0: none does. Workers follow it (``due_ms``)."""
+
+    def delay_end_ms(self, delay_s: int) -> int:
+        """The end of a delay for lost bookies of ``delay_s`` seconds."""
+        return self.since_ms + (0 if self.is_delay_waived else delay_s * 1000)
 
     def due_ms(self, delay_s: int) -> int:
-        """When ledgers of the bookie may be marked, with a delay for lost bookies of ``delay_s`` seconds."""
-        return self.since_ms + (0 if self.is_delay_waived else delay_s * 1000)
+        """When the bookie counts as lost: at the end of the delay, and of what holds it back, which is bounded."""
+        held_ms = 0 if self.is_delay_waived else min(self.held_until_ms, self.since_ms + _HELD_MS_MAX)
+        return max(self.delay_end_ms(delay_s), held_ms)
 
 
 class FirstSeenDown:
@@ -134,6 +143,16 @@ class FirstSeenDown:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
         """
         await self._change_loss(bookie, since_ms, is_delay_waived=True)
+
+    async def note_held(self, noted: Mapping[BookieId, Down], until_ms: Mapping[BookieId, int]) -> None:
+        """Note until when each of the ``noted`` losses is held back; those that ``until_ms`` does not have are not.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
+        """
+        for bookie, down in noted.items():
+            if down.held_until_ms != (wanted_ms := until_ms.get(bookie, 0)):
+                await self._change_loss(bookie, down.since_ms, held_until_ms=wanted_ms)
 
     async def forget(self, bookie: BookieId) -> None:
         """The bookie is back, or is none any more. Idempotent.

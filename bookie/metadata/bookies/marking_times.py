@@ -17,12 +17,13 @@ R rules are defined in docs/failure-model.md, A rules in docs/invariants.md.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.metadata.bookies.first_seen_down import Down
 from bookie.metadata.bookies.maintenance import Window
+from bookie.metadata.bookies.rack_outage import RackOutage
 from bookie.model.ids import BookieId
 
 CRITICAL_DELAY_S: Final = 300.0
@@ -37,6 +38,8 @@ class HoldReason(enum.Enum):
     """Its lost-bookie delay is not over."""
     MAINTENANCE = "maintenance"
     """A maintenance window is open."""
+    RACK_OUTAGE = "rack_outage"
+    """Its whole rack is gone, and may return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,13 @@ class MarkingPolicy:
     critical_delay_s: float = CRITICAL_DELAY_S
     windows: Sequence[Window] = ()
     """The maintenance windows that are open."""
+    outages: Mapping[BookieId, RackOutage] = field(default_factory=dict)
+    """Bookies whose whole rack is gone."""
+
+    @property
+    def held_until_ms(self) -> Mapping[BookieId, int]:
+        """The ends of the rules that workers cannot see by themselves."""
+        return {bookie: outage.until_ms for bookie, outage in self.outages.items()}
 
     def times(self, bookie: BookieId, down: Down) -> MarkingTimes:
         """Return the times of a bookie that is down."""
@@ -75,10 +85,12 @@ class MarkingPolicy:
         return MarkingTimes(last.due_ms, min(last.due_ms, critical_due_ms), last.reason, last.detail)
 
     def _rules(self, bookie: BookieId, down: Down) -> Iterator[MarkingTimes]:
-        due_ms = down.due_ms(self.delay_s)
+        due_ms = down.delay_end_ms(self.delay_s)
         yield MarkingTimes(due_ms, min(due_ms, down.since_ms + int(self.critical_delay_s * 1000)))
         for window in self.windows:
             if bookie in window.bookies:
                 critical_due_ms = window.until_ms if window.holds_critical else down.since_ms
                 detail = f"{window.target}, by {window.by}"
                 yield MarkingTimes(window.until_ms, critical_due_ms, HoldReason.MAINTENANCE, detail)
+        if (outage := self.outages.get(bookie)) is not None:
+            yield MarkingTimes(outage.until_ms, outage.until_ms, HoldReason.RACK_OUTAGE, f"rack {outage.rack}")

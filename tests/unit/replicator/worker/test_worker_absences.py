@@ -119,6 +119,28 @@ async def test_a_maintenance_window_keeps_the_position_of_a_member_unless_its_ta
 
 
 @in_virtual_time
+async def test_a_member_that_auditors_hold_back_is_awaited_although_its_delay_is_over() -> None:
+    """R72: workers follow the record, and need no topology."""
+    async with a_world("a b c d e f g") as world:
+        down = await with_cookies(world, "a b c d e f g")
+        since_ms = world.clock.epoch_ms() - DELAY_S * 1000
+        noted = await down.reconcile({BookieId("b")}, since_ms)
+        await down.note_held(noted, {BookieId("b"): since_ms + 2 * DELAY_S * 1000})
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
+        await world.kill("b", "c")
+        running = world.worker(once=False)
+        async with world.running(running):
+            await world.clock.sleep(SETTLE_S + 1)
+            await world.tasks.marking.mark(LEDGER, names("c"))
+            await until(lambda: _is_done(world))
+            assert (await world.metadata(LEDGER)).last_fragment.members[1] == BookieId("b")
+            await world.clock.sleep(DELAY_S)
+            await world.tasks.marking.mark(LEDGER, names("c"))
+            await until(lambda: _is_done(world))
+            assert await _is_without(world, "b")
+
+
+@in_virtual_time
 async def test_a_bookie_without_a_cookie_never_returns() -> None:
     async with a_world("a b c d e f g") as world:
         await with_cookies(world, "a c d e f g")
