@@ -19,6 +19,7 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
+from spark_jobs.run_limits import RunLimits
 
 CONNECT_TIMEOUT_S: Final = 15.0
 """How long to try to connect to ZooKeeper: longer than an election in its ensemble takes."""
@@ -73,6 +74,22 @@ class AuditSettings:
             maximum=RACK_OUTAGE_DELAY_S_MAX,
         ),
     ] = RACK_OUTAGE_DELAY_S
+    marks_max: Annotated[
+        int | None,
+        Option(
+            "Mark at most so many more ledgers in one run, those with the fewest copies first; the next run continues.",
+            minimum=1,
+            default_text="no limit",
+        ),
+    ] = None
+    mark_bytes_max: Annotated[
+        int | None,
+        Option(
+            "Mark no more ledgers in one run than their repair copies so many bytes, estimated; always at least one.",
+            minimum=1,
+            default_text="no limit",
+        ),
+    ] = None
     num_partitions: int | None = None
     """Partitions of the metadata scan; None: by cores and ledgers."""
     connect_timeout_s: float = CONNECT_TIMEOUT_S
@@ -131,6 +148,11 @@ class AuditSettings:
     def marking_rules(self) -> MarkingRules:
         """What holds the ledgers of lost bookies back, as far as it is configured here."""
         return MarkingRules(self.critical_delay_s, self.rack_outage_delay_s, self.topology_file)
+
+    @property
+    def run_limits(self) -> RunLimits:
+        """How much one run may mark."""
+        return RunLimits(self.marks_max, self.mark_bytes_max)
 
     @property
     def is_every_ledger(self) -> bool:

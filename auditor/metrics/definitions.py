@@ -56,6 +56,7 @@ KINDS: Final = tuple(kind.value for kind in RunKind)
 SEVERITIES: Final = tuple(severity.name.lower() for severity in Severity)
 RESULTS: Final = ("clean", "findings", "held", "partial", "failed", "cancelled")
 HOLD_REASONS: Final = tuple(reason.value for reason in HoldReason)
+BOOKIE_HOLD_REASONS: Final = tuple(reason.value for reason in HoldReason if reason is not HoldReason.LIMIT)
 BOOKIE_STATES: Final = ("writable", "read_only", "lost")
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
@@ -191,7 +192,7 @@ STATE: Final = (
     _state(
         HELD_BACK_BOOKIES,
         "Lost bookies whose ledgers are not marked yet, by what they wait for",
-        {"reason": HOLD_REASONS},
+        {"reason": BOOKIE_HOLD_REASONS},
         "it is not 0 for longer than the delay, the window or the rule takes",
     ),
     _state(WINDOWS, "Maintenance windows that are open", watch="it is not 0 although nobody works on the cluster"),

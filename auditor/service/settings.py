@@ -81,6 +81,22 @@ class ServiceSettings:
             maximum=RACK_OUTAGE_DELAY_S_MAX,
         ),
     ] = RACK_OUTAGE_DELAY_S
+    marks_max: Annotated[
+        int | None,
+        Option(
+            "Mark at most so many more ledgers in one run, those with the fewest copies first; the next run continues.",
+            minimum=1,
+            default_text="no limit",
+        ),
+    ] = None
+    mark_bytes_max: Annotated[
+        int | None,
+        Option(
+            "Mark no more ledgers in one run than their repair copies so many bytes, estimated; always at least one.",
+            minimum=1,
+            default_text="no limit",
+        ),
+    ] = None
     session_timeout_s: Annotated[
         float,
         Option("How long ZooKeeper waits for a silent auditor before another one takes over.", minimum=2, maximum=40),

@@ -43,6 +43,11 @@ class PublishResult:
     """Ledgers with findings of which nothing was marked yet, by reason (``HoldReason``)."""
 
     @property
+    def is_limited(self) -> bool:
+        """Whether a limit of the run held ledgers back, for the next run."""
+        return HoldReason.LIMIT.value in self.held_back
+
+    @property
     def ledgers_waiting(self) -> int:
         """All ledgers of which nothing was marked yet."""
         return sum(self.held_back.values())

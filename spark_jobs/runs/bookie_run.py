@@ -35,8 +35,9 @@ from spark_jobs.runs.accepted import AcceptedLosses, accepted_losses
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.held_back import DueOnly
+from spark_jobs.runs.held_back import DueOnly, held_back
 from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers
+from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.lost_bookies import LostBookies
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
@@ -193,13 +194,15 @@ class BookieRun:
         if self._settings.is_dry_run:
             return PublishResult(PublishOutcome.DRY_RUN)
         due_only = DueOnly(self.lost.held)
+        limiter = MarkLimiter(self._settings.run_limits, self._cluster)
         with self._context.tasks(Phase.PUBLISH, is_told=False):
-            due = due_only.of(report_sink.to_mark(judged.ledgers))
-            markings = chain(losses.markings(), due)
-            published = publish(self._counted(markings, total), self._cluster, gate=self._context.gate)
-        if published.outcome is PublishOutcome.PUBLISHED:
+            returned = ((marking, 0) for marking in losses.markings())
+            due = limiter.admitted(chain(returned, due_only.of(report_sink.to_mark(judged.ledgers))))
+            published = publish(self._counted(due, total), self._cluster, gate=self._context.gate)
+        published = replace(published, held_back=held_back(limiter, due_only))
+        if published.outcome is PublishOutcome.PUBLISHED and not published.is_limited:
             self._withdraw(losses.returned)
-        return replace(published, held_back={reason.value: count for reason, count in due_only.ledgers_held.items()})
+        return published
 
     def _withdraw(self, returned: Sequence[Decision]) -> None:
         try:

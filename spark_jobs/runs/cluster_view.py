@@ -19,7 +19,7 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.metadata.tasks.decisions import Decision, Decisions
-from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.metadata.uri import MetadataUri
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
@@ -72,6 +72,14 @@ class ClusterView:
     def mark(self, batch: Sequence[Marking]) -> int | None:
         """Mark a batch of ledgers; see ``Publisher.mark``."""
         return self._runner.run(self._publisher.mark(batch))
+
+    def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
+        """Whether each ledger is marked with all of its bookies; a task that cannot be read is left as it is."""
+        tasks = self._runner.run(self._tasks.read_many([ledger_id for ledger_id, _ in batch]))
+        return [
+            isinstance(task, UnreadableTask) or (task is not None and set(missing) <= set(task.missing))
+            for task, (_, missing) in zip(tasks, batch, strict=True)
+        ]
 
     def marking_policy(self, rules: MarkingRules, losses: Losses, now_ms: int, *, is_noted: bool) -> MarkingPolicy:
         """The rules for the ledgers of lost bookies, as they are now; workers see what is held back if ``is_noted``.

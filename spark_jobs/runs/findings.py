@@ -18,7 +18,6 @@ from spark_jobs.checks.sql_text import in_list, literal
 from spark_jobs.report.summary import FindingSums, SeverityCount, WorstLedger
 from spark_jobs.report.writing import FINDINGS
 from spark_jobs.runs.held_back import FoundLedger, HeldBookies
-from spark_jobs.runs.publish import Marking
 
 _LEDGER: Final = (
     "ledger_id",
@@ -137,19 +136,12 @@ def worst_ledgers(ledgers: DataFrame, count: int) -> tuple[WorstLedger, ...]:
     )
 
 
-def markings(ledgers: DataFrame) -> Iterator[Marking]:
-    """Stream ``ledgers_found`` to the driver, most severe first, two partitions in memory at a time."""
-    return ((ledger.ledger_id, ledger.missing) for ledger in _streamed(ledgers, "CAST(array() AS array<string>)"))
-
-
 def to_mark(ledgers: DataFrame) -> Iterator[FoundLedger]:
-    """Stream ``ledgers_found`` as ``markings`` does, with all that decides about a mark."""
-    return _streamed(ledgers, _CRITICAL_MISSING)
+    """Stream ``ledgers_found`` to the driver, most severe first, two partitions in memory at a time.
 
-
-def _streamed(ledgers: DataFrame, critical_missing: str) -> Iterator[FoundLedger]:
-    """Rows travel in Arrow batches: unpickled one by one they cost the driver as much as marking does."""
-    columns = ("ledger_id", "missing", f"{critical_missing} AS critical_missing")
+    Rows travel in Arrow batches: unpickled one by one they cost the driver as much as marking does.
+    """
+    columns = ("ledger_id", "missing", f"{_CRITICAL_MISSING} AS critical_missing", "bytes_estimate")
     ordered = ledgers.selectExpr("severity_rank", *columns).orderBy("severity_rank", "ledger_id").drop("severity_rank")
     for row in ordered.mapInArrow(_packed, _PACKED).toLocalIterator(prefetchPartitions=True):
         yield from _unpacked(row["packed"])
@@ -166,10 +158,10 @@ def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _unpacked(packed: bytes) -> Iterator[FoundLedger]:
     for batch in pa.ipc.open_stream(packed):
-        ledger_ids, missing, critical = batch.columns
-        lists = zip(ledger_ids.to_pylist(), _bookies(missing), _bookies(critical), strict=True)
-        for ledger_id, of_ledger, of_critical in lists:
-            yield FoundLedger(LedgerId(ledger_id), of_ledger, of_critical)
+        ledger_ids, missing, critical, sizes = batch.columns
+        rows = zip(ledger_ids.to_pylist(), _bookies(missing), _bookies(critical), sizes.to_pylist(), strict=True)
+        for ledger_id, of_ledger, of_critical, size in rows:
+            yield FoundLedger(LedgerId(ledger_id), of_ledger, of_critical, int(size))
 
 
 def _bookies(column: pa.Array) -> Iterator[tuple[BookieId, ...]]:

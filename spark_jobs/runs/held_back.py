@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from bookie.metadata.bookies.marking_times import HoldReason, MarkingTimes
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.runs.publish import Marking
+from spark_jobs.runs.limits import DueLedger, MarkLimiter
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class FoundLedger:
     """All of its missing bookies."""
     critical_missing: tuple[BookieId, ...] = ()
     """Those of its critical fragments."""
+    bytes_estimate: int = 0
+    """What its repair has to copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,16 @@ class DueOnly:
     held: HeldBookies
     ledgers_held: Counter[HoldReason] = field(default_factory=Counter)
 
-    def of(self, ledgers: Iterable[FoundLedger]) -> Iterator[Marking]:
+    def of(self, ledgers: Iterable[FoundLedger]) -> Iterator[DueLedger]:
         """Yield the markings that may be published."""
         for ledger in ledgers:
             if due := self.held.to_mark(ledger):
-                yield ledger.ledger_id, due
+                yield (ledger.ledger_id, due), ledger.bytes_estimate
             else:
                 self.ledgers_held[self.held.reason(ledger)] += 1
+
+
+def held_back(limiter: MarkLimiter, due_only: DueOnly | None = None) -> dict[str, int]:
+    """Return the numbers of ledgers of which nothing was marked since the last call, by reason."""
+    held = Counter({HoldReason.LIMIT: limiter.take_held()}) + (Counter() if due_only is None else due_only.ledgers_held)
+    return {reason.value: count for reason, count in held.items()}

@@ -202,6 +202,7 @@ def _did_everything(summary: RunSummary) -> bool:
         and summary.held_because is None
         and not summary.is_dry_run
         and summary.published.outcome in _PUBLISHED_ALL
+        and not summary.published.is_limited
     )
 
 

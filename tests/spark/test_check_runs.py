@@ -172,6 +172,20 @@ def test_a_ledger_with_one_copy_left_does_not_wait_for_the_delay(spark: SparkSes
     assert (noted.audited_ms, noted.critical_audited_ms) == (0, result.summary.finished_ms)
 
 
+def test_a_limited_run_marks_the_worst_and_the_next_run_continues(spark: SparkSession, place: Place) -> None:
+    place.add_cookies("x:1")
+    place.create({number: closed("a:1", "x:1") for number in (4, 5)})
+    place.create({6: replace(closed("a:1", "c:1", "x:1"), write_quorum=3)})
+    marked: list[set[int]] = []
+    for _ in range(2):
+        result = place.audit(spark, marks_max=2)
+        marked.append(set(place.marked()))
+        held = result.summary.published.held_back
+        assert (place.audited(), held) == (set(), {"limit": 4 - len(marked[-1])}) or not held
+    assert marked == [{3, 4}, {3, 4, 5, 6}], "one copy left comes first, and no worker was needed in between"
+    assert place.audited() == {"x:1"}
+
+
 def test_a_maintenance_window_holds_marks_back_and_the_report_has_the_reason(spark: SparkSession, place: Place) -> None:
     place.add_cookies("x:1")
     now_ms = SystemClock().epoch_ms()

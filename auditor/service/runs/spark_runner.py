@@ -82,6 +82,8 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         is_dry_run=request.is_dry_run,
         missing_share_max=settings.missing_share_max,
         critical_delay_s=settings.critical_delay_s,
+        marks_max=settings.marks_max,
+        mark_bytes_max=settings.mark_bytes_max,
         rack_outage_delay_s=settings.rack_outage_delay_s,
         topology_file=settings.topology_file,
         placement_policy=settings.placement,

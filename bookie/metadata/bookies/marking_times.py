@@ -40,6 +40,8 @@ class HoldReason(enum.Enum):
     """A maintenance window is open."""
     RACK_OUTAGE = "rack_outage"
     """Its whole rack is gone, and may return."""
+    LIMIT = "limit"
+    """The run marked as many ledgers, or bytes, as it may. Of ledgers only, not of bookies."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,5 +63,5 @@ def test_a_mark_names_what_is_due_and_the_members_of_critical_fragments() -> Non
 def test_what_is_held_back_is_counted_once_with_its_reason() -> None:
     due_only = DueOnly(LOST.held)
     found = [ledger(OLD), ledger(YOUNG), ledger(YOUNG, NEW), ledger(YOUNG, critical=(YOUNG,))]
-    assert list(due_only.of(found)) == [(1, (OLD,)), (1, (YOUNG,))]
+    assert list(due_only.of(found)) == [((1, (OLD,)), 0), ((1, (YOUNG,)), 0)]
     assert due_only.ledgers_held == Counter({HoldReason.DELAY: 2})
