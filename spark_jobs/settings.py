@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
+from bookie.metadata.bookies.marking_policy import MarkingRules
+from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
+from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S, RACK_OUTAGE_DELAY_S_MAX
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.uri import uri_problems
 from bookie.model.ids import LEDGER_ID_MAX
@@ -16,6 +19,7 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
+from spark_jobs.run_limits import RunLimits
 
 CONNECT_TIMEOUT_S: Final = 15.0
 """How long to try to connect to ZooKeeper: longer than an election in its ensemble takes."""
@@ -51,6 +55,41 @@ class AuditSettings:
         float, Option("Mark nothing when a larger share of the known bookies is missing.", minimum=0, maximum=1)
     ] = MISSING_SHARE_MAX
     """The mass-loss brake holds above it."""
+    critical_delay_s: Annotated[
+        float,
+        Option(
+            "Mark a ledger with one copy left when its lost bookie is missing for so long; it never waits longer than "
+            "the lost-bookie delay.",
+            minimum=0,
+            maximum=7 * 86_400,
+        ),
+    ] = CRITICAL_DELAY_S
+    """0 marks them at once."""
+    rack_outage_delay_s: Annotated[
+        float,
+        Option(
+            "Mark nothing for so long after every bookie of a rack was lost at once, as in an outage of the rack; 0: "
+            "they are lost like other bookies.",
+            minimum=0,
+            maximum=RACK_OUTAGE_DELAY_S_MAX,
+        ),
+    ] = RACK_OUTAGE_DELAY_S
+    marks_max: Annotated[
+        int | None,
+        Option(
+            "Mark at most so many more ledgers in one run, those with the fewest copies first; the next run continues.",
+            minimum=1,
+            default_text="no limit",
+        ),
+    ] = None
+    mark_bytes_max: Annotated[
+        int | None,
+        Option(
+            "Mark no more ledgers in one run than their repair copies so many bytes, estimated; always at least one.",
+            minimum=1,
+            default_text="no limit",
+        ),
+    ] = None
     num_partitions: int | None = None
     """Partitions of the metadata scan; None: by cores and ledgers."""
     connect_timeout_s: float = CONNECT_TIMEOUT_S
@@ -104,6 +143,16 @@ class AuditSettings:
         int | None, Option("Remove the oldest reports above this number.", minimum=1, default_text="all")
     ] = None
     """The tables of all runs keep their rows."""
+
+    @property
+    def marking_rules(self) -> MarkingRules:
+        """What holds the ledgers of lost bookies back, as far as it is configured here."""
+        return MarkingRules(self.critical_delay_s, self.rack_outage_delay_s, self.topology_file)
+
+    @property
+    def run_limits(self) -> RunLimits:
+        """How much one run may mark."""
+        return RunLimits(self.marks_max, self.mark_bytes_max)
 
     @property
     def is_every_ledger(self) -> bool:

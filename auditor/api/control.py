@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import ConflictError, PermanentError
@@ -90,7 +91,12 @@ class LostBookie:
     bookie_id: str
     first_seen_down_ms: int
     audit_due_ms: int
-    """The end of the delay; 0: an audit has started, or has covered it."""
+    """When nothing holds its ledgers back any more; 0: an audit has covered it."""
+    critical_due_ms: int = 0
+    """When its critical ledgers may be marked; at most ``audit_due_ms``."""
+    hold_reason: str = ""
+    """What holds its ledgers back until then (``HoldReason``); empty: nothing."""
+    hold_detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,8 @@ class ServiceStatus:
     lost: Sequence[LostBookie] = ()
     held_because: str = ""
     """Why the mass-loss brake holds now; empty: it does not."""
+    windows: Sequence[Window] = ()
+    """The maintenance windows that are open."""
     problems: Sequence[str] = ()
     """What the store does not allow this process to do, so that it cannot be an auditor until a person acts."""
     backlog: Backlog = field(default_factory=Backlog)

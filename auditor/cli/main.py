@@ -23,6 +23,7 @@ from auditor.cli.cluster import (
     debts,
     decommission,
     drain,
+    maintenance,
     ok_to_stop,
     progress,
     recovery,
@@ -98,6 +99,7 @@ app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(debts.app, name="debts")
 app.command("ok-to-stop")(ok_to_stop.ok_to_stop)
 app.add_typer(drain.app, name="drain")
+app.add_typer(maintenance.app, name="maintenance")
 app.command("decommission")(decommission.decommission)
 app.add_typer(report.app, name="report")
 app.add_typer(bookies.cluster_app, name="cluster")

@@ -112,6 +112,7 @@ class Exporter:
             read_only=sorted(seen.read_only),
             lost=seen.lost,
             held_because=seen.held_because,
+            windows=seen.windows,
             backlog=self._overview.backlog,
             running=history.running,
             last=history.last,

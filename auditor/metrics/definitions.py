@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from bookie.metadata.bookies.marking_times import HoldReason
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
@@ -45,6 +46,10 @@ LAST_DURATION: Final = "bkheal_audit_last_run_duration_seconds"
 LAST_LEDGERS: Final = "bkheal_audit_last_run_ledgers"
 LAST_FINDINGS: Final = "bkheal_audit_last_run_findings"
 LAST_HELD: Final = "bkheal_audit_last_run_held"
+LAST_HELD_BACK: Final = "bkheal_audit_last_run_held_back"
+HELD_BACK_BOOKIES: Final = "bkheal_held_back_bookies"
+WINDOWS: Final = "bkheal_maintenance_windows"
+WINDOWS_END: Final = "bkheal_maintenance_ends_timestamp_seconds"
 TIME_TO_DETECT: Final = "bkheal_time_to_detect_seconds"
 
 HEALTHY: Final = "healthy"
@@ -52,6 +57,8 @@ UNREADABLE: Final = "unreadable"
 KINDS: Final = tuple(kind.value for kind in RunKind)
 SEVERITIES: Final = tuple(severity.name.lower() for severity in Severity)
 RESULTS: Final = ("clean", "findings", "held", "partial", "failed", "cancelled")
+HOLD_REASONS: Final = tuple(reason.value for reason in HoldReason)
+BOOKIE_HOLD_REASONS: Final = tuple(reason.value for reason in HoldReason if reason is not HoldReason.LIMIT)
 BOOKIE_STATES: Final = ("writable", "read_only", "lost")
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
@@ -202,6 +209,14 @@ STATE: Final = (
         "Whether so many bookies are missing that nothing is marked until a person has looked (1)",
         watch="it is 1",
     ),
+    _state(
+        HELD_BACK_BOOKIES,
+        "Lost bookies whose ledgers are not marked yet, by what they wait for",
+        {"reason": BOOKIE_HOLD_REASONS},
+        "it is not 0 for longer than the delay, the window or the rule takes",
+    ),
+    _state(WINDOWS, "Maintenance windows that are open", watch="it is not 0 although nobody works on the cluster"),
+    _state(WINDOWS_END, "When the last of them ends by itself; 0: there is none"),
     _state(RUNNING, "Whether a run is under way (1)", _BY_KIND),
     _state(
         RUNNING_SECONDS,
@@ -233,6 +248,12 @@ STATE: Final = (
         {"kind": KINDS, "severity": SEVERITIES},
         "lost or no_live_copy is not 0",
     ),
+    _state(
+        LAST_HELD_BACK,
+        "Ledgers with findings that the last run did not mark yet, by reason",
+        {"kind": KINDS, "reason": HOLD_REASONS},
+        "it is not 0 for longer than the delay, the window or the rule takes",
+    ),
     _state(LAST_HELD, "Whether the last run was held by the brake and published nothing (1)", _BY_KIND, "it is 1"),
 )
 """The service, its runs and its cluster, as of the last look."""
@@ -241,6 +262,6 @@ AUDITOR: Final = (*STATE, *BACKLOG, *EVENTS)
 """What an auditor shows beside what every process shows."""
 
 LAST_RUN: Final = frozenset(
-    {LAST_START, LAST_COMPLETION, LAST_SUCCESS, LAST_DURATION, LAST_LEDGERS, LAST_FINDINGS, LAST_HELD}
+    {LAST_START, LAST_COMPLETION, LAST_SUCCESS, LAST_DURATION, LAST_LEDGERS, LAST_FINDINGS, LAST_HELD, LAST_HELD_BACK}
 )
 """Those of them that one run alone has, and that a run outside the service exports."""

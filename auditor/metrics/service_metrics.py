@@ -7,6 +7,7 @@ maximum over all auditors is right. ``show`` and the events are called on the ev
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -14,7 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from auditor.api.control import Backlog, ServiceStatus, SeverityBacklog
+from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBacklog
 from auditor.metrics import definitions as names
 from auditor.metrics.apache import ApacheNames
 from auditor.metrics.definitions import BACKLOG, COMPONENT, EVENTS, STATE
@@ -109,7 +110,11 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
         (names.BOOKIES, "writable"): len(status.writable),
         (names.BOOKIES, "read_only"): len(status.read_only),
         (names.BOOKIES, "lost"): len(status.lost),
+        (names.WINDOWS,): len(status.windows),
+        (names.WINDOWS_END,): max((window.until_ms for window in status.windows), default=0) / 1000,
     }
+    held_back = Counter(lost.hold_reason for lost in status.lost if _is_held_back(lost, now_ms))
+    values |= {(names.HELD_BACK_BOOKIES, reason): count for reason, count in held_back.items()}
     values |= _backlog_values(status.backlog, now_ms)
     values |= {(names.PERIOD, kind.value): seconds for kind, seconds in status.period_s.items()}
     for kind, pause in status.paused_kinds.items():
@@ -120,6 +125,10 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
     for record in status.running:
         values |= _running_values(record, now_ms)
     return values
+
+
+def _is_held_back(lost: LostBookie, now_ms: int) -> bool:
+    return bool(lost.hold_reason) and lost.audit_due_ms > now_ms
 
 
 def does_another_lead(status: ServiceStatus) -> bool:
@@ -136,6 +145,7 @@ def last_run_values(record: RunRecord) -> dict[Key, float]:
         (names.LAST_DURATION, kind): _duration_s(record),
         (names.LAST_LEDGERS, kind): record.ledgers,
         (names.LAST_HELD, kind): result_of(record) == "held",
+        **{(names.LAST_HELD_BACK, kind, reason): count for reason, count in record.held_back.items()},
         **{(names.LAST_FINDINGS, kind, _severity(name)): count for name, count in record.findings.items()},
     }
 

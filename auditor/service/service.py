@@ -26,6 +26,7 @@ from auditor.service.watch.backlog import backlog_counter
 from auditor.service.watch.bookie_watch import SETTLE_SESSIONS, BookieWatch, ClusterSeen, WatchPorts
 from auditor.service.watch.overview import CountsBacklog, History, Overview
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.maintenance import MaintenanceWindows
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore, StoreUnavailableError
@@ -128,6 +129,7 @@ class _Parts:
     manager: RunManager
     watch: BookieWatch
     overview: Overview
+    windows: MaintenanceWindows
 
 
 class AuditorService(Control):
@@ -209,6 +211,7 @@ class AuditorService(Control):
             read_only=sorted(seen.read_only),
             lost=seen.lost,
             held_because=seen.held_because,
+            windows=seen.windows,
             problems=() if parts is None else tuple(filter(None, (parts.election.problem, parts.watch.problem))),
             backlog=Backlog() if parts is None else parts.overview.backlog,
             running=(*own, *(record for record in history.running if record.run_id not in own_ids)),
@@ -352,6 +355,7 @@ class AuditorService(Control):
                     await parts.runs.abandon_orphans(self._ports.clock.epoch_ms())
                     await parts.runs.prune(self._settings.runs_kept)
                     await self._end_pauses(parts)
+                    await parts.windows.remove_ended(self._ports.clock.epoch_ms())
                 except (TransientError, OutcomeUnknownError) as error:
                     _log.warning("housekeeping is tried again", extra={"reason": str(error)})
                     await self._ports.clock.sleep(_RETRY_S)
@@ -489,6 +493,7 @@ class AuditorService(Control):
             ),
             missing_share_max=settings.missing_share_max,
             settle_s=SETTLE_SESSIONS * settings.session_timeout_s,
+            rules=settings.marking_rules,
         )
 
         def ended(record: RunRecord) -> None:
@@ -497,7 +502,8 @@ class AuditorService(Control):
             overview.poke()
 
         manager.on_ended(ended)
-        return _Parts(connection, election, runs, manager, watch, overview)
+        windows = MaintenanceWindows(store, cluster.root)
+        return _Parts(connection, election, runs, manager, watch, overview, windows)
 
     def _make_scheduler(self, fire: Callable[[RunKind], Awaitable[None]]) -> SchedulerPort:
         settings = self._settings

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from auditor.api.settings import anonymous_write_problems
 from auditor.service.addresses import leader_port_problems, public_url_problems, ui_proxy_problems
+from bookie.metadata.bookies.marking_policy import MarkingRules
+from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
+from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S, RACK_OUTAGE_DELAY_S_MAX
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.uri import uri_problems
 from bookie.model.option import Group, Option
@@ -60,6 +63,41 @@ class ServiceSettings:
         float, Option("Mark nothing when a larger share of the known bookies is missing.", minimum=0, maximum=1)
     ] = MISSING_SHARE_MAX
     """The mass-loss brake holds everything above it."""
+    critical_delay_s: Annotated[
+        float,
+        Option(
+            "Audit and mark ledgers with one copy left when their lost bookie is missing for so long; they never wait "
+            "longer than the lost-bookie delay.",
+            minimum=0,
+            maximum=7 * 86_400,
+        ),
+    ] = CRITICAL_DELAY_S
+    """0 marks them at once."""
+    rack_outage_delay_s: Annotated[
+        float,
+        Option(
+            "Mark nothing for so long after every bookie of a rack was lost at once, as in an outage of the rack; 0: "
+            "they are lost like other bookies.",
+            minimum=0,
+            maximum=RACK_OUTAGE_DELAY_S_MAX,
+        ),
+    ] = RACK_OUTAGE_DELAY_S
+    marks_max: Annotated[
+        int | None,
+        Option(
+            "Mark at most so many more ledgers in one run, those with the fewest copies first; the next run continues.",
+            minimum=1,
+            default_text="no limit",
+        ),
+    ] = None
+    mark_bytes_max: Annotated[
+        int | None,
+        Option(
+            "Mark no more ledgers in one run than their repair copies so many bytes, estimated; always at least one.",
+            minimum=1,
+            default_text="no limit",
+        ),
+    ] = None
     session_timeout_s: Annotated[
         float,
         Option("How long ZooKeeper waits for a silent auditor before another one takes over.", minimum=2, maximum=40),
@@ -151,6 +189,11 @@ class ServiceSettings:
         problems = [*uri_problems(self.metadata_uri), *range_problems(self), *_problems(self)]
         if problems:
             raise ConfigurationError(problems)
+
+    @property
+    def marking_rules(self) -> MarkingRules:
+        """What holds the ledgers of lost bookies back, as far as it is configured here."""
+        return MarkingRules(self.critical_delay_s, self.rack_outage_delay_s, self.topology_file)
 
     @property
     def schedules(self) -> Mapping[RunKind, Schedule]:

@@ -93,6 +93,8 @@ class RunRecord:
     findings: Mapping[str, int] = field(default_factory=dict)
     """Number of ledgers by severity name."""
     tasks_changed: int = 0
+    held_back: Mapping[str, int] = field(default_factory=dict)
+    """Number of ledgers with findings of which nothing was marked yet, by reason."""
     report: str = ""
     """Path of the report's summary, as the process that wrote it sees it."""
     detail: str = ""
@@ -129,6 +131,7 @@ class RunRecord:
             "ledgers": self.ledgers,
             "findings": dict(self.findings),
             "tasks_changed": self.tasks_changed,
+            "held_back": dict(self.held_back),
             "report": self.report or None,
             "detail": self.detail or None,
             "paused_until": rfc3339_if_known(self.pause_ends_ms),

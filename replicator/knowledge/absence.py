@@ -2,9 +2,10 @@
 
 An auditor names a bookie in a task after the delay for lost bookies. A member that no task names is perhaps restarting,
 and replacing it would copy everything that it stores. It counts as lost in two cases: it has no cookie, so no bookie
-will return under its id; or its delay is over, counted from when an auditor first saw it down. Until then it is
-awaited: its position stays as it is, nothing is read from it, and the task can end without it, because the auditor
-marks the ledger after the delay.
+will return under its id; or its delay is over, counted from when an auditor first saw it down, and no maintenance
+window names it (R71). Until then it is awaited: its position stays as it is, nothing is read from it, and the task can
+end without it, because the auditor marks the ledger afterwards. An auditor that names a bookie earlier, because the
+ledger has one copy left (R70), decides for the worker.
 
 Nothing is concluded from an absence while more bookies are missing than a cluster loses at once (S12), or soon after
 this process was without the store: bookies register again only after they have noticed the end of their sessions.
@@ -18,11 +19,12 @@ Source: R39, docs/failure-model.md#R39.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Bookies
 from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.model.ids import BookieId
@@ -43,6 +45,11 @@ class _Facts:
     delay_s: int | None
     """None if it cannot be read."""
     noted: Mapping[BookieId, Down]
+    windows: Sequence[Window] = ()
+    """The maintenance windows that were open when they were read."""
+
+    def in_maintenance(self, now_ms: int) -> frozenset[BookieId]:
+        return frozenset(bookie for window in self.windows if window.is_open(now_ms) for bookie in window.bookies)
 
 
 class Absences:
@@ -51,6 +58,7 @@ class Absences:
     def __init__(self, ports: RepairPorts) -> None:
         self._ports = ports
         self._down = FirstSeenDown(ports.store, ports.cluster.root)
+        self._windows = MaintenanceWindows(ports.store, ports.cluster.root)
         self._facts = Shared(self._read, ports.clock, BOOKIES_AGE_S)
         self._settled_at_s = 0.0
         self.note_outage()
@@ -85,7 +93,7 @@ class Absences:
             return never_return
         delay_s, now_ms = facts.delay_s, self._ports.clock.epoch_ms()
         overdue = (bookie for bookie, down in facts.noted.items() if down.due_ms(delay_s) <= now_ms)
-        return never_return | missing.intersection(overdue, unregistered)
+        return never_return | missing.intersection(overdue, unregistered) - facts.in_maintenance(now_ms)
 
     async def is_mass_loss(self, bookies: Bookies) -> bool:
         """Whether more bookies are missing than a cluster loses at once (S12).
@@ -104,7 +112,8 @@ class Absences:
         except InvalidDelayError as error:
             _log.warning("the delay for lost bookies cannot be read, so none is over", extra={"error": str(error)})
             return _Facts(known, None, {})
-        return _Facts(known, delay_s, await self._down.read())
+        windows = await self._windows.open_at(self._ports.clock.epoch_ms())
+        return _Facts(known, delay_s, await self._down.read(), windows)
 
 
 def unnamed_absent(metadata: LedgerMetadata, named: Collection[BookieId], bookies: Bookies) -> frozenset[BookieId]:

@@ -7,6 +7,7 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.times import rfc3339
+from spark_jobs.report.held import held_ledgers, why_waiting
 from spark_jobs.report.summary import PublishOutcome, PublishResult, RunSummary
 from spark_jobs.report.text import plain
 
@@ -46,7 +47,10 @@ def _lines(summary: RunSummary) -> Iterator[str]:
     for problem in summary.problems:
         yield f"incomplete  {problem}"
     for bookie in summary.waiting:
-        yield f"waiting     {bookie.bookie_id}: {bookie.ledgers} ledgers, not marked before {rfc3339(bookie.until_ms)}"
+        until = rfc3339(bookie.until_ms)
+        yield f"waiting     {bookie.bookie_id}: {bookie.ledgers} ledgers, {why_waiting(bookie)} until {until}"
+    for why, count in held_ledgers(summary):
+        yield f"held back   {count} ledgers, {why}: not marked yet"
     if summary.accepted.ledgers:
         accepted = summary.accepted
         yield f"accepted    {accepted.ledgers} ledgers, {accepted.fragments} fragments: loss accepted, not marked"

@@ -11,6 +11,7 @@ from dataclasses import Field, fields
 from datetime import datetime
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from bookie.metadata.bookies.marking_times import HoldReason
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.errors import PermanentError
 from bookie.model.run import RunKind
@@ -65,7 +66,7 @@ def decode_summary(document: Mapping[str, Any]) -> RunSummary:
 
 
 def _summary(document: Mapping[str, Any]) -> RunSummary:
-    published = _made(PublishResult, document["published"], outcome=PublishOutcome(document["published"]["outcome"]))
+    published = _published(document["published"])
     return RunSummary(
         run_id=_text(document["run_id"]),
         cluster=_made(ClusterName, document["cluster"]),
@@ -93,9 +94,35 @@ def _summary(document: Mapping[str, Any]) -> RunSummary:
 
 
 def _waiting(item: Mapping[str, Any]) -> WaitingBookie:
+    critical = item.get("critical_until")
     return _made(
-        WaitingBookie, item, first_seen_down_ms=_epoch_ms(item["first_seen_down"]), until_ms=_epoch_ms(item["until"])
+        WaitingBookie,
+        item,
+        first_seen_down_ms=_epoch_ms(item["first_seen_down"]),
+        until_ms=_epoch_ms(item["until"]),
+        critical_until_ms=_epoch_ms(critical) if critical else 0,
+        detail=_text(item.get("detail") or ""),
     )
+
+
+def _published(item: Mapping[str, Any]) -> PublishResult:
+    """Reports of before there were reasons have the number of waiting ledgers alone."""
+    held = item.get("held_back")
+    if held is None:
+        waiting = _count(item.get("ledgers_waiting", 0))
+        held = {HoldReason.DELAY.value: waiting} if waiting else {}
+    return _made(
+        PublishResult,
+        item,
+        outcome=PublishOutcome(item["outcome"]),
+        held_back={_text(reason): _count(count) for reason, count in held.items()},
+    )
+
+
+def _count(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r} is not a number of ledgers")
+    return value
 
 
 def _placement(item: Mapping[str, Any] | None) -> PlacementCounts | None:

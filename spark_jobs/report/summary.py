@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from bookie.metadata.bookies.marking_times import HoldReason
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from bookie.model.times import rfc3339
+from bookie.model.times import rfc3339, rfc3339_if_known
 from spark_jobs.settings import FailOn
 
 
@@ -38,8 +39,18 @@ class PublishResult:
     """Ledgers handed to marking."""
     tasks_changed: int = 0
     """Tasks that were created or extended by another missing bookie; the others were complete already."""
-    ledgers_waiting: int = 0
-    """Ledgers with findings whose missing bookies are all within the delay for lost bookies; not marked."""
+    held_back: Mapping[str, int] = field(default_factory=dict)
+    """Ledgers with findings of which nothing was marked yet, by reason (``HoldReason``)."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a limit of the run held ledgers back, for the next run."""
+        return HoldReason.LIMIT.value in self.held_back
+
+    @property
+    def ledgers_waiting(self) -> int:
+        """All ledgers of which nothing was marked yet."""
+        return sum(self.held_back.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +114,18 @@ class WorstLedger:
 
 @dataclass(frozen=True, slots=True)
 class WaitingBookie:
-    """A missing bookie within the delay for lost bookies: reported, and nothing is marked because of it yet."""
+    """A missing bookie that is not due: reported, and no more than its critical ledgers are marked yet."""
 
     bookie_id: str
     first_seen_down_ms: int
     until_ms: int
-    """The end of the delay."""
+    """When its ledgers may be marked."""
     ledgers: int
     """Ledgers with a finding because of it."""
+    critical_until_ms: int = 0
+    """When its critical ledgers may be marked; 0: not known, in reports of earlier releases."""
+    reason: str = HoldReason.DELAY.value
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +290,7 @@ class RunSummary:
     kind: RunKind = RunKind.BOOKIES
     is_dry_run: bool = False
     waiting: tuple[WaitingBookie, ...] = ()
-    """Missing bookies within the delay for lost bookies (kind ``bookies``)."""
+    """Missing bookies that are not due (kind ``bookies``)."""
     placement: PlacementCounts | None = None
     replicas: ReplicaCounts | None = None
     accepted: AcceptedCounts = AcceptedCounts()
@@ -345,7 +360,8 @@ class RunSummary:
             "findings": [asdict(count) | {"severity": count.severity.name} for count in self.severities],
             "bookies": [asdict(count) | {"state": count.state.value} for count in self.bookies],
             "worst_ledgers": [asdict(ledger) | {"severity": ledger.severity.name} for ledger in self.worst_ledgers],
-            "published": asdict(self.published) | {"outcome": self.published.outcome.value},
+            "published": asdict(self.published)
+            | {"outcome": self.published.outcome.value, "ledgers_waiting": self.published.ledgers_waiting},
             "waiting": [_waiting(bookie) for bookie in self.waiting],
             "placement": None if self.placement is None else asdict(self.placement),
             "replicas": None if self.replicas is None else asdict(self.replicas),
@@ -364,5 +380,8 @@ def _waiting(bookie: WaitingBookie) -> Mapping[str, Any]:
         "bookie_id": bookie.bookie_id,
         "first_seen_down": rfc3339(bookie.first_seen_down_ms),
         "until": rfc3339(bookie.until_ms),
+        "critical_until": rfc3339_if_known(bookie.critical_until_ms),
+        "reason": bookie.reason,
+        "detail": bookie.detail or None,
         "ledgers": bookie.ledgers,
     }

@@ -20,6 +20,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from bookie.metadata.bookies.first_seen_down import Down
+from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.tasks.decisions import Decision
 from bookie.model.errors import OutcomeUnknownError, TransientError
@@ -34,7 +35,9 @@ from spark_jobs.runs.accepted import AcceptedLosses, accepted_losses
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.held_back import DueOnly, held_back
 from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers
+from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.lost_bookies import LostBookies
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
@@ -64,25 +67,6 @@ class _JudgedLedgers:
             self.accepted.unpersist()
 
 
-@dataclass(slots=True)
-class _DueOnly:
-    """Leaves out of markings what still waits, and counts the ledgers of which nothing is left."""
-
-    waiting: AbstractSet[BookieId]
-    ledgers_waiting: int = field(default=0)
-
-    def of(self, markings: Iterable[Marking]) -> Iterator[Marking]:
-        for ledger_id, missing in markings:
-            if self.waiting.isdisjoint(missing):
-                due = missing
-            else:
-                due = tuple(bookie for bookie in missing if bookie not in self.waiting)
-            if due:
-                yield ledger_id, due
-            else:
-                self.ledgers_waiting += 1
-
-
 class BookieRun:
     """One run."""
 
@@ -94,6 +78,11 @@ class BookieRun:
         """As of publishing."""
         self._live: AbstractSet[BookieId] = frozenset()
         """Bookies that the findings take to be there."""
+
+    @property
+    def critical_audited(self) -> Mapping[BookieId, Down]:
+        """As ``audited``, of bookies that are due for their critical ledgers alone."""
+        return {bookie: down for bookie, down in self.lost.critical_due.items() if bookie not in self._live}
 
     @property
     def audited(self) -> Mapping[BookieId, Down]:
@@ -150,7 +139,7 @@ class BookieRun:
             judged = self._judge(scan.suspects, bookies.registered | latest.registered, draining, decisions)
         self._live = bookies.registered | latest.registered
         try:
-            self.lost = self._lost_bookies(cookies - latest.registered)
+            self.lost = self._lost_bookies(cookies, latest.registered)
             published = self._publish(judged)  # before the report: a full disk here must not stop repair there
             worst = self._report(scan, judged)
         finally:
@@ -167,7 +156,7 @@ class BookieRun:
             others = unreadable_metadata(scan.suspects)
             if judged.accepted is not None:
                 others = others.unionByName(judged.accepted)
-            self._context.report.write_findings(judged.ledgers, others, self.lost.waiting_until)
+            self._context.report.write_findings(judged.ledgers, others, self.lost.held)
         return worst
 
     def _judge(
@@ -189,11 +178,13 @@ class BookieRun:
             counts = AcceptedCounts(*counted, len(losses.returned))
             return _JudgedLedgers(ledgers, report_sink.sums(ledgers), losses, accepted, counts)
 
-    def _lost_bookies(self, lost: AbstractSet[BookieId]) -> LostBookies:
+    def _lost_bookies(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> LostBookies:
         """A dry run records nothing, so for it a loss without a record begins now."""
-        now_ms = self._context.clock.epoch_ms()
-        noted = self._cluster.lost_since(lost, now_ms, is_noted=not self._settings.is_dry_run)
-        return LostBookies(noted, self._cluster.lost_bookie_delay_s(), now_ms)
+        now_ms, is_noted = self._context.clock.epoch_ms(), not self._settings.is_dry_run
+        noted = self._cluster.lost_since(cookies - registered, now_ms, is_noted=is_noted)
+        losses = Losses(cookies, registered, noted)
+        policy = self._cluster.marking_policy(self._settings.marking_rules, losses, now_ms, is_noted=is_noted)
+        return LostBookies(noted, policy, now_ms)
 
     def _publish(self, judged: _JudgedLedgers) -> PublishResult:
         losses = judged.losses
@@ -202,14 +193,16 @@ class BookieRun:
             return PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
         if self._settings.is_dry_run:
             return PublishResult(PublishOutcome.DRY_RUN)
-        due_only = _DueOnly(self.lost.waiting.keys())
+        due_only = DueOnly(self.lost.held)
+        limiter = MarkLimiter(self._settings.run_limits, self._cluster)
         with self._context.tasks(Phase.PUBLISH, is_told=False):
-            due = due_only.of(report_sink.markings(judged.ledgers))
-            markings = chain(losses.markings(), due)
-            published = publish(self._counted(markings, total), self._cluster, gate=self._context.gate)
-        if published.outcome is PublishOutcome.PUBLISHED:
+            returned = ((marking, 0) for marking in losses.markings())
+            due = limiter.admitted(chain(returned, due_only.of(report_sink.to_mark(judged.ledgers))))
+            published = publish(self._counted(due, total), self._cluster, gate=self._context.gate)
+        published = replace(published, held_back=held_back(limiter, due_only))
+        if published.outcome is PublishOutcome.PUBLISHED and not published.is_limited:
             self._withdraw(losses.returned)
-        return replace(published, ledgers_waiting=due_only.ledgers_waiting)
+        return published
 
     def _withdraw(self, returned: Sequence[Decision]) -> None:
         try:

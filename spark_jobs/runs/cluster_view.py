@@ -10,13 +10,16 @@ from pathlib import Path
 
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.marking_policy import MarkingPolicies, MarkingRules
+from bookie.metadata.bookies.marking_times import MarkingPolicy
+from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.topology import TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.metadata.tasks.decisions import Decision, Decisions
-from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.metadata.uri import MetadataUri
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
@@ -70,13 +73,26 @@ class ClusterView:
         """Mark a batch of ledgers; see ``Publisher.mark``."""
         return self._runner.run(self._publisher.mark(batch))
 
-    def lost_bookie_delay_s(self) -> int:
-        """Apache's delay for lost bookies, seconds.
+    def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
+        """Whether each ledger is marked with all of its bookies; a task that cannot be read is left as it is."""
+        tasks = self._runner.run(self._tasks.read_many([ledger_id for ledger_id, _ in batch]))
+        return [
+            isinstance(task, UnreadableTask) or (task is not None and set(missing) <= set(task.missing))
+            for task, (_, missing) in zip(tasks, batch, strict=True)
+        ]
+
+    def marking_policy(self, rules: MarkingRules, losses: Losses, now_ms: int, *, is_noted: bool) -> MarkingPolicy:
+        """The rules for the ledgers of lost bookies, as they are now; workers see what is held back if ``is_noted``.
 
         Raises:
-            InvalidDelayError: what is stored is not a number of seconds.
+            InvalidDelayError: the lost-bookie delay that is stored is not a number of seconds.
         """
-        return self._runner.run(self._tasks.switches.lost_bookie_delay_s())
+        connection = self._connection
+        policies = MarkingPolicies(connection.store, connection.cluster, self._tasks, rules)
+        policy = self._runner.run(policies.read(now_ms, losses))
+        if is_noted:
+            self._runner.run(self._down.note_held(losses.noted, policy.held_until_ms))
+        return policy
 
     def lost_since(self, lost: AbstractSet[BookieId], now_ms: int, *, is_noted: bool) -> Mapping[BookieId, Down]:
         """The times since when ``lost`` are down; recorded in the store, for the next run, if ``is_noted``."""
@@ -89,6 +105,11 @@ class ClusterView:
         """Note that a complete audit dealt with the loss of these bookies."""
         for bookie, down in lost.items():
             self._runner.run(self._down.note_audited(bookie, down.since_ms, audited_ms))
+
+    def note_critical_audited(self, lost: Mapping[BookieId, Down], audited_ms: int) -> None:
+        """Note that a complete audit dealt with the critical ledgers of these bookies."""
+        for bookie, down in lost.items():
+            self._runner.run(self._down.note_critical_audited(bookie, down.since_ms, audited_ms))
 
     def accepted_losses(self) -> Sequence[Decision]:
         """The losses that operators accepted: a bounded number, in a few requests."""

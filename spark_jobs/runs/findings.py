@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -10,12 +10,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
+from bookie.metadata.bookies.marking_times import HoldReason, MarkingTimes
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import Severity
+from bookie.model.times import rfc3339
 from spark_jobs.checks.sql_text import in_list, literal
 from spark_jobs.report.summary import FindingSums, SeverityCount, WorstLedger
 from spark_jobs.report.writing import FINDINGS
-from spark_jobs.runs.publish import Marking
+from spark_jobs.runs.held_back import FoundLedger, HeldBookies
 
 _LEDGER: Final = (
     "ledger_id",
@@ -26,6 +28,10 @@ _LEDGER: Final = (
     """aggregate(found, CAST(0 AS double),
                  (size, finding) -> size + CAST(coalesce(finding.bytes_estimate, 0) AS double)) AS bytes_estimate""",
     "found",
+)
+_CRITICAL_MISSING: Final = (
+    "array_distinct(flatten(transform("
+    f"filter(found, finding -> finding.severity_rank = {Severity.CRITICAL.value}), finding -> finding.missing)))"
 )
 _PACKED: Final = "packed binary"
 
@@ -47,33 +53,42 @@ _FACTS: Final = f"""
 """
 
 
-def write_findings(
-    ledgers: DataFrame, others: DataFrame, directory: Path, waiting_until: Mapping[BookieId, str] | None = None
-) -> None:
+def write_findings(ledgers: DataFrame, others: DataFrame, directory: Path, held: HeldBookies | None = None) -> None:
     """Add findings to the run's directory, with the run's id, which is its name, as first column.
 
     Args:
         ledgers: ``ledgers_found``.
         others: findings of any other kind.
         directory: of the run.
-        waiting_until: bookies within the delay for lost bookies, and its end as text; it becomes the detail of a
-            finding whose missing bookies are all among them.
+        held: bookies that are not due; a finding because of which nothing is marked gets the reason as its detail.
     """
-    found = ledgers.selectExpr("inline(found)")
-    if waiting_until:
-        found = found.withColumn("detail", F.expr(_waiting(waiting_until)))
+    if held is not None and held.times:
+        found = ledgers.selectExpr(f"{_CRITICAL_MISSING} AS critical_missing", "inline(found)")
+        found = found.withColumn("detail", F.expr(_held_back(held))).drop("critical_missing")
+    else:
+        found = ledgers.selectExpr("inline(found)")
     named = found.unionByName(others).select(F.lit(directory.name).alias("run_id"), "*")
     named.write.mode("append").parquet((directory / FINDINGS).resolve().as_uri())
 
 
-def _waiting(until: Mapping[BookieId, str]) -> str:
-    ends = " ".join(f"WHEN {literal(bookie)} THEN {literal(end)}" for bookie, end in until.items())
-    waits = in_list("bookie", sorted(until))
+def _held_back(held: HeldBookies) -> str:
+    """The reason that ends last, if every missing bookie is held and none is named because the ledger is critical."""
+    ends = " ".join(
+        f"WHEN {literal(bookie)} THEN named_struct('due_ms', {time.due_ms}L, 'text', {literal(_text(time))})"
+        for bookie, time in held.times.items()
+    )
+    is_held = in_list("bookie", sorted(held.times))
+    is_named = f"array_contains(critical_missing, bookie) AND {in_list('bookie', sorted(held.critical_due))}"
     return f"""
-        CASE WHEN size(missing) > 0 AND forall(missing, bookie -> {waits})
-             THEN concat('waiting until ', array_max(transform(missing, bookie -> CASE bookie {ends} END)))
+        CASE WHEN size(missing) > 0 AND forall(missing, bookie -> {is_held} AND NOT ({is_named}))
+             THEN array_max(transform(missing, bookie -> CASE bookie {ends} END)).text
              ELSE detail END
     """
+
+
+def _text(time: MarkingTimes) -> str:
+    why = "" if time.reason is HoldReason.DELAY else f" ({time.reason.value}{f': {time.detail}' * bool(time.detail)})"
+    return f"waiting until {rfc3339(time.due_ms)}{why}"
 
 
 def ledgers_found(findings: DataFrame) -> DataFrame:
@@ -121,14 +136,14 @@ def worst_ledgers(ledgers: DataFrame, count: int) -> tuple[WorstLedger, ...]:
     )
 
 
-def markings(ledgers: DataFrame) -> Iterator[Marking]:
+def to_mark(ledgers: DataFrame) -> Iterator[FoundLedger]:
     """Stream ``ledgers_found`` to the driver, most severe first, two partitions in memory at a time.
 
     Rows travel in Arrow batches: unpickled one by one they cost the driver as much as marking does.
     """
-    ordered = ledgers.select("severity_rank", "ledger_id", "missing").orderBy("severity_rank", "ledger_id")
-    packed = ordered.select("ledger_id", "missing").mapInArrow(_packed, _PACKED)
-    for row in packed.toLocalIterator(prefetchPartitions=True):
+    columns = ("ledger_id", "missing", f"{_CRITICAL_MISSING} AS critical_missing", "bytes_estimate")
+    ordered = ledgers.selectExpr("severity_rank", *columns).orderBy("severity_rank", "ledger_id").drop("severity_rank")
+    for row in ordered.mapInArrow(_packed, _PACKED).toLocalIterator(prefetchPartitions=True):
         yield from _unpacked(row["packed"])
 
 
@@ -141,11 +156,18 @@ def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([pa.array([sink.getvalue().to_pybytes()], pa.binary())], names=["packed"])
 
 
-def _unpacked(packed: bytes) -> Iterator[Marking]:
+def _unpacked(packed: bytes) -> Iterator[FoundLedger]:
     for batch in pa.ipc.open_stream(packed):
-        ledger_ids, missing = batch.columns
-        bookies = missing.flatten().to_pylist()
-        start = 0
-        for ledger_id, count in zip(ledger_ids.to_pylist(), missing.value_lengths().to_pylist(), strict=True):
-            yield LedgerId(ledger_id), tuple(map(BookieId, bookies[start : start + count]))
-            start += count
+        ledger_ids, missing, critical, sizes = batch.columns
+        rows = zip(ledger_ids.to_pylist(), _bookies(missing), _bookies(critical), sizes.to_pylist(), strict=True)
+        for ledger_id, of_ledger, of_critical, size in rows:
+            yield FoundLedger(LedgerId(ledger_id), of_ledger, of_critical, int(size))
+
+
+def _bookies(column: pa.Array) -> Iterator[tuple[BookieId, ...]]:
+    """The lists of a column."""
+    names = column.flatten().to_pylist()
+    start = 0
+    for count in column.value_lengths().to_pylist():
+        yield tuple(map(BookieId, names[start : start + count]))
+        start += count

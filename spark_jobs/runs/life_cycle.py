@@ -55,6 +55,8 @@ class RunOutcome:
     findings: Mapping[str, int] = field(default_factory=dict)
     tasks_changed: int = 0
     report: str = ""
+    held_back: Mapping[str, int] = field(default_factory=dict)
+    """See ``RunRecord``."""
 
     def of_record(self) -> dict[str, Any]:
         """The fields of the run's record."""
@@ -66,6 +68,7 @@ class RunOutcome:
             "ledgers": self.ledgers,
             "findings": self.findings,
             "tasks_changed": self.tasks_changed,
+            "held_back": self.held_back,
             "report": self.report,
         }
 
@@ -93,6 +96,7 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "") -> Ru
         {count.severity.name.lower(): count.ledgers for count in summary.severities if count.ledgers},
         summary.published.tasks_changed,
         "" if why_no_report else str(report),
+        dict(summary.published.held_back),
     )
 
 

@@ -1,11 +1,15 @@
-"""The lost bookies on which an audit may act: those after their delay. Pure.
+"""The lost bookies on which an audit may act, and on which of their ledgers. Pure.
 
-Bookies restart, and copying their ledgers in the meantime would be wasted. So a lost bookie is left alone until it has
-been down for the delay, counted from when an auditor first saw it down. Unlike Apache's auditor, which acts at once
-when two are lost, each bookie has its own delay: otherwise a rolling restart in which two are down together would start
-repair.
+Bookies restart, and copying their ledgers in the meantime would be wasted. So a lost bookie is left alone until it is
+due (``bookie.metadata.bookies.marking_times``). Unlike Apache's auditor, which acts at once when two are lost, each
+bookie has its own delay: otherwise a rolling restart in which two are down together would start repair.
 
-Source: ``lostBookieRecoveryDelay``, docs/formats.md#auditor-checks.
+A bookie that is not due may be due for its critical ledgers. Of such a ledger, a mark names the bookies that are due
+and those members of its critical fragments that are due for critical ledgers, and no others (R70). This is also how the
+worker sees it: a named member is replaced, and a member that no task names is awaited until its own delay is over
+(R39).
+
+Source: ``lostBookieRecoveryDelay``, docs/formats.md#auditor-checks. R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bookie.metadata.bookies.first_seen_down import Down
+from bookie.metadata.bookies.marking_times import MarkingPolicy, MarkingTimes
 from bookie.model.ids import BookieId
-from bookie.model.times import rfc3339
 from spark_jobs.report.summary import FindingSums, WaitingBookie
+from spark_jobs.runs.held_back import HeldBookies
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +29,48 @@ class LostBookies:
     """The lost bookies of one moment. Those without a note are due: they have no cookie, so none will come back."""
 
     noted: Mapping[BookieId, Down] = field(default_factory=dict)
-    delay_s: int = 0
+    policy: MarkingPolicy = field(default_factory=MarkingPolicy)
     now_ms: int = 0
 
     @property
-    def waiting(self) -> Mapping[BookieId, int]:
-        """Bookies whose delay is not over, with its end in epoch milliseconds."""
-        ends = {bookie: down.due_ms(self.delay_s) for bookie, down in self.noted.items()}
-        return {bookie: end for bookie, end in ends.items() if end > self.now_ms}
-
-    @property
-    def waiting_until(self) -> Mapping[BookieId, str]:
-        """As ``waiting``, with times as text."""
-        return {bookie: rfc3339(end) for bookie, end in self.waiting.items()}
+    def waiting(self) -> Mapping[BookieId, MarkingTimes]:
+        """Bookies that are not due, with their times."""
+        times = {bookie: self.policy.times(bookie, down) for bookie, down in self.noted.items()}
+        return {bookie: time for bookie, time in times.items() if time.due_ms > self.now_ms}
 
     @property
     def due(self) -> Mapping[BookieId, Down]:
-        """Recorded bookies after their delay."""
-        return {bookie: down for bookie, down in self.noted.items() if bookie not in self.waiting}
+        """Recorded bookies that are due."""
+        waiting = self.waiting
+        return {bookie: down for bookie, down in self.noted.items() if bookie not in waiting}
+
+    @property
+    def critical_due(self) -> Mapping[BookieId, Down]:
+        """Waiting bookies that are due for their critical ledgers."""
+        return {bookie: self.noted[bookie] for bookie, time in self.waiting.items() if self._is_critical_due(time)}
+
+    @property
+    def held(self) -> HeldBookies:
+        """What a run leaves out of its marks."""
+        waiting = self.waiting
+        return HeldBookies(
+            waiting, frozenset(bookie for bookie, time in waiting.items() if self._is_critical_due(time))
+        )
 
     def in_report(self, sums: FindingSums) -> tuple[WaitingBookie, ...]:
         """The waiting bookies for the summary, by id."""
         return tuple(
-            WaitingBookie(bookie, self.noted[bookie].since_ms, end, sums.by_bookie.get(bookie, (0, 0))[0])
-            for bookie, end in sorted(self.waiting.items())
+            WaitingBookie(
+                bookie,
+                self.noted[bookie].since_ms,
+                time.due_ms,
+                sums.by_bookie.get(bookie, (0, 0))[0],
+                time.critical_due_ms,
+                time.reason.value,
+                time.detail,
+            )
+            for bookie, time in sorted(self.waiting.items())
         )
+
+    def _is_critical_due(self, time: MarkingTimes) -> bool:
+        return time.critical_due_ms <= self.now_ms

@@ -34,7 +34,9 @@ from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.chunks import chunks
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.held_back import held_back
 from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers
+from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import publish
@@ -66,6 +68,7 @@ class PlacementRun:
         self._context = context
         self._settings = context.settings
         self._cluster = context.cluster
+        self._limiter = MarkLimiter(self._settings.run_limits, self._cluster)
 
     def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
         """Do everything but the summary.
@@ -145,7 +148,9 @@ class PlacementRun:
         fixable = chunk.findings.where("is_fixable AND state = 'CLOSED'").select("ledger_id").distinct()
         with self._context.tasks(Phase.PUBLISH, is_told=False):
             ids = (LedgerId(row["ledger_id"]) for row in fixable.orderBy("ledger_id").toLocalIterator())
-            return publish(((ledger_id, ()) for ledger_id in ids), self._cluster, gate=self._context.gate)
+            due = self._limiter.admitted(((ledger_id, ()), 0) for ledger_id in ids)
+            published = publish(due, self._cluster, gate=self._context.gate)
+        return replace(published, held_back=held_back(self._limiter))
 
     def _counts(
         self, source: str, found: FindingTotals, fragments: Counter[Spread], ensembles: Counter[Spread]

@@ -17,7 +17,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pyspark import StorageLevel
@@ -48,7 +48,9 @@ from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.chunks import chunks, in_range, is_sampled
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.held_back import held_back
 from spark_jobs.runs.ledger_scan import LedgerScan, ScanFailedError, first_line, scan_ledgers, store_error
+from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import publish
@@ -91,6 +93,7 @@ class ReplicaRun:
         self._cluster = context.cluster
         seed = self._settings.sample_seed
         self._seed = rng.getrandbits(32) if seed is None else seed
+        self._limiter = MarkLimiter(self._settings.run_limits, self._cluster)
         self._asked = _AnswerCounts()
         self._accepted: dict[LedgerId, tuple[LostFragment, ...]] = {}
         self._accepted_found = (0, 0)
@@ -169,7 +172,10 @@ class ReplicaRun:
         if self._settings.is_dry_run:
             return PublishResult(PublishOutcome.DRY_RUN)
         with self._context.tasks(Phase.PUBLISH, is_told=False):
-            return publish(report_sink.markings(ledgers), self._cluster, gate=self._context.gate)
+            found = report_sink.to_mark(ledgers)
+            due = self._limiter.admitted(((each.ledger_id, each.missing), each.bytes_estimate) for each in found)
+            published = publish(due, self._cluster, gate=self._context.gate)
+        return replace(published, held_back=held_back(self._limiter))
 
     def _counts(self, took_s: float, every: int) -> ReplicaCounts:
         counts, settings = self._asked.counts, self._settings

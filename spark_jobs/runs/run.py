@@ -166,7 +166,7 @@ def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Complete
     match context.kind:
         case RunKind.BOOKIES:
             run = BookieRun(context)
-            return run.execute, lambda summary: cluster.note_audited(run.audited, summary.finished_ms)
+            return run.execute, lambda summary: _losses_audited(cluster, run, summary.finished_ms)
         case RunKind.PLACEMENT:
             return (
                 PlacementRun(context).execute,
@@ -174,6 +174,11 @@ def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Complete
             )
         case RunKind.REPLICAS:
             return ReplicaRun(context, rng).execute, lambda summary: _replicas_completed(context, summary)
+
+
+def _losses_audited(cluster: ClusterView, run: BookieRun, finished_ms: int) -> None:
+    cluster.note_audited(run.audited, finished_ms)
+    cluster.note_critical_audited(run.critical_audited, finished_ms)
 
 
 def _topology(cluster: ClusterView, settings: AuditSettings) -> Topology | None:
@@ -197,6 +202,7 @@ def _did_everything(summary: RunSummary) -> bool:
         and summary.held_because is None
         and not summary.is_dry_run
         and summary.published.outcome in _PUBLISHED_ALL
+        and not summary.published.is_limited
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,12 +20,12 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
 from spark_jobs.report import writing
 from spark_jobs.report.files import FINDINGS, ReportDirError
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.findings import write_findings
+from spark_jobs.runs.held_back import HeldBookies
 
 _log = logging.getLogger(__name__)
 
@@ -64,12 +64,10 @@ class RunReport:
         except (PySparkException, Py4JError) as error:
             self._give_up(ReportDirError(f"cannot write the findings to {self.directory}: {_cause(error)}"))
 
-    def write_findings(
-        self, ledgers: DataFrame, others: DataFrame, waiting_until: Mapping[BookieId, str] | None = None
-    ) -> None:
+    def write_findings(self, ledgers: DataFrame, others: DataFrame, held: HeldBookies | None = None) -> None:
         """Add findings (``findings.write_findings``), unless the report was given up. Call it in ``tolerated``."""
         if self.problem is None:
-            write_findings(ledgers, others, self.directory, waiting_until)
+            write_findings(ledgers, others, self.directory, held)
 
     def finish(self, summary: RunSummary, topology: Topology | None, kept_max: int | None) -> Path:
         """Write everything but the findings, unless the report was given up; return the path of the summary."""

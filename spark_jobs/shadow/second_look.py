@@ -14,6 +14,8 @@ from typing import Final
 
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.marking_policy import MarkingPolicies
+from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies, BookieState, Registrations
 from bookie.metadata.layout import bookie_path, tasks_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
@@ -92,6 +94,7 @@ class SecondLook:
         self._tasks = UnderReplication(store, cluster, clock)
         self._drains = Drains(store, cluster.root)
         self._down = FirstSeenDown(store, cluster.root)
+        self._policies = MarkingPolicies(store, cluster, self._tasks)
 
     def around(self) -> ClusterLook:
         """The cluster now."""
@@ -135,7 +138,7 @@ class SecondLook:
         return ClusterLook(
             bookies,
             await self._registered_ms(bookies),
-            await self._waiting(known - bookies.registered),
+            await self._waiting(known, bookies.registered),
             frozenset(bookie for bookie in known - bookies.registered if self._is_new(bookie)),
             self._lost_in_run,
             await self._tasks.switches.is_disabled(),
@@ -153,11 +156,12 @@ class SecondLook:
                     found[bookie] = max(found.get(bookie, 0), node.stat.ctime_ms)
         return found
 
-    async def _waiting(self, lost: AbstractSet[BookieId]) -> AbstractSet[BookieId]:
+    async def _waiting(self, known: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> AbstractSet[BookieId]:
         """Lost bookies whose delay is not known to be over: counted from our auditors' notes, else from reports."""
         now_ms, noted = self._clock.epoch_ms(), await self._down.read()
-        downs = {bookie: noted.get(bookie) or Down(self._since_ms(bookie, now_ms)) for bookie in lost}
-        return LostBookies(downs, await self._tasks.switches.lost_bookie_delay_s(), now_ms).waiting.keys()
+        downs = {bookie: noted.get(bookie) or Down(self._since_ms(bookie, now_ms)) for bookie in known - registered}
+        policy = await self._policies.read(now_ms, Losses(known, registered, downs))
+        return LostBookies(downs, policy, now_ms).waiting.keys()
 
     def _since_ms(self, bookie: BookieId, now_ms: int) -> int:
         since_ms = self._known.get(bookie, Loss()).since_ms

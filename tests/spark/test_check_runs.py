@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, Endpoint, ServiceInfo, encode_service_info
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.layout import bookie_path
@@ -153,6 +155,56 @@ def test_a_lost_bookie_is_marked_once_its_delay_is_over(spark: SparkSession, pla
     later = run_check(spark, RunKind.BOOKIES, settings, clock=Later())
     assert (place.marked(), later.summary.waiting) == ({3: ["x:1"]}, ())
     assert place.do(down.read())[BookieId("x:1")].audited_ms == later.summary.finished_ms
+
+
+def test_a_ledger_with_one_copy_left_does_not_wait_for_the_delay(spark: SparkSession, place: Place) -> None:
+    place.add_cookies("x:1")
+    place.create({4: replace(closed("a:1", "c:1", "x:1"), write_quorum=3)})
+    place.do(place.tasks.switches.set_lost_bookie_delay_s(3600))
+    result = place.audit(spark, critical_delay_s=0.0)
+    assert place.marked() == {3: ["x:1"]}
+    assert result.summary.published.held_back == {"delay": 1}
+    assert result.summary.waiting[0].ledgers == 2
+    rows = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+    details = {row["ledger_id"]: row["detail"] for row in rows}
+    assert (details[3], str(details[4])[:13]) == (None, "waiting until")
+    noted = place.do(FirstSeenDown(place.store, place.cluster.root).read())[BookieId("x:1")]
+    assert (noted.audited_ms, noted.critical_audited_ms) == (0, result.summary.finished_ms)
+
+
+def test_a_limited_run_marks_the_worst_and_the_next_run_continues(spark: SparkSession, place: Place) -> None:
+    place.add_cookies("x:1")
+    place.create({number: closed("a:1", "x:1") for number in (4, 5)})
+    place.create({6: replace(closed("a:1", "c:1", "x:1"), write_quorum=3)})
+    marked: list[set[int]] = []
+    for _ in range(2):
+        result = place.audit(spark, marks_max=2)
+        marked.append(set(place.marked()))
+        held = result.summary.published.held_back
+        assert (place.audited(), held) == (set(), {"limit": 4 - len(marked[-1])}) or not held
+    assert marked == [{3, 4}, {3, 4, 5, 6}], "one copy left comes first, and no worker was needed in between"
+    assert place.audited() == {"x:1"}
+
+
+def test_a_maintenance_window_holds_marks_back_and_the_report_has_the_reason(spark: SparkSession, place: Place) -> None:
+    place.add_cookies("x:1")
+    now_ms = SystemClock().epoch_ms()
+    window = Window("rack:/r2", (BookieId("x:1"),), "me@host", now_ms, now_ms + HOUR_MS, holds_critical=True)
+    windows = MaintenanceWindows(place.store, place.cluster.root)
+    place.do(windows.start(window))
+    result = place.audit(spark, critical_delay_s=0.0)
+    assert (place.marked(), result.summary.published.held_back) == ({}, {"maintenance": 1})
+    (waiting,) = result.summary.waiting
+    assert (waiting.reason, waiting.detail, waiting.until_ms) == (
+        "maintenance",
+        "rack:/r2, by me@host",
+        window.until_ms,
+    )
+    (row,) = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+    assert row["detail"].endswith("(maintenance: rack:/r2, by me@host)")
+    place.do(windows.start(replace(window, holds_critical=False)))
+    place.audit(spark, critical_delay_s=0.0)
+    assert place.marked() == {3: ["x:1"]}
 
 
 def test_a_bookie_that_returns_within_its_delay_begins_anew_later(spark: SparkSession, place: Place) -> None:

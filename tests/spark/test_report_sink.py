@@ -59,13 +59,27 @@ def test_markings_come_most_severe_first_and_all_of_them(spark: SparkSession) ->
         "id AS ledger_id",
         f"CAST(IF(id % 5 = 0, {Severity.NO_LIVE_COPY.value}, {Severity.CRITICAL.value}) AS int) AS severity_rank",
         "IF(id % 5 = 0, array('x', 'y'), array('z')) AS missing",
+        "CAST(id AS double) AS bytes_estimate",
+        "array(named_struct('severity_rank', 0, 'missing', array('x'))) AS found",
     )
     expected: list[tuple[int, tuple[str, ...]]] = [(number, ("x", "y")) for number in range(0, count, 5)]
     expected += [(number, ("z",)) for number in range(count) if number % 5]
-    assert list(report_sink.markings(made)) == expected
+    streamed = list(report_sink.to_mark(made))
+    assert [(each.ledger_id, each.missing) for each in streamed] == expected
+    assert all(each.bytes_estimate == each.ledger_id and not each.critical_missing for each in streamed)
 
 
 def test_nothing_found_is_nothing_to_mark(spark: SparkSession) -> None:
     found = report_sink.ledgers_judged(bookie_check_by_ledger(ledgers(spark, row(1, "ab")), LIVE))
-    assert list(report_sink.markings(found)) == []
+    assert list(report_sink.to_mark(found)) == []
     assert report_sink.sums(found).severities == ()
+
+
+def test_what_decides_about_a_mark_names_the_members_of_critical_fragments(spark: SparkSession) -> None:
+    table = ledgers(spark, row(1, "ab", "xb", "yz"), row(2, "xy"), row(3, "xa", "by"))
+    found = report_sink.ledgers_judged(bookie_check_by_ledger(table, LIVE))
+    assert {each.ledger_id: (each.missing, set(each.critical_missing)) for each in report_sink.to_mark(found)} == {
+        1: (("x", "y", "z"), {"x"}),
+        2: (("x", "y"), set()),
+        3: (("x", "y"), {"x", "y"}),
+    }

@@ -139,8 +139,10 @@ INCOMPLETE = replace(
 
 WAITING = replace(
     UNDER_REPLICATED,
-    published=PublishResult(PublishOutcome.NOTHING_TO_PUBLISH, 0, 0, 452),
-    waiting=(WaitingBookie(bookie_name(0), START_MS - 4 * MINUTE_MS, START_MS + 6 * MINUTE_MS, 452),),
+    published=PublishResult(PublishOutcome.NOTHING_TO_PUBLISH, 0, 0, {"delay": 452}),
+    waiting=(
+        WaitingBookie(bookie_name(0), START_MS - 4 * MINUTE_MS, START_MS + 6 * MINUTE_MS, 452, START_MS + MINUTE_MS),
+    ),
 )
 
 PLACEMENT = replace(

@@ -16,6 +16,8 @@ from auditor.service.runs.schedule import Schedule, first_due_ms, period_s
 from auditor.service.service import AuditorService, Connection, SchedulerPort, ServicePorts
 from auditor.service.settings import ServiceSettings
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.marking_policy import MarkingPolicies
+from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Registrations, ServiceInfo
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.layout import cookie_path
@@ -29,6 +31,7 @@ from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.gate import RunGate
 from spark_jobs.runs.life_cycle import RunOutcome
+from spark_jobs.runs.lost_bookies import LostBookies
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from tests.worlds.cluster import ROOT, MemoryCluster
 from tests.worlds.virtual_time import run_virtual, when
@@ -54,6 +57,8 @@ class ServiceWorld(MemoryCluster):
         super().__init__()
         self.bookies: dict[BookieId, MemoryStore] = {}
         self.marked: list[Marked] = []
+        self.critical_marked: list[Marked] = []
+        """Of audits that could mark the critical ledgers of these bookies alone."""
         self.check_s = 1.0
         self.failures: list[Exception] = []
         self.auditors: list[Auditor] = []
@@ -237,16 +242,23 @@ class FakeCheck:
         if held:
             return RunOutcome(RunState.DONE, 6, held, "held")
         now_ms = world.clock.epoch_ms()
-        delay_s = await UnderReplication(store, cluster, world.clock).switches.lost_bookie_delay_s()
+        tasks = UnderReplication(store, cluster, world.clock)
         noted = await down.reconcile(known - registered, now_ms)
-        due = {bookie: loss for bookie, loss in noted.items() if loss.due_ms(delay_s) <= now_ms}
+        policies = MarkingPolicies(store, cluster, tasks, self._auditor.settings.marking_rules)
+        policy = await policies.read(now_ms, Losses(known, registered, noted))
+        lost = LostBookies(noted, policy, now_ms)
+        due, critical = lost.due, lost.critical_due
         reason = gate.stop_reason()
         if reason is not None:
             raise RunStoppedError(reason)
         if due:
             world.marked.append(Marked(world.clock.monotonic_s(), frozenset(due)))
+        if critical:
+            world.critical_marked.append(Marked(world.clock.monotonic_s(), frozenset(critical)))
         for bookie, loss in due.items():
             await down.note_audited(bookie, loss.since_ms, now_ms)
+        for bookie, loss in critical.items():
+            await down.note_critical_audited(bookie, loss.since_ms, now_ms)
         return RunOutcome(RunState.DONE, 0, "", "clean", is_success=True, ledgers=10)
 
 

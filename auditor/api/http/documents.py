@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBacklog
 from auditor.api.operations_port import BookieView, TaskPage, TaskView
+from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.runs.notes import KindPause
 from bookie.model.run import RunKind, RunRecord
 from bookie.model.times import rfc3339_if_known
@@ -47,6 +48,7 @@ def status_document(status: ServiceStatus) -> dict[str, Any]:
             "recovery_enabled": status.is_recovery_enabled,
             "lost_bookie_delay_seconds": status.lost_bookie_delay_s,
             "held_because": status.held_because or None,
+            "maintenance": [_window(window) for window in status.windows],
             "bookies": {
                 "writable": list(status.writable),
                 "read_only": list(status.read_only),
@@ -119,11 +121,26 @@ def _part(part: SeverityBacklog) -> dict[str, Any]:
     return {"ledgers": part.ledgers, "bytes_estimate": part.bytes_estimate, "oldest": rfc3339_if_known(part.oldest_ms)}
 
 
+def _window(window: Window) -> dict[str, Any]:
+    return {
+        "target": window.target,
+        "bookies": list(window.bookies),
+        "by": window.by,
+        "since": rfc3339_if_known(window.since_ms),
+        "until": rfc3339_if_known(window.until_ms),
+        "hold_critical": window.holds_critical,
+        "note": window.note or None,
+    }
+
+
 def _lost(lost: LostBookie) -> dict[str, Any]:
     return {
         "bookie_id": lost.bookie_id,
         "first_seen_down": rfc3339_if_known(lost.first_seen_down_ms),
         "audit_due": rfc3339_if_known(lost.audit_due_ms),
+        "critical_due": rfc3339_if_known(lost.critical_due_ms),
+        "hold_reason": lost.hold_reason or None,
+        "hold_detail": lost.hold_detail or None,
     }
 
 

@@ -70,6 +70,11 @@ _RUN: Final = _fields(
         "ledgers": _COUNT,
         "findings": {**_map(_COUNT), "description": "Ledgers by severity."},
         "tasks_changed": _COUNT,
+        "held_back": {
+            "type": "object",
+            "additionalProperties": _COUNT,
+            "description": "Ledgers with findings that were not marked yet, by reason.",
+        },
         "report": _nullable(_TEXT),
         "detail": _nullable(_TEXT),
         "paused_until": {**_TIME, "description": "When a paused run goes on by itself."},
@@ -81,7 +86,27 @@ _PAUSE: Final = {
     "paused_by": _nullable(_TEXT),
 }
 _PART: Final = _fields({"ledgers": _COUNT, "bytes_estimate": _COUNT, "oldest": _TIME})
-_LOST: Final = _fields({"bookie_id": _TEXT, "first_seen_down": _TIME, "audit_due": _TIME})
+_WINDOW: Final = _fields(
+    {
+        "target": {**_TEXT, "description": "A bookie, or rack: and the location of a rack."},
+        "bookies": _list(_TEXT),
+        "by": _TEXT,
+        "since": _TIME,
+        "until": {**_TIME, "description": "The window ends by itself."},
+        "hold_critical": {**_TRUTH, "description": "Whether ledgers with one copy left wait as well."},
+        "note": _nullable(_TEXT),
+    }
+)
+_LOST: Final = _fields(
+    {
+        "bookie_id": _TEXT,
+        "first_seen_down": _TIME,
+        "audit_due": {**_TIME, "description": "When its ledgers may be marked; null: an audit covered them."},
+        "critical_due": {**_TIME, "description": "When its ledgers with one copy left may be marked."},
+        "hold_reason": {**_nullable(_TEXT), "description": "What its ledgers wait for until then."},
+        "hold_detail": _nullable(_TEXT),
+    }
+)
 _CHECK: Final = _fields(
     {
         "schedule": {
@@ -108,6 +133,7 @@ _STATUS: Final = _document(
         "recovery_enabled": _TRUTH,
         "lost_bookie_delay_seconds": _COUNT,
         "held_because": _nullable(_TEXT),
+        "maintenance": _list(_WINDOW),
         "bookies": _fields({"writable": _list(_TEXT), "read_only": _list(_TEXT), "lost": _list(_LOST)}),
         "backlog": _fields(
             {

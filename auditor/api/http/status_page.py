@@ -123,6 +123,10 @@ def _facts(status: ServiceStatus) -> Sequence[FactLine]:
     ]
     if lost:
         facts.append(FactLine("Lost", lost, is_bad=True))
+    facts.extend(
+        FactLine("Maintenance", f"{window.target} until {rfc3339_if_known(window.until_ms)}, by {window.by}")
+        for window in status.windows
+    )
     if status.held_because:
         facts.append(FactLine("Held", status.held_because, is_bad=True))
     return [*facts, *(FactLine("Refused", problem, is_bad=True) for problem in status.problems)]

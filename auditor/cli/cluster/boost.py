@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
 
 from auditor.cli.cluster.changing import DryRunOption, connected, refuse, show, whoami
+from auditor.cli.cluster.spans import span_s
 from auditor.cli.output import OutputFormat, print_error
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from bookie.model.times import rfc3339
 
-_SPAN: Final = re.compile(r"(\d{1,6})([smhd])")
-_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 SPAN_S_MAX: Final = 7 * 86400
 """A boost that an operator forgets ends after a week at the latest."""
 
@@ -47,9 +45,9 @@ def boost(
 
     Example: `bkheal underreplicated boost 17 18 --for 2h`
     """
-    span_s = _seconds(span)
+    seconds = span_s(span, SPAN_S_MAX, "--for")
     ids = [LedgerId(ledger_id) for ledger_id in dict.fromkeys(ledgers)]
-    rows, problem = run(_boost(metadata_uri(uri, config), ids, None if is_stopping else span_s, is_dry_run=is_dry_run))
+    rows, problem = run(_boost(metadata_uri(uri, config), ids, None if is_stopping else seconds, is_dry_run=is_dry_run))
     document = {"dry_run": is_dry_run, "by": whoami(), "ledgers": rows}
     would = "would be " if is_dry_run else ""
     show(output, "Boost", document, [f"ledger {row['ledger_id']}: {_text(row, would)}" for row in rows])
@@ -67,23 +65,15 @@ def _text(row: dict[str, Any], would: str) -> str:
     return f"{would}boosted until {row['until']}{parked}"
 
 
-def _seconds(span: str) -> int:
-    match = _SPAN.fullmatch(span)
-    seconds = int(match[1]) * _UNIT_S[match[2]] if match else 0
-    if not 0 < seconds <= SPAN_S_MAX:
-        raise typer.BadParameter(f"{span!r} is no time span up to 7d: write 30m, 1h or 2d", param_hint="--for")
-    return seconds
-
-
 async def _boost(
-    uri: str, ledgers: Sequence[LedgerId], span_s: int | None, *, is_dry_run: bool
+    uri: str, ledgers: Sequence[LedgerId], seconds: int | None, *, is_dry_run: bool
 ) -> tuple[list[dict[str, Any]], str]:
     """Boost ledgers, or end their boosts if there is no span; also returns why it ended early, if it did."""
     from bookie.metadata.tasks.boosts import Boost, Boosts, TooManyBoostsError
 
     async with connected(uri) as client:
         boosts = Boosts(client.store, client.cluster.root)
-        if span_s is None:
+        if seconds is None:
             for ledger_id in () if is_dry_run else ledgers:
                 await boosts.stop(ledger_id)
             return [{"ledger_id": each, "outcome": "ended", "until": None, "parked": False} for each in ledgers], ""
@@ -95,7 +85,7 @@ async def _boost(
                 "lists the marked ledgers"
             )
         now_ms = client.ports.clock.epoch_ms()
-        until_ms = now_ms + span_s * 1000
+        until_ms = now_ms + seconds * 1000
         rows: list[dict[str, Any]] = []
         problem = ""
         for ledger_id in ledgers:

@@ -30,6 +30,8 @@ def status(
     )
     for bookie in bookies["down"]:
         print_line(f"            down: {bookie}")
+    for window in document["maintenance"]:
+        print_line(f"maintenance {printable(window['target'])} until {window['until']}, by {printable(window['by'])}")
     print_line(f"auditor     {printable(document['auditor'] or 'nobody leads')}")
     print_line(f"recovery    {'enabled' if document['recovery_enabled'] else 'DISABLED'}")
     print_line(
@@ -71,7 +73,9 @@ def _state(row: dict[str, Any]) -> str:
 async def _status(uri: str) -> dict[str, Any]:
     from collections import Counter
 
+    from auditor.cli.cluster.maintenance import document as window_document
     from bookie.client.connect import connect
+    from bookie.metadata.bookies.maintenance import MaintenanceWindows
     from bookie.metadata.runs.election import current_auditor
 
     async with await connect(uri, security=bookie_security()) as client:
@@ -82,6 +86,7 @@ async def _status(uri: str) -> dict[str, Any]:
         marked = {task.ledger_id for task in tasks}
         parked = [park for park in await client.parked.list() if park.ledger_id in marked]
         held = marked & locked
+        windows = MaintenanceWindows(client.store, client.cluster.root)
         return {
             "ledgers_root": client.cluster.root,
             "instance_id": client.cluster.instance_id,
@@ -92,6 +97,7 @@ async def _status(uri: str) -> dict[str, Any]:
                 "read_only": len(registered.read_only),
                 "down": sorted(known - registered.registered),
             },
+            "maintenance": [window_document(window) for window in await windows.open_at(client.ports.clock.epoch_ms())],
             "underreplicated": {
                 "ledgers": len(tasks),
                 "in_progress": len(held),

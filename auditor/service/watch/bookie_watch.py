@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,6 +21,9 @@ from auditor.api.control import LostBookie, NotLeaderError, RunBusyError
 from auditor.service.events import ServiceEvents
 from auditor.service.watch.lost_bookies import BookieLook, Decision, decide, lost_now
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.maintenance import Window
+from bookie.metadata.bookies.marking_policy import MarkingPolicies, MarkingRules
+from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster, NotAClusterError
 from bookie.metadata.layout import disable_path, lost_bookie_delay_path
@@ -63,6 +66,8 @@ class ClusterSeen:
     held_because: str = ""
     delay_s: int = 0
     is_recovery_enabled: bool = True
+    windows: Sequence[Window] = ()
+    """The maintenance windows that are open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +97,17 @@ class WatchPorts:
 class BookieWatch:
     """Watches the registrations and asks for audits."""
 
-    def __init__(self, ports: WatchPorts, *, missing_share_max: float, settle_s: float) -> None:
+    def __init__(
+        self,
+        ports: WatchPorts,
+        *,
+        missing_share_max: float,
+        settle_s: float,
+        rules: MarkingRules | None = None,
+    ) -> None:
         self._ports = ports
         self._missing_share_max = missing_share_max
+        self._policies = MarkingPolicies(ports.store, ports.cluster, ports.tasks, rules)
         self._settle_s = settle_s
         self._poked = Signal()
         self._pokes = 0
@@ -107,7 +120,7 @@ class BookieWatch:
         """Version of the registrations at the last look as leader; empty: there may have been a time without looks."""
         self._reopened: set[BookieId] = set()
         self._is_asked = False
-        self._tried: frozenset[BookieId] = frozenset()
+        self._tried: frozenset[tuple[BookieId, bool]] = frozenset()
         self._next_try_s = 0.0
         self._retry_s = _AUDIT_RETRY_S
         self._refusals = GrowingPause(_RETRY_S, _REFUSED_RETRY_S_MAX)
@@ -179,12 +192,15 @@ class BookieWatch:
         now_ms = self._ports.clock.epoch_ms()
         lost = lost_now(known, bookies.registered)
         noted = await self._note(lost, now_ms, switches, version)
-        watched = BookieLook(known, bookies.registered, noted, switches.delay_s, self._settled_ms(now_ms))
+        policy = await self._policies.read(now_ms, Losses(known, bookies.registered, noted), switches.delay_s)
+        if self._ports.is_leader():
+            await self._ports.down.note_held(noted, policy.held_until_ms)
+        watched = BookieLook(known, bookies.registered, noted, policy, self._settled_ms(now_ms))
         decision = decide(watched, now_ms, self._missing_share_max)
         if self.seen.held_because and not decision.held_because:
             _log.warning("the mass-loss brake is released")
             self._settle()
-            watched = BookieLook(known, bookies.registered, noted, switches.delay_s, self._settled_ms(now_ms))
+            watched = BookieLook(known, bookies.registered, noted, policy, self._settled_ms(now_ms))
             decision = decide(watched, now_ms, self._missing_share_max)
         if decision.held_because and decision.held_because != self.seen.held_because:
             _log.error("the mass-loss brake holds, nothing is marked", extra={"reason": decision.held_because})
@@ -196,6 +212,7 @@ class BookieWatch:
             decision.held_because,
             switches.delay_s,
             switches.disable_stat is None,
+            policy.windows,
         )
         self.looked_s = self._ports.clock.monotonic_s()
         return bookies, decision
@@ -261,19 +278,19 @@ class BookieWatch:
         down = self._ports.down
         if not self._watched_to and await down.watched_to() != version:
             for bookie, loss in noted.items():
-                if loss.audited_ms:
+                if loss.audited_ms or loss.critical_audited_ms:
                     _log.info(
                         "a lost bookie is audited again: it was not watched for a while", extra={"bookie_id": bookie}
                     )
                     await down.reopen(bookie, loss.since_ms)
-                    noted[bookie] = replace(loss, audited_ms=0)
+                    noted[bookie] = replace(loss, audited_ms=0, critical_audited_ms=0)
                     self._reopened.add(bookie)
         await down.note_watched(version)
         self._watched_to = version
         return noted
 
     def _tell(self, decision: Decision) -> None:
-        if not decision.due:
+        if not decision.wanted:
             self._tried, self._retry_s = frozenset(), _AUDIT_RETRY_S
 
     async def _act(self, decision: Decision) -> bool:
@@ -282,12 +299,13 @@ class BookieWatch:
         if not self._ports.is_leader():
             self._is_asked, self._tried = False, frozenset()
             return False
-        is_due = bool(decision.due) and is_enabled and self._may_try(decision)
+        is_due = bool(decision.wanted) and is_enabled and self._may_try(decision)
         if not is_due and not self._is_asked:
             return False
         try:
             if is_due:
-                await self._ports.start_audit(RunCause.BOOKIE_LOSS, ", ".join(sorted(decision.due))[:_OWNER_MAX])
+                lost = sorted(decision.due | decision.critical_due)
+                await self._ports.start_audit(RunCause.BOOKIE_LOSS, ", ".join(lost)[:_OWNER_MAX])
             else:
                 await self._ports.start_audit(RunCause.COMMAND, "lostBookieRecoveryDelay")
         except RunBusyError:
@@ -296,13 +314,13 @@ class BookieWatch:
             return False
         self._is_asked = False
         if is_due:
-            self._tried |= decision.due
+            self._tried |= decision.wanted
             self._next_try_s = self._ports.clock.monotonic_s() + self._retry_s
             self._retry_s = min(self._retry_s * 2, _AUDIT_RETRY_S_MAX)
         return False
 
     def _may_try(self, decision: Decision) -> bool:
-        return bool(decision.due - self._tried) or self._ports.clock.monotonic_s() >= self._next_try_s
+        return bool(decision.wanted - self._tried) or self._ports.clock.monotonic_s() >= self._next_try_s
 
     async def _wait(self, bookies: Bookies, decision: Decision, pokes: int, is_busy: bool) -> None:
         """Until anything changes, or the end of the next delay."""
@@ -324,7 +342,7 @@ class BookieWatch:
     def _wait_s(self, decision: Decision) -> float:
         clock = self._ports.clock
         left_s = [] if decision.next_look_ms is None else [(decision.next_look_ms - clock.epoch_ms()) / 1000]
-        if decision.due and not decision.due - self._tried:
+        if decision.wanted and not decision.wanted - self._tried:
             left_s.append(self._next_try_s - clock.monotonic_s())
         soonest_s = min((left for left in left_s if left > 0), default=LOOK_INTERVAL_S)
         return min(LOOK_INTERVAL_S, soonest_s + _ROUNDING_S)

@@ -1,7 +1,9 @@
-"""What to do about lost bookies: which delays have passed, when to look again, and whether the mass-loss brake holds.
+"""What to do about lost bookies: which of them are due, when to look again, and whether the mass-loss brake holds.
 
-Pure. The invariant: a bookie is due only if its own delay has passed since an auditor first saw it down (A4), the pause
-after an outage of ZooKeeper is over, no completed audit has covered this loss, and the brake does not hold (S12).
+Pure. The invariant: a bookie is due only if nothing holds it back (``marking_times``: its own delay has passed since an
+auditor first saw it down, A4, and the other rules have ended), the pause after an outage of ZooKeeper is over, no
+completed audit has covered this loss, and the brake does not hold (S12). The same holds for the critical ledgers of a
+bookie, whose delay is shorter (R70). They need an audit of their own, since only an audit finds out which they are.
 
 The caller (``bookie_watch``) stores the first-seen-down time before it decides, and the time of the audit only after a
 complete audit. So a leader that dies at any point loses nothing: the next one continues the delay from the stored time,
@@ -10,9 +12,9 @@ The record of a bookie that returns is deleted, and its next absence begins a ne
 
 The delay is ``lostBookieRecoveryDelay``, shared with Apache's auditor. Apache's auditor gives it up as soon as two
 bookies are lost; here each bookie keeps its own. Otherwise a rolling restart that overlaps, or two machines that reboot
-together, would cause copies of data that is back in a minute. Urgency is not guessed from the number of losses: an
-operator who wants no delay sets it to 0, and setting the delay to its current value starts an audit of every lost
-bookie at once.
+together, would cause copies of data that is back in a minute. Urgency is not guessed from the number of losses, but
+read from the metadata: what has one copy left. An operator who wants no delay sets it to 0, and setting the delay to
+its current value starts an audit of every lost bookie at once.
 
 A and S rules are defined in docs/invariants.md, R rules in docs/failure-model.md.
 """
@@ -25,6 +27,7 @@ from dataclasses import dataclass
 
 from auditor.api.control import LostBookie
 from bookie.metadata.bookies.first_seen_down import Down
+from bookie.metadata.bookies.marking_times import MarkingPolicy, MarkingTimes
 from bookie.model.ids import BookieId
 from spark_jobs.runs.brake import held_because
 
@@ -39,7 +42,7 @@ class BookieLook:
     """Writable or read-only."""
     first_seen_down: Mapping[BookieId, Down]
     """Known bookies that are not registered; one that is not in here is first seen down now."""
-    delay_s: int
+    policy: MarkingPolicy
     settle_until_ms: int = 0
     """After an outage of the store: bookies need a moment to register again, so nothing is due before."""
 
@@ -50,16 +53,23 @@ class Decision:
 
     lost: tuple[LostBookie, ...]
     due: frozenset[BookieId]
-    """To be audited now: the delay has passed, and no audit has covered them.
+    """To be audited now: nothing holds them back, and no audit has covered them.
 
     Empty while the brake holds.
     """
+    critical_due: frozenset[BookieId]
+    """To be audited now for their critical ledgers alone. Empty while the brake holds."""
     excused: frozenset[BookieId]
-    """Lost, and still within the delay: no audit may mark their ledgers."""
+    """Lost, and still held back: audits may mark their critical ledgers at most."""
     next_look_ms: int | None
-    """The end of the next delay if nothing changes; None: there is no delay."""
+    """When the next bookie is due if nothing changes; None: none waits."""
     held_because: str
     """Why the brake holds; empty: it does not."""
+
+    @property
+    def wanted(self) -> frozenset[tuple[BookieId, bool]]:
+        """What is to be audited now: bookies, and whether for their critical ledgers alone."""
+        return frozenset((b, False) for b in self.due) | frozenset((b, True) for b in self.critical_due)
 
 
 def lost_now(known: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> frozenset[BookieId]:
@@ -73,17 +83,27 @@ def decide(watched: BookieLook, now_ms: int, missing_share_max: float) -> Decisi
     everyone = watched.known | watched.registered
     held = held_because(everyone, watched.registered, 0, None, missing_share_max) or ""
     down = {bookie: watched.first_seen_down.get(bookie, Down(now_ms)) for bookie in lost}
-    due_ms = {bookie: max(down[bookie].due_ms(watched.delay_s), watched.settle_until_ms) for bookie in lost}
+    times = {
+        bookie: watched.policy.times(bookie, loss).no_earlier_than(watched.settle_until_ms)
+        for bookie, loss in down.items()
+    }
     open_cases = {bookie for bookie in lost if not down[bookie].audited_ms}
-    waiting = {bookie for bookie in open_cases if due_ms[bookie] > now_ms}
-    entries = tuple(
-        LostBookie(bookie, down[bookie].since_ms, due_ms[bookie] if bookie in open_cases else 0)
-        for bookie in sorted(lost)
-    )
+    waiting = {bookie for bookie in open_cases if times[bookie].due_ms > now_ms}
+    critical = {bookie for bookie in waiting if not down[bookie].critical_audited_ms}
+    critical_due = {bookie for bookie in critical if times[bookie].critical_due_ms <= now_ms}
+    next_ms = [times[bookie].due_ms for bookie in waiting]
+    next_ms += [times[bookie].critical_due_ms for bookie in critical - critical_due]
     return Decision(
-        lost=entries,
+        lost=tuple(_shown(bookie, down[bookie], times[bookie], bookie in open_cases) for bookie in sorted(lost)),
         due=frozenset() if held else frozenset(open_cases - waiting),
+        critical_due=frozenset() if held else frozenset(critical_due),
         excused=frozenset(waiting),
-        next_look_ms=min((due_ms[bookie] for bookie in waiting), default=None),
+        next_look_ms=min(next_ms, default=None),
         held_because=held,
     )
+
+
+def _shown(bookie: BookieId, down: Down, times: MarkingTimes, is_open: bool) -> LostBookie:
+    if not is_open:
+        return LostBookie(bookie, down.since_ms, 0)
+    return LostBookie(bookie, down.since_ms, times.due_ms, times.critical_due_ms, times.reason.value, times.detail)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import change, child_names, find, put, remove
@@ -21,6 +21,8 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 _log = logging.getLogger(__name__)
 
 
+_HELD_MS_MAX: Final = 8 * 86_400_000
+"""More than any rule holds a loss back: a damaged time delays a repair for so long at most."""
 _SKEW_MS_MAX: Final = 60_000
 """By which clocks of auditors may differ without anything being put right."""
 
@@ -35,10 +37,19 @@ class Down:
     """When an audit that counted it as lost came to a complete end; 0: none did."""
     is_delay_waived: bool = False
     """An immediate audit was requested: the delay for lost bookies does not apply to this loss."""
+    critical_audited_ms: int = 0
+    """When an audit that may mark the bookie's critical ledgers came to a complete end; 0: none did."""
+    held_until_ms: int = 0
+    """Until when a rule of the auditors holds the loss back; 0: none does. Workers follow it (``due_ms``)."""
+
+    def delay_end_ms(self, delay_s: int) -> int:
+        """The end of a delay for lost bookies of ``delay_s`` seconds."""
+        return self.since_ms + (0 if self.is_delay_waived else delay_s * 1000)
 
     def due_ms(self, delay_s: int) -> int:
-        """When ledgers of the bookie may be marked, with a delay for lost bookies of ``delay_s`` seconds."""
-        return self.since_ms + (0 if self.is_delay_waived else delay_s * 1000)
+        """When the bookie counts as lost: at the end of the delay, and of what holds it back, which is bounded."""
+        held_ms = 0 if self.is_delay_waived else min(self.held_until_ms, self.since_ms + _HELD_MS_MAX)
+        return max(self.delay_end_ms(delay_s), held_ms)
 
 
 class FirstSeenDown:
@@ -83,12 +94,12 @@ class FirstSeenDown:
         return result
 
     async def reopen(self, bookie: BookieId, since_ms: int) -> None:
-        """Revert ``note_audited``: the bookie may have returned while no leader was watching.
+        """Revert what was noted about audits: the bookie may have returned while no leader was watching.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
         """
-        await self.note_audited(bookie, since_ms, 0)
+        await self._change_loss(bookie, since_ms, audited_ms=0, critical_audited_ms=0)
 
     async def watched_to(self) -> str:
         """The last version of the registrations that a leader evaluated; empty if there is none.
@@ -115,11 +126,15 @@ class FirstSeenDown:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
         """
+        await self._change_loss(bookie, since_ms, audited_ms=audited_ms)
 
-        def audited(known: Down | None) -> Down | None:
-            return replace(known, audited_ms=audited_ms) if known and known.since_ms == since_ms else known
+    async def note_critical_audited(self, bookie: BookieId, since_ms: int, audited_ms: int) -> None:
+        """Note that an audit dealt with the critical ledgers of that loss; nothing if the bookie was back since.
 
-        await self._change(bookie, audited)
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
+        """
+        await self._change_loss(bookie, since_ms, critical_audited_ms=audited_ms)
 
     async def waive_delay(self, bookie: BookieId, since_ms: int) -> None:
         """Let the loss that began at ``since_ms`` wait no longer; nothing if the bookie was back since.
@@ -127,11 +142,17 @@ class FirstSeenDown:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
         """
+        await self._change_loss(bookie, since_ms, is_delay_waived=True)
 
-        def waived(known: Down | None) -> Down | None:
-            return replace(known, is_delay_waived=True) if known and known.since_ms == since_ms else known
+    async def note_held(self, noted: Mapping[BookieId, Down], until_ms: Mapping[BookieId, int]) -> None:
+        """Note until when each of the ``noted`` losses is held back; those that ``until_ms`` does not have are not.
 
-        await self._change(bookie, waived)
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
+        """
+        for bookie, down in noted.items():
+            if down.held_until_ms != (wanted_ms := until_ms.get(bookie, 0)):
+                await self._change_loss(bookie, down.since_ms, held_until_ms=wanted_ms)
 
     async def forget(self, bookie: BookieId) -> None:
         """The bookie is back, or is none any more. Idempotent.
@@ -140,6 +161,12 @@ class FirstSeenDown:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; forgetting again is safe.
         """
         await remove(self._store, f"{self._parent}/{bookie}")
+
+    async def _change_loss(self, bookie: BookieId, since_ms: int, **fields: Any) -> None:
+        def changed(known: Down | None) -> Down | None:
+            return replace(known, **fields) if known and known.since_ms == since_ms else known
+
+        await self._change(bookie, changed)
 
     async def _change(self, bookie: BookieId, decide: Callable[[Down | None], Down | None]) -> Down:
         def changed(data: bytes | None) -> bytes | None:

@@ -127,8 +127,8 @@ def _after_waiting(summary: RunSummary) -> Iterator[Step]:
     if summary.waiting:
         names = [bookie.bookie_id for bookie in summary.waiting]
         yield Step(
-            f"Within the delay for lost bookies: {_some(names)}. If one returns in time, nothing is copied; if not, an "
-            "audit after the delay marks its ledgers.",
+            f"Waited for: {_some(names)}. If one returns in time, nothing is copied. If not, an audit marks its "
+            "ledgers afterwards, and those with one copy left after a shorter delay.",
             ("bkheal recovery status",),
         )
 

@@ -12,6 +12,7 @@ from bookie.model.topology import Topology
 from bookie.runtime.human import duration, size
 from spark_jobs.report.console import published_text
 from spark_jobs.report.diff import ReportDiff, diff, has_checked
+from spark_jobs.report.held import held_ledgers, why_waiting
 from spark_jobs.report.page.advice import Step, environment, next_steps
 from spark_jobs.report.page.bookies import (
     SHOWN_MAX,
@@ -27,7 +28,7 @@ from spark_jobs.report.page.bookies import (
 from spark_jobs.report.page.plots import LineChart, line_chart
 from spark_jobs.report.page.severities import Segment, SeverityRow, ledgers_found, segments, severity_rows, share_text
 from spark_jobs.report.page.words import KIND_MEANINGS, KIND_NAMES, Headline, headline, ledgers
-from spark_jobs.report.summary import PlacementCounts, PublishOutcome, ReplicaCounts, RunSummary
+from spark_jobs.report.summary import PlacementCounts, PublishOutcome, ReplicaCounts, RunSummary, WaitingBookie
 from spark_jobs.report.tables import TrendPoint
 from spark_jobs.report.text import number, percent, some
 
@@ -236,15 +237,23 @@ def details(run: RunSummary) -> Iterator[Detail]:
         rows = tuple(
             (
                 bookie.bookie_id,
-                f"{ledgers(bookie.ledgers)}; {utc_text(bookie.first_seen_down_ms)} to {utc_text(bookie.until_ms)}",
+                "; ".join((ledgers(bookie.ledgers), _from_to(bookie), why_waiting(bookie))),
             )
             for bookie in run.waiting[:20]
         )
-        yield Detail("Bookies within the delay", "Gone for a short time. Nothing is marked because of them yet.", rows)
+        lead = "Because of them, only ledgers with one copy left are marked, after a shorter delay."
+        yield Detail("Missing bookies that are waited for", lead, rows)
+    if run.published.held_back:
+        rows = tuple((why, ledgers(count)) for why, count in held_ledgers(run))
+        yield Detail("Ledgers that are not marked yet", "They have findings. A later run marks them.", rows)
     if run.placement is not None:
         yield _placement(run.placement)
     if run.replicas is not None:
         yield _replicas(run.replicas)
+
+
+def _from_to(bookie: WaitingBookie) -> str:
+    return f"{utc_text(bookie.first_seen_down_ms)} to {utc_text(bookie.until_ms)}"
 
 
 def _placement(counts: PlacementCounts) -> Detail:

@@ -14,9 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBacklog
 from auditor.metrics import definitions as names
 from auditor.metrics.export import MetricsExportError, export_to_file, push
-from auditor.metrics.service_metrics import AuditorMetrics, result_of
+from auditor.metrics.service_metrics import AuditorMetrics, result_of, state_values
+from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.ids import BookieId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
 from bookie.runtime.telemetry.metrics import SESSION, render
@@ -305,3 +307,20 @@ def test_a_run_is_pushed_by_cluster_and_kind(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(MetricsExportError) as raised:
             push(RECORD, wrong, "east")
         assert "secret" not in str(raised.value)
+
+
+def test_what_is_held_back_is_shown_by_reason() -> None:
+    window = Window("rack:/r1", (BookieId("a"), BookieId("b")), "ops", NOW_MS, NOW_MS + 60_000)
+    lost = (
+        LostBookie("a", NOW_MS - 1000, NOW_MS + 60_000, NOW_MS, "maintenance", "rack:/r1"),
+        LostBookie("b", NOW_MS - 1000, NOW_MS + 9_000, NOW_MS, "delay"),
+        LostBookie("c", NOW_MS - 1000, NOW_MS - 1, NOW_MS - 1, "delay"),
+        LostBookie("d", NOW_MS - 1000, 0),
+    )
+    record = replace(RECORD, held_back={"delay": 3, "maintenance": 4})
+    status = replace(STATUS, windows=(window,), lost=lost, last={RunKind.BOOKIES: record})
+    values = state_values(status, NOW_MS)
+    assert values[names.WINDOWS,] == 1
+    assert values[names.WINDOWS_END,] == (NOW_MS + 60_000) / 1000
+    assert (values[names.HELD_BACK_BOOKIES, "delay"], values[names.HELD_BACK_BOOKIES, "maintenance"]) == (1, 1)
+    assert values[names.LAST_HELD_BACK, "bookies", "maintenance"] == 4

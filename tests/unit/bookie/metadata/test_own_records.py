@@ -8,6 +8,7 @@ import pytest
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, UnreadableHistoryError
+from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.layout import own_path
 from bookie.metadata.logs.log_list import LogList, UnreadableLogError
 from bookie.metadata.logs.log_store import LogLists
@@ -51,6 +52,10 @@ LOG = (
 LIMITS = b'{"format":1,"bytes_per_second":5,"profile":"balanced","by":"ops","since_ms":1763900000000,"new_field":1}'
 LOCK = b'{"run_id": "20261120T101500Z-0a1b2c", "process": "host:12"}'
 BOOST = b'{"format": 1, "by": "ops", "since_ms": 1763900000000, "until_ms": 1763900060000}'
+WINDOW = (
+    b'{"format": 1, "bookies": ["b1:3181", "b2:3181"], "by": "ops", "since_ms": 1763900000000, '
+    b'"until_ms": 1763900060000, "holds_critical": true, "note": "new disks"}'
+)
 DECISION = (
     b'{"format": 1, "verdict": "loss_accepted", "by": "ops", "at_ms": 1763900000000, "reason": "fire", "park_reason": '
     b'"no_live_copy", "lost": [{"first_entry_id": 0, "last_entry_id": 9, "positions": [0, 2], "bookies": ["b1:3181", '
@@ -74,6 +79,7 @@ PATHS = {
     LIMITS: own_path("copy-limits", ROOT),
     LOCK: own_path("runs", ROOT) + "/locks/bookies",
     BOOST: own_path("boosts", ROOT) + f"/{LEDGER}",
+    WINDOW: own_path("maintenance", ROOT) + "/rack%3A%2Fr1",
     DECISION: own_path("decisions", ROOT) + f"/{LEDGER}",
     RUN: own_path("runs", ROOT) + f"/records/{RUN_ID}",
 }
@@ -104,6 +110,8 @@ async def test_records_of_the_first_releases_are_read() -> None:
     log = LogList(ids[0], "w1", ids[1], LedgerId(2), LedgerId(5), {"ensemble_size": 3}, SINCE_MS)
     assert (await LogLists(store, ROOT).read("a")).list == log
     assert await Boosts(store, ROOT).active(SINCE_MS) == [Boost(LEDGER, "ops", SINCE_MS, SINCE_MS + 60_000)]
+    window = Window("rack:/r1", (B1, B2), "ops", SINCE_MS, SINCE_MS + 60_000, True, "new disks")
+    assert await MaintenanceWindows(store, ROOT).open_at(SINCE_MS) == (window,)
     lost = LostFragment(EntryId(0), EntryId(9), (0, 2), (B1, B3))
     decision = Decision(LEDGER, Verdict.LOSS_ACCEPTED, "ops", SINCE_MS, "fire", ParkReason.NO_LIVE_COPY, (lost,))
     assert await Decisions(store, ROOT).get(LEDGER) == decision
@@ -204,6 +212,7 @@ async def test_a_record_of_a_newer_format_is_as_safe_as_a_damaged_one(written: C
     with pytest.raises(UnreadableRecordError):
         await CopyLimitsStore(store, ROOT).read()
     assert await Boosts(store, ROOT).active(SINCE_MS) == []
+    assert await MaintenanceWindows(store, ROOT).open_at(SINCE_MS) == ()
     assert await Decisions(store, ROOT).get(LEDGER) is None
     assert await Decisions(store, ROOT).accepted() == []
     runs = Runs(store, ROOT)

@@ -8,6 +8,7 @@ import pytest
 
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerState
 from replicator.knowledge.absence import SETTLE_S
@@ -74,6 +75,69 @@ async def test_a_member_is_replaced_once_its_delay_is_over() -> None:
             await world.clock.sleep(SETTLE_S + 1)  # a worker that has just started concludes nothing from an absence
             await world.tasks.marking.mark(LEDGER, names("z"))
             await until(lambda: _is_without(world, "b", "c"))
+
+
+@in_virtual_time
+async def test_a_critical_ledger_is_repaired_within_the_delay_and_only_of_what_its_task_names() -> None:
+    """R70: the auditor names the bookies; the delay of the cluster holds for the members that no task names."""
+    async with a_world("a b c d e f g") as world:
+        down = await with_cookies(world, "a b c d e f g")
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
+        await world.kill("b", "c")
+        await down.reconcile({BookieId("b"), BookieId("c")}, world.clock.epoch_ms())
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert [(result.ending, result.entries) for result in recorder.results] == [(Ending.REPAIRED, 100)]
+        members = (await world.metadata(LEDGER)).last_fragment.members
+        assert (members[0], members[2]) == tuple(names("a c"))
+        assert members[1] != BookieId("b")
+        await world.register("c")
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+@in_virtual_time
+async def test_a_maintenance_window_keeps_the_position_of_a_member_unless_its_task_names_it(is_named: bool) -> None:
+    """R71."""
+    async with a_world("a b c d e f g") as world:
+        down = await with_cookies(world, "a b c d e f g")
+        now_ms = world.clock.epoch_ms()
+        window = Window("rack:/r1", (BookieId("b"), BookieId("f")), "ops", now_ms, now_ms + 3_600_000)
+        await MaintenanceWindows(world.store, ROOT).start(window)
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
+        await world.kill("b", "c")
+        await down.reconcile({BookieId("b")}, now_ms - DELAY_S * 1000)
+        running = world.worker(once=False)
+        async with world.running(running):
+            await world.clock.sleep(SETTLE_S + 1)
+            await world.tasks.marking.mark(LEDGER, names("b c" if is_named else "c"))
+            await until(lambda: _is_done(world))
+        members = (await world.metadata(LEDGER)).last_fragment.members
+        assert (members[1] == BookieId("b")) is not is_named
+        assert members[2] != BookieId("c")
+
+
+@in_virtual_time
+async def test_a_member_that_auditors_hold_back_is_awaited_although_its_delay_is_over() -> None:
+    """R72: workers follow the record, and need no topology."""
+    async with a_world("a b c d e f g") as world:
+        down = await with_cookies(world, "a b c d e f g")
+        since_ms = world.clock.epoch_ms() - DELAY_S * 1000
+        noted = await down.reconcile({BookieId("b")}, since_ms)
+        await down.note_held(noted, {BookieId("b"): since_ms + 2 * DELAY_S * 1000})
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
+        await world.kill("b", "c")
+        running = world.worker(once=False)
+        async with world.running(running):
+            await world.clock.sleep(SETTLE_S + 1)
+            await world.tasks.marking.mark(LEDGER, names("c"))
+            await until(lambda: _is_done(world))
+            assert (await world.metadata(LEDGER)).last_fragment.members[1] == BookieId("b")
+            await world.clock.sleep(DELAY_S)
+            await world.tasks.marking.mark(LEDGER, names("c"))
+            await until(lambda: _is_done(world))
+            assert await _is_without(world, "b")
 
 
 @in_virtual_time

@@ -109,6 +109,7 @@ def test_the_summary_file_is_a_versioned_document(tmp_path: Path) -> None:
         "outcome": "published",
         "ledgers": 4,
         "tasks_changed": 3,
+        "held_back": {},
         "ledgers_waiting": 0,
     }
     assert (document["run_kind"], document["dry_run"], document["replicas"]) == ("bookies", False, None)

@@ -34,7 +34,7 @@ def test_a_file_of_before_there_were_several_checks_is_of_the_bookie_check() -> 
     old = document()
     for name in ("run_kind", "dry_run", "waiting", "placement", "replicas"):
         del old[name]
-    del old["published"]["ledgers_waiting"]
+    del old["published"]["ledgers_waiting"], old["published"]["held_back"]
     summary = decode_summary(old)
     assert (summary.kind, summary.is_dry_run) == (RunKind.BOOKIES, False)
     old["published"]["outcome"] = "dry run"
@@ -72,3 +72,13 @@ def test_numbers_of_the_wrong_type_are_refused() -> None:
         damaged["bookies"][0]["ledgers"] = wrong
         with pytest.raises(DamagedReportError):
             decode_summary(damaged)
+
+
+def test_a_report_of_before_there_were_reasons_has_the_delay_as_its_reason() -> None:
+    old = json.loads(json.dumps(world.WAITING.to_json()))
+    del old["published"]["held_back"]
+    for name in ("reason", "detail", "critical_until"):
+        del old["waiting"][0][name]
+    summary = decode_summary(old)
+    assert summary.published.held_back == {"delay": 452}
+    assert (summary.waiting[0].reason, summary.waiting[0].critical_until_ms) == ("delay", 0)

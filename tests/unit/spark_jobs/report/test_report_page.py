@@ -150,7 +150,7 @@ def test_a_page_can_be_read_without_seeing_it(run: RunSummary) -> None:
         (world.NO_LIVE_COPY, ["3 ledgers have entries without a live copy.", "Do not wipe"]),
         (world.HELD, ["The brake held this run.", "7 of 9 known bookies", "2 of 9", "nothing is known of what"]),
         (world.INCOMPLETE, ["Not every ledger was checked.", "318 ledgers exist", "443 ledgers have too few copies."]),
-        (world.WAITING, ["Bookies within the delay", "waiting, 5 min 17 s left"]),
+        (world.WAITING, ["Missing bookies that are waited for", "within the lost-bookie delay", "5 min 17 s left"]),
         (world.PLACEMENT, ["81 ledgers to spread better", "at least 2 racks, 1 zone, 1 region", "Place unknown"]),
         (
             world.REPLICAS,
@@ -300,7 +300,9 @@ runs = st.builds(
         ),
         max_size=3,
     ).map(tuple),
-    published=st.builds(PublishResult, st.sampled_from(PublishOutcome), numbers, numbers, numbers),
+    published=st.builds(
+        PublishResult, st.sampled_from(PublishOutcome), numbers, numbers, st.dictionaries(names, numbers, max_size=3)
+    ),
     problems=st.lists(names, max_size=2).map(tuple),
     held_because=st.none() | names,
     kind=st.sampled_from(RunKind),

@@ -5,16 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.metadata.bookies.first_seen_down import Down
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind
-from bookie.model.ids import BookieId
 from bookie.model.severity import Severity
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.report.summary import FindingSums, PublishOutcome, PublishResult, SeverityCount, WorstLedger
 from spark_jobs.runs.chunks import chunks, in_range, is_sampled
 from spark_jobs.runs.completeness import ScanTotals
-from spark_jobs.runs.lost_bookies import LostBookies
 from spark_jobs.runs.outcome import FindingTotals
 
 CLUSTER = Cluster("/ledgers", LayoutKind.HIERARCHICAL, "id")
@@ -70,13 +67,3 @@ def test_chunks_sum_up() -> None:
     assert gathering.sums.by_bookie == {"a": (2, 3), "b": (1, 1)}
     assert [ledger.ledger_id for ledger in gathering.worst] == [3, 2]
     assert gathering.published == PublishResult(PublishOutcome.DISABLED, 1, 1)
-
-
-def test_a_bookie_waits_for_the_end_of_its_own_delay() -> None:
-    old, young = BookieId("old"), BookieId("young")
-    lost = LostBookies({old: Down(1_000), young: Down(50_000)}, delay_s=60, now_ms=61_000)
-    assert dict(lost.waiting) == {young: 110_000}
-    assert dict(lost.due) == {old: Down(1_000)}
-    (told,) = lost.in_report(FindingSums((), {"young": (4, 5)}))
-    assert (told.bookie_id, told.ledgers, told.until_ms) == ("young", 4, 110_000)
-    assert not LostBookies({old: Down(61_000)}, delay_s=0, now_ms=61_000).waiting

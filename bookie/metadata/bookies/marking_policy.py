@@ -1,0 +1,78 @@
+"""Reads the rules of ``marking_times`` from the store, for every process that decides about marks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bookie.metadata.bookies.maintenance import MaintenanceWindows
+from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S, MarkingPolicy
+from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S, Losses, RackOutage, rack_outages
+from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore, parse_topology, topology_text
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.port import MetadataStore
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.ids import BookieId
+from bookie.model.topology import Topology
+
+_log = logging.getLogger(__name__)
+
+_LOSSES_MIN: Final = 2
+"""With fewer lost bookies no rack is gone, and the topology is not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkingRules:
+    """The rules that are options of an auditor."""
+
+    critical_delay_s: float = CRITICAL_DELAY_S
+    rack_outage_delay_s: float = RACK_OUTAGE_DELAY_S
+    topology_file: Path | None = None
+    """None: the topology is in the store."""
+
+
+class MarkingPolicies:
+    """The rules of one cluster."""
+
+    def __init__(
+        self, store: MetadataStore, cluster: Cluster, tasks: UnderReplication, rules: MarkingRules | None = None
+    ) -> None:
+        self._windows = MaintenanceWindows(store, cluster.root)
+        self._topologies = TopologyStore(store, cluster)
+        self._tasks = tasks
+        self._rules = rules or MarkingRules()
+
+    async def read(self, now_ms: int, losses: Losses, delay_s: int | None = None) -> MarkingPolicy:
+        """Return the rules as they are now.
+
+        Args:
+            now_ms: the present time, epoch milliseconds.
+            losses: the bookies that are lost.
+            delay_s: the lost-bookie delay; None: it is read as well.
+
+        Raises:
+            InvalidDelayError: the delay that is stored is not a number of seconds.
+            StoreUnavailableError: no answer.
+        """
+        if delay_s is None:
+            delay_s = await self._tasks.switches.lost_bookie_delay_s()
+        windows = await self._windows.open_at(now_ms)
+        return MarkingPolicy(delay_s, self._rules.critical_delay_s, windows, await self._outages(losses))
+
+    async def _outages(self, losses: Losses) -> Mapping[BookieId, RackOutage]:
+        if self._rules.rack_outage_delay_s <= 0 or len(losses.noted) < _LOSSES_MIN:
+            return {}
+        return rack_outages(losses, await self._topology(), self._rules.rack_outage_delay_s)
+
+    async def _topology(self) -> Topology:
+        """Without a topology that can be read there are no racks, so the rule of racks holds nothing back."""
+        try:
+            if (text := topology_text(self._rules.topology_file)) is not None:
+                return parse_topology(text)
+            return (await self._topologies.read()).topology
+        except InvalidTopologyError as error:
+            _log.warning("topology cannot be read, no outage of a rack is recognized", extra={"error": str(error)})
+            return Topology()

@@ -1,0 +1,74 @@
+"""Whether a whole rack is gone: its power or its switch failed, and its bookies will return together. Pure.
+
+If every known bookie of a rack disappears within a short time, copying all that the rack stores would fill the other
+racks with data that is back soon. So it counts as an outage of the rack, and nothing is marked because of its bookies
+until ``delay_s`` after the last of them was lost, ledgers with one copy left included (R72). If one of them returns,
+the outage is over, and the others are lost bookies like any other. An operator who knows better waives the delay
+(``bkheal recover``); what is waived is not held.
+
+The invariant: at most ``RACK_OUTAGE_DELAY_S_MAX`` after the last loss, the rule holds no bookie of the rack any more.
+Bookies that the topology does not place are in no rack. The rule needs a registered bookie in another rack: without
+one, nothing shows that the rack is the cause, and the brake decides.
+
+R rules are defined in docs/failure-model.md.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.bookies.first_seen_down import Down
+from bookie.model.ids import BookieId
+from bookie.model.topology import Location, Topology
+
+RACK_OUTAGE_DELAY_S: Final = 3600.0
+"""People notice and repair the power or the switch of a rack within an hour, or know that they will not."""
+RACK_OUTAGE_DELAY_S_MAX: Final = 7 * 86_400
+AT_ONCE_S: Final = 600
+"""Between the first and the last loss of a rack. Sessions end within a minute of each other; an auditor that starts
+during the outage notes all of them at the same time."""
+_BOOKIES_MIN: Final = 2
+"""The loss of a rack with one bookie is the loss of a bookie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """The lost bookies, and what is left."""
+
+    known: AbstractSet[BookieId]
+    """Bookies with a cookie."""
+    registered: AbstractSet[BookieId]
+    noted: Mapping[BookieId, Down]
+
+
+@dataclass(frozen=True, slots=True)
+class RackOutage:
+    """The rack of a lost bookie is gone."""
+
+    rack: Location
+    until_ms: int
+    """Epoch milliseconds."""
+
+
+def rack_outages(losses: Losses, topology: Topology, delay_s: float) -> Mapping[BookieId, RackOutage]:
+    """Return the bookies that an outage of their rack holds back; a ``delay_s`` of 0 switches the rule off."""
+    racks: defaultdict[Location, list[BookieId]] = defaultdict(list)
+    for bookie in losses.known | losses.registered:
+        if (rack := topology.known(bookie)) is not None:
+            racks[rack].append(bookie)
+    are_left = {rack: not losses.registered.isdisjoint(bookies) for rack, bookies in racks.items()}
+    if delay_s <= 0 or not any(are_left.values()):
+        return {}
+    found: dict[BookieId, RackOutage] = {}
+    for rack, bookies in racks.items():
+        since_ms = [losses.noted[bookie].since_ms for bookie in bookies if bookie in losses.noted]
+        is_gone = not are_left[rack] and len(bookies) >= _BOOKIES_MIN and len(since_ms) == len(bookies)
+        if not is_gone or max(since_ms) - min(since_ms) > AT_ONCE_S * 1000:
+            continue
+        outage = RackOutage(rack, max(since_ms) + int(min(delay_s, RACK_OUTAGE_DELAY_S_MAX) * 1000))
+        found |= {bookie: outage for bookie in bookies if not losses.noted[bookie].is_delay_waived}
+    return found

@@ -1,0 +1,35 @@
+"""Words for what a run held back, for the page and for the terminal. Pure.
+
+A report outlives the release that wrote it, so a reason that this release does not have is shown as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from bookie.metadata.bookies.marking_times import HoldReason
+from spark_jobs.report.summary import RunSummary, WaitingBookie
+
+_WORDS: Final = {
+    HoldReason.DELAY.value: "within the lost-bookie delay",
+    HoldReason.MAINTENANCE.value: "maintenance window",
+    HoldReason.RACK_OUTAGE.value: "outage of its whole rack",
+    HoldReason.LIMIT.value: "limit of the run",
+}
+
+
+def reason_words(reason: str) -> str:
+    """Why something is held back."""
+    return _WORDS.get(reason, reason)
+
+
+def why_waiting(bookie: WaitingBookie) -> str:
+    """Why nothing, or little, is marked because of a bookie."""
+    return f"{reason_words(bookie.reason)}{f' ({bookie.detail})' if bookie.detail else ''}"
+
+
+def held_ledgers(summary: RunSummary) -> Iterator[tuple[str, int]]:
+    """The numbers of ledgers that were not marked yet, with their reasons, the most common first."""
+    for reason, count in sorted(summary.published.held_back.items(), key=lambda each: (-each[1], each[0])):
+        yield reason_words(reason), count

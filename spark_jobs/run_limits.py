@@ -1,0 +1,15 @@
+"""How much one run may mark (R73, docs/failure-model.md). Importable without Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """Limits of one run; None: there is none."""
+
+    marks_max: int | None = None
+    """New or changed marks."""
+    bytes_max: int | None = None
+    """Bytes that the repair of those ledgers has to copy, estimated."""

@@ -1,0 +1,72 @@
+"""What a run leaves out of its marks, ledger by ledger, and why. Pure.
+
+The invariant: a mark names no bookie whose rule does not allow it yet, and every ledger of which nothing is marked is
+counted once, with the reason that ends last. Holding back is never silent: the counts are in the report, in the record
+of the run, and in metrics.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from bookie.metadata.bookies.marking_times import HoldReason, MarkingTimes
+from bookie.model.ids import BookieId, LedgerId
+from spark_jobs.runs.limits import DueLedger, MarkLimiter
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLedger:
+    """A ledger with findings."""
+
+    ledger_id: LedgerId
+    missing: tuple[BookieId, ...]
+    """All of its missing bookies."""
+    critical_missing: tuple[BookieId, ...] = ()
+    """Those of its critical fragments."""
+    bytes_estimate: int = 0
+    """What its repair has to copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBookies:
+    """The bookies that are not due."""
+
+    times: Mapping[BookieId, MarkingTimes] = field(default_factory=dict)
+    critical_due: AbstractSet[BookieId] = frozenset()
+    """Those of them that are due for critical ledgers."""
+
+    def to_mark(self, ledger: FoundLedger) -> tuple[BookieId, ...]:
+        """Return the bookies that a mark of the ledger names; empty: it is not marked."""
+        if self.times.keys().isdisjoint(ledger.missing):
+            return ledger.missing
+        allowed = self.critical_due & set(ledger.critical_missing)
+        return tuple(bookie for bookie in ledger.missing if bookie not in self.times or bookie in allowed)
+
+    def reason(self, ledger: FoundLedger) -> HoldReason:
+        """Return why a ledger of which nothing is marked is held back."""
+        return max((self.times[bookie] for bookie in ledger.missing), key=lambda time: time.due_ms).reason
+
+
+@dataclass(slots=True)
+class DueOnly:
+    """Leaves out of markings what is held back, and counts the ledgers of which nothing is left."""
+
+    held: HeldBookies
+    ledgers_held: Counter[HoldReason] = field(default_factory=Counter)
+
+    def of(self, ledgers: Iterable[FoundLedger]) -> Iterator[DueLedger]:
+        """Yield the markings that may be published."""
+        for ledger in ledgers:
+            if due := self.held.to_mark(ledger):
+                yield (ledger.ledger_id, due), ledger.bytes_estimate
+            else:
+                self.ledgers_held[self.held.reason(ledger)] += 1
+
+
+def held_back(limiter: MarkLimiter, due_only: DueOnly | None = None) -> dict[str, int]:
+    """Return the numbers of ledgers of which nothing was marked since the last call, by reason."""
+    held = Counter({HoldReason.LIMIT: limiter.take_held()}) + (Counter() if due_only is None else due_only.ledgers_held)
+    return {reason.value: count for reason, count in held.items()}

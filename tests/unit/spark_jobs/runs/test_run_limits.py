@@ -1,0 +1,71 @@
+"""Limits of one run (R73): pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from bookie.model.ids import BookieId, LedgerId
+from spark_jobs.run_limits import RunLimits
+from spark_jobs.runs.limits import DueLedger, MarkLimiter
+from spark_jobs.runs.publish import Marking
+
+GONE = (BookieId("gone"),)
+
+
+class Marks:
+    """The marks that exist."""
+
+    def __init__(self, *ledgers: int) -> None:
+        self.ledgers = set(ledgers)
+
+    def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
+        return [ledger_id in self.ledgers for ledger_id, _ in batch]
+
+
+def due(*sizes: int) -> list[DueLedger]:
+    return [((LedgerId(number), GONE), size) for number, size in enumerate(sizes)]
+
+
+def admitted(limiter: MarkLimiter, ledgers: list[DueLedger]) -> list[int]:
+    return [ledger_id for ledger_id, _ in limiter.admitted(ledgers)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 100])
+def test_the_first_ledgers_are_admitted_and_the_rest_is_held(batch_size: int) -> None:
+    limiter = MarkLimiter(RunLimits(marks_max=2), Marks(), batch_size)
+    assert admitted(limiter, due(1, 1, 1, 1, 1)) == [0, 1]
+    assert (limiter.take_held(), limiter.take_held()) == (3, 0)
+
+
+def test_what_is_marked_already_is_free_so_the_next_run_gets_further() -> None:
+    limits, marks, ledgers = RunLimits(marks_max=2), Marks(), due(*[1] * 5)
+    runs = []
+    for _ in range(3):
+        limiter = MarkLimiter(limits, marks, 2)
+        marks.ledgers |= set(admitted(limiter, ledgers))
+        runs.append((len(marks.ledgers), limiter.take_held()))
+    assert runs == [(2, 3), (4, 1), (5, 0)]
+
+
+def test_bytes_are_limited_and_the_first_ledger_is_always_admitted() -> None:
+    assert admitted(MarkLimiter(RunLimits(bytes_max=10), Marks()), due(4, 6, 1)) == [0, 1]
+    assert admitted(MarkLimiter(RunLimits(bytes_max=10), Marks()), due(400, 1)) == [0]
+    assert admitted(MarkLimiter(RunLimits(bytes_max=10), Marks(0)), due(400, 400, 1)) == [0, 1]
+
+
+def test_a_smaller_ledger_does_not_overtake_a_worse_one() -> None:
+    assert admitted(MarkLimiter(RunLimits(bytes_max=10), Marks()), due(4, 9, 1)) == [0]
+
+
+def test_the_limits_hold_over_all_chunks_of_a_run() -> None:
+    limiter = MarkLimiter(RunLimits(marks_max=3), Marks())
+    assert len(admitted(limiter, due(1, 1))) + len(admitted(limiter, due(1, 1))) == 3
+    assert limiter.take_held() == 1
+
+
+def test_without_limits_nothing_is_read_or_held() -> None:
+    limiter = MarkLimiter(RunLimits(), None)  # type: ignore[arg-type]
+    assert admitted(limiter, due(1, 2, 3)) == [0, 1, 2]
+    assert limiter.take_held() == 0
