@@ -25,6 +25,10 @@ class InvalidRequestError(PermanentError):
     """The request cannot be understood: a parameter, the body, or its type."""
 
 
+class ContradictionError(PermanentError):
+    """Each part of the request can be understood, and together they can never be done."""
+
+
 class CrossSiteError(PermanentError):
     """A browser sent this request for a page of another site, or for a name that is not this service's."""
 
@@ -81,6 +85,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem(409, "run-over", "The run has ended", detail)
         case KeyReusedError():
             return Problem(422, "key-reused", "The idempotency key stands for another request", detail)
+        case ContradictionError():
+            return Problem(422, "contradiction", "The parts of the request exclude each other", detail)
         case UnknownRunError() | NotFoundError():
             return Problem(404, "not-found", "There is no such thing", detail)
         case InvalidRequestError() | InvalidKeyError() | InvalidDelayError():

@@ -41,7 +41,7 @@ from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.metadata.tasks.switches import InvalidDelayError
+from bookie.metadata.tasks.switches import DELAY_S_MAX, InvalidDelayError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
@@ -245,7 +245,7 @@ class TwinOperations:
         return self.delay_s
 
     async def set_lost_bookie_delay_s(self, seconds: int) -> None:
-        if seconds < 0:
+        if not 0 <= seconds <= DELAY_S_MAX:
             raise InvalidDelayError(f"not a delay in seconds: {seconds}")
         self.delay_s = seconds
 

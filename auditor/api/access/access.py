@@ -59,6 +59,11 @@ class Access:
         self._limit = RateLimit(settings.requests_per_second, settings.clients_max, clock)
         self._anonymous = {Role.READ: settings.allow_anonymous_read, Role.OPERATE: settings.allow_anonymous_write}
 
+    @property
+    def open_to_all(self) -> frozenset[Role]:
+        """The roles that a caller without a token has."""
+        return frozenset(role for role, is_open in self._anonymous.items() if is_open)
+
     def set_requests_per_second(self, rate: float) -> None:
         """Change the rate of each client, from its next request on."""
         self._limit.set_rate(rate)

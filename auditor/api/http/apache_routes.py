@@ -14,8 +14,9 @@ from aiohttp import web
 
 from auditor.api.access.tokens import Role
 from auditor.api.control import Control, RunBusyError
-from auditor.api.http.queries import delay_request, truth, whole_number
+from auditor.api.http.queries import TRUTH_PATTERN, delay_request, truth, whole_number
 from auditor.api.http.routes import JSON, TEXT, Answer, Call, Handler, Parameter, Route
+from auditor.api.http.schemas import LEDGER_ID
 from auditor.api.operations_port import BookieState, MarkFilter, Operations
 from auditor.api.problems import InvalidRequestError, NotFoundError
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
@@ -25,7 +26,8 @@ _AUTORECOVERY: Final = "/api/v1/autorecovery"
 _BOOKIE: Final = "/api/v1/bookie"
 LISTED_MAX: Final = 10_000
 """Marked ledgers in one answer, which is built on the event loop of the leader."""
-_FLAG: Final = {"type": "string", "enum": ["true", "false"]}
+_FLAG: Final = {"type": "string", "pattern": TRUTH_PATTERN}
+_TYPES: Final = {"rw": BookieState.WRITABLE, "ro": BookieState.READ_ONLY}
 
 
 class ApacheRoutes:
@@ -128,8 +130,10 @@ class ApacheRoutes:
 
     async def _bookies(self, call: Call) -> web.Response:
         query = call.request.query
-        wanted = BookieState.READ_ONLY if query.get("type") == "ro" else BookieState.WRITABLE
-        with_hosts = query.get("print_hostnames") == "true"
+        wanted = _TYPES.get(query.get("type", "rw"))
+        if wanted is None:
+            raise InvalidRequestError(f"type must be rw or ro, not {query['type'][:40]!r}")
+        with_hosts = truth(query.get("print_hostnames", "false"), "print_hostnames")
         found = [bookie for bookie in await self._operations.bookies() if bookie.state is wanted]
         return web.json_response({bookie.bookie_id: bookie.host if with_hosts else None for bookie in found})
 
@@ -185,13 +189,13 @@ _ENABLED: Final = Parameter("enabled", "Whether to enable it.", _FLAG, is_requir
 _FILTERS: Final = (
     Parameter("missingreplica", "Only ledgers that miss a copy on this bookie.", {"type": "string"}),
     Parameter("excludingmissingreplica", "Only ledgers that miss none on this bookie.", {"type": "string"}),
-    Parameter("printmissingreplica", "With the missing bookies of each.", _FLAG),
+    Parameter("printmissingreplica", "With the missing bookies of each, whatever its value.", {"type": "string"}),
     Parameter(
         "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": LISTED_MAX, "default": LISTED_MAX}
     ),
-    Parameter("after", "Begin after this ledger.", {"type": "integer", "minimum": 0}),
+    Parameter("after", "Begin after this ledger.", LEDGER_ID),
 )
 _BOOKIE_FILTERS: Final = (
-    Parameter("type", "rw, the default, or ro.", {"type": "string", "enum": ["rw", "ro"]}),
+    Parameter("type", "rw, the default, or ro.", {"type": "string", "enum": list(_TYPES)}),
     Parameter("print_hostnames", "With host names.", _FLAG),
 )

@@ -8,6 +8,7 @@ from typing import Any, Final
 from auditor.api.http.documents import API_VERSION
 from auditor.api.operations_port import BookieState, TaskState
 from bookie.metadata.tasks.parked import ParkReason
+from bookie.metadata.tasks.switches import DELAY_S_MAX
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.run import RunCause, RunKind, RunState
 from bookie.model.severity import Severity
@@ -48,7 +49,13 @@ def _document(kind: str, properties: Mapping[str, Schema]) -> Schema:
     return _fields({"apiVersion": {"const": API_VERSION}, "kind": {"const": kind}, **properties})
 
 
-_LEDGER_ID: Final = {"type": "integer", "minimum": 0, "maximum": LEDGER_ID_MAX}
+def _run_request(kind: RunKind, options: Mapping[str, Schema]) -> Schema:
+    dry_run = {**_TRUTH, "default": False, "description": "Report only, and mark nothing."}
+    properties = {"kind": {"const": kind.value}, "dry_run": dry_run, **options}
+    return {"type": "object", "properties": properties, "required": ["kind"], "additionalProperties": False}
+
+
+LEDGER_ID: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": LEDGER_ID_MAX}
 _RUN: Final = _fields(
     {
         "run_id": _TEXT,
@@ -165,28 +172,34 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "Run": _document("Run", {"run": _ref("RunFields")}),
     "RunList": _document("RunList", {"items": _list(_ref("RunFields"))}),
     "RunRequest": {
-        "type": "object",
-        "properties": {
-            "kind": _one_of([kind.value for kind in RunKind]),
-            "dry_run": {**_TRUTH, "default": False, "description": "Report only, and mark nothing."},
+        "description": "One of the kinds of run, each with its own options.",
+        "oneOf": [_ref("BookiesRunRequest"), _ref("PlacementRunRequest"), _ref("ReplicasRunRequest")],
+    },
+    "BookiesRunRequest": _run_request(RunKind.BOOKIES, {}),
+    "PlacementRunRequest": _run_request(
+        RunKind.PLACEMENT,
+        {
             "mark_misplaced": {
                 **_TRUTH,
                 "default": False,
-                "description": "Kind placement: mark the ledgers that a replacement would improve.",
-            },
-            "ledger_min": {**_LEDGER_ID, "description": "Kind replicas: lowest ledger id, inclusive."},
-            "ledger_max": {**_LEDGER_ID, "description": "Kind replicas: highest ledger id, inclusive."},
+                "description": "Mark the ledgers that a replacement would improve.",
+            }
+        },
+    ),
+    "ReplicasRunRequest": _run_request(
+        RunKind.REPLICAS,
+        {
+            "ledger_min": {**LEDGER_ID, "description": "Lowest ledger id, inclusive; at most `ledger_max`."},
+            "ledger_max": {**LEDGER_ID, "description": "Highest ledger id, inclusive."},
             "sample": {
                 "type": "number",
                 "exclusiveMinimum": 0,
                 "maximum": 1,
-                "description": "Kind replicas: share of the ledgers, chosen by id.",
+                "description": "Share of the ledgers, chosen by id.",
             },
-            "sample_seed": {**_LEDGER_ID, "description": "Kind replicas: which sample; absent: a new one."},
+            "sample_seed": {**LEDGER_ID, "description": "Which sample; absent: a new one."},
         },
-        "required": ["kind"],
-        "additionalProperties": False,
-    },
+    ),
     "ServiceStatus": _STATUS,
     "Schedule": _document("Schedule", {"check": _one_of([kind.value for kind in RunKind]), **_PAUSE}),
     "UnderReplicatedLedgerList": _document(
@@ -210,7 +223,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "RecoverySwitch": _fields({"enabled": _TRUTH}),
     "DelayRequest": {
         "type": "object",
-        "properties": {"delay_seconds": {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1}},
+        "properties": {"delay_seconds": {"type": "integer", "minimum": 0, "maximum": DELAY_S_MAX}},
         "required": ["delay_seconds"],
     },
     "LedgerIds": {

@@ -86,7 +86,7 @@ class HttpFace:
         """
         check_settings(self._settings)
         tls = ReloadingContext(self._settings.tls) if self._settings.tls is not None else None
-        self._process.description = describe(self.routes, self._control.status().version)
+        self._process.description = describe(self.routes, self._control.status().version, self._access.open_to_all)
         self._runner = web.AppRunner(
             self._application(),
             access_log=None,
