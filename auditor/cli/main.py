@@ -19,6 +19,7 @@ from auditor.cli.audit import remote, report
 from auditor.cli.cluster import (
     bookies,
     boost,
+    changes,
     dead_letters,
     debts,
     decommission,
@@ -99,6 +100,7 @@ app.add_typer(debts.app, name="debts")
 app.command("ok-to-stop")(ok_to_stop.ok_to_stop)
 app.add_typer(drain.app, name="drain")
 app.command("decommission")(decommission.decommission)
+app.command("changes")(changes.changes)
 app.add_typer(report.app, name="report")
 app.add_typer(bookies.cluster_app, name="cluster")
 app.add_typer(config.app, name="config")

@@ -19,6 +19,8 @@ from auditor.api.http.routes import JSON, TEXT, Answer, Call, Handler, Parameter
 from auditor.api.http.schemas import LEDGER_ID
 from auditor.api.operations_port import BookieState, MarkFilter, Operations
 from auditor.api.problems import InvalidRequestError, NotFoundError
+from auditor.api.upkeep_port import Upkeep
+from auditor.operating.client import Actor
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from bookie.model.run import RunCause, RunKind
 
@@ -31,10 +33,11 @@ _TYPES: Final = {"rw": BookieState.WRITABLE, "ro": BookieState.READ_ONLY}
 
 
 class ApacheRoutes:
-    """Handlers over ``Control`` and ``Operations``."""
+    """Handlers over ``Control`` and ``Operations``; ``Upkeep`` records changes."""
 
-    def __init__(self, control: Control, operations: Operations) -> None:
+    def __init__(self, control: Control, operations: Operations, upkeep: Upkeep) -> None:
         self._control = control
+        self._upkeep = upkeep
         self._operations = operations
 
     def routes(self) -> Sequence[Route]:
@@ -42,7 +45,8 @@ class ApacheRoutes:
         return (
             _read(f"{_AUTORECOVERY}/status", "apache_recovery_status", "Whether recovery is enabled.", self._status,
                   Answer(200, "The switch.", JSON, "RecoverySwitch")),
-            _change(f"{_AUTORECOVERY}/status", "apache_set_recovery", "Enable or disable recovery.", self._switch,
+            _change(f"{_AUTORECOVERY}/status", "apache_set_recovery",
+                    "Enable recovery; to disable it, the role administer is needed.", self._switch,
                     Answer(200, "The switch as it is now.", JSON, "RecoverySwitch"), (_ENABLED,)),
             _read(f"{_AUTORECOVERY}/list_under_replicated_ledger", "apache_list_under_replicated",
                   "Ids of ledgers marked for repair; 404 if there are none.", self._list,
@@ -54,7 +58,7 @@ class ApacheRoutes:
             _read(f"{_AUTORECOVERY}/lost_bookie_recovery_delay", "apache_get_delay", "The lost-bookie delay.",
                   self._get_delay, Answer(200, "`lostBookieRecoveryDelay value: SECONDS`", TEXT)),
             _change(f"{_AUTORECOVERY}/lost_bookie_recovery_delay", "apache_set_delay", "Set the lost-bookie delay.",
-                    self._set_delay, Answer(200, "It is set.", TEXT), body="DelayRequest"),
+                    self._set_delay, Answer(200, "It is set.", TEXT), body="DelayRequest", role=Role.ADMINISTER),
             _read(f"{_BOOKIE}/cluster_info", "apache_cluster_info", "The cluster in numbers.", self._cluster,
                   Answer(200, "Numbers.", JSON, "ClusterInfo")),
             _read(f"{_BOOKIE}/list_bookies", "apache_list_bookies", "Writable or read-only bookies.", self._bookies,
@@ -69,6 +73,9 @@ class ApacheRoutes:
             raise InvalidRequestError("the parameter enabled is missing: true or false")
         is_on = truth(call.request.query["enabled"], "enabled")
         call.trail.detail = f"enabled={is_on}".lower()
+        if not is_on:
+            call.who.require(Role.ADMINISTER, "disabling recovery")
+        await self._record(call, f"recovery {'enable' if is_on else 'disable'}")
         await self._operations.set_recovery(is_on=is_on)
         return await self._status(call)
 
@@ -108,8 +115,13 @@ class ApacheRoutes:
     async def _set_delay(self, call: Call) -> web.Response:
         seconds = delay_request(await call.request.read())
         call.trail.detail = f"delay_seconds={seconds}"
+        await self._record(call, "recovery delay", f"{seconds} s")
         await self._operations.set_lost_bookie_delay_s(seconds)
         return web.Response(text=f"Success set lostBookieRecoveryDelay to {seconds}")
+
+    async def _record(self, call: Call, action: str, detail: str = "") -> None:
+        actor = Actor(call.who.name, "http")
+        await self._upkeep.ask(lambda client: actor.record(client, action, detail))
 
     async def _cluster(self, call: Call) -> web.Response:
         status = self._control.status()
@@ -168,6 +180,7 @@ def _change(
     parameters: tuple[Parameter, ...] = (),
     *,
     body: str = "",
+    role: Role = Role.OPERATE,
 ) -> Route:
     return Route(
         "PUT",
@@ -176,7 +189,7 @@ def _change(
         summary,
         handler,
         (answer,),
-        role=Role.OPERATE,
+        role=role,
         tag="apache",
         parameters=parameters,
         body=body,

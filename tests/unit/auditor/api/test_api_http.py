@@ -128,7 +128,7 @@ async def test_run_from_begin_to_end(world: ApiWorld) -> None:
     assert begun.status == 202
     assert begun.headers["Location"] == f"/api/v1/runs/{run['run_id']}"
     assert (run["kind"], run["dry_run"], run["cause"]) == ("bookies", True, "http")
-    assert run["owner"] == "somebody-who-may-operate"
+    assert run["owner"] == "somebody-who-may-administer"
     path = begun.headers["Location"]
     assert (await good(world, "GET", path)).json["run"] == run
     for method in ("PUT", "POST"):
@@ -136,7 +136,7 @@ async def test_run_from_begin_to_end(world: ApiWorld) -> None:
             changed = await good(world, method, f"{path}/state/{name}")
             assert changed.json["run"]["state"] == state.value
     cancelled = await good(world, "PUT", f"{path}/state/cancelled")
-    assert cancelled.json["run"]["detail"] == "cancelled by somebody-who-may-operate"
+    assert cancelled.json["run"]["detail"] == "cancelled by somebody-who-may-administer"
     again = await world.operate("PUT", f"{path}/state/cancelled")
     assert (again.status, again.problem) == (409, "run-over")
 
@@ -281,7 +281,7 @@ async def test_a_schedule_is_paused_until_a_time_and_resumed(world: ApiWorld) ->
     assert (check["paused"], check["paused_until"], check["paused_by"]) == (
         True,
         paused["paused_until"],
-        "somebody-who-may-operate",
+        "somebody-who-may-administer",
     )
     page = await world.ask("GET", "/status")
     assert b"replicas (paused until 2023-11-14T23:13:20.000Z)" in page.body
