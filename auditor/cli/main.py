@@ -23,6 +23,7 @@ from auditor.cli.cluster import (
     dead_letters,
     debts,
     decommission,
+    doctor,
     drain,
     ok_to_stop,
     progress,
@@ -79,6 +80,7 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("demo")(quickstart.demo)
 app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
 app.command("progress")(progress.progress)
 app.add_typer(audit.app, name="audit")
 app.command("auditor")(auditor.auditor)
