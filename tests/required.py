@@ -6,6 +6,7 @@ that is named there fails the test, so that a run that is meant to be complete c
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from typing import Final, NoReturn
 import pytest
 
 VARIABLE: Final = "BKHEAL_REQUIRE"
-NAMES: Final = ("browser", "promtool", "prometheus", "helm", "apache", "openssl", "apiserver", "image")
+NAMES: Final = ("browser", "promtool", "prometheus", "helm", "apache", "openssl", "apiserver", "image", "schemathesis")
 
 
 def required() -> frozenset[str]:
@@ -64,9 +65,19 @@ def _image() -> str:
     return "podman needs root here" if os.geteuid() else _not_on_path("podman", "crun", "ip", "unshare")
 
 
+def _schemathesis() -> str:
+    found = importlib.util.find_spec("schemathesis")
+    return "" if found else "schemathesis is not installed: pip install -e '.[dev]' -c constraints.txt installs it"
+
+
 def _not_on_path(*programs: str) -> str:
     absent = [name for name in programs if shutil.which(name) is None]
     return f"{', '.join(absent)} not on the path" if absent else ""
 
 
-_FOUND_BY: Final[Mapping[str, Callable[[], str]]] = {"openssl": _openssl, "apiserver": _api_server, "image": _image}
+_FOUND_BY: Final[Mapping[str, Callable[[], str]]] = {
+    "openssl": _openssl,
+    "apiserver": _api_server,
+    "image": _image,
+    "schemathesis": _schemathesis,
+}

@@ -19,7 +19,9 @@ from bookie.runtime.clock import Clock
 
 KEYS_MAX: Final = 1_000
 KEPT_S: Final = 24 * 3600.0
-_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+KEY_PATTERN: Final = r"[!-~]{1,255}"
+"""What a key looks like: printable ASCII without blanks."""
+_KEY: Final = re.compile(KEY_PATTERN)
 
 
 class InvalidKeyError(PermanentError):

@@ -10,6 +10,8 @@ from typing import Any, Final
 from auditor.api.access.access import ForbiddenError, RateLimitedError, UnauthenticatedError
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
 from auditor.api.idempotency import InvalidKeyError, KeyReusedError
+from auditor.api.upkeep_port import StillWorkingError
+from auditor.operating.client import NotThereError, RefusedError
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError
@@ -25,12 +27,24 @@ class InvalidRequestError(PermanentError):
     """The request cannot be understood: a parameter, the body, or its type."""
 
 
+class ContradictionError(PermanentError):
+    """Each part of the request can be understood, and together they can never be done."""
+
+
 class CrossSiteError(PermanentError):
     """A browser sent this request for a page of another site, or for a name that is not this service's."""
 
 
 class OverloadedError(TransientError):
     """Too many requests at once over all clients."""
+
+
+class NotOkToStopError(ConflictError):
+    """Bookies must not be stopped now; ``verdict`` contains all reasons."""
+
+    def __init__(self, text: str, verdict: Mapping[str, Any]) -> None:
+        super().__init__(text)
+        self.verdict = verdict
 
 
 class NotFoundError(PermanentError):
@@ -81,7 +95,16 @@ def problem_of(error: Exception) -> Problem:
             return Problem(409, "run-over", "The run has ended", detail)
         case KeyReusedError():
             return Problem(422, "key-reused", "The idempotency key stands for another request", detail)
-        case UnknownRunError() | NotFoundError():
+        case ContradictionError():
+            return Problem(422, "contradiction", "The parts of the request exclude each other", detail)
+        case NotOkToStopError():
+            verdict = {"verdict": dict(error.verdict)}
+            return Problem(409, "not-ok-to-stop", "These bookies must not be stopped now", detail, verdict)
+        case RefusedError():
+            return Problem(409, "refused", "The state of the cluster does not allow this", detail)
+        case StillWorkingError():
+            return Problem(503, "still-working", "Ask again for the result", detail, headers=_retry(_STORE_RETRY_S))
+        case UnknownRunError() | NotFoundError() | NotThereError():
             return Problem(404, "not-found", "There is no such thing", detail)
         case InvalidRequestError() | InvalidKeyError() | InvalidDelayError():
             return Problem(400, "invalid-request", "The request cannot be understood", detail)

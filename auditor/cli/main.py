@@ -19,9 +19,11 @@ from auditor.cli.audit import remote, report
 from auditor.cli.cluster import (
     bookies,
     boost,
+    changes,
     dead_letters,
     debts,
     decommission,
+    doctor,
     drain,
     maintenance,
     ok_to_stop,
@@ -79,6 +81,7 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("demo")(quickstart.demo)
 app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
 app.command("progress")(progress.progress)
 app.add_typer(audit.app, name="audit")
 app.command("auditor")(auditor.auditor)
@@ -101,6 +104,7 @@ app.command("ok-to-stop")(ok_to_stop.ok_to_stop)
 app.add_typer(drain.app, name="drain")
 app.add_typer(maintenance.app, name="maintenance")
 app.command("decommission")(decommission.decommission)
+app.command("changes")(changes.changes)
 app.add_typer(report.app, name="report")
 app.add_typer(bookies.cluster_app, name="cluster")
 app.add_typer(config.app, name="config")

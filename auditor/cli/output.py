@@ -23,6 +23,21 @@ class OutputFormat(enum.StrEnum):
     JSON = "json"
 
 
+class StreamFormat(enum.StrEnum):
+    """Values of ``--output`` for lists that may be long, and for what is looked at again and again."""
+
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"
+    """One JSON document in a line."""
+
+
+def print_json_line(kind: str, **fields: Any) -> None:
+    """Print one JSON document in one line, at once: a pipe would otherwise receive nothing for a long time."""
+    sys.stdout.write(json.dumps({"apiVersion": API_VERSION, "kind": kind, **fields}) + "\n")
+    sys.stdout.flush()
+
+
 def print_json(kind: str, **fields: Any) -> None:
     """Print one JSON document: ``apiVersion``, ``kind``, then ``fields``."""
     sys.stdout.write(json.dumps({"apiVersion": API_VERSION, "kind": kind, **fields}, indent=2) + "\n")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from auditor.cli.configuration.sources import load_defaults
-from auditor.cli.output import OutputFormat
+from auditor.cli.output import OutputFormat, StreamFormat
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.configuration.settings import resolve_metadata_uri
@@ -35,6 +35,9 @@ ConfigOption = Annotated[
         callback=load_defaults,
         help="Config file (TOML). Default: $BKHEAL_CONFIG, then ~/.config/bkheal/config.toml.",
     ),
+]
+StreamOutputOption = Annotated[
+    StreamFormat, typer.Option("--output", "-o", help="A table for people, JSON, or one JSON document in a line.")
 ]
 OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="A table for people, or JSON.")]
 

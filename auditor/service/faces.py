@@ -13,6 +13,7 @@ from auditor.api.http.server import HttpFace
 from auditor.api.operations import StoreOperations
 from auditor.api.operations_port import ALL_MARKS, BookieView, MarkFilter, MarkPage, Operations, TaskPage
 from auditor.api.settings import ApiSettings, ServerTls
+from auditor.api.upkeep_port import Upkeep
 from auditor.metrics.service_metrics import AuditorMetrics
 from auditor.service.events import ServiceEvents
 from auditor.service.service import AuditorService, Connection
@@ -60,7 +61,7 @@ def set_rates(faces: Sequence[Face], requests_per_second: float) -> None:
 
 
 def wired_faces(
-    service: AuditorService, settings: ServiceSettings, metrics: AuditorMetrics, clock: Clock
+    service: AuditorService, settings: ServiceSettings, metrics: AuditorMetrics, clock: Clock, upkeep: Upkeep
 ) -> Sequence[Face]:
     """HTTP and gRPC of a service, not started yet."""
     api = api_settings(settings)
@@ -70,7 +71,7 @@ def wired_faces(
         return render(metrics.registry, accept, accept_encoding)
 
     operations = LateOperations(lambda: service.connection, clock, settings.bookie_security)
-    return (HttpFace(service, operations, api, clock, metrics=rendered), GrpcFace(service, api, clock))
+    return (HttpFace(service, operations, api, clock, upkeep=upkeep, metrics=rendered), GrpcFace(service, api, clock))
 
 
 def api_settings(settings: ServiceSettings) -> ApiSettings:

@@ -25,7 +25,9 @@ from auditor.service.runs.spark_runner import SparkRunner, session_settings
 from auditor.service.service import AuditorService, Connect, Connection, ServicePorts
 from auditor.service.settings import ServiceSettings
 from auditor.service.spark_tab import SparkTab
+from auditor.service.upkeep import OpenClient, UpkeepApart
 from auditor.service.watch.backlog import CountsApart, Open
+from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
@@ -75,7 +77,8 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
     )
     service = AuditorService(settings, ports)
     late.tab = SparkTab(service, _tab_settings(settings), clock, report_base_url(settings))
-    faces = wired_faces(service, settings, metrics, clock)
+    upkeep = UpkeepApart(_client_of(settings), clock)
+    faces = wired_faces(service, settings, metrics, clock, upkeep)
 
     def leader() -> str:
         return service.status().leader
@@ -89,7 +92,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
         await cancel(watching)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SPARK_STOP_DEADLINE_S):
-                await asyncio.gather(holder.stop(), counter.close())
+                await asyncio.gather(holder.stop(), counter.close(), upkeep.close())
     return ExitCode.INTERNAL if spark_watch.is_gone else code
 
 
@@ -191,6 +194,21 @@ def _session_of(settings: ServiceSettings) -> Open:
         return store, await open_cluster(store, uri)
 
     return open_session
+
+
+def _client_of(settings: ServiceSettings) -> OpenClient:
+    """Another session for the work of operators."""
+
+    async def open_client(stack: contextlib.AsyncExitStack) -> ConnectedBookKeeper:
+        client = await connect(
+            settings.metadata_uri,
+            security=settings.bookie_security.load(),
+            topology_file=settings.topology_file,
+            placement_policy=settings.placement,
+        )
+        return await stack.enter_async_context(client)
+
+    return open_client
 
 
 def _tab_settings(settings: ServiceSettings) -> TabSettings:

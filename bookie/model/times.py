@@ -14,6 +14,15 @@ def rfc3339(epoch_ms: float, timespec: Literal["seconds", "milliseconds"] = "mil
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
+def epoch_ms(text: str) -> int:
+    """Epoch milliseconds of a time that ``rfc3339`` wrote.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return round(datetime.fromisoformat(text).timestamp() * 1000)
+
+
 def rfc3339_if_known(epoch_ms: int, timespec: Literal["seconds", "milliseconds"] = "milliseconds") -> str | None:
     """Return ``rfc3339`` of a time, or None for 0 and below, which mean that the time is unknown."""
     return rfc3339(epoch_ms, timespec) if epoch_ms > 0 else None

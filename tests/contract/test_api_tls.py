@@ -22,7 +22,7 @@ from auditor.cli.audit.remote import Remote, RemoteSettings, RemoteUnavailableEr
 from bookie.wire.tls import TlsFilesError
 from tests.certificates import make_ca, make_certificate, openssl
 from tests.deadlines import STATE_S
-from tests.worlds.api import TwinControl, TwinOperations, running, settings_in
+from tests.worlds.api import TwinControl, TwinOperations, TwinUpkeep, running, settings_in
 from tests.worlds.clocks import ManualClock
 
 pytestmark = pytest.mark.needs("openssl")
@@ -215,7 +215,7 @@ async def test_http_face_follows_its_certificate(tmp_path: Path, folder: Path) -
     shutil.copyfile(folder / "server.key", key)
     settings, _ = settings_in(tmp_path, tls=ServerTls(cert, key))
     clock = ManualClock()
-    face = HttpFace(TwinControl(), TwinOperations(), settings, clock)
+    face = HttpFace(TwinControl(), TwinOperations(), settings, clock, upkeep=TwinUpkeep())
     await face.start()
     try:
         assert await served_certificate(face.port) == der(folder / "server.pem")

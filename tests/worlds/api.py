@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import jsonschema
@@ -37,16 +37,23 @@ from auditor.api.operations_port import (
     TaskView,
 )
 from auditor.api.settings import ApiSettings
+from auditor.api.upkeep_port import Work
+from auditor.operating.client import Document
+from auditor.service.upkeep import LongWork, ProgressLook
+from auditor.service.watch.progress import watch_of
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.metadata.tasks.switches import InvalidDelayError
+from bookie.metadata.tasks.switches import DELAY_S_MAX, InvalidDelayError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
 from bookie.runtime.telemetry.metrics import Exposition
 from tests.worlds.clocks import EPOCH_MS, ManualClock
+from tests.worlds.commands import CommandCluster
+
+T = TypeVar("T")
 
 NOW_MS = EPOCH_MS
 EVIL = '<script>alert("x")</script>'
@@ -245,9 +252,36 @@ class TwinOperations:
         return self.delay_s
 
     async def set_lost_bookie_delay_s(self, seconds: int) -> None:
-        if seconds < 0:
+        if not 0 <= seconds <= DELAY_S_MAX:
             raise InvalidDelayError(f"not a delay in seconds: {seconds}")
         self.delay_s = seconds
+
+
+class TwinUpkeep:
+    """A complete ``Upkeep`` over a cluster in memory: ``tests.worlds.commands.CommandCluster``."""
+
+    def __init__(self) -> None:
+        self.cluster = CommandCluster()
+        self.cluster.clock = ManualClock()
+        self.is_filled = False
+        self.long = LongWork(ManualClock())
+
+    async def ask(self, work: Work[T]) -> T:
+        await self.fill()
+        async with self.cluster.connected("") as client:
+            return await work(client)
+
+    async def ask_long(self, key: Hashable, work: Work[Document]) -> Document:
+        return await self.long.result(key, lambda: self.ask(work))
+
+    async def progress(self) -> Document:
+        return await self.ask(lambda client: ProgressLook(watch_of(client), ManualClock()).look())
+
+    async def fill(self) -> None:
+        """Create the cluster, once."""
+        if not self.is_filled:
+            self.is_filled = True
+            await self.cluster.fill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +312,7 @@ class ApiWorld:
     face: HttpFace
     control: TwinControl
     operations: TwinOperations
+    upkeep: TwinUpkeep
     clock: ManualClock
     session: aiohttp.ClientSession
     url: str
@@ -297,8 +332,8 @@ class ApiWorld:
             return Reply(response.status, response.headers.copy(), await response.read())
 
     async def operate(self, method: str, path: str, **options: Any) -> Reply:
-        """Send one request of somebody who may operate."""
-        return await self.ask(method, path, token=self.tokens[Role.OPERATE].token, **options)
+        """Send one request of somebody who may do everything."""
+        return await self.ask(method, path, token=self.tokens[Role.ADMINISTER].token, **options)
 
     async def start(self, kind: RunKind = RunKind.BOOKIES) -> str:
         """Begin a run and return its id."""
@@ -328,14 +363,15 @@ async def running(
 ) -> AsyncIterator[ApiWorld]:
     """A face that runs while the block does."""
     settings, tokens = settings_in(directory, **changes)
-    control, operations, clock = TwinControl(), TwinOperations(), ManualClock()
-    face = HttpFace(control, operations, settings, clock, metrics=render)
+    control, operations, clock, upkeep = TwinControl(), TwinOperations(), ManualClock(), TwinUpkeep()
+    await upkeep.fill()
+    face = HttpFace(control, operations, settings, clock, upkeep=upkeep, metrics=render)
     await face.start()
     scheme = "http" if settings.tls is None else "https"
     try:
         async with aiohttp.ClientSession(connector=connector) as session:
             url = f"{scheme}://127.0.0.1:{face.port}"
             assert settings.tokens_file is not None
-            yield ApiWorld(face, control, operations, clock, session, url, tokens, settings.tokens_file)
+            yield ApiWorld(face, control, operations, upkeep, clock, session, url, tokens, settings.tokens_file)
     finally:
         await face.stop()

@@ -39,6 +39,20 @@ class Principal:
     name: str
     """Of its token, or ``anonymous``."""
     address: str
+    role: Role = Role.READ
+    """The most that it may do."""
+
+    def require(self, needed: Role, what: str) -> None:
+        """Refuse ``what`` to a caller whose role does not include ``needed``.
+
+        Raises:
+            ForbiddenError, UnauthenticatedError: with what to do.
+        """
+        if self.role.includes(needed):
+            return
+        if self.is_anonymous:
+            raise UnauthenticatedError(f"{what} needs a token with the role {needed.value}: send it as a bearer token")
+        raise ForbiddenError(f"the token of {self.name} has the role {self.role.value}; {what} needs {needed.value}")
 
     @property
     def is_anonymous(self) -> bool:
@@ -57,7 +71,13 @@ class Access:
     def __init__(self, settings: ApiSettings, clock: Clock) -> None:
         self._tokens = Tokens(settings.tokens_file)
         self._limit = RateLimit(settings.requests_per_second, settings.clients_max, clock)
-        self._anonymous = {Role.READ: settings.allow_anonymous_read, Role.OPERATE: settings.allow_anonymous_write}
+        self._anonymous = dict.fromkeys(Role, settings.allow_anonymous_write)
+        self._anonymous[Role.READ] = settings.allow_anonymous_read
+
+    @property
+    def open_to_all(self) -> frozenset[Role]:
+        """The roles that a caller without a token has."""
+        return frozenset(role for role, is_open in self._anonymous.items() if is_open)
 
     def set_requests_per_second(self, rate: float) -> None:
         """Change the rate of each client, from its next request on."""
@@ -78,7 +98,9 @@ class Access:
             RateLimitedError, UnauthenticatedError, ForbiddenError: see there.
         """
         entry = None if token is None else self._tokens.find(token)
-        caller = Principal(entry.name if entry else ANONYMOUS, address)
+        caller = Principal(ANONYMOUS, address, max(self.open_to_all, default=Role.READ, key=list(Role).index))
+        if entry is not None:
+            caller = Principal(entry.name, address, entry.role)
         wait_s = self._limit.wait_s(caller.client)
         if wait_s > 0:
             raise RateLimitedError(wait_s)

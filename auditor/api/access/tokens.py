@@ -37,7 +37,9 @@ class Role(enum.StrEnum):
 
     READ = "read"
     OPERATE = "operate"
-    """Start, pause and cancel runs; switch recovery."""
+    """Start, pause and cancel runs; drain, boost, limit copying, try dead letters again; enable recovery."""
+    ADMINISTER = "administer"
+    """Disable recovery, set the lost-bookie delay, accept losses, drop dead letters."""
 
     def includes(self, needed: Role) -> bool:
         """Whether this role may do what ``needed`` may."""
@@ -90,7 +92,7 @@ def parse_tokens(text: str) -> tuple[TokenEntry, ...]:
         entry = _entry(words)
         if entry is None:
             raise TokensFileError(
-                f"line {number} of the tokens file is not `name role sha256` with role read or operate; "
+                f"line {number} of the tokens file is not `name role sha256` with a role of {', '.join(Role)}; "
                 "`bkheal auditor-token NAME` prints such a line"
             )
         if entry.name in entries:

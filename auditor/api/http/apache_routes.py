@@ -14,10 +14,13 @@ from aiohttp import web
 
 from auditor.api.access.tokens import Role
 from auditor.api.control import Control, RunBusyError
-from auditor.api.http.queries import delay_request, truth, whole_number
+from auditor.api.http.queries import TRUTH_PATTERN, delay_request, truth, whole_number
 from auditor.api.http.routes import JSON, TEXT, Answer, Call, Handler, Parameter, Route
+from auditor.api.http.schemas import LEDGER_ID
 from auditor.api.operations_port import BookieState, MarkFilter, Operations
 from auditor.api.problems import InvalidRequestError, NotFoundError
+from auditor.api.upkeep_port import Upkeep
+from auditor.operating.client import Actor
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from bookie.model.run import RunCause, RunKind
 
@@ -25,14 +28,16 @@ _AUTORECOVERY: Final = "/api/v1/autorecovery"
 _BOOKIE: Final = "/api/v1/bookie"
 LISTED_MAX: Final = 10_000
 """Marked ledgers in one answer, which is built on the event loop of the leader."""
-_FLAG: Final = {"type": "string", "enum": ["true", "false"]}
+_FLAG: Final = {"type": "string", "pattern": TRUTH_PATTERN}
+_TYPES: Final = {"rw": BookieState.WRITABLE, "ro": BookieState.READ_ONLY}
 
 
 class ApacheRoutes:
-    """Handlers over ``Control`` and ``Operations``."""
+    """Handlers over ``Control`` and ``Operations``; ``Upkeep`` records changes."""
 
-    def __init__(self, control: Control, operations: Operations) -> None:
+    def __init__(self, control: Control, operations: Operations, upkeep: Upkeep) -> None:
         self._control = control
+        self._upkeep = upkeep
         self._operations = operations
 
     def routes(self) -> Sequence[Route]:
@@ -40,7 +45,8 @@ class ApacheRoutes:
         return (
             _read(f"{_AUTORECOVERY}/status", "apache_recovery_status", "Whether recovery is enabled.", self._status,
                   Answer(200, "The switch.", JSON, "RecoverySwitch")),
-            _change(f"{_AUTORECOVERY}/status", "apache_set_recovery", "Enable or disable recovery.", self._switch,
+            _change(f"{_AUTORECOVERY}/status", "apache_set_recovery",
+                    "Enable recovery; to disable it, the role administer is needed.", self._switch,
                     Answer(200, "The switch as it is now.", JSON, "RecoverySwitch"), (_ENABLED,)),
             _read(f"{_AUTORECOVERY}/list_under_replicated_ledger", "apache_list_under_replicated",
                   "Ids of ledgers marked for repair; 404 if there are none.", self._list,
@@ -52,7 +58,7 @@ class ApacheRoutes:
             _read(f"{_AUTORECOVERY}/lost_bookie_recovery_delay", "apache_get_delay", "The lost-bookie delay.",
                   self._get_delay, Answer(200, "`lostBookieRecoveryDelay value: SECONDS`", TEXT)),
             _change(f"{_AUTORECOVERY}/lost_bookie_recovery_delay", "apache_set_delay", "Set the lost-bookie delay.",
-                    self._set_delay, Answer(200, "It is set.", TEXT), body="DelayRequest"),
+                    self._set_delay, Answer(200, "It is set.", TEXT), body="DelayRequest", role=Role.ADMINISTER),
             _read(f"{_BOOKIE}/cluster_info", "apache_cluster_info", "The cluster in numbers.", self._cluster,
                   Answer(200, "Numbers.", JSON, "ClusterInfo")),
             _read(f"{_BOOKIE}/list_bookies", "apache_list_bookies", "Writable or read-only bookies.", self._bookies,
@@ -67,6 +73,9 @@ class ApacheRoutes:
             raise InvalidRequestError("the parameter enabled is missing: true or false")
         is_on = truth(call.request.query["enabled"], "enabled")
         call.trail.detail = f"enabled={is_on}".lower()
+        if not is_on:
+            call.who.require(Role.ADMINISTER, "disabling recovery")
+        await self._record(call, f"recovery {'enable' if is_on else 'disable'}")
         await self._operations.set_recovery(is_on=is_on)
         return await self._status(call)
 
@@ -106,8 +115,13 @@ class ApacheRoutes:
     async def _set_delay(self, call: Call) -> web.Response:
         seconds = delay_request(await call.request.read())
         call.trail.detail = f"delay_seconds={seconds}"
+        await self._record(call, "recovery delay", f"{seconds} s")
         await self._operations.set_lost_bookie_delay_s(seconds)
         return web.Response(text=f"Success set lostBookieRecoveryDelay to {seconds}")
+
+    async def _record(self, call: Call, action: str, detail: str = "") -> None:
+        actor = Actor(call.who.name, "http")
+        await self._upkeep.ask(lambda client: actor.record(client, action, detail))
 
     async def _cluster(self, call: Call) -> web.Response:
         status = self._control.status()
@@ -128,8 +142,10 @@ class ApacheRoutes:
 
     async def _bookies(self, call: Call) -> web.Response:
         query = call.request.query
-        wanted = BookieState.READ_ONLY if query.get("type") == "ro" else BookieState.WRITABLE
-        with_hosts = query.get("print_hostnames") == "true"
+        wanted = _TYPES.get(query.get("type", "rw"))
+        if wanted is None:
+            raise InvalidRequestError(f"type must be rw or ro, not {query['type'][:40]!r}")
+        with_hosts = truth(query.get("print_hostnames", "false"), "print_hostnames")
         found = [bookie for bookie in await self._operations.bookies() if bookie.state is wanted]
         return web.json_response({bookie.bookie_id: bookie.host if with_hosts else None for bookie in found})
 
@@ -164,6 +180,7 @@ def _change(
     parameters: tuple[Parameter, ...] = (),
     *,
     body: str = "",
+    role: Role = Role.OPERATE,
 ) -> Route:
     return Route(
         "PUT",
@@ -172,7 +189,7 @@ def _change(
         summary,
         handler,
         (answer,),
-        role=Role.OPERATE,
+        role=role,
         tag="apache",
         parameters=parameters,
         body=body,
@@ -185,13 +202,13 @@ _ENABLED: Final = Parameter("enabled", "Whether to enable it.", _FLAG, is_requir
 _FILTERS: Final = (
     Parameter("missingreplica", "Only ledgers that miss a copy on this bookie.", {"type": "string"}),
     Parameter("excludingmissingreplica", "Only ledgers that miss none on this bookie.", {"type": "string"}),
-    Parameter("printmissingreplica", "With the missing bookies of each.", _FLAG),
+    Parameter("printmissingreplica", "With the missing bookies of each, whatever its value.", {"type": "string"}),
     Parameter(
         "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": LISTED_MAX, "default": LISTED_MAX}
     ),
-    Parameter("after", "Begin after this ledger.", {"type": "integer", "minimum": 0}),
+    Parameter("after", "Begin after this ledger.", LEDGER_ID),
 )
 _BOOKIE_FILTERS: Final = (
-    Parameter("type", "rw, the default, or ro.", {"type": "string", "enum": ["rw", "ro"]}),
+    Parameter("type", "rw, the default, or ro.", {"type": "string", "enum": list(_TYPES)}),
     Parameter("print_hostnames", "With host names.", _FLAG),
 )

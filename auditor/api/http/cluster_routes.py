@@ -13,6 +13,7 @@ from auditor.api.control import Backlog, Control
 from auditor.api.http.documents import bookie_list, status_document, task_list
 from auditor.api.http.queries import refuse_unknown, whole_number
 from auditor.api.http.routes import HTML, JSON, Answer, Call, Parameter, Route
+from auditor.api.http.schemas import LEDGER_ID
 from auditor.api.http.status_page import status_page
 from auditor.api.operations_port import ALL_MARKS, MarkFilter, Operations
 from bookie.metadata.port import StoreUnavailableError
@@ -79,6 +80,6 @@ _PAGING: Final = (
     Parameter(
         "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": _PAGE_MAX, "default": _PAGE_DEFAULT}
     ),
-    Parameter("after", "Begin after this ledger.", {"type": "integer", "minimum": 0}),
+    Parameter("after", "Begin after this ledger.", LEDGER_ID),
     Parameter("missing", "Only ledgers that miss a copy on this bookie.", {"type": "string"}),
 )

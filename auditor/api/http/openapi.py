@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from auditor.api.access.tokens import Role
@@ -14,16 +14,22 @@ OPENAPI_VERSION: Final = "3.1.0"
 
 _ABOUT: Final = (
     "Status and control of the auditor of one BookKeeper cluster. Every process answers; only the leader starts and "
-    "changes runs, and the others answer 503 with the type `urn:bkheal:problem:not-leader` and its name. Whether "
-    "reads need a token is a setting. Errors are problem documents."
+    "changes runs, and the others answer 503 with the type `urn:bkheal:problem:not-leader` and its name. What needs a "
+    "token is a setting, and described as this process has it. Errors are problem documents."
 )
 
 
-def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
-    """The description of ``routes``."""
+def describe(routes: Sequence[Route], version: str, open_to_all: Collection[Role]) -> dict[str, Any]:
+    """The description of ``routes``.
+
+    Args:
+        routes: all of them.
+        version: of the product.
+        open_to_all: roles that a caller without a token has.
+    """
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.described_path, {})[route.method.lower()] = _operation(route)
+        paths.setdefault(route.described_path, {})[route.method.lower()] = _operation(route, open_to_all)
     return {
         "openapi": OPENAPI_VERSION,
         "info": {"title": "bkheal auditor", "version": version, "description": _ABOUT},
@@ -35,15 +41,14 @@ def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _operation(route: Route, open_to_all: Collection[Role]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.operation,
         "summary": route.summary,
         "tags": [route.tag],
         "responses": {str(answer.status): _response(answer) for answer in route.answers},
     }
-    parameters = [_segment(name, text) for name, text in route.segments.items()]
-    parameters += [_parameter(parameter) for parameter in route.parameters]
+    parameters = [_parameter(parameter) for parameter in (*route.segments, *route.parameters)]
     if parameters:
         operation["parameters"] = parameters
     if route.body:
@@ -52,7 +57,7 @@ def _operation(route: Route) -> dict[str, Any]:
         operation["security"] = []
         return operation
     operation["responses"]["default"] = _problem()
-    operation["security"] = [{"token": []}] if route.role is Role.OPERATE else [{}, {"token": []}]
+    operation["security"] = [{}, {"token": []}] if route.role in open_to_all else [{"token": []}]
     operation["x-bkheal-role"] = route.role.value
     return operation
 
@@ -74,10 +79,6 @@ def _problem() -> dict[str, Any]:
         "description": "The request was refused or failed.",
         "content": {PROBLEM_TYPE: {"schema": _ref("Problem")}},
     }
-
-
-def _segment(name: str, text: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "description": text, "schema": {"type": "string"}}
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from auditor.api.problems import InvalidRequestError
+from auditor.api.problems import ContradictionError, InvalidRequestError
+from bookie.metadata.tasks.switches import DELAY_S_MAX
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.run import RunKind
 
@@ -35,6 +36,10 @@ def whole_number(text: str, name: str, lowest: int, highest: int) -> int:
     if not lowest <= int(text) <= highest:
         raise InvalidRequestError(f"{name} must be {lowest} to {highest}, not {text}")
     return int(text)
+
+
+TRUTH_PATTERN: Final = "^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee])$"
+"""What ``truth`` reads."""
 
 
 def truth(text: str, name: str) -> bool:
@@ -94,32 +99,56 @@ def run_request(body: bytes) -> StartRequest:
 
     Raises:
         InvalidRequestError: it is not such a body, or the kind does not have one of the options.
+        ContradictionError: no ledger is in the range.
     """
     fields = json_object(body)
     refuse_unknown(fields, ("kind", "dry_run", *RUN_OPTIONS), "field")
-    kind, is_dry_run = run_kind(fields.get("kind")), fields.get("dry_run", False)
-    if not isinstance(is_dry_run, bool):
-        raise InvalidRequestError("dry_run must be true or false")
-    options = {name: fields[name] for name in RUN_OPTIONS if name in fields}
-    for name, value in options.items():
+    kind, is_dry_run = run_kind(fields.get("kind")), json_truth(fields.get("dry_run", False), "dry_run")
+    for name in RUN_OPTIONS.keys() & fields.keys():
         if RUN_OPTIONS[name] is not kind:
             raise InvalidRequestError(f"a {kind.value} run has no {name}, only a {RUN_OPTIONS[name].value} run has")
-        _check_option(name, value)
+    options = {name: _run_option(name, fields[name]) for name in RUN_OPTIONS if name in fields}
     if options.get("ledger_min", 0) > options.get("ledger_max", LEDGER_ID_MAX):
-        raise InvalidRequestError("ledger_min must not exceed ledger_max")
+        raise ContradictionError("ledger_min must not exceed ledger_max")
     return StartRequest(kind, is_dry_run, options)
 
 
-def _check_option(name: str, value: object) -> None:
+def json_integer(value: object, name: str, lowest: int, highest: int) -> int:
+    """Read a JSON number without a fraction, so also 60.0, within bounds, both inclusive.
+
+    Raises:
+        InvalidRequestError: it is none, or outside.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} must be a whole number, not {str(value)[:40]!r}")
+    if not lowest <= value <= highest:
+        raise InvalidRequestError(f"{name} must be {lowest} to {highest}, not {str(value)[:40]}")
+    return value
+
+
+def _run_option(name: str, value: object) -> bool | int | float:
     if name == "mark_misplaced":
-        if not isinstance(value, bool):
-            raise InvalidRequestError("mark_misplaced must be true or false")
-    elif isinstance(value, bool) or not isinstance(value, (int, float) if name == "sample" else int):
-        raise InvalidRequestError(f"{name} must be a number, not {str(value)[:40]!r}")
-    elif name == "sample" and not 0 < value <= 1:
+        return json_truth(value, name)
+    if name != "sample":
+        return json_integer(value, name, 0, LEDGER_ID_MAX)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequestError(f"sample must be a number, not {str(value)[:40]!r}")
+    if not 0 < value <= 1:
         raise InvalidRequestError(f"sample must be more than 0 and at most 1, not {value}")
-    elif name != "sample" and not 0 <= value <= LEDGER_ID_MAX:
-        raise InvalidRequestError(f"{name} must be 0 to {LEDGER_ID_MAX}, not {value}")
+    return value
+
+
+def json_truth(value: object, name: str) -> bool:
+    """Read a JSON true or false.
+
+    Raises:
+        InvalidRequestError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{name} must be true or false, not {str(value)[:40]!r}")
+    return value
 
 
 def run_kind(given: object) -> RunKind:
@@ -140,7 +169,4 @@ def delay_request(body: bytes) -> int:
     Raises:
         InvalidRequestError: it is not such a body.
     """
-    seconds = json_object(body).get("delay_seconds")
-    if isinstance(seconds, bool) or not isinstance(seconds, int):
-        raise InvalidRequestError('the body must be {"delay_seconds": N} with a whole number of seconds')
-    return seconds
+    return json_integer(json_object(body).get("delay_seconds"), "delay_seconds", 0, DELAY_S_MAX)

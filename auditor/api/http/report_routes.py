@@ -17,7 +17,7 @@ from aiohttp import web
 
 from auditor.api.http.documents import document
 from auditor.api.http.queries import refuse_unknown, run_kind
-from auditor.api.http.routes import HTML, JSON, Answer, Call, Parameter, Route
+from auditor.api.http.routes import HTML, JSON, RUN_ID, Answer, Call, Parameter, Route, segment
 from auditor.api.problems import NotFoundError
 from bookie.model.run import RunKind
 from bookie.model.times import rfc3339_if_known
@@ -58,7 +58,7 @@ class ReportRoutes:
 
     def routes(self) -> Sequence[Route]:
         """The routes, described."""
-        run = {"run_id": "Id of the run."}
+        run, path = (RUN_ID,), segment("path", "Path below the report's directory.")
         page = (Answer(200, "A self-contained page.", HTML),)
         file = (Answer(200, "The file.", ""),)
         return (
@@ -74,7 +74,7 @@ class ReportRoutes:
             Route("GET", "/reports/{run_id}/", "get_report_page", "A report as a page.", self._page, page,
                   tag="reports", segments=run),
             Route("GET", "/reports/{run_id}/{path:.+}", "get_report_file", "A file of a report.", self._file, file,
-                  tag="reports", segments={**run, "path": "Path below the report's directory."}),
+                  tag="reports", segments=(*run, path)),
         )  # fmt: skip
 
     async def _list(self, call: Call) -> web.Response:

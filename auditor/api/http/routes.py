@@ -48,13 +48,21 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the query, or a header that is no credential."""
+    """A parameter of the query, a segment of the path, or a header that is no credential."""
 
     name: str
     description: str
     schema: Mapping[str, Any]
     where: str = "query"
     is_required: bool = False
+
+
+def segment(name: str, description: str, **schema: Any) -> Parameter:
+    """A segment of a path, a text that fits ``schema``."""
+    return Parameter(name, description, {"type": "string", **schema}, "path", is_required=True)
+
+
+RUN_ID: Final = segment("run_id", "Id of the run.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +80,8 @@ class Route:
     role: Role | None = Role.READ
     """None: open, not counted and never refused; for probes."""
     tag: str = "auditor"
-    segments: Mapping[str, str] = field(default_factory=dict)
-    """What each ``{name}`` is."""
+    segments: tuple[Parameter, ...] = ()
+    """What each ``{name}`` of the path is."""
     parameters: tuple[Parameter, ...] = ()
     body: str = ""
     """Name of the body's schema; empty: there is none."""

@@ -11,8 +11,8 @@ from auditor.api.access.tokens import Role
 from auditor.api.control import Control
 from auditor.api.http.documents import run_document, run_list, schedule_document
 from auditor.api.http.queries import StartRequest, refuse_unknown, run_kind, run_request, whole_number
-from auditor.api.http.routes import JSON, Answer, Call, Parameter, Route
-from auditor.api.idempotency import Intents
+from auditor.api.http.routes import JSON, RUN_ID, Answer, Call, Parameter, Route, segment
+from auditor.api.idempotency import KEY_PATTERN, Intents
 from auditor.api.problems import InvalidRequestError
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 
@@ -21,8 +21,10 @@ SCHEDULES: Final = "/api/v1/schedules"
 RUNS_MAX: Final = 200
 _RUNS_DEFAULT: Final = 50
 _KEY: Final = "Idempotency-Key"
+KEY_SCHEMA: Final = {"type": "string", "pattern": f"^{KEY_PATTERN}$"}
 _REPLAYED: Final = "Idempotent-Replayed"
 _TARGETS: Final = (RunState.PAUSED, RunState.RUNNING, RunState.CANCELLED)
+_SCHEDULE_TARGETS: Final = (RunState.PAUSED.value, RunState.RUNNING.value)
 
 
 class RunRoutes:
@@ -34,12 +36,12 @@ class RunRoutes:
 
     def routes(self) -> Sequence[Route]:
         """The routes, described."""
-        one = {"run_id": "Id of the run."}
+        one = (RUN_ID,)
         changed = (Answer(200, "The run as it is now.", JSON, "Run"),)
         paused = (Answer(200, "The schedule as it is now.", JSON, "Schedule"),)
-        schedule = {"kind": "bookies, placement or replicas.", "state": "paused or running."}
-        target = {**one, "state": "paused, running or cancelled."}
-        key = Parameter(_KEY, "The same key with the same body begins nothing twice.", {"type": "string"}, "header")
+        schedule = (_KIND, segment("state", "What it is to be.", enum=list(_SCHEDULE_TARGETS)))
+        target = (*one, segment("state", "What it is to be.", enum=[state.value for state in _TARGETS]))
+        key = Parameter(_KEY, "The same key with the same body begins nothing twice.", KEY_SCHEMA, "header")
         return (
             Route("GET", RUNS, "list_runs", "The newest runs of all processes, running ones included.", self._list,
                   (Answer(200, "Runs.", JSON, "RunList"),), parameters=_LIST_PARAMETERS),
@@ -130,6 +132,7 @@ class RunRoutes:
                 raise InvalidRequestError(f"a schedule can be paused or running, not {name[:40]!r}")
 
 
+_KIND: Final = segment("kind", "The kind of check.", enum=[kind.value for kind in RunKind])
 _LIST_PARAMETERS: Final = (
     Parameter(
         "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": RUNS_MAX, "default": _RUNS_DEFAULT}

@@ -7,10 +7,15 @@ from typing import Any, Final
 
 from auditor.api.http.documents import API_VERSION
 from auditor.api.operations_port import BookieState, TaskState
+from auditor.operating.boosting import SPAN_S_MAX
+from auditor.safety.dead_letters import Outcome
+from bookie.metadata.tasks.copy_limits import CopyProfile
 from bookie.metadata.tasks.parked import ParkReason
+from bookie.metadata.tasks.switches import DELAY_S_MAX
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.run import RunCause, RunKind, RunState
 from bookie.model.severity import Severity
+from spark_jobs.checks.findings import FindingKind
 
 Schema = dict[str, Any]
 
@@ -44,11 +49,40 @@ def _fields(properties: Mapping[str, Schema]) -> Schema:
     return {"type": "object", "properties": dict(properties), "required": list(properties)}
 
 
+def _body(properties: Mapping[str, Schema], *required: str) -> Schema:
+    fields: Schema = {"type": "object", "properties": dict(properties), "additionalProperties": False}
+    return {**fields, "required": list(required)} if required else fields
+
+
 def _document(kind: str, properties: Mapping[str, Schema]) -> Schema:
     return _fields({"apiVersion": {"const": API_VERSION}, "kind": {"const": kind}, **properties})
 
 
-_LEDGER_ID: Final = {"type": "integer", "minimum": 0, "maximum": LEDGER_ID_MAX}
+BOOKIE_ID_PATTERN: Final = r"^[a-zA-Z0-9:-_.\-]{1,256}$"
+"""Ids of bookies, as in ``bookie.model.ids``."""
+LEDGERS_MAX: Final = 100
+"""In one request: each costs several requests to the store."""
+REASON_MAX: Final = 500
+"""Characters of an operator's reason that are recorded."""
+_RATE_MAX: Final = 1 << 50
+"""Bytes per second: more than any network transfers."""
+LIMITS: Final[Mapping[str, int]] = {
+    "bytes_per_second": _RATE_MAX,
+    "requests_per_second": 10_000_000,
+    "bookie_in_bytes_per_second": _RATE_MAX,
+    "bookie_out_bytes_per_second": _RATE_MAX,
+    "critical_bytes_per_second": _RATE_MAX,
+}
+"""Limits on copying and their largest values. 0: no limit."""
+
+
+def _run_request(kind: RunKind, options: Mapping[str, Schema]) -> Schema:
+    dry_run = {**_TRUTH, "default": False, "description": "Report only, and mark nothing."}
+    properties = {"kind": {"const": kind.value}, "dry_run": dry_run, **options}
+    return {"type": "object", "properties": properties, "required": ["kind"], "additionalProperties": False}
+
+
+LEDGER_ID: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": LEDGER_ID_MAX}
 _RUN: Final = _fields(
     {
         "run_id": _TEXT,
@@ -186,33 +220,294 @@ _REPORT: Final = _fields(
     }
 )
 
+_PARK_REASON: Final = _one_of([reason.value for reason in ParkReason])
+_LEDGERS: Final = {"type": "array", "items": LEDGER_ID, "minItems": 1, "maxItems": LEDGERS_MAX}
+_LOST_FRAGMENT: Final = _fields(
+    {
+        "first_entry_id": {"type": "integer"},
+        "last_entry_id": {"type": "integer"},
+        "positions": _list(_COUNT),
+        "bookies": _list(_TEXT),
+        "denials": _list(_fields({"position": _COUNT, "bookie_id": _TEXT, "entries": _COUNT})),
+    }
+)
+_LIMIT_FIELDS: Final = {
+    "limited": {**_TRUTH, "description": "False: there are no limits."},
+    **dict.fromkeys(LIMITS, _COUNT),
+    "profile": _one_of([profile.value for profile in CopyProfile]),
+    "by": _TEXT,
+    "since": _TIME,
+}
+_DONE: Final = {"dry_run": _TRUTH}
+_VERDICT: Final = {
+    "ok": _TRUTH,
+    "bookies": _list(_TEXT),
+    "strict": _TRUTH,
+    "ledgers": {**_COUNT, "description": "Ledgers that were looked at."},
+    "unreadable_ledgers": _COUNT,
+    "ledgers_at_risk": _COUNT,
+    "worst": _list(
+        _fields(
+            {
+                "ledger_id": _COUNT,
+                "fragment_first_entry_id": _COUNT,
+                "copies_left": _COUNT,
+                "copies_needed": _COUNT,
+                "growing": _TRUTH,
+                "bookies": _list(_TEXT),
+            }
+        )
+    ),
+    "placement_problems": _list(_TEXT),
+    "not_registered": _list(_TEXT),
+}
+_COPY: Final = _fields(
+    {
+        "first_entry_id": _COUNT,
+        "position": _COUNT,
+        "target": _TEXT,
+        **{name: _nullable(_COUNT) for name in ("entries_done", "entries_total", "bytes_done", "bytes_total")},
+    }
+)
+_DECISION_REQUEST: Final[Mapping[str, Schema]] = {
+    "ledgers": _LEDGERS,
+    "confirm": {**_LEDGERS, "description": "The ids in `ledgers` again. Required unless `dry_run` is true."},
+    "dry_run": {**_TRUTH, "default": False, "description": "Report what would be done, and change nothing."},
+}
+_UPKEEP: Final[Mapping[str, Schema]] = {
+    "FindingList": _document(
+        "FindingList",
+        {
+            "run_id": _TEXT,
+            "items": _list(
+                _fields(
+                    {
+                        "kind": _one_of([kind.value.lower() for kind in FindingKind]),
+                        "ledger_id": _COUNT,
+                        "fragment_index": _nullable(_COUNT),
+                        "fragment_first_entry_id": _nullable(_COUNT),
+                        "fragment_last_entry_id": {"type": ["integer", "null"]},
+                        "state": _nullable(_TEXT),
+                        "missing": _list(_TEXT),
+                        "copies_min": _nullable(_COUNT),
+                        "severity": _one_of([severity.name.lower() for severity in Severity], or_null=True),
+                        "entries": _nullable(_COUNT),
+                        "bytes_estimate": _nullable(_COUNT),
+                        "detail": _nullable(_TEXT),
+                    }
+                )
+            ),
+            "next_after": {**_nullable(_TEXT), "description": "Value of `after` for the next page; null: none."},
+        },
+    ),
+    "DeadLetterList": _document(
+        "DeadLetterList",
+        {
+            "items": _list(
+                _fields(
+                    {
+                        "ledger_id": _COUNT,
+                        "reason": _PARK_REASON,
+                        "since": _TIME,
+                        "age_seconds": _COUNT,
+                        "missing": _list(_TEXT),
+                        "detail": _TEXT,
+                        "advice": _TEXT,
+                    }
+                )
+            ),
+            "next_after": {
+                "type": ["integer", "null"],
+                "description": "Value of `after` for the next page. Null: there is none. A page may be short before.",
+            },
+        },
+    ),
+    "LedgersRequest": _body({"ledgers": _LEDGERS}, "ledgers"),
+    "AcceptLossRequest": _body(
+        {
+            **_DECISION_REQUEST,
+            "reason": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": REASON_MAX,
+                "description": "Why the loss is accepted; recorded.",
+            },
+        },
+        "ledgers",
+        "reason",
+    ),
+    "DropRequest": _body({**_DECISION_REQUEST, "reason": {"type": "string", "maxLength": REASON_MAX}}, "ledgers"),
+    "DeadLetterRetry": _document("DeadLetterRetry", {**_DONE, "ledgers": _list(_COUNT)}),
+    "DeadLetterDecision": _document(
+        "DeadLetterDecision",
+        {
+            **_DONE,
+            "by": _TEXT,
+            "reason": _TEXT,
+            "ledgers": _list(
+                _fields(
+                    {
+                        "ledger_id": _COUNT,
+                        "outcome": _one_of([outcome.value for outcome in Outcome]),
+                        "detail": _TEXT,
+                        "lost": _list(_LOST_FRAGMENT),
+                    }
+                )
+            ),
+        },
+    ),
+    "AcceptedLossList": _document(
+        "AcceptedLossList",
+        {
+            "items": _list(
+                _fields(
+                    {
+                        "ledger_id": _COUNT,
+                        "accepted": _TIME,
+                        "by": _TEXT,
+                        "reason": _TEXT,
+                        "park_reason": _one_of([reason.value for reason in ParkReason], or_null=True),
+                        "lost": _list(_LOST_FRAGMENT),
+                    }
+                )
+            )
+        },
+    ),
+    "DrainList": _document(
+        "DrainList",
+        {
+            "items": _list(
+                _fields(
+                    {
+                        "bookie_id": _TEXT,
+                        "since": _TIME,
+                        "by": _TEXT,
+                        "state": _one_of(["writable", "read_only", "not_registered"]),
+                    }
+                )
+            )
+        },
+    ),
+    "DrainStart": _document(
+        "DrainStart",
+        {
+            **_DONE,
+            "bookies": _list(_TEXT),
+            **dict.fromkeys(("ledgers", "open_ledgers", "fragments", "bytes", "unreadable_ledgers"), _COUNT),
+            "stay_writable": {**_list(_TEXT), "description": "Apache bookies, which know of no drain."},
+            "stay_read_only": _list(_TEXT),
+        },
+    ),
+    "DrainStop": _document("DrainStop", {**_DONE, "stopped": _list(_TEXT)}),
+    "StopVerdict": _document("StopVerdict", _VERDICT),
+    "RecoveryStatus": _document("RecoveryStatus", {"enabled": _TRUTH, "lost_bookie_delay_seconds": _COUNT}),
+    "RecoveryRequest": {
+        **_body(
+            {
+                "enabled": _TRUTH,
+                "lost_bookie_delay_seconds": {"type": "integer", "minimum": 0, "maximum": DELAY_S_MAX},
+            }
+        ),
+        "minProperties": 1,
+    },
+    "CopyLimits": _document("CopyLimits", {**_LIMIT_FIELDS, "workers": _list(_TEXT)}),
+    "CopyLimitsChange": _document("CopyLimitsChange", {**_DONE, **_LIMIT_FIELDS}),
+    "CopyLimitsRequest": {
+        **_body(
+            {
+                **{name: {"type": "integer", "minimum": 0, "maximum": most} for name, most in LIMITS.items()},
+                "profile": _LIMIT_FIELDS["profile"],
+            }
+        ),
+        "minProperties": 1,
+    },
+    "BoostList": _document("BoostList", {"items": _list(_fields({"ledger_id": _COUNT, "by": _TEXT, "until": _TIME}))}),
+    "BoostRequest": _body({"seconds": {"type": "integer", "minimum": 1, "maximum": SPAN_S_MAX}}, "seconds"),
+    "Boost": _document(
+        "Boost",
+        {
+            **_DONE,
+            "by": _TEXT,
+            "ledgers": _list(
+                _fields(
+                    {
+                        "ledger_id": _COUNT,
+                        "outcome": _one_of(["boosted", "not_boosted", "ended"]),
+                        "until": _TIME,
+                        "parked": _TRUTH,
+                    }
+                )
+            ),
+            "problem": _nullable(_TEXT),
+        },
+    ),
+    "RepairProgress": _document(
+        "RepairProgress",
+        {
+            "looked": _TIME,
+            "recovery_enabled": _TRUTH,
+            "backlog": _fields(
+                {
+                    "ledgers": _COUNT,
+                    "severities": _list(
+                        _fields({"severity": _TEXT, "ledgers": _COUNT, "bytes_estimate": _COUNT, "oldest": _TIME})
+                    ),
+                }
+            ),
+            "waiting": _COUNT,
+            "boosted": _COUNT,
+            "parked": _map(_COUNT),
+            "oldest_age_seconds": _nullable(_COUNT),
+            "in_flight_ledgers": _COUNT,
+            "in_flight": _list(
+                _fields({"ledger_id": _COUNT, "worker": _TEXT, "severity": _TEXT, "copies": _list(_COPY)})
+            ),
+            "measured_seconds": {"type": "number", "minimum": 0},
+            "ledgers_per_second": {"type": ["number", "null"]},
+            "bytes_per_second": {"type": ["number", "null"]},
+            "eta_seconds": {"type": ["number", "null"]},
+        },
+    ),
+    "ChangeList": _document(
+        "ChangeList",
+        {"items": _list(_fields({"at": _TIME, "by": _TEXT, "via": _TEXT, "action": _TEXT, "detail": _TEXT}))},
+    ),
+}
+
 SCHEMAS: Final[Mapping[str, Schema]] = {
     "RunFields": _RUN,
     "Run": _document("Run", {"run": _ref("RunFields")}),
     "RunList": _document("RunList", {"items": _list(_ref("RunFields"))}),
     "RunRequest": {
-        "type": "object",
-        "properties": {
-            "kind": _one_of([kind.value for kind in RunKind]),
-            "dry_run": {**_TRUTH, "default": False, "description": "Report only, and mark nothing."},
+        "description": "One of the kinds of run, each with its own options.",
+        "oneOf": [_ref("BookiesRunRequest"), _ref("PlacementRunRequest"), _ref("ReplicasRunRequest")],
+    },
+    "BookiesRunRequest": _run_request(RunKind.BOOKIES, {}),
+    "PlacementRunRequest": _run_request(
+        RunKind.PLACEMENT,
+        {
             "mark_misplaced": {
                 **_TRUTH,
                 "default": False,
-                "description": "Kind placement: mark the ledgers that a replacement would improve.",
-            },
-            "ledger_min": {**_LEDGER_ID, "description": "Kind replicas: lowest ledger id, inclusive."},
-            "ledger_max": {**_LEDGER_ID, "description": "Kind replicas: highest ledger id, inclusive."},
+                "description": "Mark the ledgers that a replacement would improve.",
+            }
+        },
+    ),
+    "ReplicasRunRequest": _run_request(
+        RunKind.REPLICAS,
+        {
+            "ledger_min": {**LEDGER_ID, "description": "Lowest ledger id, inclusive; at most `ledger_max`."},
+            "ledger_max": {**LEDGER_ID, "description": "Highest ledger id, inclusive."},
             "sample": {
                 "type": "number",
                 "exclusiveMinimum": 0,
                 "maximum": 1,
-                "description": "Kind replicas: share of the ledgers, chosen by id.",
+                "description": "Share of the ledgers, chosen by id.",
             },
-            "sample_seed": {**_LEDGER_ID, "description": "Kind replicas: which sample; absent: a new one."},
+            "sample_seed": {**LEDGER_ID, "description": "Which sample; absent: a new one."},
         },
-        "required": ["kind"],
-        "additionalProperties": False,
-    },
+    ),
+    **_UPKEEP,
     "ServiceStatus": _STATUS,
     "Schedule": _document("Schedule", {"check": _one_of([kind.value for kind in RunKind]), **_PAUSE}),
     "UnderReplicatedLedgerList": _document(
@@ -236,7 +531,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "RecoverySwitch": _fields({"enabled": _TRUTH}),
     "DelayRequest": {
         "type": "object",
-        "properties": {"delay_seconds": {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1}},
+        "properties": {"delay_seconds": {"type": "integer", "minimum": 0, "maximum": DELAY_S_MAX}},
         "required": ["delay_seconds"],
     },
     "LedgerIds": {

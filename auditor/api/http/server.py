@@ -14,15 +14,18 @@ from auditor.api.access.tls import ReloadingContext
 from auditor.api.control import Control
 from auditor.api.http.apache_routes import ApacheRoutes
 from auditor.api.http.cluster_routes import ClusterRoutes
+from auditor.api.http.findings_routes import FindingsRoutes
 from auditor.api.http.guard import Guard
 from auditor.api.http.openapi import describe
 from auditor.api.http.process_routes import ProcessRoutes, RenderMetrics
 from auditor.api.http.report_routes import ReportRoutes
 from auditor.api.http.routes import Route
 from auditor.api.http.run_routes import RunRoutes
+from auditor.api.http.upkeep_routes import UpkeepRoutes
 from auditor.api.idempotency import Intents
 from auditor.api.operations_port import Operations
 from auditor.api.settings import ApiSettings, check_settings
+from auditor.api.upkeep_port import Upkeep
 from bookie.runtime.clock import Clock
 from bookie.runtime.listening import address_in_use
 from bookie.runtime.tasks import cancel, guarded
@@ -49,6 +52,7 @@ class HttpFace:
         settings: ApiSettings,
         clock: Clock,
         *,
+        upkeep: Upkeep,
         metrics: RenderMetrics | None = None,
     ) -> None:
         """Only stores.
@@ -57,6 +61,7 @@ class HttpFace:
             control: the service.
             operations: its cluster.
             settings: addresses, limits, files.
+            upkeep: operators' work on the cluster.
             clock: for rates and the age of keys.
             metrics: renders them for ``/metrics``; None: there are none.
         """
@@ -69,8 +74,10 @@ class HttpFace:
         self.routes: Sequence[Route] = (
             *RunRoutes(control, Intents(clock)).routes(),
             *ClusterRoutes(control, operations).routes(),
+            *FindingsRoutes(settings.report_dir).routes(),
+            *UpkeepRoutes(upkeep).routes(),
             *ReportRoutes(settings.report_dir).routes(),
-            *ApacheRoutes(control, operations).routes(),
+            *ApacheRoutes(control, operations, upkeep).routes(),
             *self._process.routes(),
         )
         self._runner: web.AppRunner | None = None
@@ -86,7 +93,7 @@ class HttpFace:
         """
         check_settings(self._settings)
         tls = ReloadingContext(self._settings.tls) if self._settings.tls is not None else None
-        self._process.description = describe(self.routes, self._control.status().version)
+        self._process.description = describe(self.routes, self._control.status().version, self._access.open_to_all)
         self._runner = web.AppRunner(
             self._application(),
             access_log=None,

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE: Final = "BKHEAL_TOKEN"  # noqa: S105  # a name
 _ANSWER_BYTES_MAX: Final = 64 << 20
 _NOT_LEADER: Final = "urn:bkheal:problem:not-leader"
+_STILL_WORKING: Final = "urn:bkheal:problem:still-working"
+_WORK_POLL_S: Final = 2.0
 _RUN_BUSY: Final = "urn:bkheal:problem:run-busy"
 
 
@@ -44,12 +46,18 @@ class RemoteNotLeaderError(RemoteUnavailableError):
     """Every process that answered follows another one, or several change places."""
 
 
+class RemoteStillWorkingError(RemoteUnavailableError):
+    """The service reads all metadata for the answer; the same request receives it later."""
+
+
 class RemoteRefusedError(PermanentError):
     """The service refused the request; ``status`` is HTTP's."""
 
-    def __init__(self, text: str, status: int) -> None:
+    def __init__(self, text: str, status: int, problem: Mapping[str, Any] | None = None) -> None:
         super().__init__(text)
         self.status = status
+        self.problem = problem or {}
+        """The whole problem document."""
 
 
 class RemoteBusyError(ConflictError):
@@ -78,6 +86,8 @@ class RemoteSettings:
     """For one answer; a little more than the service's own deadline."""
     leader_attempts: int = 10
     """Connections to try for a request that only the leader answers, a second apart."""
+    work_patience_s: float = 1800.0
+    """How long to ask again for an answer that the service works on: a pass over all metadata of a large cluster."""
     patience_s: float = 60.0
     """How long ``wait`` goes on while the service cannot be reached: a change of leader takes some seconds."""
 
@@ -149,6 +159,22 @@ class Remote:
         if not isinstance(items, list):
             raise self._stranger()
         return [self._one({"run": item}) for item in items]
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """The document that answers a request; it is asked again while the service works on the answer.
+
+        Raises:
+            RemoteUnavailableError: no answer, or not now.
+            RemoteRefusedError: the service refused it.
+        """
+        started_s = self._monotonic_s()
+        while True:
+            try:
+                return self._ask(method, path, body)
+            except RemoteStillWorkingError:
+                if self._monotonic_s() - started_s > self._settings.work_patience_s:
+                    raise
+                self._sleep(_WORK_POLL_S)
 
     def run(self, run_id: str) -> RemoteRun:
         """One run.
@@ -308,13 +334,15 @@ class Remote:
         kind = problem.get("type")
         if kind == _NOT_LEADER:
             return RemoteNotLeaderError(text)
+        if kind == _STILL_WORKING:
+            return RemoteStillWorkingError(text)
         if kind == _RUN_BUSY:
             return RemoteBusyError(text, str(problem.get("run_id") or ""))
         if status in (429, 502, 503, 504):
             return RemoteUnavailableError(text)
         if status == 401:
             text += f"; set ${TOKEN_VARIABLE} or give --token-file"
-        return RemoteRefusedError(text, status)
+        return RemoteRefusedError(text, status, problem)
 
 
 def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str | None:
@@ -342,7 +370,11 @@ def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str |
 def auditor_token(
     name: Annotated[str, typer.Argument(help="Whom the token is for; shown in the audit log.")],
     role: Annotated[
-        Role, typer.Option(help="read, or operate: also start and cancel runs, switch recovery.")
+        Role,
+        typer.Option(
+            help="read; operate: also start and cancel runs, drain, limit copying; administer: also disable recovery, "
+            "set the delay, accept losses."
+        ),
     ] = Role.READ,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:

@@ -168,7 +168,7 @@ def start(
 
     key = uuid.uuid4().hex  # one intent, carried out by either
     try:
-        remote, run = _first(
+        remote, run = first_answer(
             remotes, lambda remote: (remote, remote.start(kind, is_dry_run=is_dry_run, options=options, key=key))
         )
     except RemoteBusyError as error:
@@ -191,7 +191,7 @@ def _change_either(remotes: Sequence[Remote], run_id: str | None, kind: RunKind 
     elif kind is not None:
         if not remotes:
             raise typer.BadParameter("--at URL is needed: only a service has schedules")
-        schedule = _first(remotes, lambda remote: remote.change_schedule(kind, state))
+        schedule = first_answer(remotes, lambda remote: remote.change_schedule(kind, state))
         until = f" until {schedule['paused_until']}" if schedule.get("paused_until") else ""
         print_line(f"the schedule of {kind.value} runs is {state.value}{until}")
 
@@ -199,11 +199,11 @@ def _change_either(remotes: Sequence[Remote], run_id: str | None, kind: RunKind 
 def _change(remotes: Sequence[Remote], run_id: str, state: RunState) -> None:
     if not remotes:
         raise typer.BadParameter("--at URL is needed: only the service that runs it can do that")
-    run = _first(remotes, lambda remote: remote.change(run_id, state))
+    run = first_answer(remotes, lambda remote: remote.change(run_id, state))
     print_line(run.progress())
 
 
-def _first(remotes: Sequence[Remote], ask: Callable[[Remote], T]) -> T:
+def first_answer(remotes: Sequence[Remote], ask: Callable[[Remote], T]) -> T:
     """The answer of the first that can give one; the last error if none can."""
     from auditor.cli.audit.remote import RemoteUnavailableError
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
+from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import DryRunOption, connected, refuse, show, whoami
 from auditor.cli.cluster.spans import span_s
 from auditor.cli.output import OutputFormat, print_error
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.operating.boosting import SPAN_S_MAX
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
-from bookie.model.times import rfc3339
-
-SPAN_S_MAX: Final = 7 * 86400
-"""A boost that an operator forgets ends after a week at the latest."""
 
 
+@reachable
 def boost(
     ledgers: Annotated[
         list[int],
@@ -30,6 +29,8 @@ def boost(
     span: Annotated[str, typer.Option("--for", help="When the boost ends: 30m, 1h, 2d; at most 7d.")] = "1h",
     is_stopping: Annotated[bool, typer.Option("--stop", help="End the boosts of these ledgers instead.")] = False,
     is_dry_run: DryRunOption = False,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Have marked ledgers repaired before all others of their own severity, for a limited time.
 
@@ -47,10 +48,22 @@ def boost(
     """
     seconds = span_s(span, SPAN_S_MAX, "--for")
     ids = [LedgerId(ledger_id) for ledger_id in dict.fromkeys(ledgers)]
-    rows, problem = run(_boost(metadata_uri(uri, config), ids, None if is_stopping else seconds, is_dry_run=is_dry_run))
-    document = {"dry_run": is_dry_run, "by": whoami(), "ledgers": rows}
+    if service is None:
+        wanted_s = None if is_stopping else seconds
+        document = run(_boost(metadata_uri(uri, config), ids, wanted_s, is_dry_run=is_dry_run))
+    elif is_dry_run:
+        raise typer.BadParameter("with --at there is no dry run", param_hint="--dry-run")
+    else:
+        parts = [
+            service.ask("DELETE", f"/boosts/{ledger_id}")
+            if is_stopping
+            else service.ask("PUT", f"/boosts/{ledger_id}", body={"seconds": seconds})
+            for ledger_id in ids
+        ]
+        document = {**parts[0], "ledgers": [row for part in parts for row in part["ledgers"]]}
+    problem = document.pop("problem", None)
     would = "would be " if is_dry_run else ""
-    show(output, "Boost", document, [f"ledger {row['ledger_id']}: {_text(row, would)}" for row in rows])
+    show(output, "Boost", document, [f"ledger {row['ledger_id']}: {_text(row, would)}" for row in document["ledgers"]])
     if problem:
         print_error(problem)
         raise typer.Exit(ExitCode.FAILED)
@@ -65,36 +78,16 @@ def _text(row: dict[str, Any], would: str) -> str:
     return f"{would}boosted until {row['until']}{parked}"
 
 
-async def _boost(
-    uri: str, ledgers: Sequence[LedgerId], seconds: int | None, *, is_dry_run: bool
-) -> tuple[list[dict[str, Any]], str]:
-    """Boost ledgers, or end their boosts if there is no span; also returns why it ended early, if it did."""
-    from bookie.metadata.tasks.boosts import Boost, Boosts, TooManyBoostsError
+async def _boost(uri: str, ledgers: Sequence[LedgerId], seconds: int | None, *, is_dry_run: bool) -> dict[str, Any]:
+    """Boost ledgers, or end their boosts if there is no span."""
+    from auditor.operating.boosting import boost_ledgers, end_boosts
+    from auditor.operating.client import Actor, NotThereError
 
+    actor = Actor(whoami(), "command")
     async with connected(uri) as client:
-        boosts = Boosts(client.store, client.cluster.root)
         if seconds is None:
-            for ledger_id in () if is_dry_run else ledgers:
-                await boosts.stop(ledger_id)
-            return [{"ledger_id": each, "outcome": "ended", "until": None, "parked": False} for each in ledgers], ""
-        tasks = await client.ports.tasks.read_many(ledgers)
-        unmarked = [str(each) for each, task in zip(ledgers, tasks, strict=True) if task is None]
-        if unmarked:
-            refuse(
-                f"not marked for repair: {', '.join(unmarked)}; nothing was changed. `bkheal underreplicated list` "
-                "lists the marked ledgers"
-            )
-        now_ms = client.ports.clock.epoch_ms()
-        until_ms = now_ms + seconds * 1000
-        rows: list[dict[str, Any]] = []
-        problem = ""
-        for ledger_id in ledgers:
-            try:
-                if not is_dry_run and not problem:
-                    await boosts.start(Boost(ledger_id, whoami(), now_ms, until_ms))
-            except TooManyBoostsError as error:
-                problem = f"ledger {ledger_id} was not boosted: {error}"
-            is_parked = await client.parked.get(ledger_id) is not None
-            outcome, until = ("not_boosted", None) if problem else ("boosted", rfc3339(until_ms))
-            rows.append({"ledger_id": ledger_id, "outcome": outcome, "until": until, "parked": is_parked})
-        return rows, problem
+            return await end_boosts(client, actor, ledgers, is_dry_run=is_dry_run)
+        try:
+            return await boost_ledgers(client, actor, ledgers, seconds, is_dry_run=is_dry_run)
+        except NotThereError as error:
+            refuse(str(error))

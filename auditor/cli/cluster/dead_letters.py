@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
+from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import (
     DryRunOption,
     YesOption,
-    age_s,
     confirm,
     confirm_ledgers,
     connected,
@@ -18,20 +20,29 @@ from auditor.cli.cluster.changing import (
     show,
     whoami,
 )
+from auditor.cli.cluster.paging import (
+    AT_ONCE_LISTED,
+    AT_ONCE_MAX,
+    LIMIT_DEFAULT,
+    AfterOption,
+    LimitOption,
+    joined_pages,
+    print_page,
+)
 from auditor.cli.ledgers.options import LedgerArgument
-from auditor.cli.output import OutputFormat, print_error, print_json, print_line, print_table
-from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
-from bookie.metadata.tasks.decisions import Decision, LostFragment
-from bookie.metadata.tasks.parked import ParkedTask, ParkReason
-from bookie.model.errors import OutcomeUnknownError, TransientError
+from auditor.cli.output import OutputFormat, StreamFormat, print_error
+from auditor.cli.running import (
+    ConfigOption,
+    MetadataUriOption,
+    OutputOption,
+    StreamOutputOption,
+    metadata_uri,
+    run,
+)
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
-from bookie.model.times import rfc3339, rfc3339_if_known
 from bookie.runtime.human import duration, printable
-
-if TYPE_CHECKING:
-    from auditor.safety.dead_letters import DeadLetterResult, DeadLetters
-    from bookie.client.connect import ConnectedBookKeeper
 
 app = typer.Typer(help="Marked ledgers that cannot be repaired as the cluster is now.", no_args_is_help=True)
 
@@ -46,63 +57,55 @@ SureOption = Annotated[
 _WHY_MAX: Final = 500
 """Characters of an operator's reason that are recorded."""
 
-_ADVICE: Final = {
-    ParkReason.NO_CANDIDATE_BOOKIE: "add a writable bookie; the task is then tried again by itself",
-    ParkReason.NO_LIVE_COPY: "bring back a bookie that holds a copy; the task is then tried again by itself. If "
-    "every copy is lost permanently: `bkheal dead-letters accept-loss`",
-    ParkReason.NEEDS_RECOVERY: "bring back bookies of the last ensemble; until then the end of the ledger is unknown",
-    ParkReason.UNREADABLE_ENTRIES: "every reachable bookie lacks these entries; bring back another bookie that has "
-    "them, or repair the disk, then `bkheal dead-letters retry`. If every copy is lost permanently: `bkheal "
-    "dead-letters accept-loss`",
-    ParkReason.UNREADABLE_METADATA: "look at the ledger's node in ZooKeeper: it cannot be read; or it is of format 1, "
-    "which keeps no password, and not closed: `bkheal ledger recover` with the password it was created with",
-    ParkReason.OPEN_LEDGER: "its writer replaces the bookie with the next write or on closing; if the writer ended, "
-    "close the ledger with `bkheal ledger recover`, but not while the bookie lacks entries",
-    ParkReason.TARGETS_REFUSE: "look at the refusals below: free space on the bookies, correct their access rules, or "
-    "add a bookie; the task is tried again every five minutes",
-    ParkReason.SILENT_BOOKIES: "restart the bookies named below, or stop them permanently: their copies are "
-    "then replaced; the task is tried again every five minutes",
-    ParkReason.MISPLACED: "no entry is at risk. Add bookies in the racks or groups that are missing, or correct the "
-    "topology; the task is then tried again by itself",
-    ParkReason.INTERNAL_ERROR: "report this with the detail below: it is a defect of bkheal, and nothing was changed; "
-    "after an upgrade: `bkheal dead-letters retry`",
-}
-
 
 @app.command("list")
+@reachable
 def list_parked(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    output: OutputOption = OutputFormat.TABLE,
+    output: StreamOutputOption = StreamFormat.TABLE,
     reason: ReasonOption = None,
     is_accepted: Annotated[
         bool, typer.Option("--accepted", help="List the ledgers whose losses were accepted instead.")
     ] = False,
+    limit: LimitOption = LIMIT_DEFAULT,
+    after: AfterOption = None,
+    *,
+    service: Service | None = None,
 ) -> None:
-    """List parked tasks with reason, age and evidence, the oldest first."""
+    """List parked tasks with reason, age and evidence, by ledger id.
+
+    If there are more than --limit, a note on standard error names the value of --after for the next page.
+    """
     if is_accepted:
-        _show_accepted(run(_list_accepted(metadata_uri(uri, config))), output, reason)
+        found = service.ask("GET", "/accepted-losses") if service else run(_list_accepted(metadata_uri(uri, config)))
+        _show_accepted(found["items"], output, reason)
         return
-    rows = [row for row in run(_list(metadata_uri(uri, config))) if reason is None or row["reason"] == reason.value]
-    if output is OutputFormat.JSON:
-        print_json("DeadLetterList", items=rows)
-        return
-    if not rows:
-        print_line("no task is parked")
-        return
-    cells = [(row["ledger_id"], row["reason"], duration(row["age_seconds"] * 1000), row["detail"]) for row in rows]
-    print_table(("LEDGER", "REASON", "AGE", "EVIDENCE"), cells, right=(0, 2))
+    page = _page(service, uri, config, limit, after, reason)
+    print_page(
+        output,
+        "DeadLetterList",
+        page,
+        ("LEDGER", "REASON", "AGE", "EVIDENCE"),
+        lambda row: (row["ledger_id"], row["reason"], duration(row["age_seconds"] * 1000), row["detail"]),
+        right=(0, 2),
+        nothing="no task is parked",
+    )
 
 
 @app.command("show")
+@reachable
 def show_parked(
     ledger: LedgerArgument,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Show all that is known of one parked task, and what would help."""
-    row = next((row for row in run(_list(metadata_uri(uri, config))) if row["ledger_id"] == ledger), None)
+    page = _page(service, uri, config, 1, ledger - 1 if ledger else None, None)
+    row = next((row for row in page["items"] if row["ledger_id"] == ledger), None)
     if row is None:
         refuse(f"ledger {ledger} is not parked; `bkheal underreplicated list` shows all that is marked")
     lines = [f"{name.replace('_', ' ')}: {', '.join(v) if isinstance(v, list) else v}" for name, v in row.items()]
@@ -110,6 +113,7 @@ def show_parked(
 
 
 @app.command("retry")
+@reachable
 def retry(
     ledgers: Annotated[
         list[int] | None, typer.Argument(min=0, metavar="LEDGER", help="Which ones.", show_default=False)
@@ -121,6 +125,8 @@ def retry(
     is_all: Annotated[bool, typer.Option("--all", help="Every parked task.")] = False,
     is_dry_run: DryRunOption = False,
     is_sure: YesOption = False,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Have replicators try parked tasks again: by ledger, by reason, or all. They are parked again if it is no use.
 
@@ -130,7 +136,7 @@ def retry(
     """
     if not ledgers and reason is None and not is_all:
         raise typer.BadParameter("name ledgers, or use --reason or --all")
-    rows = run(_list(metadata_uri(uri, config)))
+    rows = _all(service, uri, config)
     absent = sorted(set(ledgers or ()) - {row["ledger_id"] for row in rows})
     if absent:
         refuse(f"not parked: {', '.join(map(str, absent))}; nothing was changed")
@@ -141,13 +147,18 @@ def retry(
     ]
     if chosen and not is_dry_run:
         confirm(f"Have {len(chosen)} parked ledgers tried again?", is_sure=is_sure)
-        run(_unpark(metadata_uri(uri, config), chosen))
+        if service is None:
+            run(_unpark(metadata_uri(uri, config), chosen))
+        else:
+            for start in range(0, len(chosen), AT_ONCE_MAX):
+                service.ask("POST", "/dead-letters/retry", body={"ledgers": chosen[start : start + AT_ONCE_MAX]})
     done = "would be" if is_dry_run else "will be"
     lines = [f"{len(chosen)} parked ledgers {done} tried again"]
     show(output, "DeadLetterRetry", {"dry_run": is_dry_run, "ledgers": chosen}, lines)
 
 
 @app.command("accept-loss")
+@reachable
 def accept_loss(
     ledgers: LedgersArgument,
     why: Annotated[str, typer.Option("--reason", help="Why the loss is accepted; recorded.", show_default=False)],
@@ -156,6 +167,8 @@ def accept_loss(
     output: OutputOption = OutputFormat.TABLE,
     is_dry_run: DryRunOption = False,
     is_sure: SureOption = False,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Accept that the entries of dead letters that have no live copy are lost, and close the tasks.
 
@@ -174,10 +187,12 @@ def accept_loss(
     """
     question = f"Accept that the entries of these ledgers without any live copy are lost: {_named(ledgers)}?"
     reason = _checked_reason(why, is_required=True)
-    _decide(metadata_uri(uri, config), ledgers, reason, output, question, "accept-loss", is_dry_run, is_sure)
+    uri = None if service else metadata_uri(uri, config)
+    _decide(service, uri, ledgers, reason, output, question, "accept-loss", is_dry_run, is_sure)
 
 
 @app.command("drop")
+@reachable
 def drop(
     ledgers: LedgersArgument,
     why: Annotated[str, typer.Option("--reason", help="Why; recorded.", show_default=False)] = "",
@@ -186,6 +201,8 @@ def drop(
     output: OutputOption = OutputFormat.TABLE,
     is_dry_run: DryRunOption = False,
     is_sure: SureOption = False,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Remove dead letters and their tasks without accepting a loss, for instance before the ledger is deleted.
 
@@ -200,79 +217,67 @@ def drop(
     """
     question = f"Remove these dead letters and their tasks: {_named(ledgers)}?"
     reason = _checked_reason(why, is_required=False)
-    _decide(metadata_uri(uri, config), ledgers, reason, output, question, "drop", is_dry_run, is_sure)
+    uri = None if service else metadata_uri(uri, config)
+    _decide(service, uri, ledgers, reason, output, question, "drop", is_dry_run, is_sure)
 
 
-async def _list(uri: str) -> list[dict[str, Any]]:
+def _page(
+    service: Service | None,
+    uri: str | None,
+    config: Path | None,
+    limit: int,
+    after: int | None,
+    reason: ParkReason | None,
+) -> dict[str, Any]:
+    """A page of ``limit`` dead letters; a service gives smaller ones, which are joined."""
+
+    def ask(size: int, begin: int | None) -> dict[str, Any]:
+        if service is None:
+            return run(_list(metadata_uri(uri, config), size, begin, reason))
+        wanted = reason.value if reason else None
+        query = {"limit": min(size, AT_ONCE_LISTED), "after": begin, "reason": wanted}
+        return service.ask("GET", "/dead-letters", query)
+
+    return joined_pages(ask, limit, after)
+
+
+def _all(service: Service | None, uri: str | None, config: Path | None) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = _page(service, uri, config, sys.maxsize, None, None)["items"]
+    return rows
+
+
+async def _list(uri: str, limit: int, after: int | None, reason: ParkReason | None) -> dict[str, Any]:
+    from auditor.operating.dead_letters import list_dead_letters
+
     async with connected(uri) as client:
-        tasks = {task.ledger_id: task for task in await client.ports.tasks.list()}
-        parked = sorted(await client.parked.list(), key=lambda record: record.since_ms)
-    return [_row(record, tasks[record.ledger_id].missing) for record in parked if record.ledger_id in tasks]
+        return await list_dead_letters(client, limit, None if after is None else LedgerId(after), reason)
 
 
-def _row(record: ParkedTask, missing: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "ledger_id": record.ledger_id,
-        "reason": record.reason.value,
-        "since": rfc3339_if_known(record.since_ms, "seconds"),
-        "age_seconds": age_s(record.since_ms),
-        "missing": list(missing),
-        "detail": record.detail,
-        "advice": _ADVICE[record.reason],
-    }
-
-
-async def _list_accepted(uri: str) -> list[Decision]:
-    from bookie.metadata.tasks.decisions import Decisions
+async def _list_accepted(uri: str) -> dict[str, Any]:
+    from auditor.operating.dead_letters import list_accepted
 
     async with connected(uri) as client:
-        return await Decisions(client.store, client.cluster.root).accepted()
+        return await list_accepted(client)
 
 
-def _show_accepted(decisions: Sequence[Decision], output: OutputFormat, reason: ParkReason | None) -> None:
-    chosen = [decision for decision in decisions if reason is None or decision.park_reason is reason]
-    if output is OutputFormat.JSON:
-        print_json("AcceptedLossList", items=[_accepted_row(decision) for decision in chosen])
-        return
-    if not chosen:
-        print_line("no loss is accepted")
-        return
-    cells = [
-        (
-            decision.ledger_id,
-            rfc3339(decision.at_ms),
-            printable(decision.by),
-            len(decision.lost),
-            " ".join(dict.fromkeys(name for part in decision.lost for name in _holders(part).split())),
-            printable(decision.reason),
-        )
-        for decision in chosen
-    ]
-    print_table(("LEDGER", "ACCEPTED", "BY", "FRAGMENTS", "BOOKIES", "REASON"), cells, right=(0, 3))
-
-
-def _accepted_row(decision: Decision) -> dict[str, Any]:
-    return {
-        "ledger_id": decision.ledger_id,
-        "accepted": rfc3339(decision.at_ms),
-        "by": decision.by,
-        "reason": decision.reason,
-        "park_reason": None if decision.park_reason is None else decision.park_reason.value,
-        "lost": [_fragment(fragment) for fragment in decision.lost],
-    }
-
-
-def _fragment(fragment: LostFragment) -> dict[str, Any]:
-    return {
-        "first_entry_id": fragment.first_entry_id,
-        "last_entry_id": fragment.last_entry_id,
-        "positions": list(fragment.positions),
-        "bookies": list(fragment.bookies),
-        "denials": [
-            {"position": denial.position, "bookie_id": denial.bookie, "entries": denial.entries}
-            for denial in fragment.denials
-        ],
-    }
+def _show_accepted(items: Sequence[dict[str, Any]], output: StreamFormat, reason: ParkReason | None) -> None:
+    chosen = [row for row in items if reason is None or row["park_reason"] == reason.value]
+    print_page(
+        output,
+        "AcceptedLossList",
+        {"items": chosen},
+        ("LEDGER", "ACCEPTED", "BY", "FRAGMENTS", "BOOKIES", "REASON"),
+        lambda row: (
+            row["ledger_id"],
+            row["accepted"],
+            printable(row["by"]),
+            len(row["lost"]),
+            " ".join(dict.fromkeys(name for part in row["lost"] for name in _holders(part).split())),
+            printable(row["reason"]),
+        ),
+        right=(0, 3),
+        nothing="no loss is accepted",
+    )
 
 
 def _checked_reason(why: str, *, is_required: bool) -> str:
@@ -291,7 +296,8 @@ def _named(ledgers: Sequence[int]) -> str:
 
 
 def _decide(
-    uri: str,
+    service: Service | None,
+    uri: str | None,
     ledgers: Sequence[int],
     reason: str,
     output: OutputFormat,
@@ -300,83 +306,56 @@ def _decide(
     is_dry_run: bool,
     is_sure: bool,
 ) -> None:
-    from auditor.safety.dead_letters import Outcome
-
     ids = [LedgerId(ledger_id) for ledger_id in dict.fromkeys(ledgers)]
-    results = run(_decided(uri, ids, reason, question, verb, is_dry_run, is_sure))
-    rows = [
-        {
-            "ledger_id": each.ledger_id,
-            "outcome": each.outcome.value,
-            "detail": each.detail,
-            "lost": [_fragment(fragment) for fragment in each.lost],
-        }
-        for each in results
-    ]
-    document = {"dry_run": is_dry_run, "by": whoami(), "reason": reason, "ledgers": rows}
-    show(output, "DeadLetterDecision", document, [_line(each, is_dry_run) for each in results])
-    outcomes = {each.outcome for each in results}
-    if Outcome.UNKNOWN in outcomes:
+    if service is not None:
+        document = _decided_there(service, ids, reason, question, verb, is_dry_run, is_sure)
+    else:
+        document = run(_decided(uri or "", ids, reason, question, verb, is_dry_run, is_sure))
+    show(output, "DeadLetterDecision", document, [_line(row, is_dry_run) for row in document["ledgers"]])
+    outcomes = {row["outcome"] for row in document["ledgers"]}
+    if "unknown" in outcomes:
         raise typer.Exit(ExitCode.STORE_UNREACHABLE)
-    if outcomes & {Outcome.REFUSED, Outcome.CHANGED}:
+    if outcomes & {"refused", "changed"}:
         print_error(f"not every ledger could be changed; correct the command, or repeat `bkheal dead-letters {verb}`")
         raise typer.Exit(ExitCode.FAILED)
-    if Outcome.LOCKED in outcomes:
+    if "locked" in outcomes:
         raise typer.Exit(ExitCode.BUSY)
+
+
+def _decided_there(
+    service: Service,
+    ledgers: Sequence[LedgerId],
+    reason: str,
+    question: str,
+    verb: str,
+    is_dry_run: bool,
+    is_sure: bool,
+) -> dict[str, Any]:
+    """Ask a service what it would do, then the operator, then the service to do it."""
+    if len(ledgers) > AT_ONCE_MAX:
+        raise typer.BadParameter(f"with --at, name at most {AT_ONCE_MAX} ledgers")
+    asked: dict[str, Any] = {"ledgers": ledgers, "reason": reason}
+    expected = service.ask("POST", f"/dead-letters/{verb}", body={**asked, "dry_run": True})
+    outcomes = {row["outcome"] for row in expected["ledgers"]}
+    if is_dry_run or "refused" in outcomes or outcomes <= {"already_accepted", "already_dropped"}:
+        return expected
+    confirm_ledgers(question, ledgers, is_sure=is_sure)
+    return service.ask("POST", f"/dead-letters/{verb}", body={**asked, "confirm": ledgers})
 
 
 async def _decided(
     uri: str, ledgers: Sequence[LedgerId], reason: str, question: str, verb: str, is_dry_run: bool, is_sure: bool
-) -> list[DeadLetterResult]:
-    from auditor.safety.dead_letters import DeadLetterResult, Outcome
+) -> dict[str, Any]:
+    from auditor.operating.client import Actor
+    from auditor.operating.dead_letters import decide, decision_document, expected_decisions, is_final
 
+    actor = Actor(whoami(), "command")
     async with connected(uri) as client:
-        letters = _dead_letters(client)
-        is_accepting = verb == "accept-loss"
-        check = letters.check_accept if is_accepting else letters.check_drop
-        expected = [await check(ledger_id) for ledger_id in ledgers]
-        if any(each.outcome is Outcome.REFUSED for each in expected):
-            nothing = "nothing was changed, because another ledger is refused"
-            return [
-                each
-                if each.outcome is Outcome.REFUSED
-                else DeadLetterResult(each.ledger_id, Outcome.NOT_TRIED, nothing)
-                for each in expected
-            ]
-        is_nothing_to_do = all(each.outcome in (Outcome.ALREADY_ACCEPTED, Outcome.ALREADY_DROPPED) for each in expected)
-        if is_dry_run or is_nothing_to_do:
-            return expected
-        confirm_ledgers(question, ledgers, is_sure=is_sure)
-        return await _changed(letters, ledgers, reason, is_accepting=is_accepting)
-
-
-async def _changed(
-    letters: DeadLetters, ledgers: Sequence[LedgerId], reason: str, *, is_accepting: bool
-) -> list[DeadLetterResult]:
-    """Change one ledger after the other, and stop when the store does not answer."""
-    from auditor.safety.dead_letters import DeadLetterResult, Outcome
-
-    results: list[DeadLetterResult] = []
-    for ledger_id in ledgers:
-        if results and results[-1].outcome in (Outcome.UNKNOWN, Outcome.NOT_TRIED):
-            detail = "the command ended before, because the store did not answer"
-            results.append(DeadLetterResult(ledger_id, Outcome.NOT_TRIED, detail))
-            continue
-        try:
-            decide = letters.accept if is_accepting else letters.drop
-            results.append(await decide(ledger_id, reason))
-        except (TransientError, OutcomeUnknownError) as error:
-            detail = f"the store did not answer, and the change may have been made: repeat the command ({error})"
-            results.append(DeadLetterResult(ledger_id, Outcome.UNKNOWN, detail))
-    return results
-
-
-def _dead_letters(client: ConnectedBookKeeper) -> DeadLetters:
-    from auditor.safety.dead_letters import DeadLetters
-    from bookie.metadata.tasks.decisions import Decisions
-
-    decisions = Decisions(client.store, client.cluster.root)
-    return DeadLetters(client.ports, client.store, client.parked, decisions, whoami())
+        found = await expected_decisions(client, actor, verb, ledgers)
+        if not is_dry_run and not is_final(found):
+            confirm_ledgers(question, ledgers, is_sure=is_sure)
+            found = await decide(client, actor, verb, ledgers, reason)
+    return decision_document(actor, reason, found, is_dry_run=is_dry_run)
 
 
 _DONE: Final = {
@@ -394,21 +373,26 @@ _DONE: Final = {
 }
 
 
-def _holders(fragment: LostFragment) -> str:
-    return " ".join((*fragment.bookies, *(denial.bookie for denial in fragment.denials)))
+def _holders(fragment: dict[str, Any]) -> str:
+    return " ".join((*fragment["bookies"], *(denial["bookie_id"] for denial in fragment["denials"])))
 
 
-def _line(result: DeadLetterResult, is_dry_run: bool) -> str:
+def _line(row: dict[str, Any], is_dry_run: bool) -> str:
     words = {"is": "would be", "are": "would be"} if is_dry_run else {"is": "is", "are": "are"}
-    text = f"ledger {result.ledger_id}: {_DONE[result.outcome.value].format(**words)}"
-    if result.lost:
-        parts = [f"{part.first_entry_id}..{part.last_entry_id} on {_holders(part)}" for part in result.lost[:5]]
-        more = f" and {len(result.lost) - 5} more fragments" if len(result.lost) > 5 else ""
+    text = f"ledger {row['ledger_id']}: {_DONE[row['outcome']].format(**words)}"
+    if row["lost"]:
+        parts = [
+            f"{part['first_entry_id']}..{part['last_entry_id']} on {printable(_holders(part))}"
+            for part in row["lost"][:5]
+        ]
+        more = f" and {len(row['lost']) - 5} more fragments" if len(row["lost"]) > 5 else ""
         text += f" (entries in {'; '.join(parts)}{more})"
-    return f"{text}; {result.detail}" if result.detail else text
+    return f"{text}; {row['detail']}" if row["detail"] else text
 
 
-async def _unpark(uri: str, ledgers: list[Any]) -> None:
+async def _unpark(uri: str, ledgers: list[LedgerId]) -> None:
+    from auditor.operating.client import Actor
+    from auditor.operating.dead_letters import retry_dead_letters
+
     async with connected(uri) as client:
-        for ledger_id in ledgers:
-            await client.parked.unpark(ledger_id)
+        await retry_dead_letters(client, Actor(whoami(), "command"), ledgers)

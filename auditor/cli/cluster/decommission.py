@@ -13,6 +13,7 @@ from auditor.cli.cluster.changing import (
     connected,
     refuse,
     show,
+    whoami,
 )
 from auditor.cli.output import OutputFormat, counting
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
@@ -60,6 +61,7 @@ def _nothing(row: dict[str, Any]) -> str:
 
 
 async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool, is_sure: bool) -> dict[str, Any]:
+    from auditor.operating.client import Actor
     from bookie.metadata.bookies.cookies import CookieStore
     from bookie.metadata.bookies.drains import Drains
     from bookie.metadata.bookies.first_seen_down import FirstSeenDown
@@ -83,6 +85,7 @@ async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: boo
         if not is_dry_run and any(row["cookie"] or row["drain"] or row["noted_down"] for row in rows):
             confirm(f"Take {', '.join(bookies)} out of the cluster permanently?", is_sure=is_sure)
             await _refuse_running(client, bookies)
+            await Actor(whoami(), "command").record(client, "decommission", ", ".join(bookies))
             for bookie in bookies:
                 if (cookie := stored[bookie]) is not None:
                     await cookies.delete(bookie, cookie.version)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+from urllib.parse import quote
 
 import typer
 
+from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import (
     BookiesArgument,
     DryRunOption,
@@ -22,19 +25,11 @@ from auditor.cli.cluster.drain_watch import DrainLook, watch
 from auditor.cli.cluster.recovery import ForceOption
 from auditor.cli.output import OutputFormat, counting, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
-from bookie.metadata.bookies.drains import Drain, Drains
-from bookie.metadata.bookies.service_info import PROTOCOL_GRPC
+from bookie.metadata.bookies.drains import Drains
 from bookie.model.exit_codes import ExitCode
-from bookie.model.ids import BookieId, LedgerId
-from bookie.model.metadata import LedgerMetadata
+from bookie.model.ids import BookieId
 from bookie.model.times import rfc3339_if_known
 from bookie.runtime.human import duration, size
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bookie.client.connect import ConnectedBookKeeper
-    from bookie.metadata.bookies.registration import Registrations
 
 app = typer.Typer(
     help="Empty bookies while they serve: copies first, and only then out of the metadata.",
@@ -49,6 +44,7 @@ _OPEN: Final = "open_ledger"
 
 
 @app.command("start")
+@reachable
 def start(
     names: BookiesArgument,
     uri: MetadataUriOption = None,
@@ -57,6 +53,8 @@ def start(
     is_dry_run: DryRunOption = False,
     is_sure: YesOption = False,
     is_forced: ForceOption = False,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Begin to drain bookies: they become read-only and are not chosen any more, and their entries are marked.
 
@@ -73,7 +71,10 @@ def start(
 
     Example: `bkheal drain start bookie-2:3181 --dry-run`
     """
-    document = run(_start(metadata_uri(uri, config), bookie_ids(names), is_dry_run, is_sure, is_forced))
+    if service is not None:
+        document = _started_there(service, bookie_ids(names), is_dry_run, is_sure, is_forced)
+    else:
+        document = run(_start(metadata_uri(uri, config), bookie_ids(names), is_dry_run, is_sure, is_forced))
     would = "would be" if is_dry_run else "are"
     held = f"{document['fragments']} fragments, {size(document['bytes'])} in closed ledgers"
     lines = [f"{document['ledgers']} ledgers {would} marked: {held}, {document['open_ledgers']} ledgers not closed"]
@@ -90,6 +91,7 @@ def start(
 
 
 @app.command("stop")
+@reachable
 def stop(
     names: BookiesArgument,
     uri: MetadataUriOption = None,
@@ -97,6 +99,8 @@ def stop(
     output: OutputOption = OutputFormat.TABLE,
     is_dry_run: DryRunOption = False,
     is_sure: YesOption = False,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Call drains off: the bookies turn writable again. Copies already moved stay in their new place.
 
@@ -104,10 +108,17 @@ def stop(
 
     Exit codes: 0 called off, 1 one of them is not being drained (the others are called off), 3 no answer.
     """
-    target, bookies = metadata_uri(uri, config), bookie_ids(names)
+    bookies = bookie_ids(names)
+    target = "" if service else metadata_uri(uri, config)
+    if service is not None and is_dry_run:
+        raise typer.BadParameter("with --at there is no dry run", param_hint="--dry-run")
     if not is_dry_run:
         confirm(f"Call off the drain of {', '.join(bookies)}?", is_sure=is_sure)
-    stopped = run(_stop(target, bookies, is_dry_run))
+    if service is not None:
+        parts = [service.ask("DELETE", f"/drains/{quote(bookie, safe='')}") for bookie in bookies]
+        stopped = [bookie for part in parts for bookie in part["stopped"]]
+    else:
+        stopped = run(_stop(target, bookies, is_dry_run))
     would = "would be" if is_dry_run else "is"
     lines = [f"the drain of {bookie} {would} called off" for bookie in stopped]
     lines += [f"{bookie} is not being drained" for bookie in bookies if bookie not in stopped]
@@ -161,52 +172,37 @@ def status(
         raise typer.Exit(ExitCode.PARTIAL)
 
 
+def _started_there(
+    service: Service, bookies: Sequence[BookieId], is_dry_run: bool, is_sure: bool, is_forced: bool
+) -> dict[str, Any]:
+    if is_dry_run or is_forced:
+        raise typer.BadParameter("with --at there is neither --dry-run nor --force")
+    confirm(f"Drain {', '.join(bookies)}?", is_sure=is_sure)
+    parts = [service.ask("PUT", f"/drains/{quote(bookie, safe='')}") for bookie in bookies]
+    joined: dict[str, Any] = {"dry_run": False, "bookies": list(bookies)}
+    for name in ("ledgers", "open_ledgers", "fragments", "bytes"):
+        joined[name] = sum(part[name] for part in parts)
+    joined["unreadable_ledgers"] = max(part["unreadable_ledgers"] for part in parts)
+    for name in ("stay_writable", "stay_read_only"):
+        joined[name] = [bookie for part in parts for bookie in part[name]]
+    return joined
+
+
 async def _start(
     uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool, is_sure: bool, is_forced: bool
 ) -> dict[str, Any]:
-    from auditor.safety.draining import holdings_of, mark
-    from auditor.safety.scan import count
+    from auditor.operating.client import Actor, NotThereError, RefusedError
+    from auditor.operating.drains import check_startable, start_drains, stay_as_they_are
 
     async with connected(uri) as client:
-        ports = client.ports
-        await _check_startable(client, bookies, is_dry_run=is_dry_run, is_forced=is_forced)
-        stay_writable, stay_read_only = await _not_turned(ports.registrations, bookies)
+        try:
+            await check_startable(client, bookies, is_dry_run=is_dry_run, is_forced=is_forced, counting=counting)
+        except (NotThereError, RefusedError) as error:
+            refuse(str(error))
         if not is_dry_run:
-            confirm(_question(bookies, stay_writable, stay_read_only), is_sure=is_sure)
-            drains, now_ms = Drains(client.store, client.cluster.root), ports.clock.epoch_ms()
-            for bookie in bookies:
-                await drains.start(Drain(bookie, whoami(), now_ms))
-        # After the drains are recorded: a client that chose one of them before is seen here, or finds it read-only.
-        with counting("ledgers", await count(ports.ledgers)) as advance:
-            found, scanned = await holdings_of(ports.ledgers, bookies, advance)
-        if not is_dry_run:
-            with counting("marked", len(found.ledgers)) as advance:
-                await mark(ports.tasks, found.ledgers, advance)
-    return {
-        "dry_run": is_dry_run,
-        "bookies": list(bookies),
-        "ledgers": len(found.ledgers),
-        "open_ledgers": len(found.unclosed),
-        "fragments": found.fragments,
-        "bytes": found.bytes,
-        "unreadable_ledgers": scanned.unreadable_count,
-        "stay_writable": stay_writable,
-        "stay_read_only": stay_read_only,
-    }
-
-
-async def _not_turned(
-    registrations: Registrations, bookies: Sequence[BookieId]
-) -> tuple[list[BookieId], list[BookieId]]:
-    """Of ``bookies``, those that know of no drain and stay as they are: writable ones, and read-only ones.
-
-    They speak Apache's protocol alone. One of which nothing can be read counts among them while it is writable.
-    """
-    listed = await registrations.list()
-    infos = [(bookie, await registrations.service_info(bookie)) for bookie in bookies if bookie in listed.registered]
-    apaches = [bookie for bookie, info in infos if info is None or info.endpoint(PROTOCOL_GRPC) is None]
-    writable = [bookie for bookie in apaches if bookie in listed.writable]
-    return writable, [bookie for bookie in apaches if bookie in listed.read_only]
+            confirm(_question(bookies, *await stay_as_they_are(client.ports.registrations, bookies)), is_sure=is_sure)
+        actor = Actor(whoami(), "command")
+        return await start_drains(client, actor, bookies, is_dry_run=is_dry_run, counting=counting)
 
 
 def _question(
@@ -239,44 +235,13 @@ def _stay_writable_note(bookies: Sequence[str]) -> str:
     )
 
 
-async def _check_startable(
-    client: ConnectedBookKeeper, bookies: tuple[BookieId, ...], *, is_dry_run: bool, is_forced: bool
-) -> None:
-    """Refuse what would not get to its end, or leave writers without bookies."""
-    from auditor.safety.scan import Shape, count, scan
-    from auditor.safety.stopping import room_problems
+async def _stop(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool) -> list[str]:
+    from auditor.operating.client import Actor
+    from auditor.operating.drains import stop_drains
 
-    ports = client.ports
-    registered = await ports.registrations.list()
-    unknown_names(bookies, await ports.registrations.known() | registered.registered)
-    away = sorted(set(bookies) - registered.registered)
-    if away:
-        refuse(f"{', '.join(away)} is not running: `bkheal recover {' '.join(away)}` marks what it held")
-    if is_forced:
-        return
-    if not is_dry_run and await ports.tasks.switches.is_disabled():
-        refuse("recovery is off, so nothing would be copied: run `bkheal recovery enable` first, or use --force")
-    shapes: set[Shape] = set()
-
-    def visit(_: LedgerId, metadata: LedgerMetadata) -> None:
-        shapes.add(Shape(metadata.ensemble_size, metadata.write_quorum))
-
-    with counting("ledgers", await count(ports.ledgers)) as advance:
-        scanned = await scan(ports.ledgers, bookies, visit, advance)
-    if registered.writable & set(bookies):
-        shapes |= set(scanned.unclosed)  # writers will find fewer bookies
-    problems = room_problems(shapes, registered, bookies, ports.placement, are_copies_moved=True)
-    if problems:
-        refuse(f"there would be too few bookies: {'; '.join(problems)}. Add bookies, or use --force")
-
-
-async def _stop(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool) -> list[BookieId]:
     async with connected(uri) as client:
-        drains = Drains(client.store, client.cluster.root)
-        if is_dry_run:
-            known = await drains.read()
-            return [bookie for bookie in bookies if bookie in known]
-        return [bookie for bookie in bookies if await drains.stop(bookie)]
+        done = await stop_drains(client, Actor(whoami(), "command"), bookies, is_dry_run=is_dry_run)
+    return list(done["stopped"])
 
 
 async def _status(uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None) -> DrainLook:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import connected
-from auditor.cli.output import API_VERSION, OutputFormat, print_json, print_line
-from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
-from bookie.model.times import rfc3339, rfc3339_if_known
+from auditor.cli.cluster.watching import shown, watched
+from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
+from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
 from bookie.runtime.human import duration, printable, size
 
 if TYPE_CHECKING:
-    from auditor.service.watch.repairs import LedgerInFlight, Rate, RepairLook, RepairWatch
-    from bookie.client.connect import ConnectedBookKeeper
+    from auditor.service.watch.repairs import RepairWatch
     from bookie.runtime.clock import Clock
 
 KIND: Final = "RepairProgress"
@@ -27,17 +24,18 @@ LOOK_SHARE: Final = 0.2
 _SHOWN_MAX: Final = 20
 """Ledgers in flight that the text shows."""
 
-Show = Callable[[dict[str, Any]], None]
 
-
+@reachable
 def progress(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    output: OutputOption = OutputFormat.TABLE,
+    output: StreamOutputOption = StreamFormat.TABLE,
     is_watching: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
     interval_s: Annotated[
         float, typer.Option("--interval", min=0.5, help="Seconds between two looks; longer if a look takes long.")
     ] = 5.0,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Show the repairs: backlog by severity, ledgers in flight, what is parked, rate, and remaining time.
 
@@ -49,28 +47,33 @@ def progress(
     of their next attempts in memory, so they are not shown.
 
     On a terminal --watch refreshes the text in place. Elsewhere it prints one line for each look, and with `--output
-    json` one document in a line.
+    jsonl` (or json) one document in a line.
     """
-    run(_progress(metadata_uri(uri, config), output, interval_s, is_watching=is_watching))
+    if service is None:
+        run(_progress(metadata_uri(uri, config), output, interval_s, is_watching=is_watching))
+    elif is_watching:
+        watched(output, one_line, lines, KIND, lambda: service.ask("GET", "/progress"), interval_s)
+    else:
+        _print(output, service.ask("GET", "/progress"))
 
 
-async def _progress(uri: str, output: OutputFormat, interval_s: float, *, is_watching: bool) -> None:
+async def _progress(uri: str, output: StreamFormat, interval_s: float, *, is_watching: bool) -> None:
+    from auditor.service.watch.progress import watch_of
+
     async with connected(uri) as client:
-        watch, clock = _watch_of(client), client.ports.clock
+        watch, clock = watch_of(client), client.ports.clock
         if not is_watching:
             document = await anext(looks(watch, clock, interval_s))
-            if output is OutputFormat.JSON:
-                print_json(KIND, **document)
-            else:
-                print_line("\n".join(lines(document)))
+            _print(output, document)
             return
-        with _shown(output) as show:
+        with shown(output, one_line, lines, KIND) as show:
             async for document in looks(watch, clock, interval_s):
                 show(document)
 
 
 async def looks(watch: RepairWatch, clock: Clock, interval_s: float) -> AsyncIterator[dict[str, Any]]:
     """Yield documents, one for each look, without an end."""
+    from auditor.service.watch.progress import progress_document
     from auditor.service.watch.repairs import RateMeter
 
     meter = RateMeter()
@@ -78,7 +81,7 @@ async def looks(watch: RepairWatch, clock: Clock, interval_s: float) -> AsyncIte
         begun_s = clock.monotonic_s()
         look = await watch.look()
         now_s = clock.monotonic_s()
-        yield _document(look, meter.add(look, now_s))
+        yield progress_document(look, meter.add(look, now_s))
         await clock.sleep(max(interval_s, (now_s - begun_s) / LOOK_SHARE))
 
 
@@ -119,94 +122,13 @@ def one_line(document: dict[str, Any]) -> str:
     )
 
 
-@contextmanager
-def _shown(output: OutputFormat) -> Iterator[Show]:
-    if output is OutputFormat.JSON:
-        yield _print_json_line
-        return
-    if not sys.stdout.isatty():
-        yield lambda document: _print_at_once(one_line(document))
-        return
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as live:
-        yield lambda document: live.update(Text("\n".join(lines(document))), refresh=True)
-
-
-def _print_json_line(document: dict[str, Any]) -> None:
-    _print_at_once(json.dumps({"apiVersion": API_VERSION, "kind": KIND, **document}))
-
-
-def _print_at_once(line: str) -> None:
-    """A pipe would otherwise receive nothing for many looks."""
-    print_line(line)
-    sys.stdout.flush()
-
-
-def _watch_of(client: ConnectedBookKeeper) -> RepairWatch:
-    from auditor.service.watch.repairs import RepairWatch
-    from bookie.metadata.bookies.drains import Drains
-    from bookie.metadata.tasks.boosts import Boosts
-    from bookie.metadata.tasks.reservations import Reservations
-
-    ports, store, root = client.ports, client.store, client.cluster.root
-    return RepairWatch(
-        ports.tasks,
-        ports.ledgers,
-        ports.registrations,
-        client.parked,
-        Reservations(store, root),
-        Drains(store, root),
-        Boosts(store, root),
-        ports.clock,
-    )
-
-
-def _document(look: RepairLook, rate: Rate) -> dict[str, Any]:
-    return {
-        "looked": rfc3339(look.looked_ms),
-        "recovery_enabled": look.is_enabled,
-        "backlog": {
-            "ledgers": len(look.marked),
-            "severities": [
-                {
-                    "severity": name,
-                    "ledgers": part.ledgers,
-                    "bytes_estimate": part.bytes_estimate,
-                    "oldest": rfc3339_if_known(part.oldest_ms, "seconds"),
-                }
-                for name, part in look.severities.items()
-            ],
-        },
-        "waiting": look.waiting,
-        "boosted": look.boosted,
-        "parked": dict(look.parked),
-        "oldest_age_seconds": max(0, (look.looked_ms - look.oldest_ms) // 1000) if look.oldest_ms else None,
-        "in_flight_ledgers": look.in_flight_count,
-        "in_flight": [_flight(each) for each in look.in_flight],
-        "measured_seconds": round(rate.measured_s, 1),
-        "ledgers_per_second": rate.ledgers_per_s,
-        "bytes_per_second": rate.bytes_per_s,
-        "eta_seconds": rate.eta_s,
-    }
-
-
-def _flight(each: LedgerInFlight) -> dict[str, Any]:
-    copies = [
-        {
-            "first_entry_id": copy.first_entry_id,
-            "position": copy.position,
-            "target": copy.target,
-            "entries_done": copy.entries_done,
-            "entries_total": copy.entries_total,
-            "bytes_done": copy.bytes_done,
-            "bytes_total": copy.bytes_total,
-        }
-        for copy in each.copies
-    ]
-    return {"ledger_id": each.ledger_id, "worker": each.worker, "severity": each.severity, "copies": copies}
+def _print(output: StreamFormat, document: dict[str, Any]) -> None:
+    if output is StreamFormat.JSON:
+        print_json(KIND, **document)
+    elif output is StreamFormat.JSONL:
+        print_json_line(KIND, **document)
+    else:
+        print_line("\n".join(lines(document)))
 
 
 def _flight_line(each: dict[str, Any]) -> str:

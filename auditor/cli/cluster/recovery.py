@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import (
     BookiesArgument,
     DryRunOption,
@@ -16,6 +18,7 @@ from auditor.cli.cluster.changing import (
     refuse,
     show,
     unknown_names,
+    whoami,
 )
 from auditor.cli.output import OutputFormat, counting, print_json, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
@@ -32,47 +35,61 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Go on although recov
 
 
 @app.command("enable")
+@reachable
 def enable(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
     is_dry_run: DryRunOption = False,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Let audits publish tasks and replicators copy again. Fails if it is on already."""
-    _switched(metadata_uri(uri, config), output, is_on=True, is_dry_run=is_dry_run)
+    _switched(service, uri, config, output, is_on=True, is_dry_run=is_dry_run)
 
 
 @app.command("disable")
+@reachable
 def disable(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
     is_dry_run: DryRunOption = False,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Stop publishing and copying everywhere, promptly; nothing is lost. Fails if it is off already."""
-    _switched(metadata_uri(uri, config), output, is_on=False, is_dry_run=is_dry_run)
+    _switched(service, uri, config, output, is_on=False, is_dry_run=is_dry_run)
 
 
 @app.command("status")
+@reachable
 def status(
-    uri: MetadataUriOption = None, config: ConfigOption = None, output: OutputOption = OutputFormat.TABLE
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Show whether repair is on, and the lost-bookie delay."""
-    is_enabled, delay_s = run(_status(metadata_uri(uri, config)))
+    document = _status(service, uri, config)
     if output is OutputFormat.JSON:
-        print_json("RecoveryStatus", enabled=is_enabled, lost_bookie_delay_seconds=delay_s)
+        print_json("RecoveryStatus", **document)
         return
-    print_line(f"recovery: {'enabled' if is_enabled else 'disabled'}")
-    print_line(f"lost-bookie delay: {delay_s} s")
+    print_line(f"recovery: {'enabled' if document['enabled'] else 'disabled'}")
+    print_line(f"lost-bookie delay: {document['lost_bookie_delay_seconds']} s")
 
 
 @app.command("delay")
+@reachable
 def delay(
     seconds: Annotated[int | None, typer.Argument(min=0, help="Set it to this.", show_default=False)] = None,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
     is_dry_run: DryRunOption = False,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Show or set how long a bookie must be away before its ledgers are marked (Apache's lostBookieRecoveryDelay).
 
@@ -81,7 +98,7 @@ def delay(
 
     Example, one hour of maintenance: `bkheal recovery delay 3600`
     """
-    before = run(_delay(metadata_uri(uri, config), None if is_dry_run else seconds))
+    before = _set_delay(service, uri, config, seconds, is_dry_run=is_dry_run)
     now = before if seconds is None else seconds
     lines = [f"lost-bookie delay: {now} s"]
     if seconds is not None:
@@ -124,8 +141,25 @@ def recover(
         raise typer.Exit(ExitCode.PARTIAL)
 
 
-def _switched(uri: str, output: OutputFormat, *, is_on: bool, is_dry_run: bool) -> None:
-    run(_switch(uri, is_on=is_on, is_dry_run=is_dry_run))
+def _switched(
+    service: Service | None,
+    uri: str | None,
+    config: Path | None,
+    output: OutputFormat,
+    *,
+    is_on: bool,
+    is_dry_run: bool,
+) -> None:
+    if service is None:
+        run(_switch(metadata_uri(uri, config), is_on=is_on, is_dry_run=is_dry_run))
+    else:
+        word = "enabled" if is_on else "disabled"
+        if service.ask("GET", "/recovery")["enabled"] is is_on:
+            refuse(f"recovery is {word} already")
+        if not is_dry_run and is_on:
+            service.ask("PUT", "/autorecovery/status", {"enabled": "true"})  # needs a smaller role than /recovery
+        elif not is_dry_run:
+            service.ask("PUT", "/recovery", body={"enabled": False})
     would = "would be" if is_dry_run else "is"
     text = f"recovery {would} {'enabled' if is_on else 'disabled'}"
     if not is_on and not is_dry_run:
@@ -133,37 +167,52 @@ def _switched(uri: str, output: OutputFormat, *, is_on: bool, is_dry_run: bool) 
     show(output, "RecoverySwitch", {"dry_run": is_dry_run, "enabled": is_on}, [text])
 
 
-async def _switch(uri: str, *, is_on: bool, is_dry_run: bool) -> None:
-    from bookie.metadata.tasks.switches import AlreadyDisabledError, AlreadyEnabledError
-
-    async with connected(uri) as client:
-        tasks = client.ports.tasks
-        if not is_dry_run:
-            await tasks.initialize()
-            await (tasks.switches.enable() if is_on else tasks.switches.disable())
-        elif await tasks.switches.is_disabled() is not is_on:
-            error = AlreadyEnabledError if is_on else AlreadyDisabledError
-            raise error(f"auto-recovery of {client.cluster.root} is {'enabled' if is_on else 'disabled'} already")
+def _status(service: Service | None, uri: str | None, config: Path | None) -> dict[str, Any]:
+    return service.ask("GET", "/recovery") if service else run(_read(metadata_uri(uri, config)))
 
 
-async def _status(uri: str) -> tuple[bool, int]:
-    async with connected(uri) as client:
-        tasks = client.ports.tasks
-        return not await tasks.switches.is_disabled(), await tasks.switches.lost_bookie_delay_s()
-
-
-async def _delay(uri: str, seconds: int | None) -> int:
-    async with connected(uri) as client:
-        before = await client.ports.tasks.switches.lost_bookie_delay_s()
-        if seconds is not None:
-            await client.ports.tasks.initialize()
-            await client.ports.tasks.switches.set_lost_bookie_delay_s(seconds)
+def _set_delay(
+    service: Service | None, uri: str | None, config: Path | None, seconds: int | None, *, is_dry_run: bool
+) -> int | None:
+    """Set the delay, unless there is nothing to set; return what it was."""
+    if seconds is None:
+        return int(_status(service, uri, config)["lost_bookie_delay_seconds"])
+    if service is None:
+        before: int | None = run(_delay(metadata_uri(uri, config), seconds, is_dry_run=is_dry_run))["before_seconds"]
         return before
+    before = service.ask("GET", "/recovery")["lost_bookie_delay_seconds"]
+    if not is_dry_run:
+        service.ask("PUT", "/recovery", body={"lost_bookie_delay_seconds": seconds})
+    return before
+
+
+async def _switch(uri: str, *, is_on: bool, is_dry_run: bool) -> None:
+    from auditor.operating.client import Actor
+    from auditor.operating.switches import switch_recovery
+
+    async with connected(uri) as client:
+        await switch_recovery(client, Actor(whoami(), "command"), is_on=is_on, is_dry_run=is_dry_run)
+
+
+async def _read(uri: str) -> dict[str, Any]:
+    from auditor.operating.switches import read_switches
+
+    async with connected(uri) as client:
+        return await read_switches(client)
+
+
+async def _delay(uri: str, seconds: int, *, is_dry_run: bool) -> dict[str, Any]:
+    from auditor.operating.client import Actor
+    from auditor.operating.switches import set_delay
+
+    async with connected(uri) as client:
+        return await set_delay(client, Actor(whoami(), "command"), seconds, is_dry_run=is_dry_run)
 
 
 async def _recover(
     uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool, is_sure: bool, is_forced: bool, missing_share_max: float
 ) -> dict[str, Any]:
+    from auditor.operating.client import Actor
     from auditor.safety.draining import holdings_of, mark
     from auditor.safety.recovering import brake, refusal
     from auditor.safety.scan import count
@@ -186,6 +235,8 @@ async def _recover(
             confirm(f"Mark {len(found.ledgers)} ledgers of {', '.join(bookies)} for repair now?", is_sure=is_sure)
             if (reason := refusal(bookies, await ports.registrations.list())) is not None:
                 refuse(reason)  # it returned during the question
+            detail = f"{', '.join(bookies)}: {len(found.ledgers)} ledgers"
+            await Actor(whoami(), "command").record(client, "recover", detail)
             with counting("marked", len(found.ledgers)) as advance:
                 await mark(ports.tasks, found.ledgers, advance)
             downs = FirstSeenDown(client.store, client.cluster.root)

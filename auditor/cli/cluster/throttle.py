@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-import time
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
+from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import DryRunOption, age_s, connected, refuse, show, whoami
 from auditor.cli.output import OutputFormat, print_json, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
-from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore, CopyProfile
-from bookie.model.records import UnreadableRecordError
-from bookie.model.times import rfc3339_if_known
-from bookie.runtime.human import duration, size
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from bookie.metadata.tasks.copy_limits import CopyProfile
+from bookie.model.times import epoch_ms
+from bookie.runtime.human import duration, printable, size
 
 app = typer.Typer(
     help="Limit how fast all replicators together copy. A change takes effect within seconds, without a restart.",
@@ -48,22 +44,29 @@ def _limit(name: str, text: str) -> Any:
 
 
 @app.command("show")
+@reachable
 def show_limits(
-    uri: MetadataUriOption = None, config: ConfigOption = None, output: OutputOption = OutputFormat.TABLE
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Show the limits, who set them, and which replicators share them now."""
-    limits, workers = run(_read(metadata_uri(uri, config)))
+    document = service.ask("GET", "/copy-limits") if service else run(_read(metadata_uri(uri, config)))
     if output is OutputFormat.JSON:
-        print_json("CopyLimits", **_document(limits), workers=list(workers))
+        print_json("CopyLimits", **document)
         return
-    _print(limits)
-    if limits is not None:
+    _print(document)
+    if document["limited"]:
+        workers = document["workers"]
         print_line(
             f"shared by {len(workers)} replicators that copy now" + (f": {', '.join(workers)}" if workers else "")
         )
 
 
 @app.command("set")
+@reachable
 def set_limits(
     bytes_per_second: Annotated[int | None, _limit("bytes-per-second", "Bytes sent by all replicators.")] = None,
     requests_per_second: Annotated[
@@ -88,6 +91,8 @@ def set_limits(
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
     is_dry_run: DryRunOption = False,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Set limits; those that are not named stay as they are.
 
@@ -107,78 +112,79 @@ def set_limits(
     chosen = {name: value for name, value in given.items() if value is not None}
     if not chosen:
         refuse("no limit is named: see `bkheal throttle set --help`; `bkheal throttle clear` removes all limits")
-    _shown(run(_change(metadata_uri(uri, config), chosen, is_dry_run=is_dry_run)), output, is_dry_run=is_dry_run)
+    _shown(_change(service, uri, config, chosen, is_dry_run=is_dry_run), output, is_dry_run=is_dry_run)
 
 
 @app.command("clear")
+@reachable
 def clear_limits(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
     is_dry_run: DryRunOption = False,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Remove all limits. Each replicator's own `bytes_per_second` stays."""
-    _shown(run(_change(metadata_uri(uri, config), None, is_dry_run=is_dry_run)), output, is_dry_run=is_dry_run)
+    _shown(_change(service, uri, config, None, is_dry_run=is_dry_run), output, is_dry_run=is_dry_run)
 
 
-def _shown(limits: CopyLimits | None, output: OutputFormat, *, is_dry_run: bool) -> None:
-    document = {"dry_run": is_dry_run, **_document(limits)}
+def _shown(document: dict[str, Any], output: OutputFormat, *, is_dry_run: bool) -> None:
     show(output, "CopyLimits", document, [])
     if output is OutputFormat.TABLE:
         if is_dry_run:
             print_line("nothing was changed; the limits would be:")
-        _print(limits)
+        _print(document)
 
 
-def _print(limits: CopyLimits | None) -> None:
-    if limits is None:
+def _print(document: dict[str, Any]) -> None:
+    if not document["limited"]:
         print_line("no limits on copying: each replicator keeps only its own `bytes_per_second`")
         return
-    for label, count in (
-        ("all replicators", limits.bytes_per_second),
-        ("to one bookie", limits.bookie_in_bytes_per_second),
-        ("from one bookie", limits.bookie_out_bytes_per_second),
+    for label, name in (
+        ("all replicators", "bytes_per_second"),
+        ("to one bookie", "bookie_in_bytes_per_second"),
+        ("from one bookie", "bookie_out_bytes_per_second"),
     ):
-        print_line(f"{label}: {size(count)}/s" if count else f"{label}: no limit")
-    requests = limits.requests_per_second
+        print_line(f"{label}: {size(document[name])}/s" if document[name] else f"{label}: no limit")
+    requests = document["requests_per_second"]
     print_line(f"requests: {requests}/s" if requests else "requests: no limit")
-    if limits.critical_bytes_per_second:
-        print_line(f"ledgers with one copy left: {size(limits.critical_bytes_per_second)}/s pass in any case")
-    print_line(f"profile: {limits.profile.value}")
-    if limits.since_ms:
-        print_line(f"set by {limits.by} {duration(1000 * age_s(limits.since_ms))} ago")
+    if document["critical_bytes_per_second"]:
+        print_line(f"ledgers with one copy left: {size(document['critical_bytes_per_second'])}/s pass in any case")
+    print_line(f"profile: {document['profile']}")
+    if document["since"]:
+        print_line(f"set by {printable(document['by'])} {duration(1000 * age_s(epoch_ms(document['since'])))} ago")
 
 
-def _document(limits: CopyLimits | None) -> Mapping[str, Any]:
-    fields = asdict(limits or CopyLimits())
-    since_ms = fields.pop("since_ms")
-    return {
-        "limited": limits is not None,
-        **fields,
-        "profile": fields["profile"].value,
-        "since": rfc3339_if_known(since_ms),
-    }
+def _change(
+    service: Service | None, uri: str | None, config: Path | None, chosen: dict[str, Any] | None, *, is_dry_run: bool
+) -> dict[str, Any]:
+    if service is None:
+        return run(_changed(metadata_uri(uri, config), chosen, is_dry_run=is_dry_run))
+    if is_dry_run:
+        raise typer.BadParameter("with --at there is no dry run", param_hint="--dry-run")
+    if chosen is None:
+        return service.ask("DELETE", "/copy-limits")
+    body = {name: value.value if isinstance(value, CopyProfile) else value for name, value in chosen.items()}
+    return service.ask("PUT", "/copy-limits", body=body)
 
 
-async def _read(uri: str) -> tuple[CopyLimits | None, tuple[str, ...]]:
+async def _read(uri: str) -> dict[str, Any]:
+    from auditor.operating.limits import read_limits
+
     async with connected(uri) as client:
-        store = CopyLimitsStore(client.store, client.cluster.root)
-        seen, workers = await store.read(), await store.workers()
-        return seen.limits, () if workers is None else tuple(sorted(workers.names))
+        return await read_limits(client)
 
 
-async def _change(uri: str, chosen: Mapping[str, Any] | None, *, is_dry_run: bool) -> CopyLimits | None:
+async def _changed(uri: str, chosen: dict[str, Any] | None, *, is_dry_run: bool) -> dict[str, Any]:
+    from auditor.operating.client import Actor, RefusedError
+    from auditor.operating.limits import clear_limits, set_limits
+
+    actor = Actor(whoami(), "command")
     async with connected(uri) as client:
-        store = CopyLimitsStore(client.store, client.cluster.root)
         if chosen is None:
-            if not is_dry_run:
-                await store.clear()
-            return None
+            return await clear_limits(client, actor, is_dry_run=is_dry_run)
         try:
-            before = (await store.read()).limits or CopyLimits()
-        except UnreadableRecordError as error:
-            refuse(f"the limits in {store.path} cannot be decoded ({error}); `bkheal throttle clear` removes them")
-        limits = replace(before, **chosen, by=whoami(), since_ms=int(time.time() * 1000))
-        if not is_dry_run:
-            await store.set(limits)
-        return limits
+            return await set_limits(client, actor, chosen, is_dry_run=is_dry_run)
+        except RefusedError as error:
+            refuse(str(error))

@@ -96,11 +96,18 @@ def validate(context: typer.Context, config: FileOption = None, output: OutputOp
 def _refuse_problems(path: Path | None, context: typer.Context) -> None:
     if path is None:
         raise ConfigurationError(["there is no config file; name one with --config or $BKHEAL_CONFIG"])
-    content = read_config(path)
-    root = _root(context)
-    problems = [*problems_in(content, root, context), *_contradictions(content, root, context)]
-    if problems:
+    if problems := problems_of_file(path, context):
         raise ConfigurationError([f"{path}: {problem}" for problem in problems])
+
+
+def problems_of_file(path: Path, context: typer.Context) -> list[str]:
+    """Every problem of a config file, with the environment as commands would see it.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
+    content, root = read_config(path), _root(context)
+    return [*problems_in(content, root, context), *_contradictions(content, root, context)]
 
 
 def _print_verdict(path: Path | None, problems: Sequence[str]) -> None:

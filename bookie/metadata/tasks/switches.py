@@ -11,10 +11,15 @@ S rules are defined in docs/invariants.md.
 
 from __future__ import annotations
 
+from typing import Final
+
 from bookie.metadata.layout import disable_path, lost_bookie_delay_path
 from bookie.metadata.nodes import create_with_parents, find, put, reread
 from bookie.metadata.port import MetadataStore, NodeExistsError, NoNodeError, WriteOutcomeUnknownError
 from bookie.model.errors import ConflictError, PermanentError
+
+DELAY_S_MAX: Final = (1 << 31) - 1
+"""Seconds; Apache's auditor reads the delay as a signed 32-bit number."""
 
 
 class AlreadyDisabledError(ConflictError):
@@ -119,7 +124,7 @@ class RecoverySwitches:
             InvalidDelayError: ``seconds`` is negative or more than a signed 32-bit number holds.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; setting it again is safe.
         """
-        if not 0 <= seconds < 1 << 31:
-            raise InvalidDelayError(f"not a delay in seconds: {seconds} (0 to 2147483647)")
+        if not 0 <= seconds <= DELAY_S_MAX:
+            raise InvalidDelayError(f"not a delay in seconds: {seconds} (0 to {DELAY_S_MAX})")
         path, data = lost_bookie_delay_path(self._root), str(seconds).encode()
         await put(self._store, path, data, self._root)

@@ -11,8 +11,8 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from auditor.cli.cluster.dead_letters import _ADVICE
 from auditor.cli.main import app
+from auditor.operating.dead_letters import ADVICE
 from bookie.metadata.tasks.parked import ParkReason
 
 DOCUMENT = Path(__file__).parents[3] / "docs/taking-a-bookie-out.md"
@@ -52,4 +52,4 @@ def test_the_document_has_every_verb() -> None:
 
 
 def test_every_reason_has_an_advice() -> None:
-    assert set(_ADVICE) == set(ParkReason)
+    assert set(ADVICE) == set(ParkReason)

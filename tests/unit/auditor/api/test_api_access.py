@@ -15,7 +15,7 @@ from auditor.api.http.routes import Route
 from auditor.api.http.server import HttpFace
 from auditor.api.settings import ApiSettings, is_loopback
 from bookie.runtime.configuration.settings import ConfigurationError
-from tests.worlds.api import ApiWorld, TwinControl, TwinOperations, running
+from tests.worlds.api import ApiWorld, TwinControl, TwinOperations, TwinUpkeep, running
 from tests.worlds.clocks import ManualClock
 
 POLICIES = {
@@ -27,6 +27,7 @@ POLICIES = {
 
 def path_of(route: Route, run_id: str) -> str:
     path = route.described_path.replace("{run_id}", run_id).replace("{state}", "paused").replace("{kind}", "bookies")
+    path = path.replace("{bookie_id}", "c").replace("{ledger_id}", "9")
     return path.replace("{path}", "summary.json") + (
         "?enabled=false" if route.operation == "apache_set_recovery" else ""
     )
@@ -40,7 +41,7 @@ def allowed(caller: str, needed: Role | None, policy: tuple[bool, bool]) -> int:
         return 401
     if caller == "anonymous":
         return 0 if policy[0 if needed is Role.READ else 1] else 401
-    return 403 if caller == "read" and needed is Role.OPERATE else 0
+    return 0 if list(Role).index(Role(caller)) >= list(Role).index(needed) else 403
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
@@ -52,18 +53,30 @@ async def test_matrix_of_callers_and_routes(tmp_path: Path, policy: tuple[bool, 
             "anonymous": {},
             "read": {"Authorization": f"Bearer {world.tokens[Role.READ].token}"},
             "operate": {"Authorization": f"bearer  {world.tokens[Role.OPERATE].token}"},
+            "administer": {"Authorization": f"Bearer {world.tokens[Role.ADMINISTER].token}"},
             "unknown token": {"Authorization": "Bearer bkheal_nonsense"},
             "no bearer": {"Authorization": "Basic YTpi"},
         }
         for route in world.face.routes:
             for caller, sent in headers.items():
-                reply = await world.ask(route.method, path_of(route, run_id), headers=sent)
+                path = path_of(route, run_id).replace("enabled=false", "enabled=true")
+                reply = await world.ask(route.method, path, headers=sent)
                 expected = allowed(caller, route.role, policy)
                 where = (route.operation, caller, reply.status)
                 assert (reply.status if reply.status in (401, 403) else 0) == expected, where
                 if expected == 401:
                     assert reply.headers["WWW-Authenticate"] == "Bearer"
                     assert reply.problem == "unauthenticated"
+
+
+async def test_who_operates_may_enable_recovery_and_not_disable_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        token, path = world.tokens[Role.OPERATE].token, "/api/v1/autorecovery/status?enabled="
+        assert (await world.ask("PUT", f"{path}true", token=token)).status == 200
+        assert (await world.ask("PUT", f"{path}false", token=token)).status == 403
+        assert world.operations.is_on
+        assert (await world.operate("PUT", f"{path}false")).status == 200
+        assert not world.operations.is_on
 
 
 async def test_refused_requests_change_nothing(tmp_path: Path) -> None:
@@ -109,7 +122,7 @@ async def test_writing_without_a_token_is_for_this_machine_alone(tmp_path: Path)
         replace(settings, http_host="auditor.example"),
     ):
         for face in (
-            HttpFace(TwinControl(), TwinOperations(), exposed, ManualClock()),
+            HttpFace(TwinControl(), TwinOperations(), exposed, ManualClock(), upkeep=TwinUpkeep()),
             GrpcFace(TwinControl(), exposed, ManualClock()),
         ):
             with pytest.raises(ConfigurationError, match="allow_anonymous_write"):
@@ -119,7 +132,7 @@ async def test_writing_without_a_token_is_for_this_machine_alone(tmp_path: Path)
 async def test_settings_that_cannot_work_are_all_named(tmp_path: Path) -> None:
     settings = ApiSettings(report_dir=tmp_path, tokens_file=tmp_path / "none", requests_per_second=0)
     with pytest.raises(ConfigurationError) as refused:
-        await HttpFace(TwinControl(), TwinOperations(), settings, ManualClock()).start()
+        await HttpFace(TwinControl(), TwinOperations(), settings, ManualClock(), upkeep=TwinUpkeep()).start()
     assert len(refused.value.problems) == 2
 
 
@@ -149,7 +162,7 @@ async def test_changing_requests_are_written_down_and_others_are_not(
         await world.operate("GET", "/api/v1/status")
         found = await records(world, caplog)
     common = {"face": "http", "address": "127.0.0.1"}
-    who = "somebody-who-may-operate"
+    who = "somebody-who-may-administer"
     assert found == [
         {**common, "action": "start_run", "who": who, "check": "bookies", "run_id": run_id, "outcome": "202"},
         {

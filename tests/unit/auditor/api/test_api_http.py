@@ -128,7 +128,7 @@ async def test_run_from_begin_to_end(world: ApiWorld) -> None:
     assert begun.status == 202
     assert begun.headers["Location"] == f"/api/v1/runs/{run['run_id']}"
     assert (run["kind"], run["dry_run"], run["cause"]) == ("bookies", True, "http")
-    assert run["owner"] == "somebody-who-may-operate"
+    assert run["owner"] == "somebody-who-may-administer"
     path = begun.headers["Location"]
     assert (await good(world, "GET", path)).json["run"] == run
     for method in ("PUT", "POST"):
@@ -136,7 +136,7 @@ async def test_run_from_begin_to_end(world: ApiWorld) -> None:
             changed = await good(world, method, f"{path}/state/{name}")
             assert changed.json["run"]["state"] == state.value
     cancelled = await good(world, "PUT", f"{path}/state/cancelled")
-    assert cancelled.json["run"]["detail"] == "cancelled by somebody-who-may-operate"
+    assert cancelled.json["run"]["detail"] == "cancelled by somebody-who-may-administer"
     again = await world.operate("PUT", f"{path}/state/cancelled")
     assert (again.status, again.problem) == (409, "run-over")
 
@@ -213,8 +213,7 @@ async def test_failed_request_may_be_sent_again_with_its_key(world: ApiWorld) ->
         (b'{"kind": "replicas", "sample": 0}', "more than 0"),
         (b'{"kind": "replicas", "sample": "0.5"}', "sample must be a number"),
         (b'{"kind": "replicas", "ledger_min": -1}', "ledger_min must be 0 to"),
-        (b'{"kind": "replicas", "ledger_min": 1.5}', "ledger_min must be a number"),
-        (b'{"kind": "replicas", "ledger_min": 9, "ledger_max": 8}', "must not exceed"),
+        (b'{"kind": "replicas", "ledger_min": 1.5}', "ledger_min must be a whole number"),
         (b'{"kind": "placement", "mark_misplaced": 1}', "true or false"),
         (b'{"kind": "bookies", "missing_share_max": 1}', "unknown field"),
         (b'{"kind": "bookies", "dry_run": "yes"}', "dry_run must be true or false"),
@@ -226,6 +225,23 @@ async def test_body_that_starts_nothing_says_why(world: ApiWorld, body: bytes, t
     assert (reply.status, reply.problem) == (400, "invalid-request")
     assert told in reply.json["detail"]
     assert world.control.started == 0
+
+
+async def test_range_without_a_ledger_is_a_contradiction(world: ApiWorld) -> None:
+    body = {"kind": "replicas", "ledger_min": 9, "ledger_max": 8}
+    reply = await world.operate("POST", "/api/v1/runs", json=body)
+    assert (reply.status, reply.problem) == (422, "contradiction")
+    assert world.control.started == 0
+
+
+async def test_state_that_does_not_exist_is_not_judged_before_the_token(world: ApiWorld) -> None:
+    assert (await world.ask("PUT", "/api/v1/runs/1/state/flying")).status == 401
+    assert (await world.operate("PUT", "/api/v1/runs/1/state/flying")).status == 400
+
+
+async def test_type_of_bookies_that_does_not_exist_is_refused(world: ApiWorld) -> None:
+    for wrong in ("type=AAA", "print_hostnames=yes"):
+        assert (await world.ask("GET", f"/api/v1/bookie/list_bookies?{wrong}")).status == 400
 
 
 async def test_form_starts_nothing(world: ApiWorld) -> None:
@@ -265,7 +281,7 @@ async def test_a_schedule_is_paused_until_a_time_and_resumed(world: ApiWorld) ->
     assert (check["paused"], check["paused_until"], check["paused_by"]) == (
         True,
         paused["paused_until"],
-        "somebody-who-may-operate",
+        "somebody-who-may-administer",
     )
     page = await world.ask("GET", "/status")
     assert b"replicas (paused until 2023-11-14T23:13:20.000Z)" in page.body

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from auditor.cli.cluster.drain import _not_turned, _question, _stay_read_only_note, _stay_writable_note
+from auditor.cli.cluster.drain import _question, _stay_read_only_note, _stay_writable_note
+from auditor.operating.drains import stay_as_they_are
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_GRPC, Endpoint, ServiceInfo
 from bookie.model.ids import BookieId
 from tests.worlds.ledgers import names
@@ -27,7 +28,7 @@ async def test_bookies_that_speak_apaches_protocol_alone_are_named_and_whether_t
     ):
         await world.registrations.register(BookieId(name), found, is_read_only=is_read_only, takeover_deadline_s=1)
     asked = names("ours both apache stopped full away")
-    assert await _not_turned(world.registrations, asked) == (["apache"], ["stopped"])
+    assert await stay_as_they_are(world.registrations, asked) == (["apache"], ["stopped"])
     await world.close()
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from auditor.cli.cluster import progress
 from auditor.cli.main import app
-from auditor.cli.output import OutputFormat
+from auditor.cli.output import StreamFormat
 from bookie.metadata.tasks.reservations import Reservation, Reservations
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -109,7 +109,7 @@ def test_a_watch_refreshes_in_place_on_a_terminal(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    progress.progress("zk://h:1/ledgers", None, OutputFormat.TABLE, True, 0.5)
+    progress.progress("zk://h:1/ledgers", None, StreamFormat.TABLE, True, 0.5)
     assert "\x1b[1A" in capsys.readouterr().out  # the cursor moves up over the text of the first look
 
 

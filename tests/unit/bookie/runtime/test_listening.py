@@ -22,7 +22,7 @@ from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from bookie.server.grpc.server import GrpcServer
 from replicator.main import run_replicator
 from replicator.settings import ReplicatorSettings
-from tests.worlds.api import TwinControl, TwinOperations, settings_in
+from tests.worlds.api import TwinControl, TwinOperations, TwinUpkeep, settings_in
 from tests.worlds.clocks import ManualClock
 
 HERE = "127.0.0.1"
@@ -37,7 +37,13 @@ Listen = Callable[[str, int, Path], Awaitable[None]]
 
 async def auditor_http(host: str, port: int, tmp_path: Path) -> None:
     settings, _ = settings_in(tmp_path)
-    face = HttpFace(TwinControl(), TwinOperations(), replace(settings, http_host=host, http_port=port), ManualClock())
+    face = HttpFace(
+        TwinControl(),
+        TwinOperations(),
+        replace(settings, http_host=host, http_port=port),
+        ManualClock(),
+        upkeep=TwinUpkeep(),
+    )
     try:
         await face.start()
     finally:

@@ -1,0 +1,102 @@
+"""``/api/v1/runs/{run_id}/findings``: what a run found, in pages, from the report on this server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from aiohttp import web
+
+from auditor.api.http.documents import document
+from auditor.api.http.queries import refuse_unknown, whole_number
+from auditor.api.http.routes import JSON, RUN_ID, Answer, Call, Parameter, Route
+from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID
+from auditor.api.problems import InvalidRequestError, NotFoundError
+from bookie.model.ids import LEDGER_ID_MAX
+from bookie.model.severity import Severity
+from spark_jobs.checks.findings import FindingKind
+from spark_jobs.report.finding_rows import CURSOR_PATTERN, FindingFilter, FindingPage, parse_cursor, read_findings
+from spark_jobs.report.history import NoSuchReportError
+
+T = TypeVar("T")
+
+_PAGE_DEFAULT: Final = 100
+_PAGE_MAX: Final = 1_000
+_SEVERITIES: Final = {severity.name.lower(): severity for severity in Severity}
+_KINDS: Final = {kind.value.lower(): kind for kind in FindingKind}
+_READERS: Final = 2
+"""Pages read at a time: each reads the whole table."""
+
+
+class FindingsRoutes:
+    """Handlers over the directory of reports."""
+
+    def __init__(self, report_dir: Path) -> None:
+        self._report_dir = report_dir
+        self._readers = asyncio.Semaphore(_READERS)
+
+    def routes(self) -> Sequence[Route]:
+        """The routes, described."""
+        page = Answer(200, "A page, by ledger.", JSON, "FindingList")
+        return (
+            Route("GET", "/api/v1/runs/{run_id}/findings", "list_findings",
+                  "What a run found; 404 if its report is not on this server.", self._list, (page,), tag="reports",
+                  segments=(RUN_ID,), parameters=_PARAMETERS),
+        )  # fmt: skip
+
+    async def _list(self, call: Call) -> web.Response:
+        query = call.request.query
+        refuse_unknown(query, [parameter.name for parameter in _PARAMETERS], "parameter")
+        limit = whole_number(query.get("limit", str(_PAGE_DEFAULT)), "limit", 1, _PAGE_MAX)
+        bookie = query.get("bookie")
+        if bookie is not None and not re.fullmatch(BOOKIE_ID_PATTERN, bookie):
+            raise InvalidRequestError(f"bookie must be the id of a bookie, not {bookie[:40]!r}")
+        wanted = FindingFilter(
+            severity=_named("severity", query.get("severity"), _SEVERITIES),
+            bookie=bookie,
+            ledger_id=whole_number(query["ledger"], "ledger", 0, LEDGER_ID_MAX) if "ledger" in query else None,
+            kind=_named("kind", query.get("kind"), _KINDS),
+        )
+        after = query.get("after")
+        if after is not None and not re.fullmatch(CURSOR_PATTERN, after):
+            raise InvalidRequestError("after must be the value of next_after of a page")
+        cursor = None if after is None else parse_cursor(after)
+        run_id = call.request.match_info["run_id"]
+        async with self._readers:
+            try:
+                page = await asyncio.to_thread(read_findings, self._report_dir, run_id, limit, wanted, cursor)
+            except NoSuchReportError as error:
+                raise NotFoundError(str(error)) from error
+        return web.json_response(finding_list(run_id, page))
+
+
+def finding_list(run_id: str, page: FindingPage) -> dict[str, object]:
+    """A page as a document."""
+    after = None if page.next_after is None else str(page.next_after)
+    return document("FindingList", {"run_id": run_id, "items": page.rows, "next_after": after})
+
+
+def _named(name: str, given: str | None, known: dict[str, T]) -> T | None:
+    if given is None:
+        return None
+    if given not in known:
+        raise InvalidRequestError(f"{name} must be one of {', '.join(known)}, not {given[:40]!r}")
+    return known[given]
+
+
+_PARAMETERS: Final = (
+    Parameter(
+        "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": _PAGE_MAX, "default": _PAGE_DEFAULT}
+    ),
+    Parameter(
+        "after", "Value of `next_after` of the page before, with the same filter.",
+        {"type": "string", "pattern": CURSOR_PATTERN},
+    ),
+    Parameter("severity", "Only those of this severity.", {"type": "string", "enum": list(_SEVERITIES)}),
+    Parameter("bookie", "Only those that miss this bookie.", {"type": "string", "pattern": BOOKIE_ID_PATTERN}),
+    Parameter("ledger", "Only those of this ledger.", LEDGER_ID),
+    Parameter("kind", "Only those of this kind.", {"type": "string", "enum": list(_KINDS)}),
+)  # fmt: skip

@@ -1,0 +1,122 @@
+"""Reading the bodies and parameters of ``upkeep_routes``. Pure; every error names the accepted values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from auditor.api.http.queries import json_integer, json_object, json_truth, refuse_unknown
+from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGERS_MAX, LIMITS, REASON_MAX
+from auditor.api.problems import ContradictionError, InvalidRequestError
+from bookie.metadata.tasks.copy_limits import CopyProfile
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.ids import LEDGER_ID_MAX, BookieId, LedgerId
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRequest:
+    """The body that decides about dead letters."""
+
+    ledgers: tuple[LedgerId, ...]
+    reason: str
+    is_dry_run: bool
+
+
+def bookie(name: str) -> BookieId:
+    """Read the id of a bookie.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    if not re.fullmatch(BOOKIE_ID_PATTERN, name):
+        raise InvalidRequestError(f"not the id of a bookie: {name[:40]!r}")
+    return BookieId(name)
+
+
+def park_reason(name: str) -> ParkReason:
+    """Read the reason of a dead letter.
+
+    Raises:
+        InvalidRequestError: there is no such reason.
+    """
+    names = [each.value for each in ParkReason]
+    if name not in names:
+        raise InvalidRequestError(f"reason must be one of {', '.join(names)}, not {name[:40]!r}")
+    return ParkReason(name)
+
+
+def ledgers_request(body: bytes) -> tuple[LedgerId, ...]:
+    """Read ``{"ledgers": [...]}``.
+
+    Raises:
+        InvalidRequestError: it is not such a body.
+    """
+    fields = json_object(body)
+    refuse_unknown(fields, ("ledgers",), "field")
+    return _ledgers(fields.get("ledgers"), "ledgers")
+
+
+def decision_request(body: bytes, *, is_reason_required: bool) -> DecisionRequest:
+    """Read ``{"ledgers": [...], "confirm": [...], "reason": ..., "dry_run": ...}``.
+
+    ``confirm`` repeats the ledgers: the explicit confirmation of a change that cannot be undone. A dry run needs none.
+
+    Raises:
+        InvalidRequestError: it is not such a body.
+        ContradictionError: the confirmation is of other ledgers, or missing.
+    """
+    fields = json_object(body)
+    refuse_unknown(fields, ("ledgers", "confirm", "reason", "dry_run"), "field")
+    ledgers = _ledgers(fields.get("ledgers"), "ledgers")
+    confirmed = _ledgers(fields["confirm"], "confirm") if "confirm" in fields else ()
+    given = fields.get("reason", "")
+    if not isinstance(given, str) or len(given) > REASON_MAX:
+        raise InvalidRequestError(f"reason must be a text of at most {REASON_MAX} characters")
+    reason = " ".join(given.split())
+    if is_reason_required and not reason:
+        if "reason" in fields and given:
+            raise ContradictionError("the reason contains only blanks: write one sentence")
+        raise InvalidRequestError("reason is missing: write one sentence for those who read the record")
+    is_dry_run = json_truth(fields.get("dry_run", False), "dry_run")
+    if not is_dry_run and set(confirmed) != set(ledgers):
+        raise ContradictionError("confirm must repeat the ids in ledgers: this cannot be undone")
+    return DecisionRequest(ledgers, reason, is_dry_run)
+
+
+def limits_request(body: bytes) -> dict[str, Any]:
+    """Read limits on copying; those that are not named stay.
+
+    Raises:
+        InvalidRequestError: it is not such a body, or names none.
+    """
+    fields = json_object(body)
+    refuse_unknown(fields, (*LIMITS, "profile"), "field")
+    if not fields:
+        raise InvalidRequestError(f"name at least one of {', '.join((*LIMITS, 'profile'))}")
+    chosen: dict[str, Any] = {
+        name: json_integer(fields[name], name, 0, highest) for name, highest in LIMITS.items() if name in fields
+    }
+    if "profile" in fields:
+        profiles = [each.value for each in CopyProfile]
+        if fields["profile"] not in profiles:
+            raise InvalidRequestError(f"profile must be one of {', '.join(profiles)}")
+        chosen["profile"] = CopyProfile(fields["profile"])
+    return chosen
+
+
+def boost_request(body: bytes, highest_s: int) -> int:
+    """Read ``{"seconds": N}``.
+
+    Raises:
+        InvalidRequestError: it is not such a body.
+    """
+    fields = json_object(body)
+    refuse_unknown(fields, ("seconds",), "field")
+    return json_integer(fields.get("seconds"), "seconds", 1, highest_s)
+
+
+def _ledgers(given: object, name: str) -> tuple[LedgerId, ...]:
+    if not isinstance(given, list) or not 1 <= len(given) <= LEDGERS_MAX:
+        raise InvalidRequestError(f"{name} must be a list of 1 to {LEDGERS_MAX} ledger ids")
+    return tuple(dict.fromkeys(LedgerId(json_integer(each, name, 0, LEDGER_ID_MAX)) for each in given))

@@ -1,0 +1,324 @@
+"""``/api/v1``: what an operator looks at and changes besides runs: dead letters, drains, stops, limits, boosts, delay.
+
+Changes that can lose data, or that stop or hurry all repairs, need the role administer. ``ok-to-stop`` answers by its
+status, so that a hook needs no JSON: 200 yes, 409 no, and 503 with ``Retry-After`` while the metadata is being read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from auditor.api.access.tokens import Role
+from auditor.api.http import upkeep_queries as queries
+from auditor.api.http.documents import document
+from auditor.api.http.queries import json_integer, json_object, json_truth, refuse_unknown, truth, whole_number
+from auditor.api.http.routes import JSON, Answer, Call, Parameter, Route, segment
+from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID
+from auditor.api.problems import InvalidRequestError, NotOkToStopError
+from auditor.api.upkeep_port import Upkeep
+from auditor.operating import boosting, dead_letters, drains, limits, switches
+from auditor.operating.client import Actor, ClusterClient, Document, RefusedError, changes_of
+from auditor.operating.stopping import reasons, stop_verdict
+from bookie.metadata.tasks.changes import CHANGES_MAX
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.metadata.tasks.switches import DELAY_S_MAX
+from bookie.model.ids import LEDGER_ID_MAX, BookieId, LedgerId
+
+_API: Final = "/api/v1"
+_PAGE_DEFAULT: Final = 100
+_PAGE_MAX: Final = 1_000
+_STOPPED_MAX: Final = 100
+"""Bookies in one question."""
+
+
+class UpkeepRoutes:
+    """Handlers over ``Upkeep``."""
+
+    def __init__(self, upkeep: Upkeep) -> None:
+        self._upkeep = upkeep
+
+    def routes(self) -> Sequence[Route]:
+        """The routes, described."""
+        letters, boosts = f"{_API}/dead-letters", f"{_API}/boosts"
+        return (
+            _read(letters, "list_dead_letters", "Tasks that workers have set aside, by ledger id.", self._letters,
+                  "DeadLetterList", _LETTER_PAGING),
+            _change("POST", f"{letters}/retry", "retry_dead_letters", "Have workers try dead letters again.",
+                    self._retry, "DeadLetterRetry", body="LedgersRequest"),
+            _change("POST", f"{letters}/accept-loss", "accept_loss",
+                    "Accept that entries without a live copy are lost, and close the tasks.", self._accept,
+                    "DeadLetterDecision", body="AcceptLossRequest", role=Role.ADMINISTER),
+            _change("POST", f"{letters}/drop", "drop_dead_letters", "Remove dead letters and their tasks.", self._drop,
+                    "DeadLetterDecision", body="DropRequest", role=Role.ADMINISTER),
+            _read(f"{_API}/accepted-losses", "list_accepted_losses", "Ledgers whose losses were accepted.",
+                  self._accepted, "AcceptedLossList"),
+            _read(f"{_API}/drains", "list_drains", "Bookies that are being drained.", self._drains, "DrainList"),
+            _change("PUT", f"{_API}/drains/{{bookie_id}}", "start_drain",
+                    "Drain a bookie. 503 with Retry-After while the metadata is read: send it again.",
+                    self._start_drain, "DrainStart", segments=(_BOOKIE,)),
+            _change("DELETE", f"{_API}/drains/{{bookie_id}}", "stop_drain", "Call a drain off.", self._stop_drain,
+                    "DrainStop", segments=(_BOOKIE,)),
+            _read(f"{_API}/ok-to-stop", "get_ok_to_stop",
+                  "Whether bookies may be stopped now: 200 yes, 409 no, 503 not known yet: send it again.",
+                  self._ok_to_stop, "StopVerdict", _STOPPING),
+            _read(f"{_API}/recovery", "get_recovery", "The switch of recovery and the lost-bookie delay.",
+                  self._recovery, "RecoveryStatus"),
+            _change("PUT", f"{_API}/recovery", "set_recovery", "Disable recovery, enable it, set the delay.",
+                    self._set_recovery, "RecoveryStatus", body="RecoveryRequest", role=Role.ADMINISTER),
+            _read(f"{_API}/copy-limits", "get_copy_limits", "Limits on copying of all replicators together.",
+                  self._limits, "CopyLimits"),
+            _change("PUT", f"{_API}/copy-limits", "set_copy_limits", "Set the limits that are named.",
+                    self._set_limits, "CopyLimitsChange", body="CopyLimitsRequest"),
+            _change("DELETE", f"{_API}/copy-limits", "clear_copy_limits", "Remove all limits.", self._clear_limits,
+                    "CopyLimitsChange"),
+            _read(boosts, "list_boosts", "Ledgers that are repaired before others.", self._boosts, "BoostList"),
+            _change("PUT", f"{boosts}/{{ledger_id}}", "boost_ledger", "Boost a marked ledger.", self._boost, "Boost",
+                    segments=(_LEDGER,), body="BoostRequest"),
+            _change("DELETE", f"{boosts}/{{ledger_id}}", "end_boost", "End a boost.", self._end_boost, "Boost",
+                    segments=(_LEDGER,)),
+            _read(f"{_API}/progress", "get_progress", "How far repairs are.", self._progress, "RepairProgress"),
+            _read(f"{_API}/changes", "list_changes", "What operators changed, by command and by API, newest first.",
+                  self._changes, "ChangeList", (_CHANGES_LIMIT,)),
+        )  # fmt: skip
+
+    async def _letters(self, call: Call) -> web.Response:
+        query = call.request.query
+        refuse_unknown(query, ("limit", "after", "reason"), "parameter")
+        limit = whole_number(query.get("limit", str(_PAGE_DEFAULT)), "limit", 1, _PAGE_MAX)
+        after = LedgerId(whole_number(query["after"], "after", 0, LEDGER_ID_MAX)) if "after" in query else None
+        reason = queries.park_reason(query["reason"]) if "reason" in query else None
+
+        async def work(client: ClusterClient) -> Document:
+            return await dead_letters.list_dead_letters(client, limit, after, reason)
+
+        return _answer("DeadLetterList", await self._upkeep.ask(work))
+
+    async def _retry(self, call: Call) -> web.Response:
+        ledgers = queries.ledgers_request(await call.request.read())
+        call.trail.detail = _named(ledgers)
+        actor = _actor(call)
+        return _answer(
+            "DeadLetterRetry",
+            await self._upkeep.ask(lambda client: dead_letters.retry_dead_letters(client, actor, ledgers)),
+        )
+
+    async def _accept(self, call: Call) -> web.Response:
+        return await self._decide(call, dead_letters.ACCEPT)
+
+    async def _drop(self, call: Call) -> web.Response:
+        return await self._decide(call, dead_letters.DROP)
+
+    async def _decide(self, call: Call, verb: str) -> web.Response:
+        asked = queries.decision_request(await call.request.read(), is_reason_required=verb == dead_letters.ACCEPT)
+        call.trail.detail = f"{_named(asked.ledgers)}: {asked.reason}"
+        actor = _actor(call)
+
+        async def work(client: ClusterClient) -> Document:
+            found = await dead_letters.expected_decisions(client, actor, verb, asked.ledgers)
+            if not asked.is_dry_run and not dead_letters.is_final(found):
+                found = await dead_letters.decide(client, actor, verb, asked.ledgers, asked.reason)
+            return dead_letters.decision_document(actor, asked.reason, found, is_dry_run=asked.is_dry_run)
+
+        return _answer("DeadLetterDecision", await self._upkeep.ask(work))
+
+    async def _accepted(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, (), "parameter")
+        return _answer("AcceptedLossList", await self._upkeep.ask(dead_letters.list_accepted))
+
+    async def _drains(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, (), "parameter")
+        return _answer("DrainList", await self._upkeep.ask(drains.list_drains))
+
+    async def _start_drain(self, call: Call) -> web.Response:
+        bookie, actor = _bookie(call), _actor(call)
+
+        async def work(client: ClusterClient) -> Document:
+            await drains.check_startable(client, (bookie,))
+            return await drains.start_drains(client, actor, (bookie,))
+
+        return _answer("DrainStart", await self._upkeep.ask_long(("drain", bookie, actor), work))
+
+    async def _stop_drain(self, call: Call) -> web.Response:
+        bookie, actor = _bookie(call), _actor(call)
+        return _answer("DrainStop", await self._upkeep.ask(lambda client: drains.stop_drains(client, actor, (bookie,))))
+
+    async def _ok_to_stop(self, call: Call) -> web.Response:
+        query = call.request.query
+        refuse_unknown(query, ("bookie", "strict"), "parameter")
+        bookies = tuple(dict.fromkeys(queries.bookie(name) for name in query.getall("bookie", [])))
+        if not 1 <= len(bookies) <= _STOPPED_MAX:
+            raise InvalidRequestError(f"name 1 to {_STOPPED_MAX} bookies: ?bookie=ID, repeated for each")
+        is_strict = truth(query.get("strict", "false"), "strict")
+        verdict = await self._upkeep.ask_long(
+            ("ok-to-stop", bookies, is_strict), lambda client: stop_verdict(client, bookies, is_strict=is_strict)
+        )
+        if not verdict["ok"]:
+            raise NotOkToStopError("; ".join(line.strip() for line in reasons(verdict)), verdict)
+        return _answer("StopVerdict", verdict)
+
+    async def _recovery(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, (), "parameter")
+        return _answer("RecoveryStatus", await self._upkeep.ask(switches.read_switches))
+
+    async def _set_recovery(self, call: Call) -> web.Response:
+        fields = json_object(await call.request.read())
+        refuse_unknown(fields, ("enabled", "lost_bookie_delay_seconds"), "field")
+        if not fields:
+            raise InvalidRequestError("name enabled, lost_bookie_delay_seconds, or both")
+        is_on = json_truth(fields["enabled"], "enabled") if "enabled" in fields else None
+        delay_s = None
+        if "lost_bookie_delay_seconds" in fields:
+            name = "lost_bookie_delay_seconds"
+            delay_s = json_integer(fields[name], name, 0, DELAY_S_MAX)
+        call.trail.detail = ", ".join(f"{name}={value}".lower() for name, value in fields.items())
+        actor = _actor(call)
+
+        async def work(client: ClusterClient) -> Document:
+            if delay_s is not None:
+                await switches.set_delay(client, actor, delay_s)
+            if is_on is not None and await client.ports.tasks.switches.is_disabled() is is_on:
+                await switches.switch_recovery(client, actor, is_on=is_on)
+            return await switches.read_switches(client)
+
+        return _answer("RecoveryStatus", await self._upkeep.ask(work))
+
+    async def _limits(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, (), "parameter")
+        return _answer("CopyLimits", await self._upkeep.ask(limits.read_limits))
+
+    async def _set_limits(self, call: Call) -> web.Response:
+        chosen = queries.limits_request(await call.request.read())
+        call.trail.detail = ", ".join(sorted(chosen))
+        actor = _actor(call)
+        return _answer(
+            "CopyLimitsChange", await self._upkeep.ask(lambda client: limits.set_limits(client, actor, chosen))
+        )
+
+    async def _clear_limits(self, call: Call) -> web.Response:
+        actor = _actor(call)
+        return _answer("CopyLimitsChange", await self._upkeep.ask(lambda client: limits.clear_limits(client, actor)))
+
+    async def _boosts(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, (), "parameter")
+        return _answer("BoostList", await self._upkeep.ask(boosting.list_boosts))
+
+    async def _boost(self, call: Call) -> web.Response:
+        ledger, actor = _ledger(call), _actor(call)
+        span_s = queries.boost_request(await call.request.read(), boosting.SPAN_S_MAX)
+        call.trail.detail = f"ledger {ledger} for {span_s} s"
+        done = await self._upkeep.ask(lambda client: boosting.boost_ledgers(client, actor, (ledger,), span_s))
+        if done["problem"]:
+            raise RefusedError(done["problem"])
+        return _answer("Boost", done)
+
+    async def _end_boost(self, call: Call) -> web.Response:
+        ledger, actor = _ledger(call), _actor(call)
+        call.trail.detail = f"ledger {ledger}"
+        return _answer("Boost", await self._upkeep.ask(lambda client: boosting.end_boosts(client, actor, (ledger,))))
+
+    async def _progress(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, (), "parameter")
+        return _answer("RepairProgress", await self._upkeep.progress())
+
+    async def _changes(self, call: Call) -> web.Response:
+        query = call.request.query
+        refuse_unknown(query, ("limit",), "parameter")
+        limit = whole_number(query.get("limit", str(_PAGE_DEFAULT)), "limit", 1, CHANGES_MAX)
+
+        async def work(client: ClusterClient) -> Document:
+            return {"items": [switches.change_row(change) for change in await changes_of(client).newest(limit)]}
+
+        return _answer("ChangeList", await self._upkeep.ask(work))
+
+
+def _answer(kind: str, fields: Document) -> web.Response:
+    return web.json_response(document(kind, fields))
+
+
+def _actor(call: Call) -> Actor:
+    return Actor(call.who.name, "http")
+
+
+def _bookie(call: Call) -> BookieId:
+    bookie = queries.bookie(call.request.match_info["bookie_id"])
+    call.trail.detail = bookie[:100]
+    return bookie
+
+
+def _ledger(call: Call) -> LedgerId:
+    return LedgerId(whole_number(call.request.match_info["ledger_id"], "ledger_id", 0, LEDGER_ID_MAX))
+
+
+def _named(ledgers: Sequence[LedgerId]) -> str:
+    return "ledgers " + ", ".join(map(str, ledgers[:20])) + (" ..." if len(ledgers) > 20 else "")
+
+
+def _read(
+    path: str, operation: str, summary: str, handler: Any, schema: str, parameters: tuple[Parameter, ...] = ()
+) -> Route:
+    answer = Answer(200, "As it is now.", JSON, schema)
+    return Route("GET", path, operation, summary, handler, (answer,), tag="upkeep", parameters=parameters)
+
+
+def _change(
+    method: str,
+    path: str,
+    operation: str,
+    summary: str,
+    handler: Any,
+    schema: str,
+    *,
+    role: Role = Role.OPERATE,
+    segments: tuple[Parameter, ...] = (),
+    body: str = "",
+) -> Route:
+    answer = Answer(200, "What was done.", JSON, schema)
+    return Route(
+        method,
+        path,
+        operation,
+        summary,
+        handler,
+        (answer,),
+        role=role,
+        tag="upkeep",
+        segments=segments,
+        body=body,
+        is_changing=True,
+    )
+
+
+_BOOKIE: Final = segment("bookie_id", "Id of the bookie.", pattern=BOOKIE_ID_PATTERN)
+_LEDGER: Final = Parameter("ledger_id", "Id of the ledger.", LEDGER_ID, "path", is_required=True)
+_LIMIT: Final = Parameter(
+    "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": _PAGE_MAX, "default": _PAGE_DEFAULT}
+)
+_CHANGES_LIMIT: Final = Parameter(
+    "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": CHANGES_MAX, "default": _PAGE_DEFAULT}
+)
+_LETTER_PAGING: Final = (
+    _LIMIT,
+    Parameter("after", "Begin after this ledger.", LEDGER_ID),
+    Parameter("reason", "Only those with this reason.", {"type": "string", "enum": [why.value for why in ParkReason]}),
+)
+_STOPPING: Final = (
+    Parameter(
+        "bookie",
+        "Id of a bookie that is to be stopped, repeated for each.",
+        {
+            "type": "array",
+            "items": {"type": "string", "pattern": BOOKIE_ID_PATTERN},
+            "minItems": 1,
+            "maxItems": _STOPPED_MAX,
+        },
+        is_required=True,
+    ),
+    Parameter(
+        "strict",
+        "Leave an ack quorum of copies of every entry, instead of one copy.",
+        {"type": "string", "enum": ["true", "false"]},
+    ),
+)

@@ -1,0 +1,159 @@
+"""``bkheal doctor``: what would fail from this machine, and what to do next."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from auditor.cli.cluster.changing import connected
+from auditor.cli.configuration.command import FileOption, problems_of_file
+from auditor.cli.output import OutputFormat, print_json, print_line, print_table
+from auditor.cli.running import MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.operating.doctor import Checked, State, examine, worst
+from bookie.metadata.cluster import NotAClusterError
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.uri import InvalidUriError, parse_uri
+from bookie.model.errors import PermanentError
+from bookie.model.exit_codes import ExitCode
+from bookie.runtime.configuration.settings import ConfigurationError, config_file
+from bookie.runtime.human import printable
+
+_CONNECT_TIMEOUT_S: Final = 5.0
+_PORTS_MAX: Final = 16
+
+
+def doctor(
+    context: typer.Context,
+    uri: MetadataUriOption = None,
+    config: FileOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Check that a process could listen here, such as 127.0.0.1:8080; several times for several.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Check what bkheal needs from this machine, and show what would fail and what to do.
+
+    The configuration file; each ZooKeeper server; the cluster and its layout; the permission to write in each part of
+    the tree that bkheal writes; the clock; every registered bookie, with the TLS and login settings of this call; and
+    ports.
+
+    Nothing of the cluster is changed: permissions are tested by transactions that are refused in any case. Only
+    `/bkheal/doctor` is written, to compare the clock.
+
+    Exit codes: 0 nothing would fail (there may be warnings), 1 something would, 3 ZooKeeper did not answer, 78 the
+    configuration or the cluster at this address cannot be used.
+
+    Example: `bkheal doctor --listen 127.0.0.1:8080 --output json`
+    """
+    checks = [*_file_checks(context, config), *[_port_check(each) for each in (listen or ())[:_PORTS_MAX]]]
+    code = _cluster_checks(uri, config, checks)
+    if output is OutputFormat.JSON:
+        print_json("Diagnosis", worst=worst(checks).value, checks=[each.row() for each in checks])
+    else:
+        _print(checks)
+    if code is not ExitCode.OK:
+        raise typer.Exit(code)
+    if worst(checks) is State.FAILED:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _cluster_checks(uri: str | None, config: Any, checks: list[Checked]) -> ExitCode:
+    """Add what concerns ZooKeeper and the cluster; the exit code if that ended early."""
+    try:
+        target = metadata_uri(uri, config)
+        hosts = parse_uri(target).hosts
+    except (ConfigurationError, InvalidUriError) as error:
+        advice = "give --metadata-uri, or set BKHEAL_METADATA_URI"
+        checks.append(Checked("configuration", "metadata URI", State.FAILED, str(error), advice))
+        return ExitCode.CONFIGURATION
+    checks += run(_server_checks(hosts))
+    try:
+        run(_examined(target, checks))
+    except StoreUnavailableError as error:
+        advice = "start ZooKeeper, or open the way to it from this machine"
+        checks.append(Checked("zookeeper", hosts, State.FAILED, str(error), advice))
+        return ExitCode.STORE_UNREACHABLE
+    except NotAClusterError as error:
+        advice = "correct the path in the URI, or create a cluster: `bkheal cluster init`"
+        checks.append(Checked("cluster", target, State.FAILED, str(error), advice))
+        return ExitCode.CONFIGURATION
+    except PermanentError as error:
+        checks.append(Checked("configuration", target, State.FAILED, str(error)))
+        return ExitCode.CONFIGURATION
+    return ExitCode.OK
+
+
+async def _examined(uri: str, checks: list[Checked]) -> None:
+    async with connected(uri) as client:
+        async for check in examine(client):
+            checks.append(check)
+
+
+async def _server_checks(hosts: str) -> list[Checked]:
+    """Whether each ZooKeeper server accepts a connection. A client needs one; a failover needs the others."""
+
+    async def look(address: str) -> Checked:
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except (OSError, TimeoutError) as error:
+            text = f"no connection: {error.strerror or error}" if isinstance(error, OSError) else "no connection"
+            advice = "start this server, or open the way to it: a session moves to it if its server fails"
+            return Checked("zookeeper", address, State.WARNING, text, advice)
+        writer.close()
+        return Checked("zookeeper", address, State.OK, "accepts connections")
+
+    return list(await asyncio.gather(*(look(address) for address in hosts.split(","))))
+
+
+def _file_checks(context: typer.Context, config: Any) -> list[Checked]:
+    path = config_file(config, os.environ)
+    if path is None:
+        return []
+    try:
+        problems: Sequence[str] = problems_of_file(path, context)
+    except ConfigurationError as error:
+        problems = error.problems
+    if not problems:
+        return [Checked("configuration", str(path), State.OK, "every option is known and of its type")]
+    advice = "correct the file; `bkheal config validate` checks it"
+    return [Checked("configuration", str(path), State.FAILED, problem, advice) for problem in problems]
+
+
+def _port_check(address: str) -> Checked:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise typer.BadParameter(f"{address!r} is not HOST:PORT", param_hint="--listen")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host.strip("[]"), int(port)))
+    except OSError as error:
+        advice = "choose another port, or end the process that uses it; if that is the service, all is well"
+        return Checked("port", address, State.WARNING, error.strerror or str(error), advice)
+    return Checked("port", address, State.OK, "free")
+
+
+def _print(checks: Sequence[Checked]) -> None:
+    cells = [(each.state.value, each.check, printable(each.target), printable(each.detail)) for each in checks]
+    print_table(("STATE", "CHECK", "TARGET", "DETAIL"), cells)
+    needed = [each for each in checks if each.advice and each.state is not State.OK]
+    if not needed:
+        print_line("\nnothing is to be done")
+        return
+    print_line("\nnext")
+    for number, each in enumerate(needed, 1):
+        print_line(f"  {number}. {printable(each.target)}: {printable(each.advice)}")

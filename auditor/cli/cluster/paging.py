@@ -1,0 +1,59 @@
+"""Lists in pages: the same options, the same note about the rest, and one way to print them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line, print_note, print_table
+from bookie.model.ids import LEDGER_ID_MAX
+
+LIMIT_DEFAULT: Final = 1_000
+AT_ONCE_LISTED: Final = 1_000
+"""Rows in one page of a service."""
+AT_ONCE_MAX: Final = 100
+"""Ledgers in one request to a service that changes something."""
+
+LimitOption = Annotated[int, typer.Option(min=1, max=10_000_000, help="How many at most.")]
+AfterOption = Annotated[
+    int | None,
+    typer.Option("--after", min=0, max=LEDGER_ID_MAX, help="Begin after this ledger.", show_default=False),
+]
+
+
+def joined_pages(ask: Callable[[int, int | None], dict[str, Any]], limit: int, after: int | None) -> dict[str, Any]:
+    """One page of ``limit`` rows, of as many short pages as it takes."""
+    rows: list[dict[str, Any]] = []
+    while True:
+        page = ask(limit - len(rows), after)
+        rows += page["items"]
+        after = page["next_after"]
+        if after is None or len(rows) >= limit:
+            return {"items": rows, "next_after": after}
+
+
+def print_page(
+    output: StreamFormat,
+    kind: str,
+    page: dict[str, Any],
+    headings: Sequence[str],
+    cells: Callable[[dict[str, Any]], Sequence[object]],
+    *,
+    right: Sequence[int],
+    nothing: str,
+) -> None:
+    """Print a page: a table, one document, or one document for each row."""
+    if output is StreamFormat.JSON:
+        print_json(kind, **page)
+        return
+    if output is StreamFormat.JSONL:
+        for row in page["items"]:
+            print_json_line(kind.removesuffix("List"), **row)
+    elif page["items"]:
+        print_table(headings, [cells(row) for row in page["items"]], right=right)
+    else:
+        print_line(nothing)
+    if page.get("next_after") is not None:
+        print_note(f"there are more: --after {page['next_after']}")

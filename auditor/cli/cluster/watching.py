@@ -1,0 +1,62 @@
+"""``--watch``: one look after the other, in place on a terminal, as lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from auditor.cli.output import StreamFormat, print_json_line, print_line
+
+Document: TypeAlias = dict[str, Any]
+Show: TypeAlias = Callable[[Document], None]
+
+WatchOption = Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")]
+IntervalOption = Annotated[
+    float, typer.Option("--interval", min=0.5, help="Seconds between two looks; longer if a look takes long.")
+]
+
+
+@contextmanager
+def shown(
+    output: StreamFormat, one_line: Callable[[Document], str], lines: Callable[[Document], Sequence[str]], kind: str
+) -> Iterator[Show]:
+    """Yield the function that shows one look."""
+    if output is not StreamFormat.TABLE:
+        yield lambda document: print_json_line(kind, **document)
+        return
+    if not sys.stdout.isatty():
+        yield lambda document: _print_at_once(one_line(document))
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as live:
+        yield lambda document: live.update(Text("\n".join(lines(document))), refresh=True)
+
+
+def watched(
+    output: StreamFormat,
+    one_line: Callable[[Document], str],
+    lines: Callable[[Document], Sequence[str]],
+    kind: str,
+    look: Callable[[], Document],
+    interval_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Show looks until the process is interrupted, or a look fails."""
+    with shown(output, one_line, lines, kind) as show:
+        while True:
+            show(look())
+            sleep(interval_s)
+
+
+def _print_at_once(line: str) -> None:
+    """A pipe would otherwise receive nothing for many looks."""
+    print_line(line)
+    sys.stdout.flush()

@@ -1,0 +1,80 @@
+"""Boosts of ledgers, with a record of each change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from auditor.operating.client import Actor, ClusterClient, Document, NotThereError
+from bookie.metadata.tasks.boosts import Boost, Boosts, TooManyBoostsError
+from bookie.model.ids import LedgerId
+from bookie.model.times import rfc3339
+
+SPAN_S_MAX: Final = 7 * 86400
+"""A boost that an operator forgets ends after a week at the latest."""
+
+
+async def list_boosts(client: ClusterClient) -> Document:
+    """The boosted ledgers.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    active = await Boosts(client.store, client.cluster.root).active(client.ports.clock.epoch_ms())
+    rows = [{"ledger_id": each.ledger_id, "by": each.by, "until": rfc3339(each.until_ms)} for each in active]
+    return {"items": rows}
+
+
+async def boost_ledgers(
+    client: ClusterClient, actor: Actor, ledgers: Sequence[LedgerId], span_s: int, *, is_dry_run: bool = False
+) -> Document:
+    """Boost marked ledgers for some time. If the bound is reached, ``problem`` says so, and the rest is not boosted.
+
+    Raises:
+        NotThereError: a ledger is not marked; nothing was changed.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; boosting again is safe.
+    """
+    tasks = await client.ports.tasks.read_many(ledgers)
+    unmarked = [str(each) for each, task in zip(ledgers, tasks, strict=True) if task is None]
+    if unmarked:
+        raise NotThereError(
+            f"not marked for repair: {', '.join(unmarked)}; nothing was changed. `bkheal underreplicated list` lists "
+            "the marked ledgers"
+        )
+    if not is_dry_run:
+        await actor.record(client, "boost", f"{_named(ledgers)} for {span_s} s")
+    boosts, now_ms = Boosts(client.store, client.cluster.root), client.ports.clock.epoch_ms()
+    until_ms = now_ms + span_s * 1000
+    rows: list[Document] = []
+    problem = ""
+    for ledger_id in ledgers:
+        try:
+            if not is_dry_run and not problem:
+                await boosts.start(Boost(ledger_id, actor.name, now_ms, until_ms))
+        except TooManyBoostsError as error:
+            problem = f"ledger {ledger_id} was not boosted: {error}"
+        is_parked = await client.parked.get(ledger_id) is not None
+        outcome, until = ("not_boosted", None) if problem else ("boosted", rfc3339(until_ms))
+        rows.append({"ledger_id": ledger_id, "outcome": outcome, "until": until, "parked": is_parked})
+    return {"dry_run": is_dry_run, "by": actor.name, "ledgers": rows, "problem": problem or None}
+
+
+async def end_boosts(
+    client: ClusterClient, actor: Actor, ledgers: Sequence[LedgerId], *, is_dry_run: bool = False
+) -> Document:
+    """End the boosts of ledgers. Idempotent.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending them again is safe.
+    """
+    if not is_dry_run:
+        await actor.record(client, "boost end", _named(ledgers))
+        boosts = Boosts(client.store, client.cluster.root)
+        for ledger_id in ledgers:
+            await boosts.stop(ledger_id)
+    rows = [{"ledger_id": each, "outcome": "ended", "until": None, "parked": False} for each in ledgers]
+    return {"dry_run": is_dry_run, "by": actor.name, "ledgers": rows, "problem": None}
+
+
+def _named(ledgers: Sequence[LedgerId]) -> str:
+    return "ledgers " + ", ".join(map(str, ledgers))

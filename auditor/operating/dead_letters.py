@@ -1,0 +1,209 @@
+"""Dead letters: list them by ledger id in pages, try them again, accept losses, drop them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from auditor.operating.client import Actor, ClusterClient, Document, NotThereError
+from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome
+from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
+from bookie.metadata.tasks.locks import Task
+from bookie.metadata.tasks.parked import ParkedTask, ParkReason
+from bookie.model.errors import OutcomeUnknownError, TransientError
+from bookie.model.ids import LedgerId
+from bookie.model.times import rfc3339, rfc3339_if_known
+
+EXAMINED_MAX: Final = 20_000
+"""Records that one page reads in search of those with its reason."""
+_READ_LEDGERS: Final = 1_000
+ACCEPT: Final = "accept-loss"
+DROP: Final = "drop"
+
+ADVICE: Final[Mapping[ParkReason, str]] = {
+    ParkReason.NO_CANDIDATE_BOOKIE: "add a writable bookie; the task is then tried again by itself",
+    ParkReason.NO_LIVE_COPY: "bring back a bookie that holds a copy; the task is then tried again by itself. If "
+    "every copy is lost permanently: `bkheal dead-letters accept-loss`",
+    ParkReason.NEEDS_RECOVERY: "bring back bookies of the last ensemble; until then the end of the ledger is unknown",
+    ParkReason.UNREADABLE_ENTRIES: "every reachable bookie lacks these entries; bring back another bookie that has "
+    "them, or repair the disk, then `bkheal dead-letters retry`. If every copy is lost permanently: `bkheal "
+    "dead-letters accept-loss`",
+    ParkReason.UNREADABLE_METADATA: "look at the ledger's node in ZooKeeper: it cannot be read; or it is of format 1, "
+    "which keeps no password, and not closed: `bkheal ledger recover` with the password it was created with",
+    ParkReason.OPEN_LEDGER: "its writer replaces the bookie with the next write or on closing; if the writer ended, "
+    "close the ledger with `bkheal ledger recover`, but not while the bookie lacks entries",
+    ParkReason.TARGETS_REFUSE: "look at the refusals below: free space on the bookies, correct their access rules, or "
+    "add a bookie; the task is tried again every five minutes",
+    ParkReason.SILENT_BOOKIES: "restart the bookies named below, or stop them permanently: their copies are "
+    "then replaced; the task is tried again every five minutes",
+    ParkReason.MISPLACED: "no entry is at risk. Add bookies in the racks or groups that are missing, or correct the "
+    "topology; the task is then tried again by itself",
+    ParkReason.INTERNAL_ERROR: "report this with the detail below: it is a defect of bkheal, and nothing was changed; "
+    "after an upgrade: `bkheal dead-letters retry`",
+}
+
+
+async def list_dead_letters(
+    client: ClusterClient, limit: int, after: LedgerId | None = None, reason: ParkReason | None = None
+) -> Document:
+    """A page of dead letters, by ledger id. ``next_after`` is null on the last page; a page before may be short.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    waiting = [each for each in sorted(await client.parked.ids()) if after is None or each > after]
+    rows: list[Document] = []
+    examined = 0
+    while len(rows) < limit and examined < min(len(waiting), EXAMINED_MAX):
+        part = waiting[examined : examined + min(_READ_LEDGERS, max(limit - len(rows), 100))]
+        records = await client.parked.read_many(part, {})
+        tasks = await client.ports.tasks.read_many([record.ledger_id for record in records])
+        for record, task in zip(records, tasks, strict=True):
+            if task is None or reason not in (None, record.reason):
+                continue
+            if len(rows) == limit:
+                return {"items": rows, "next_after": rows[-1]["ledger_id"]}
+            missing = task.missing if isinstance(task, Task) else ()
+            rows.append(dead_letter_row(record, missing, client.ports.clock.epoch_ms()))
+        examined += len(part)
+    return {"items": rows, "next_after": waiting[examined - 1] if examined < len(waiting) else None}
+
+
+def dead_letter_row(record: ParkedTask, missing: Sequence[str], now_ms: int) -> Document:
+    """A dead letter as a document."""
+    return {
+        "ledger_id": record.ledger_id,
+        "reason": record.reason.value,
+        "since": rfc3339_if_known(record.since_ms, "seconds"),
+        "age_seconds": max(0, (now_ms - record.since_ms) // 1000),
+        "missing": list(missing),
+        "detail": record.detail,
+        "advice": ADVICE[record.reason],
+    }
+
+
+async def retry_dead_letters(client: ClusterClient, actor: Actor, ledgers: Sequence[LedgerId]) -> Document:
+    """Have workers try dead letters again.
+
+    Raises:
+        NotThereError: one of them is no dead letter; nothing was changed.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; asking again is safe.
+    """
+    absent = sorted(set(ledgers) - await client.parked.ids())
+    if absent:
+        raise NotThereError(f"not parked: {', '.join(map(str, absent))}; nothing was changed")
+    if ledgers:
+        await actor.record(client, "dead-letters retry", _named(ledgers))
+    for ledger_id in ledgers:
+        await client.parked.unpark(ledger_id)
+    return {"dry_run": False, "ledgers": list(ledgers)}
+
+
+async def expected_decisions(
+    client: ClusterClient, actor: Actor, verb: str, ledgers: Sequence[LedgerId]
+) -> list[DeadLetterResult]:
+    """What ``ACCEPT`` or ``DROP`` would do. If one ledger is refused, the others are not tried. Nothing is changed.
+
+    Raises:
+        StoreUnavailableError: no answer.
+        NotAClusterError: the cluster was deleted.
+    """
+    letters = _letters(client, actor)
+    check = letters.check_accept if verb == ACCEPT else letters.check_drop
+    expected = [await check(ledger_id) for ledger_id in ledgers]
+    if not any(each.outcome is Outcome.REFUSED for each in expected):
+        return expected
+    nothing = "nothing was changed, because another ledger is refused"
+    return [
+        each if each.outcome is Outcome.REFUSED else DeadLetterResult(each.ledger_id, Outcome.NOT_TRIED, nothing)
+        for each in expected
+    ]
+
+
+def is_final(expected: Sequence[DeadLetterResult]) -> bool:
+    """Whether nothing can be changed, or nothing is left to change."""
+    refused = any(each.outcome is Outcome.REFUSED for each in expected)
+    return refused or all(each.outcome in (Outcome.ALREADY_ACCEPTED, Outcome.ALREADY_DROPPED) for each in expected)
+
+
+async def decide(
+    client: ClusterClient, actor: Actor, verb: str, ledgers: Sequence[LedgerId], reason: str
+) -> list[DeadLetterResult]:
+    """Accept the losses of dead letters, or drop them, one after the other, until the store does not answer.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer to the record; nothing was changed.
+    """
+    await actor.record(client, f"dead-letters {verb}", f"{_named(ledgers)}: {reason}")
+    letters = _letters(client, actor)
+    results: list[DeadLetterResult] = []
+    for ledger_id in ledgers:
+        if results and results[-1].outcome in (Outcome.UNKNOWN, Outcome.NOT_TRIED):
+            detail = "the command ended before, because the store did not answer"
+            results.append(DeadLetterResult(ledger_id, Outcome.NOT_TRIED, detail))
+            continue
+        try:
+            change = letters.accept if verb == ACCEPT else letters.drop
+            results.append(await change(ledger_id, reason))
+        except (TransientError, OutcomeUnknownError) as error:
+            detail = f"the store did not answer, and the change may have been made: repeat the command ({error})"
+            results.append(DeadLetterResult(ledger_id, Outcome.UNKNOWN, detail))
+    return results
+
+
+def decision_document(actor: Actor, reason: str, results: Sequence[DeadLetterResult], *, is_dry_run: bool) -> Document:
+    """What became of each ledger."""
+    rows = [
+        {
+            "ledger_id": each.ledger_id,
+            "outcome": each.outcome.value,
+            "detail": each.detail,
+            "lost": [fragment_row(fragment) for fragment in each.lost],
+        }
+        for each in results
+    ]
+    return {"dry_run": is_dry_run, "by": actor.name, "reason": reason, "ledgers": rows}
+
+
+async def list_accepted(client: ClusterClient) -> Document:
+    """The accepted losses.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    accepted = await Decisions(client.store, client.cluster.root).accepted()
+    return {"items": [_accepted_row(decision) for decision in accepted]}
+
+
+def _accepted_row(decision: Decision) -> Document:
+    return {
+        "ledger_id": decision.ledger_id,
+        "accepted": rfc3339(decision.at_ms),
+        "by": decision.by,
+        "reason": decision.reason,
+        "park_reason": None if decision.park_reason is None else decision.park_reason.value,
+        "lost": [fragment_row(fragment) for fragment in decision.lost],
+    }
+
+
+def fragment_row(fragment: LostFragment) -> Document:
+    """A fragment with lost entries as a document."""
+    return {
+        "first_entry_id": fragment.first_entry_id,
+        "last_entry_id": fragment.last_entry_id,
+        "positions": list(fragment.positions),
+        "bookies": list(fragment.bookies),
+        "denials": [
+            {"position": denial.position, "bookie_id": denial.bookie, "entries": denial.entries}
+            for denial in fragment.denials
+        ],
+    }
+
+
+def _letters(client: ClusterClient, actor: Actor) -> DeadLetters:
+    decisions = Decisions(client.store, client.cluster.root)
+    return DeadLetters(client.ports, client.store, client.parked, decisions, actor.name)
+
+
+def _named(ledgers: Sequence[LedgerId]) -> str:
+    return "ledgers " + ", ".join(map(str, ledgers))

@@ -1,0 +1,167 @@
+"""Drains: list, begin and call off, with a record of each change.
+
+Not here: what is left on a bookie (``auditor.safety.draining``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from auditor.operating.client import Actor, ClusterClient, Document, RefusedError, check_names
+from auditor.safety.draining import holdings_of, mark
+from auditor.safety.scan import Advance, Shape, count, scan
+from auditor.safety.stopping import room_problems
+from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.bookies.service_info import PROTOCOL_GRPC
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.times import rfc3339_if_known
+
+Counting = Callable[[str, int], AbstractContextManager[Advance]]
+"""Shows progress of a step with a number of items."""
+
+
+def _silent(title: str, total: int) -> AbstractContextManager[Advance]:
+    return nullcontext(lambda done: None)
+
+
+async def list_drains(client: ClusterClient) -> Document:
+    """The bookies that are being drained, since when and by whom, and how each is registered.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    drains = await Drains(client.store, client.cluster.root).read()
+    registered = await client.ports.registrations.list()
+    rows = [
+        {
+            "bookie_id": bookie,
+            "since": rfc3339_if_known(drain.since_ms, "seconds"),
+            "by": drain.by,
+            "state": registered_as(bookie, registered),
+        }
+        for bookie, drain in sorted(drains.items())
+    ]
+    return {"items": rows}
+
+
+def registered_as(bookie: BookieId, registered: Bookies) -> str:
+    """How a bookie is registered, as documents say it."""
+    if bookie in registered.writable:
+        return "writable"
+    return "read_only" if bookie in registered.read_only else "not_registered"
+
+
+async def stay_as_they_are(
+    registrations: Registrations, bookies: Sequence[BookieId]
+) -> tuple[list[BookieId], list[BookieId]]:
+    """Of ``bookies``, those that know of no drain and stay as they are: writable ones, and read-only ones.
+
+    They speak Apache's protocol alone. One of which nothing can be read counts among them while it is writable.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    listed = await registrations.list()
+    infos = [(bookie, await registrations.service_info(bookie)) for bookie in bookies if bookie in listed.registered]
+    apaches = [bookie for bookie, info in infos if info is None or info.endpoint(PROTOCOL_GRPC) is None]
+    writable = [bookie for bookie in apaches if bookie in listed.writable]
+    return writable, [bookie for bookie in apaches if bookie in listed.read_only]
+
+
+async def check_startable(
+    client: ClusterClient,
+    bookies: Sequence[BookieId],
+    *,
+    is_dry_run: bool = False,
+    is_forced: bool = False,
+    counting: Counting = _silent,
+) -> None:
+    """Refuse what would not get to its end, or leave writers without bookies.
+
+    Raises:
+        NotThereError: a name is no bookie.
+        RefusedError: names the reason.
+        StoreUnavailableError, NotAClusterError: see ``scan``.
+    """
+    ports = client.ports
+    await check_names(client, bookies)
+    registered = await ports.registrations.list()
+    away = sorted(set(bookies) - registered.registered)
+    if away:
+        raise RefusedError(f"{', '.join(away)} is not running: `bkheal recover {' '.join(away)}` marks what it held")
+    if is_forced:
+        return
+    if not is_dry_run and await ports.tasks.switches.is_disabled():
+        raise RefusedError(
+            "recovery is off, so nothing would be copied: run `bkheal recovery enable` first, or use --force"
+        )
+    shapes: set[Shape] = set()
+
+    def visit(_: LedgerId, metadata: LedgerMetadata) -> None:
+        shapes.add(Shape(metadata.ensemble_size, metadata.write_quorum))
+
+    with counting("ledgers", await count(ports.ledgers)) as advance:
+        scanned = await scan(ports.ledgers, bookies, visit, advance)
+    if registered.writable & set(bookies):
+        shapes |= set(scanned.unclosed)  # writers will find fewer bookies
+    problems = room_problems(shapes, registered, bookies, ports.placement, are_copies_moved=True)
+    if problems:
+        raise RefusedError(f"there would be too few bookies: {'; '.join(problems)}. Add bookies, or use --force")
+
+
+async def start_drains(
+    client: ClusterClient,
+    actor: Actor,
+    bookies: Sequence[BookieId],
+    *,
+    is_dry_run: bool = False,
+    counting: Counting = _silent,
+) -> Document:
+    """Record drains that ``check_startable`` allows, then mark what is on the bookies. Idempotent.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError, NotAClusterError: starting again is safe.
+    """
+    ports = client.ports
+    stay_writable, stay_read_only = await stay_as_they_are(ports.registrations, bookies)
+    if not is_dry_run:
+        await actor.record(client, "drain start", ", ".join(bookies))
+        drains, now_ms = Drains(client.store, client.cluster.root), ports.clock.epoch_ms()
+        for bookie in bookies:
+            await drains.start(Drain(bookie, actor.name, now_ms))
+    # After the drains are recorded: a client that chose one of them before is seen here, or finds it read-only.
+    with counting("ledgers", await count(ports.ledgers)) as advance:
+        found, scanned = await holdings_of(ports.ledgers, bookies, advance)
+    if not is_dry_run:
+        with counting("marked", len(found.ledgers)) as advance:
+            await mark(ports.tasks, found.ledgers, advance)
+    return {
+        "dry_run": is_dry_run,
+        "bookies": list(bookies),
+        "ledgers": len(found.ledgers),
+        "open_ledgers": len(found.unclosed),
+        "fragments": found.fragments,
+        "bytes": found.bytes,
+        "unreadable_ledgers": scanned.unreadable_count,
+        "stay_writable": list(stay_writable),
+        "stay_read_only": list(stay_read_only),
+    }
+
+
+async def stop_drains(
+    client: ClusterClient, actor: Actor, bookies: Sequence[BookieId], *, is_dry_run: bool = False
+) -> Document:
+    """Call drains off; ``stopped`` names those that there were. Idempotent.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; stopping again is safe.
+    """
+    drains = Drains(client.store, client.cluster.root)
+    if is_dry_run:
+        known = await drains.read()
+        return {"dry_run": True, "stopped": [bookie for bookie in bookies if bookie in known]}
+    await actor.record(client, "drain stop", ", ".join(bookies))
+    return {"dry_run": False, "stopped": [bookie for bookie in bookies if await drains.stop(bookie)]}

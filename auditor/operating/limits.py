@@ -1,0 +1,76 @@
+"""The limits on copying of all replicators together, with a record of each change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from auditor.operating.client import Actor, ClusterClient, Document, RefusedError
+from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore
+from bookie.model.records import UnreadableRecordError
+from bookie.model.times import rfc3339_if_known
+
+
+async def read_limits(client: ClusterClient) -> Document:
+    """The limits, and the replicators that share them now.
+
+    Raises:
+        RefusedError: they cannot be decoded.
+        StoreUnavailableError: no answer.
+    """
+    store = CopyLimitsStore(client.store, client.cluster.root)
+    limits, workers = await _read(store), await store.workers()
+    return {**limits_document(limits), "workers": [] if workers is None else sorted(workers.names)}
+
+
+async def set_limits(
+    client: ClusterClient, actor: Actor, chosen: Mapping[str, Any], *, is_dry_run: bool = False
+) -> Document:
+    """Set the limits that are named; the others stay as they are.
+
+    Raises:
+        RefusedError: the present ones cannot be decoded.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; setting them again is safe.
+    """
+    store = CopyLimitsStore(client.store, client.cluster.root)
+    limits = replace(await _read(store) or CopyLimits(), **chosen)
+    limits = replace(limits, by=actor.name, since_ms=client.ports.clock.epoch_ms())
+    if not is_dry_run:
+        texts = (f"{name}={getattr(value, 'value', value)}" for name, value in sorted(chosen.items()))
+        await actor.record(client, "throttle set", " ".join(texts))
+        await store.set(limits)
+    return {"dry_run": is_dry_run, **limits_document(limits)}
+
+
+async def clear_limits(client: ClusterClient, actor: Actor, *, is_dry_run: bool = False) -> Document:
+    """Remove every limit. Idempotent.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; clearing again is safe.
+    """
+    if not is_dry_run:
+        await actor.record(client, "throttle clear")
+        await CopyLimitsStore(client.store, client.cluster.root).clear()
+    return {"dry_run": is_dry_run, **limits_document(None)}
+
+
+def limits_document(limits: CopyLimits | None) -> Document:
+    """Limits as a document; None: there are none."""
+    fields = asdict(limits or CopyLimits())
+    since_ms = fields.pop("since_ms")
+    return {
+        "limited": limits is not None,
+        **fields,
+        "profile": fields["profile"].value,
+        "since": rfc3339_if_known(since_ms),
+    }
+
+
+async def _read(store: CopyLimitsStore) -> CopyLimits | None:
+    try:
+        return (await store.read()).limits
+    except UnreadableRecordError as error:
+        raise RefusedError(
+            f"the limits in {store.path} cannot be decoded ({error}); `bkheal throttle clear` removes them"
+        ) from error

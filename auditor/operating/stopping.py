@@ -1,0 +1,121 @@
+"""May bookies be stopped now, all at once? One pass over all metadata; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+from auditor.operating.client import ClusterClient, Document, check_names
+from auditor.safety.scan import Advance, ScanResult, count, scan
+from auditor.safety.stopping import Risk, Worst, risk_of, room_problems
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.registration import Bookies
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+
+WORST_DEFAULT: Final = 10
+
+Counting = Callable[[int], AbstractContextManager[Advance]]
+"""Shows progress for a number of ledgers."""
+
+
+def _silent(total: int) -> AbstractContextManager[Advance]:
+    return nullcontext(lambda done: None)
+
+
+async def stop_verdict(
+    client: ClusterClient,
+    bookies: Sequence[BookieId],
+    *,
+    is_strict: bool = False,
+    worst_max: int = WORST_DEFAULT,
+    counting: Counting = _silent,
+) -> Document:
+    """The verdict: ``ok``, and everything that speaks against it.
+
+    Yes if every written entry keeps a live copy elsewhere (``is_strict``: an ack quorum of copies), in every ensemble
+    that a ledger ever had, and enough bookies are left for the widest ensemble of the ledgers that are not closed.
+
+    Raises:
+        NotThereError: a name is no bookie.
+        StoreUnavailableError, NotAClusterError: see ``scan``.
+    """
+    ports, stopping = client.ports, frozenset(bookies)
+    before = await ports.registrations.list()
+    await check_names(client, bookies)
+    worst, scanned = await _risks(client, stopping, before, is_strict, worst_max, counting)
+    registered = await ports.registrations.list()
+    problems = room_problems(scanned.unclosed, registered, bookies, ports.placement)
+    if gone := sorted(before.registered - registered.registered - stopping):
+        problems.append(f"{', '.join(gone)} went away while ledgers were read: ask again")
+    return {
+        "ok": not worst.count and not problems and scanned.is_complete,
+        "bookies": list(bookies),
+        "strict": is_strict,
+        "ledgers": scanned.ledgers,
+        "unreadable_ledgers": scanned.unreadable_count,
+        "ledgers_at_risk": worst.count,
+        "worst": [_row(risk) for risk in worst.risks],
+        "placement_problems": problems,
+        "not_registered": sorted(stopping - registered.registered),
+    }
+
+
+async def _risks(
+    client: ClusterClient,
+    stopping: frozenset[BookieId],
+    before: Bookies,
+    is_strict: bool,
+    worst_max: int,
+    counting: Counting,
+) -> tuple[Worst, ScanResult]:
+    worst, ports = Worst(worst_max), client.ports
+    tasks = {task.ledger_id: frozenset(task.missing) for task in await ports.tasks.list()}
+    drained = frozenset(await Drains(client.store, client.cluster.root).read())
+
+    def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
+        doubted = tasks.get(ledger_id, frozenset()) - drained  # it may have come back with other disks
+        risk = risk_of(ledger_id, metadata, before.registered - doubted, stopping, is_strict=is_strict)
+        if risk is not None:
+            worst.add(risk)
+
+    with counting(await count(ports.ledgers)) as advance:
+        return worst, await scan(ports.ledgers, stopping, visit, advance)
+
+
+def _row(risk: Risk) -> Document:
+    return {
+        "ledger_id": risk.ledger_id,
+        "fragment_first_entry_id": risk.first_entry_id,
+        "copies_left": risk.copies_left,
+        "copies_needed": risk.copies_needed,
+        "growing": risk.is_growing,
+        "bookies": list(risk.members),
+    }
+
+
+def stop_lines(document: Document) -> list[str]:
+    """The verdict as text."""
+    names = ", ".join(document["bookies"])
+    verdict = f"yes: {names} may be stopped" if document["ok"] else f"no: do not stop {names} now"
+    return [f"{verdict} ({document['ledgers']} ledgers looked at)", *reasons(document)]
+
+
+def reasons(document: Document) -> list[str]:
+    """What speaks against it, and what was noticed, as lines."""
+    lines = [f"  {name} is not running: its stop changes nothing" for name in document["not_registered"]]
+    if document["ledgers_at_risk"]:
+        lines.append(f"  {document['ledgers_at_risk']} ledgers would be left with too few copies, the worst:")
+    for risk in document["worst"]:
+        growing = ", still written to" if risk["growing"] else ""
+        lines.append(
+            f"    ledger {risk['ledger_id']} from entry {risk['fragment_first_entry_id']}: "
+            f"{risk['copies_left']} copies left, {risk['copies_needed']} needed{growing}"
+        )
+    lines += [f"  {problem}" for problem in document["placement_problems"]]
+    if document["unreadable_ledgers"]:
+        lines.append(
+            f"  the metadata of {document['unreadable_ledgers']} ledgers cannot be read: `bkheal audit run` names them"
+        )
+    return lines

@@ -1,0 +1,219 @@
+"""Operators' work for the API, on a thread, a loop and a session of its own.
+
+The leader's loop must not wait for a listing of all marks or a pass over all metadata, which take seconds: its session
+would end, and its leadership with it. Small work runs side by side on the other loop. Long work is shared by requests
+with the same key, goes on if nobody waits, and its result is kept for a short time for the request that asks again.
+
+If the session fails, the next request opens another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from typing_extensions import override
+
+from auditor.api.problems import OverloadedError
+from auditor.api.upkeep_port import StillWorkingError, Upkeep, Work
+from auditor.operating.client import ClusterClient, Document
+from auditor.service.watch.progress import progress_document, watch_of
+from auditor.service.watch.repairs import RateMeter, RepairWatch
+from bookie.metadata.port import StoreUnavailableError
+from bookie.runtime.clock import Clock
+
+T = TypeVar("T")
+
+LONG_MAX: Final = 4
+"""Long works at a time: each reads all metadata."""
+PATIENCE_S: Final = 20.0
+"""How long a request waits for long work; below the deadline of requests."""
+KEPT_S: Final = 30.0
+"""How long a result waits for the request that asks again, counted from its end."""
+LOOK_INTERVAL_S: Final = 5.0
+"""Between two looks at the repairs: more requests receive the last one."""
+
+OpenClient = Callable[[AsyncExitStack], Awaitable[ClusterClient]]
+"""Opens a client; the stack closes it. Raises StoreUnavailableError."""
+
+
+@dataclass(slots=True)
+class _Long:
+    task: asyncio.Task[Document]
+    ended_s: float | None = None
+
+
+class LongWork:
+    """Work of any length on one loop, shared by key."""
+
+    def __init__(self, clock: Clock, patience_s: float = PATIENCE_S) -> None:
+        self._clock = clock
+        self._patience_s = patience_s
+        self._works: dict[Hashable, _Long] = {}
+
+    async def result(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, Document]]) -> Document:
+        """The result of the work with this key, begun now if there is none.
+
+        Raises:
+            StillWorkingError: it goes on.
+            OverloadedError: too much other work is under way.
+            Exception: what the work raises.
+        """
+        self._forget_old()
+        work = self._works.get(key)
+        if work is None:
+            if sum(each.ended_s is None for each in self._works.values()) >= LONG_MAX:
+                raise OverloadedError(f"{LONG_MAX} such requests are under way, and each reads all metadata")
+            work = self._works[key] = _Long(asyncio.ensure_future(begin()))
+            work.task.add_done_callback(lambda _: self._note_end(key))
+        try:
+            async with asyncio.timeout(self._patience_s):
+                found = await asyncio.shield(work.task)
+        except TimeoutError:
+            if not work.task.done():
+                raise StillWorkingError("the metadata is being read; ask again for the result") from None
+            raise
+        finally:
+            if work.task.done() and self._works.get(key) is work:
+                del self._works[key]  # the next question is about the state of then
+        return found
+
+    async def close(self) -> None:
+        """End all work."""
+        works, self._works = list(self._works.values()), {}
+        for work in works:
+            work.task.cancel()
+        await asyncio.gather(*(work.task for work in works), return_exceptions=True)
+
+    def _note_end(self, key: Hashable) -> None:
+        work = self._works.get(key)
+        if work is not None and work.task.done():
+            work.ended_s = self._clock.monotonic_s()
+            if not work.task.cancelled():
+                work.task.exception()  # if nobody asks again, it is no reason to warn
+
+    def _forget_old(self) -> None:
+        now_s = self._clock.monotonic_s()
+        for key, work in list(self._works.items()):
+            if work.ended_s is not None and now_s - work.ended_s > KEPT_S:
+                del self._works[key]
+
+
+class ProgressLook:
+    """Looks at the repairs of one cluster, at most once in ``LOOK_INTERVAL_S``."""
+
+    def __init__(self, watch: RepairWatch, clock: Clock) -> None:
+        self._watch = watch
+        self._clock = clock
+        self._meter = RateMeter()
+        self._one = asyncio.Lock()
+        self._last: tuple[float, Document] | None = None
+
+    async def look(self) -> Document:
+        """The last look, or a new one. Raises StoreUnavailableError."""
+        async with self._one:
+            if self._last is None or self._clock.monotonic_s() - self._last[0] >= LOOK_INTERVAL_S:
+                look = await self._watch.look()
+                now_s = self._clock.monotonic_s()
+                self._last = now_s, progress_document(look, self._meter.add(look, now_s))
+            return self._last[1]
+
+
+class UpkeepApart(Upkeep):
+    """``Upkeep`` on a thread of its own. ``close`` it."""
+
+    def __init__(self, open_client: OpenClient, clock: Clock) -> None:
+        """Only stores; the first request starts the thread."""
+        self._open = open_client
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._opening = asyncio.Lock()
+        self._stack: AsyncExitStack | None = None
+        self._client: ClusterClient | None = None
+        self._progress: ProgressLook | None = None
+        self._long = LongWork(clock)
+        self._is_closed = False
+
+    @override
+    async def ask(self, work: Work[T]) -> T:
+        return await self._apart(self._asked(work))
+
+    @override
+    async def ask_long(self, key: Hashable, work: Work[Document]) -> Document:
+        return await self._apart(self._long.result(key, lambda: self._asked(work)))
+
+    @override
+    async def progress(self) -> Document:
+        return await self._apart(self._progressed())
+
+    async def close(self) -> None:
+        """End the work, the session and the thread. Idempotent."""
+        self._is_closed = True
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        self._loop = None
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ended(), loop))
+        loop.call_soon_threadsafe(loop.stop)
+        await asyncio.to_thread(thread.join)
+        loop.close()
+
+    async def _apart(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._is_closed:
+            work.close()
+            raise StoreUnavailableError("this process is stopping")
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="upkeep", daemon=True)
+            self._thread.start()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _asked(self, work: Work[T]) -> T:
+        client = await self._there()
+        try:
+            return await work(client)
+        except StoreUnavailableError:
+            await self._drop(client)
+            raise
+
+    async def _progressed(self) -> Document:
+        client = await self._there()
+        if self._progress is None:
+            self._progress = ProgressLook(watch_of(client), self._clock)
+        try:
+            return await self._progress.look()
+        except StoreUnavailableError:
+            await self._drop(client)
+            raise
+
+    async def _there(self) -> ClusterClient:
+        async with self._opening:
+            if self._client is None:
+                stack = AsyncExitStack()
+                try:
+                    self._client = await self._open(stack)
+                except BaseException:
+                    await stack.aclose()
+                    raise
+                self._stack = stack
+            return self._client
+
+    async def _drop(self, client: ClusterClient) -> None:
+        async with self._opening:
+            if self._client is not client:
+                return
+            stack, self._stack, self._client, self._progress = self._stack, None, None, None
+        if stack is not None:
+            await stack.aclose()
+
+    async def _ended(self) -> None:
+        await self._long.close()
+        if self._client is not None:
+            with contextlib.suppress(StoreUnavailableError):
+                await self._drop(self._client)

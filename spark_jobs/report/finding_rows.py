@@ -1,0 +1,160 @@
+"""Findings of a run, in pages, from the table that it left. Needs no Spark; memory is bounded by the page.
+
+Rows are in the order of ledger, fragment and kind. That order is total for the findings of a run, so a page ends
+anywhere and the next one begins after its last row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from bookie.model.severity import Severity
+from spark_jobs.checks.findings import FindingKind
+from spark_jobs.report.files import FINDINGS, is_run_id
+from spark_jobs.report.history import NoSuchReportError
+
+_log = logging.getLogger(__name__)
+
+COLUMNS: Final = (
+    "kind",
+    "ledger_id",
+    "fragment_index",
+    "fragment_first_entry_id",
+    "fragment_last_entry_id",
+    "state",
+    "missing",
+    "copies_min",
+    "severity",
+    "entries",
+    "bytes_estimate",
+    "detail",
+)
+_ORDER: Final = ("ledger_id", "fragment_index", "kind")
+_BATCH_ROWS: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class FindingFilter:
+    """Which findings; None: any."""
+
+    severity: Severity | None = None
+    bookie: str | None = None
+    """Only those that miss this bookie."""
+    ledger_id: int | None = None
+    kind: FindingKind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The last row of a page."""
+
+    ledger_id: int
+    fragment_index: int
+    """-1: the finding has no fragment."""
+    kind: str
+
+    def __str__(self) -> str:
+        """As text, for the request of the next page."""
+        return f"{self.ledger_id}:{self.fragment_index}:{self.kind}"
+
+
+CURSOR_PATTERN: Final = f"^[0-9]{{1,19}}:(-1|[0-9]{{1,9}}):({'|'.join(kind.value for kind in FindingKind)})$"
+"""The text of a cursor."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindingPage:
+    """Some findings."""
+
+    rows: list[dict[str, Any]]
+    next_after: Cursor | None
+    """None: there are no more."""
+
+
+def read_findings(
+    report_dir: Path, run_id: str, limit: int, wanted: FindingFilter = FindingFilter(), after: Cursor | None = None
+) -> FindingPage:
+    """Return the first ``limit`` findings after a row.
+
+    A run that found nothing has no table, and neither has one that the brake held.
+
+    Raises:
+        NoSuchReportError: there is no report of this run here, or its table cannot be read.
+    """
+    directory = report_dir / run_id
+    if not is_run_id(run_id) or not directory.is_dir():
+        raise NoSuchReportError(f"there is no report of the run {run_id[:100]!r} here")
+    if not (directory / FINDINGS).is_dir():
+        return FindingPage([], None)
+    kept: pa.Table | None = None
+    try:
+        table = ds.dataset(directory / FINDINGS, format="parquet")
+        for batch in table.to_batches(columns=list(COLUMNS), batch_size=_BATCH_ROWS, filter=_filter(wanted, after)):
+            if wanted.bookie is not None:
+                batch = batch.filter(_misses(batch, wanted.bookie))
+            if not batch.num_rows:
+                continue
+            found = pa.Table.from_batches([batch])
+            index = found.column_names.index("fragment_index")
+            found = found.set_column(index, "fragment_index", pc.fill_null(found["fragment_index"], -1))
+            joined = found if kept is None else pa.concat_tables([kept, found], promote_options="permissive")
+            kept = joined.sort_by([(name, "ascending") for name in _ORDER]).slice(0, limit + 1).combine_chunks()
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        _log.warning("findings are unreadable", extra={"run_id": run_id, "reason": str(error)})
+        raise NoSuchReportError(f"the findings of run {run_id} cannot be read") from error
+    rows = [] if kept is None else kept.to_pylist()
+    page = rows[:limit]
+    cursor = None
+    if len(rows) > limit:
+        cursor = Cursor(*(page[-1][name] for name in _ORDER))
+    return FindingPage([_row(row) for row in page], cursor)
+
+
+def parse_cursor(text: str) -> Cursor:
+    """Read the text of a cursor, which fits ``CURSOR_PATTERN``."""
+    ledger_id, index, kind = text.split(":")
+    return Cursor(int(ledger_id), int(index), kind)
+
+
+def _filter(wanted: FindingFilter, after: Cursor | None) -> ds.Expression | None:
+    parts: list[ds.Expression] = []
+    if wanted.severity is not None:
+        parts.append(ds.field("severity_rank") == wanted.severity.value)
+    if wanted.ledger_id is not None:
+        parts.append(ds.field("ledger_id") == wanted.ledger_id)
+    if wanted.kind is not None:
+        parts.append(ds.field("kind") == wanted.kind.value)
+    if after is not None:
+        ledger, kind = ds.field("ledger_id"), ds.field("kind")
+        index = pc.coalesce(ds.field("fragment_index"), pc.scalar(-1))
+        is_later = (index > after.fragment_index) | ((index == after.fragment_index) & (kind > after.kind))
+        parts.append((ledger > after.ledger_id) | ((ledger == after.ledger_id) & is_later))
+    whole: ds.Expression | None = None
+    for part in parts:
+        whole = part if whole is None else whole & part
+    return whole
+
+
+def _misses(batch: pa.RecordBatch, bookie: str) -> pa.Array:
+    """Whether each row's list of missing bookies contains ``bookie``."""
+    return pa.array([bookie in (names or ()) for names in batch.column("missing").to_pylist()], pa.bool_())
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    index, severity = row["fragment_index"], row["severity"]
+    return {
+        **row,
+        "kind": row["kind"].lower(),
+        "fragment_index": None if index == -1 else index,
+        "state": row["state"].lower() if row["state"] else None,
+        "missing": list(row["missing"] or ()),
+        "severity": severity.lower() if severity else None,
+    }

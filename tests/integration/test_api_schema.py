@@ -1,0 +1,74 @@
+"""A program that knows only ``/openapi.json`` tries every operation of a running face, and finds no difference.
+
+Schemathesis sends valid and invalid requests in all phases and with all of its checks: no answer outside the
+description, no invalid request accepted, no valid one refused, no operation without the token that it needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from auditor.api.access.tokens import Role
+from tests.deadlines import PROGRAM_S
+from tests.worlds.api import running
+
+pytestmark = [pytest.mark.integration, pytest.mark.needs("schemathesis")]
+
+_CONFIGURATION: Final = """
+[checks.positive_data_acceptance]
+# 422: each part of the request is valid, and together they exclude each other, which a schema cannot express
+expected-statuses = ["2xx", "3xx", "401", "403", "404", "409", "422", "503"]
+"""
+
+
+async def explore(directory: Path, examples: int, *options: str, is_open: bool) -> None:
+    """Fail with what the program printed about a face, if it found anything.
+
+    Args:
+        directory: for its files.
+        examples: how many for each operation and phase.
+        options: further ones of the program.
+        is_open: whether the face allows everything without a token, and none is sent; else everything needs one.
+    """
+    (directory / "schemathesis.toml").write_text(_CONFIGURATION)
+    async with running(
+        directory, in_flight_max=1_000, allow_anonymous_read=is_open, allow_anonymous_write=is_open
+    ) as world:
+        token = world.tokens[max(Role, key=list(Role).index)].token
+        report = directory / "reports" / await world.start()
+        report.mkdir(parents=True)
+        (report / "summary.json").write_text("{}")
+        credentials = [] if is_open else ["--header", f"Authorization: Bearer {token}"]
+        source = f"{world.url}/openapi.json"
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "schemathesis.cli", "run", source, "--checks", "all", "--no-color",
+            "--max-examples", str(examples), "--suppress-health-check", "all", *credentials, *options,
+            cwd=directory, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            printed, _ = await asyncio.wait_for(program.communicate(), PROGRAM_S * 5)
+        finally:
+            if program.returncode is None:
+                program.kill()
+    if program.returncode != 0:
+        pytest.fail(printed.decode(), pytrace=False)
+
+
+async def test_a_face_with_tokens_is_as_it_describes_itself(tmp_path: Path) -> None:
+    await explore(tmp_path, 2, "--generation-deterministic", is_open=False)
+
+
+async def test_a_face_without_tokens_is_as_it_describes_itself(tmp_path: Path) -> None:
+    await explore(tmp_path, 2, "--generation-deterministic", "--phases", "fuzzing,stateful", is_open=True)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("is_open", [False, True], ids=["with tokens", "open"])
+async def test_new_examples_find_no_difference_either(tmp_path: Path, is_open: bool) -> None:
+    await explore(tmp_path, 100, "--generation-database", "none", is_open=is_open)

@@ -1,0 +1,115 @@
+"""Findings over HTTP: filters, pages, and runs without a table."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.unit.auditor.api.test_api_http import check, good
+from tests.worlds.api import ApiWorld, running
+
+RUN = "20261120T100001Z-0a1b2c"
+PATH = f"/api/v1/runs/{RUN}/findings"
+SCHEMA = pa.schema(
+    [
+        ("run_id", pa.string()), ("kind", pa.string()), ("ledger_id", pa.int64()), ("fragment_index", pa.int32()),
+        ("fragment_first_entry_id", pa.int64()), ("fragment_last_entry_id", pa.int64()),
+        ("is_last_fragment", pa.bool_()), ("state", pa.string()), ("missing_positions", pa.list_(pa.int32())),
+        ("missing", pa.list_(pa.string())), ("copies_min", pa.int32()), ("severity", pa.string()),
+        ("severity_rank", pa.int32()), ("entries", pa.int64()), ("bytes_estimate", pa.int64()), ("detail", pa.string()),
+    ]
+)  # fmt: skip
+
+
+def finding(ledger: int, fragment: int, bookie: str, severity: str = "CRITICAL", rank: int = 2) -> dict[str, Any]:
+    return {
+        "run_id": RUN, "kind": "MISSING_BOOKIE", "ledger_id": ledger, "fragment_index": fragment,
+        "fragment_first_entry_id": 10 * fragment, "fragment_last_entry_id": 10 * fragment + 9,
+        "is_last_fragment": True, "state": "CLOSED", "missing_positions": [0], "missing": [bookie], "copies_min": 1,
+        "severity": severity, "severity_rank": rank, "entries": 10, "bytes_estimate": 100, "detail": None,
+    }  # fmt: skip
+
+
+UNREADABLE: dict[str, Any] = {
+    **dict.fromkeys(SCHEMA.names), "run_id": RUN, "kind": "UNREADABLE_METADATA", "ledger_id": 4, "missing": [],
+}  # fmt: skip
+ROWS = [
+    *(finding(ledger, fragment, "a:1") for ledger in (1, 2, 3) for fragment in (0, 1)),
+    finding(2, 2, "b:1", "BELOW_WRITE_QUORUM", 4),
+    UNREADABLE,
+]
+
+
+def write_findings(directory: Path) -> None:
+    """The table of a run, as Spark leaves it: several files, in no order."""
+    table = directory / "findings.parquet"
+    table.mkdir(parents=True)
+    rows = random.Random(1).sample(ROWS, len(ROWS))
+    for number, part in enumerate((rows[:3], rows[3:])):
+        pq.write_table(pa.Table.from_pylist(part, SCHEMA), table / f"part-{number}.parquet")
+    (directory / "summary.json").write_text("{}")
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[ApiWorld]:
+    write_findings(tmp_path / "reports" / RUN)
+    async with running(tmp_path) as made:
+        yield made
+
+
+def places(document: Any) -> list[tuple[int, int | None]]:
+    return [(row["ledger_id"], row["fragment_index"]) for row in document["items"]]
+
+
+async def test_pages_of_any_size_contain_every_finding_once_and_in_order(world: ApiWorld) -> None:
+    expected = [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (4, None)]
+    for size in (1, 3, 8, 100):
+        found: list[tuple[int, int | None]] = []
+        after = ""
+        while True:
+            page = (await good(world, "GET", f"{PATH}?limit={size}{after}")).json
+            found += places(page)
+            if page["next_after"] is None:
+                break
+            after = f"&after={page['next_after']}"
+        assert found == expected, size
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("bookie=b:1", [(2, 2)]),
+        ("severity=below_write_quorum", [(2, 2)]),
+        ("ledger=3", [(3, 0), (3, 1)]),
+        ("kind=unreadable_metadata", [(4, None)]),
+        ("bookie=a:1&ledger=2", [(2, 0), (2, 1)]),
+        ("bookie=nobody", []),
+    ],
+)
+async def test_filters(world: ApiWorld, query: str, expected: list[tuple[int, int | None]]) -> None:
+    assert places((await good(world, "GET", f"{PATH}?{query}")).json) == expected
+
+
+async def test_a_run_without_findings_is_empty_and_an_unknown_run_is_not_found(world: ApiWorld, tmp_path: Path) -> None:
+    (tmp_path / "reports" / "20261120T100002Z-0a1b2c").mkdir()
+    assert places((await good(world, "GET", PATH.replace("100001", "100002"))).json) == []
+    for run in ("20261120T100003Z-0a1b2c", "..", "%2e%2e", "."):
+        assert (await world.operate("GET", f"/api/v1/runs/{run}/findings")).status == 404
+    damaged = tmp_path / "reports" / RUN / "findings.parquet" / "part-9.parquet"
+    damaged.write_bytes(b"PAR1")
+    assert (await world.operate("GET", PATH)).status == 404
+
+
+@pytest.mark.parametrize(
+    "query", ["severity=CRITICAL", "kind=x", "ledger=-1", "limit=0", "limit=1001", "after=1", "after=1:x:y", "page=2"]
+)
+async def test_wrong_parameters_are_refused(world: ApiWorld, query: str) -> None:
+    reply = await world.operate("GET", f"{PATH}?{query}")
+    assert (reply.status, reply.problem) == (400, "invalid-request")
+    await check(world, "GET", f"{PATH}?{query}", reply)

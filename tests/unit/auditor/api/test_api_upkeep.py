@@ -1,0 +1,189 @@
+"""Operators' requests over a real socket, on a cluster in memory: what changes, and what is recorded and refused.
+
+Bookies c and d are registered. Ledgers 7 and 8 lost every copy and are parked; 9 is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor.api.access.tokens import Role
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.cluster import open_cluster
+from bookie.metadata.tasks.boosts import Boosts
+from bookie.metadata.tasks.copy_limits import CopyLimitsStore
+from bookie.metadata.tasks.switches import RecoverySwitches
+from bookie.model.ids import BookieId
+from tests.unit.auditor.api.test_api_http import good
+from tests.worlds.api import ApiWorld, running
+from tests.worlds.clocks import EPOCH_MS
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import make_metadata
+
+LETTERS = "/api/v1/dead-letters"
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[ApiWorld]:
+    async with running(tmp_path) as made:
+        yield made
+
+
+async def changes(world: ApiWorld) -> list[tuple[str, str]]:
+    """Action and detail of each recorded change, the newest first."""
+    items = (await good(world, "GET", "/api/v1/changes")).json["items"]
+    assert all((item["by"], item["via"]) == ("somebody-who-may-administer", "http") for item in items)
+    return [(item["action"], item["detail"]) for item in items]
+
+
+async def test_dead_letters_come_in_pages_with_advice(world: ApiWorld) -> None:
+    first = (await good(world, "GET", f"{LETTERS}?limit=1")).json
+    assert [(row["ledger_id"], row["reason"], row["missing"]) for row in first["items"]] == [
+        (7, "no_live_copy", ["a", "b"])
+    ]
+    assert "bring back a bookie" in first["items"][0]["advice"]
+    second = (await good(world, "GET", f"{LETTERS}?limit=1&after={first['next_after']}")).json
+    assert ([row["ledger_id"] for row in second["items"]], second["next_after"]) == ([8], None)
+    assert (await good(world, "GET", f"{LETTERS}?reason=misplaced")).json["items"] == []
+
+
+async def test_dead_letters_are_tried_again_all_or_none(world: ApiWorld) -> None:
+    refused = await world.operate("POST", f"{LETTERS}/retry", json={"ledgers": [7, 9]})
+    assert (refused.status, refused.problem) == (404, "not-found")
+    assert await changes(world) == []
+    await good(world, "POST", f"{LETTERS}/retry", json={"ledgers": [7]})
+    assert [row["ledger_id"] for row in (await good(world, "GET", LETTERS)).json["items"]] == [8]
+    assert await changes(world) == [("dead-letters retry", "ledgers 7")]
+
+
+async def test_a_loss_is_accepted_only_with_its_ids_repeated(world: ApiWorld) -> None:
+    asked: dict[str, Any] = {"ledgers": [7], "reason": "both disks were destroyed"}
+    for confirm in ({}, {"confirm": [8]}):
+        reply = await world.operate("POST", f"{LETTERS}/accept-loss", json={**asked, **confirm})
+        assert (reply.status, reply.problem) == (422, "contradiction")
+    dry = await good(world, "POST", f"{LETTERS}/accept-loss", json={**asked, "dry_run": True})
+    assert [row["outcome"] for row in dry.json["ledgers"]] == ["accepted"]
+    assert await changes(world) == []
+    done = await good(world, "POST", f"{LETTERS}/accept-loss", json={**asked, "confirm": [7]})
+    assert [(row["outcome"], row["lost"][0]["bookies"]) for row in done.json["ledgers"]] == [("accepted", ["a", "b"])]
+    assert await world.upkeep.cluster.marked() == [8, 9]
+    accepted = (await good(world, "GET", "/api/v1/accepted-losses")).json["items"]
+    assert [(row["ledger_id"], row["by"]) for row in accepted] == [(7, "somebody-who-may-administer")]
+    assert await changes(world) == [("dead-letters accept-loss", "ledgers 7: both disks were destroyed")]
+
+
+async def test_a_dead_letter_is_dropped_and_what_is_none_is_refused(world: ApiWorld) -> None:
+    refused = await good(world, "POST", f"{LETTERS}/drop", json={"ledgers": [7, 9], "confirm": [7, 9]})
+    assert [row["outcome"] for row in refused.json["ledgers"]] == ["not_tried", "refused"]
+    await good(world, "POST", f"{LETTERS}/drop", json={"ledgers": [8], "confirm": [8]})
+    assert await world.upkeep.cluster.marked() == [7, 9]
+
+
+async def test_who_operates_neither_accepts_losses_nor_sets_the_delay(world: ApiWorld) -> None:
+    token = world.tokens[Role.OPERATE].token
+    body = {"ledgers": [7], "confirm": [7], "reason": "x"}
+    for method, path, sent in (
+        ("POST", f"{LETTERS}/accept-loss", body),
+        ("POST", f"{LETTERS}/drop", body),
+        ("PUT", "/api/v1/recovery", {"lost_bookie_delay_seconds": 1}),
+        ("PUT", "/api/v1/recovery", {"enabled": False}),
+        ("PUT", "/api/v1/autorecovery/lost_bookie_recovery_delay", {"delay_seconds": 1}),
+    ):
+        assert (await world.ask(method, path, token=token, json=sent)).status == 403
+    assert await changes(world) == []
+    assert await world.upkeep.cluster.marked() == [7, 8, 9]
+
+
+async def test_ok_to_stop_answers_by_its_status(world: ApiWorld) -> None:
+    yes = await good(world, "GET", "/api/v1/ok-to-stop?bookie=c")
+    assert (yes.status, yes.json["ok"], yes.json["ledgers"]) == (200, True, 3)
+    async with world.upkeep.cluster.connected("") as client:
+        await client.ports.ledgers.create(10, make_metadata((0, "c d"), quorum=(2, 2), last=9))
+    no = await world.operate("GET", "/api/v1/ok-to-stop?bookie=c&bookie=d")
+    assert (no.status, no.problem) == (409, "not-ok-to-stop")
+    assert "1 ledgers would be left with too few copies" in no.json["detail"]
+    assert no.json["verdict"]["worst"][0]["ledger_id"] == 10
+    assert (await world.operate("GET", "/api/v1/ok-to-stop?bookie=unknown")).status == 404
+    assert (await world.operate("GET", "/api/v1/ok-to-stop")).status == 400
+
+
+async def test_a_bookie_is_drained_and_the_drain_called_off(world: ApiWorld) -> None:
+    async with world.upkeep.cluster.connected("") as client:
+        await client.ports.ledgers.create(10, make_metadata((0, "c"), quorum=(1, 1), last=9))
+    started = (await good(world, "PUT", "/api/v1/drains/c")).json
+    assert (started["ledgers"], started["bookies"]) == (1, ["c"])
+    assert await world.upkeep.cluster.marked() == [7, 8, 9, 10]
+    (drain,) = (await good(world, "GET", "/api/v1/drains")).json["items"]
+    assert (drain["bookie_id"], drain["by"], drain["state"]) == ("c", "somebody-who-may-administer", "writable")
+    assert (await good(world, "DELETE", "/api/v1/drains/c")).json["stopped"] == ["c"]
+    assert not await Drains(world.upkeep.cluster.keeper, ROOT).read()
+    lost = await world.operate("PUT", "/api/v1/drains/a")
+    assert (lost.status, lost.problem) == (404, "not-found")
+    assert [action for action, _ in await changes(world)] == ["drain stop", "drain start"]
+
+
+async def test_a_drain_that_would_leave_too_few_bookies_is_refused(world: ApiWorld) -> None:
+    async with world.upkeep.cluster.connected("") as client:
+        await client.ports.ledgers.create(10, make_metadata((0, "c d"), quorum=(2, 2), last=9))
+    refused = await world.operate("PUT", "/api/v1/drains/c")
+    assert (refused.status, refused.problem) == (409, "refused")
+    assert not await Drains(world.upkeep.cluster.keeper, ROOT).read()
+    assert await changes(world) == []
+
+
+async def test_recovery_and_the_delay_are_read_and_set(world: ApiWorld) -> None:
+    switches = RecoverySwitches(world.upkeep.cluster.keeper, ROOT)
+    body = {"enabled": False, "lost_bookie_delay_seconds": 60}
+    set_to = (await good(world, "PUT", "/api/v1/recovery", json=body)).json
+    assert (set_to["enabled"], set_to["lost_bookie_delay_seconds"]) == (False, 60)
+    assert (await switches.is_disabled(), await switches.lost_bookie_delay_s()) == (True, 60)
+    assert (await good(world, "PUT", "/api/v1/recovery", json={"enabled": False})).json["enabled"] is False
+    assert await changes(world) == [("recovery disable", ""), ("recovery delay", "60 s, was 0")]
+
+
+async def test_copy_limits_are_set_in_part_and_removed(world: ApiWorld) -> None:
+    path = "/api/v1/copy-limits"
+    await good(world, "PUT", path, json={"bytes_per_second": 50, "profile": "client-first"})
+    await good(world, "PUT", path, json={"requests_per_second": 7})
+    shown = (await good(world, "GET", path)).json
+    assert (shown["bytes_per_second"], shown["requests_per_second"], shown["profile"]) == (50, 7, "client-first")
+    assert shown["by"] == "somebody-who-may-administer"
+    for wrong in ({}, {"bytes": 1}, {"bytes_per_second": -1}, {"profile": "fast"}):
+        assert (await world.operate("PUT", path, json=wrong)).status == 400
+    assert (await good(world, "DELETE", path)).json["limited"] is False
+    store = CopyLimitsStore(world.upkeep.cluster.keeper, ROOT)
+    assert (await store.read()).limits is None
+    assert [action for action, _ in await changes(world)] == ["throttle clear", "throttle set", "throttle set"]
+
+
+async def test_a_marked_ledger_is_boosted_for_a_time(world: ApiWorld) -> None:
+    (row,) = (await good(world, "PUT", "/api/v1/boosts/9", json={"seconds": 60})).json["ledgers"]
+    assert (row["outcome"], row["parked"]) == ("boosted", False)
+    active = await Boosts(world.upkeep.cluster.keeper, ROOT).active(EPOCH_MS)
+    assert [(boost.ledger_id, boost.until_ms) for boost in active] == [(9, EPOCH_MS + 60_000)]
+    assert len((await good(world, "GET", "/api/v1/boosts")).json["items"]) == 1
+    assert (await world.operate("PUT", "/api/v1/boosts/1", json={"seconds": 60})).status == 404
+    await good(world, "DELETE", "/api/v1/boosts/9")
+    assert (await good(world, "GET", "/api/v1/boosts")).json["items"] == []
+
+
+async def test_progress_shows_the_backlog(world: ApiWorld) -> None:
+    shown = (await good(world, "GET", "/api/v1/progress")).json
+    assert (shown["backlog"]["ledgers"], shown["waiting"], shown["parked"]) == (3, 1, {"no_live_copy": 2})
+    assert shown["ledgers_per_second"] is None, "a rate needs two looks"
+
+
+async def test_changes_by_the_paths_of_apache_are_recorded_too(world: ApiWorld) -> None:
+    await good(world, "PUT", "/api/v1/autorecovery/status?enabled=false")
+    await good(world, "PUT", "/api/v1/autorecovery/lost_bookie_recovery_delay", json={"delay_seconds": 9})
+    assert await changes(world) == [("recovery delay", "9 s"), ("recovery disable", "")]
+
+
+async def test_the_cluster_of_these_tests_is_there(world: ApiWorld) -> None:
+    assert (await open_cluster(world.upkeep.cluster.keeper, ROOT)).root == ROOT
+    async with world.upkeep.cluster.connected("") as client:
+        assert (await client.ports.registrations.list()).writable == {BookieId("c"), BookieId("d")}

@@ -1,0 +1,116 @@
+"""Commands with ``--at URL``: the service does the work, and the command prints the same as without it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from auditor.api.access.tokens import Role
+from auditor.cli.main import app
+from bookie.metadata.tasks.boosts import Boosts
+from bookie.metadata.tasks.switches import RecoverySwitches
+from bookie.model.exit_codes import ExitCode
+from tests.unit.auditor.api.test_api_findings import RUN, write_findings
+from tests.worlds.api import ApiWorld, running
+from tests.worlds.clocks import EPOCH_MS
+from tests.worlds.cluster import ROOT
+from tests.worlds.ledgers import make_metadata
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[ApiWorld]:
+    write_findings(tmp_path / "reports" / RUN)
+    async with running(tmp_path) as made:
+        yield made
+
+
+async def call(world: ApiWorld, *words: str, role: Role = Role.ADMINISTER) -> Result:
+    """A command in a thread of its own; the service answers in this one."""
+    environment = {"BKHEAL_TOKEN": world.tokens[role].token}
+    return await asyncio.to_thread(CliRunner().invoke, app, [*words, "--at", world.url], env=environment)
+
+
+async def document(world: ApiWorld, *words: str) -> Any:
+    result = await call(world, *words, "-o", "json")
+    assert result.exit_code == ExitCode.OK, result.output
+    return json.loads(result.stdout)
+
+
+async def test_dead_letters_are_listed_in_pages_and_as_lines(world: ApiWorld) -> None:
+    listed = await document(world, "dead-letters", "list")
+    assert (listed["kind"], [row["ledger_id"] for row in listed["items"]]) == ("DeadLetterList", [7, 8])
+    first = await call(world, "dead-letters", "list", "--limit", "1", "-o", "jsonl")
+    assert [json.loads(line)["ledger_id"] for line in first.stdout.splitlines()] == [7]
+    assert "--after 7" in first.stderr
+    assert "no_live_copy" in (await call(world, "dead-letters", "show", "8")).stdout
+    assert (await call(world, "dead-letters", "show", "9")).exit_code == ExitCode.FAILED
+
+
+async def test_dead_letters_are_decided_after_the_confirmation(world: ApiWorld) -> None:
+    words = ("dead-letters", "accept-loss", "7", "--reason", "disks destroyed")
+    assert (await call(world, *words)).exit_code == ExitCode.USAGE, "no terminal, and no --yes"
+    assert (await document(world, *words, "--dry-run"))["ledgers"][0]["outcome"] == "accepted"
+    assert await world.upkeep.cluster.marked() == [7, 8, 9]
+    assert (await document(world, *words, "--yes"))["ledgers"][0]["outcome"] == "accepted"
+    assert await world.upkeep.cluster.marked() == [8, 9]
+    assert (await call(world, "dead-letters", "drop", "9", "--yes")).exit_code == ExitCode.FAILED
+    assert (await call(world, "dead-letters", "retry", "8", "--yes")).exit_code == ExitCode.OK
+    assert (await document(world, "dead-letters", "list"))["items"] == []
+    actions = [row["action"] for row in (await document(world, "changes"))["items"]]
+    assert actions == ["dead-letters retry", "dead-letters accept-loss"]
+
+
+async def test_ok_to_stop_ends_with_its_verdict(world: ApiWorld) -> None:
+    assert (await call(world, "ok-to-stop", "c")).stdout.startswith("yes: c may be stopped (3 ledgers")
+    async with world.upkeep.cluster.connected("") as client:
+        await client.ports.ledgers.create(10, make_metadata((0, "c d"), quorum=(2, 2), last=9))
+    no = await call(world, "ok-to-stop", "c", "d")
+    assert (no.exit_code, "ledger 10 from entry 0: 0 copies left" in no.stdout) == (1, True)
+
+
+async def test_switch_delay_limits_and_boosts_are_set(world: ApiWorld) -> None:
+    switches = RecoverySwitches(world.upkeep.cluster.keeper, ROOT)
+    assert (await document(world, "recovery", "delay", "60"))["before_seconds"] == 0
+    assert await switches.lost_bookie_delay_s() == 60
+    await document(world, "recovery", "disable")
+    assert await switches.is_disabled()
+    assert (await document(world, "recovery", "status"))["enabled"] is False
+    assert (await document(world, "throttle", "set", "--bytes-per-second", "1MiB"))["bytes_per_second"] == 1 << 20
+    assert "all replicators: 1.0 MiB/s" in (await call(world, "throttle", "show")).stdout
+    assert (await document(world, "throttle", "clear"))["limited"] is False
+    assert (await document(world, "underreplicated", "boost", "9"))["ledgers"][0]["outcome"] == "boosted"
+    assert [each.ledger_id for each in await Boosts(world.upkeep.cluster.keeper, ROOT).active(EPOCH_MS)] == [9]
+
+
+async def test_who_may_only_operate_is_refused_with_the_role_that_is_needed(world: ApiWorld) -> None:
+    result = await call(world, "recovery", "disable", role=Role.OPERATE)
+    assert result.exit_code != ExitCode.OK
+    assert "administer" in str(result.exception)
+    assert not await RecoverySwitches(world.upkeep.cluster.keeper, ROOT).is_disabled()
+
+
+async def test_drains_begin_and_end(world: ApiWorld) -> None:
+    assert (await document(world, "drain", "start", "c", "--yes"))["bookies"] == ["c"]
+    assert (await document(world, "drain", "stop", "c", "--yes"))["stopped"] == ["c"]
+
+
+async def test_progress_is_shown(world: ApiWorld) -> None:
+    assert (await document(world, "progress"))["backlog"]["ledgers"] == 3
+
+
+async def test_findings_are_listed(world: ApiWorld) -> None:
+    items = (await document(world, "report", "findings", "--severity", "below_write_quorum"))["items"]
+    assert [(row["ledger_id"], row["missing"]) for row in items] == [(2, ["b:1"])]
+
+
+def test_findings_are_listed_from_the_directory_too(tmp_path: Path) -> None:
+    write_findings(tmp_path / RUN)
+    words = ["report", "findings", RUN, "--report-dir", str(tmp_path), "--limit", "2", "-o", "jsonl"]
+    refused = CliRunner().invoke(app, words)
+    assert "holds no report" in str(refused.exception), "a run without a summary may still be active"

@@ -1,0 +1,153 @@
+"""``bkheal doctor``: what it finds, that it changes nothing, and its exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from auditor.cli.cluster import doctor
+from auditor.cli.main import app
+from auditor.operating.doctor import CLOCK_FAIL_MS, CLOCK_WARN_MS, Checked, State, clock_check, worst
+from bookie.model.exit_codes import ExitCode
+from tests.worlds.clocks import ManualClock
+from tests.worlds.cluster import ROOT
+from tests.worlds.commands import CommandCluster
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
+    made = CommandCluster()
+    asyncio.run(made.fill())
+
+    async def servers(hosts: str) -> list[Checked]:
+        return []
+
+    monkeypatch.setattr(doctor, "connected", made.connected)
+    monkeypatch.setattr(doctor, "_server_checks", servers)
+    return made
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(app, ["doctor", *words, "--metadata-uri", "zk://h:1/ledgers"])
+
+
+def diagnosis(*words: str) -> tuple[int, dict[tuple[str, str], Any]]:
+    result = call(*words, "-o", "json")
+    return result.exit_code, {(row["check"], row["target"]): row for row in json.loads(result.stdout)["checks"]}
+
+
+def tree(cluster: CommandCluster) -> dict[str, int]:
+    """Every node below the root and its version."""
+
+    async def read() -> dict[str, int]:
+        found: dict[str, int] = {}
+        paths = [ROOT]
+        while paths:
+            path = paths.pop()
+            found[path] = (await cluster.keeper.get(path)).stat.version
+            paths += [f"{path}/{name}" for name in (await cluster.keeper.children(path)).names]
+        return found
+
+    return asyncio.run(read())
+
+
+def test_what_is_allowed_is_found_and_nothing_of_the_cluster_is_changed(cluster: CommandCluster) -> None:
+    before = tree(cluster)
+    _, rows = diagnosis()
+    permissions = {target: row["state"] for (check, target), row in rows.items() if check == "permission"}
+    assert set(permissions.values()) == {"ok"}
+    assert {f"{ROOT}/underreplication", f"{ROOT}/cookies", f"{ROOT}/available"} <= permissions.keys()
+    assert tree(cluster) == before
+
+
+def test_a_part_of_the_tree_that_may_not_be_written_fails_with_advice(cluster: CommandCluster) -> None:
+    cluster.cell.deny(f"{ROOT}/underreplication")
+    code, rows = diagnosis()
+    row = rows["permission", f"{ROOT}/underreplication"]
+    assert (code, row["state"]) == (ExitCode.FAILED, "failed")
+    assert "nothing would be marked or repaired" in row["detail"]
+    assert "setAcl" in row["advice"]
+
+
+def test_bookies_that_do_not_answer_fail_and_a_disabled_switch_warns(cluster: CommandCluster) -> None:
+    async def disable() -> None:
+        async with cluster.connected("") as client:
+            await client.ports.tasks.switches.disable()
+
+    asyncio.run(disable())
+    code, rows = diagnosis()
+    assert code == ExitCode.FAILED
+    assert [rows["bookie", name]["state"] for name in ("c", "d")] == ["failed", "failed"]
+    assert rows["recovery", "switch"]["state"] == "warning"
+    text = call().stdout
+    assert "next\n" in text
+    assert "bkheal recovery enable" in text
+
+
+@pytest.mark.parametrize(
+    ("skew_ms", "state"),
+    [
+        (0, State.OK),
+        (10 * CLOCK_WARN_MS, State.WARNING),
+        (-10 * CLOCK_WARN_MS, State.WARNING),
+        (2 * CLOCK_FAIL_MS, State.FAILED),
+    ],
+)
+def test_a_clock_that_differs_is_reported(cluster: CommandCluster, skew_ms: int, state: State) -> None:
+    async def check() -> Checked:
+        clock = ManualClock()
+        cluster.clock = clock
+        async with cluster.connected("") as client:
+            await clock_check(client)
+            written = await client.store.stat("/bkheal/doctor/ledgers")
+            assert written is not None
+            clock.now_s += (written.mtime_ms + skew_ms - clock.epoch_ms()) / 1000
+            return await clock_check(client)
+
+    assert asyncio.run(check()).state is state
+
+
+def test_addresses_that_are_in_use_and_those_that_are_none(cluster: CommandCluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert diagnosis("--listen", address)[1]["port", address]["state"] == "warning"
+    assert diagnosis("--listen", address)[1]["port", address]["state"] == "ok"
+    assert call("--listen", "8080").exit_code == ExitCode.USAGE
+
+
+def test_a_wrong_file_and_a_missing_uri_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[auditor]\nhttp_prot = 1\n")
+    monkeypatch.delenv("BKHEAL_METADATA_URI", raising=False)
+    result = CliRunner().invoke(app, ["doctor", "--config", str(file), "-o", "json"])
+    assert result.exit_code == ExitCode.CONFIGURATION, result.output
+    checks = json.loads(result.stdout)["checks"]
+    assert [(check["target"], check["state"]) for check in checks] == [
+        (str(file), "failed"),
+        ("metadata URI", "failed"),
+    ]
+    assert "http_prot" in checks[0]["detail"]
+
+
+def test_the_worst_state_counts() -> None:
+    def of(state: State) -> Checked:
+        return Checked("a", "b", state, "")
+
+    assert worst([]) is State.OK
+    assert worst([of(State.FAILED), of(State.WARNING), of(State.OK)]) is State.FAILED
+    assert worst([of(State.UNKNOWN), of(State.WARNING)]) is State.UNKNOWN
+
+
+async def test_servers_are_asked_one_by_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            closed = other.getsockname()[1]
+        found = await doctor._server_checks(f"127.0.0.1:{port},127.0.0.1:{closed}")
+    assert [check.state for check in found] == [State.OK, State.WARNING]

@@ -1,0 +1,131 @@
+"""Work apart: sessions that end are replaced, long work is shared and goes on, and nothing is left at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from auditor.api.problems import OverloadedError
+from auditor.api.upkeep_port import StillWorkingError
+from auditor.operating.client import ClusterClient, Document
+from auditor.service.upkeep import KEPT_S, LONG_MAX, LongWork, ProgressLook, UpkeepApart
+from auditor.service.watch.progress import watch_of
+from bookie.metadata.port import StoreUnavailableError
+from tests.worlds.clocks import ManualClock
+from tests.worlds.commands import CommandCluster
+
+
+class Sessions:
+    """Opens sessions with a cluster in memory, and counts them."""
+
+    def __init__(self) -> None:
+        self.cluster = CommandCluster()
+        self.cluster.clock = ManualClock()
+        self.opened = 0
+        self.threads: set[int] = set()
+
+    async def open(self, stack: AsyncExitStack) -> ClusterClient:
+        if not self.opened:
+            await self.cluster.fill()
+        self.opened += 1
+        self.threads.add(threading.get_ident())
+        client: ClusterClient = await stack.enter_async_context(self.cluster.connected(""))
+        return client
+
+
+async def test_work_is_done_on_another_thread_with_one_session() -> None:
+    sessions = Sessions()
+    upkeep = UpkeepApart(sessions.open, ManualClock())
+    try:
+        for _ in range(2):
+            assert await upkeep.ask(lambda client: client.parked.ids()) == {7, 8}
+        assert (await upkeep.progress())["backlog"]["ledgers"] == 3
+        assert (sessions.opened, threading.get_ident() in sessions.threads) == (1, False)
+    finally:
+        await upkeep.close()
+    with pytest.raises(StoreUnavailableError):
+        await upkeep.ask(lambda client: client.parked.ids())
+    assert "upkeep" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_a_session_that_fails_is_replaced_by_the_next_request() -> None:
+    sessions = Sessions()
+    upkeep = UpkeepApart(sessions.open, ManualClock())
+
+    async def fails(client: ClusterClient) -> None:
+        raise StoreUnavailableError("no answer")
+
+    try:
+        with pytest.raises(StoreUnavailableError):
+            await upkeep.ask(fails)
+        assert await upkeep.ask(lambda client: client.parked.ids()) == {7, 8}
+        assert sessions.opened == 2
+    finally:
+        await upkeep.close()
+
+
+async def test_long_work_goes_on_and_its_result_is_for_the_next_request() -> None:
+    clock, gate = ManualClock(), asyncio.Event()
+    begun: list[int] = []
+    long = LongWork(clock, patience_s=0.01)
+
+    async def work() -> Document:
+        begun.append(1)
+        await gate.wait()
+        return {"answer": len(begun)}
+
+    for _ in range(2):
+        with pytest.raises(StillWorkingError):
+            await long.result("key", work)
+    gate.set()
+    assert await long.result("key", work) == {"answer": 1}
+    assert await long.result("key", work) == {"answer": 2}, "a later question is about the state of then"
+
+
+async def test_a_result_that_is_not_fetched_is_forgotten() -> None:
+    clock, gate = ManualClock(), asyncio.Event()
+    long = LongWork(clock, patience_s=0.01)
+    answers: Any = iter(range(9))
+
+    async def work() -> Document:
+        await gate.wait()
+        return {"answer": next(answers)}
+
+    with pytest.raises(StillWorkingError):
+        await long.result("key", work)
+    gate.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    clock.now_s += KEPT_S + 1
+    assert await long.result("key", work) == {"answer": 1}
+
+
+async def test_too_much_long_work_is_refused() -> None:
+    long = LongWork(ManualClock(), patience_s=0.001)
+
+    async def work() -> Document:
+        await asyncio.Event().wait()
+        return {}
+
+    for number in range(LONG_MAX):
+        with pytest.raises(StillWorkingError):
+            await long.result(number, work)
+    with pytest.raises(OverloadedError):
+        await long.result("one more", work)
+    await long.close()
+
+
+async def test_repairs_are_not_looked_at_for_each_request() -> None:
+    sessions, clock = Sessions(), ManualClock()
+    await sessions.cluster.fill()
+    async with sessions.cluster.connected("") as client:
+        look = ProgressLook(watch_of(client), clock)
+        first = await look.look()
+        assert await look.look() is first
+        clock.now_s += 10
+        second = await look.look()
+        assert (second is first, second["measured_seconds"]) == (False, 10.0)
