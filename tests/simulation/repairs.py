@@ -27,6 +27,7 @@ from bookie.wire.requests import Read
 from replicator.queue.task_queue import Turn
 from replicator.telemetry.events import Ending, Outlook, TaskResult
 from replicator.worker import Worker
+from tests.simulation.limits import Limits
 from tests.simulation.truth import ROOT
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Repairs:
         self.running: dict[tuple[str, LedgerId], TurnNote] = {}
         self.efforts: dict[LedgerId, Effort] = defaultdict(Effort)
         self._locks: dict[str, tuple[int, float]] = {}
+        self.limits = Limits(world)
 
     def now_s(self) -> float:
         return self._world.loop.time()
@@ -209,6 +211,7 @@ class Repairs:
         """Watch a worker from now on."""
         watched = _Watched(self, self._world, worker, client)
         worker._events = watched
+        self.limits.watch(client, worker._pace)
 
 
 class _Watched:
@@ -384,8 +387,8 @@ class _Watched:
         for other, left in sorted(listed.copies_left.items()):
             if other == ledger_id or other not in now or other in self._taken or not self._is_due(other):
                 continue
-            _, most = _range(left, now[other])
-            if most < mine:
+            least, most = _range(left, now[other])
+            if least > 0 and most < mine:  # without any copy it comes last
                 self._truth.fail(
                     "R40",
                     f"{self._name} took {ledger_id} with {mine} copies left before {other} with {most}",
@@ -459,6 +462,7 @@ class _Weighing(Transport):
         self._offered.add(batch_key)
         keys = [packet_ids(packet)[:2] for packet in batch.entries]
         self._sending.update(keys)
+        self._repairs.limits.sent(self._client.process.name, sum(map(len, batch.entries)))
         try:
             reply = await self._inner.add(bookie, batch, timeout_s)
         finally:
@@ -495,7 +499,9 @@ class _Weighing(Transport):
 
     def _check_enabled(self, ledger_id: LedgerId) -> None:
         stat = self._world.cell.stat(disable_path(ROOT))
-        if stat is None or self._world.bytes_per_second:  # what waits for the rate was begun before
+        if (
+            stat is None or self._world.bytes_per_second or self._world.limits
+        ):  # what waits for the rate was begun before
             return
         since_s = self._repairs.now_s() - self._world.disabled_since_s
         faults = self._client.faults
