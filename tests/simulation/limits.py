@@ -41,7 +41,7 @@ class Limits:
     @property
     def are_applied(self) -> bool:
         """Whether limits have held for so long that every worker keeps them."""
-        return self._world.limits is not None and self._world.loop.time() - self._world.limits_since_s > APPLIED_S
+        return self._world.limits is not None and self._world.loop.time() - self._world.limits_changed_s > APPLIED_S
 
     def sent(self, who: str, size_bytes: int) -> None:
         """A worker sends copies to a target."""
@@ -50,7 +50,7 @@ class Limits:
         if limits is None or not self.are_applied:
             return
         self._sent += size_bytes
-        seconds = self._world.loop.time() - self._world.limits_since_s - APPLIED_S
+        seconds = self._world.loop.time() - self._world.limits_changed_s - APPLIED_S
         rate = limits.bytes_per_second + limits.critical_bytes_per_second
         allowed = rate * (seconds + SPARE_S) + 8 * WORKERS * self._largest
         if self._sent > allowed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from contextlib import ExitStack
 from typing import Any
 
@@ -110,7 +110,11 @@ def _(stack: ExitStack) -> None:
 
 @plants("limbo-ends-early", "BP-46", "limbo ends while entries are still missing")
 def _(stack: ExitStack) -> None:
-    swap(stack, collector, "holds_all", lambda _: lambda metadata, bookie, held: True)
+    def always(*arguments: Any) -> Generator[None, None, bool]:
+        yield
+        return True
+
+    swap(stack, collector, "comparing", lambda _: always)
 
 
 @plants("incarnation-unchecked", "#4812", "requests meant for the disks before are served by the new ones")

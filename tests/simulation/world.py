@@ -72,7 +72,7 @@ class SimWorld:
         """Rate of each worker's copies; 0: no bound."""
         self.limits: CopyLimits | None = None
         """The limits on copying of the whole cluster; None: there are none."""
-        self.limits_since_s = float("inf")
+        self.limits_changed_s = 0.0
         self.counts_cost = False
         """Whether the history has so many small tasks that their mean cost can be judged."""
         self.points: FaultPoints
@@ -171,7 +171,7 @@ class SimWorld:
 
     def note_limits(self, limits: CopyLimits | None) -> None:
         """The limits on copying of the whole cluster have changed. Their requests are not the cost of a task."""
-        self.limits, self.limits_since_s = limits, self.loop.time() if limits else float("inf")
+        self.limits, self.limits_changed_s = limits, self.loop.time()
         self.counts_cost = False
         self.repairs.limits.changed()
 
