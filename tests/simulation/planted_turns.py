@@ -16,7 +16,6 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.server.upkeep.collector import Collector, CollectorReport
 from bookie.storage import checkpoint
 from bookie.storage.disks.memory import MemoryIndex
-from replicator.copying import shared_limits
 from replicator.copying.pace import Pace
 from replicator.copying.sources import EntrySource
 from replicator.knowledge.absence import Absences
@@ -129,11 +128,6 @@ def _(stack: ExitStack) -> None:
         return waiting
 
     swap(stack, Pace, "_pass_limits", make)
-
-
-@plants("limits-not-shared", "limits on copying", "each worker copies at the limit of the whole cluster")
-def _(stack: ExitStack) -> None:
-    swap(stack, shared_limits, "share_of", lambda share_of: lambda limits, workers: share_of(limits, 1))
 
 
 @plants("memory-by-guess", "R43", "copies reserve memory for entries of mean size, whatever size the entries have")

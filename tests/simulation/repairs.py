@@ -155,7 +155,8 @@ class Repairs:
             truth = self._truth.of(ledger_id)
             if truth.is_doomed or truth.is_deleted or truth.is_forgotten or self._truth.rotten:
                 continue
-            if window_bytes is not None and not effort.is_started_again:
+            is_steady = not self._world.limits_changed_s  # a chunk that waits for a rate keeps the record back
+            if window_bytes is not None and is_steady and not effort.is_started_again:
                 window = window_bytes(max(effort.useful.values(), default=0))
                 if effort.repeated > window * max(1, effort.interruptions):
                     self._truth.fail(
