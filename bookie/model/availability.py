@@ -259,14 +259,22 @@ class EntryRuns:
         return b"".join(self.encoded())
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield Apache's encoding in pieces, of ``GROUPS_AT_ONCE`` groups each."""
-        count = len(self.groups)
+        """Yield Apache's encoding in pieces, of ``GROUPS_AT_ONCE`` groups each.
+
+        A set of more than ``EXPANDED_RUNS_MAX`` runs has a group for each run: readers refuse more in periodic groups.
+        """
+        runs = sum([(last - first) // period + 1 if period else 1 for first, last, _, period in self.groups])
+        is_periodic = runs <= EXPANDED_RUNS_MAX
         if self.groups and self.groups[-1].last > _I32_MAX:
-            count = sum(1 if _fits(group) else sum(1 for _ in _split(group)) for group in self.groups)
+            count = sum(1 if is_periodic and _fits(group) else _split_count(group) for group in self.groups)
+        else:
+            count = len(self.groups) if is_periodic else runs
         yield _HEADER.pack(0, count).ljust(_HEADER_SIZE, b"\0")
-        for start in range(0, len(self.groups), GROUPS_AT_ONCE):
-            part = self.groups[start : start + GROUPS_AT_ONCE]
-            yield b"".join(_GROUP.pack(*one) for group in part for one in ((group,) if _fits(group) else _split(group)))
+        parts = itertools.chain.from_iterable(
+            (group,) if is_periodic and _fits(group) else _split(group) for group in self.groups
+        )
+        while piece := b"".join(_GROUP.pack(*part) for part in itertools.islice(parts, GROUPS_AT_ONCE)):
+            yield piece
 
     @staticmethod
     def decode(data: bytes) -> EntryRuns:
@@ -374,8 +382,13 @@ def _fits(group: RunGroup) -> bool:
     return group.size <= _I32_MAX and group.period <= _I32_MAX
 
 
+def _split_count(group: RunGroup) -> int:
+    """The number of groups in ``_split``."""
+    return group.run_count * -(-group.size // _I32_MAX)
+
+
 def _split(group: RunGroup) -> Iterator[RunGroup]:
-    """The groups that encode a group whose numbers are too large."""
+    """The groups of single runs that encode a group."""
     for first, last in group.runs():
         for start in range(first, last + 1, _I32_MAX):
             yield RunGroup(start, start, min(last - start + 1, _I32_MAX), 0)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.model.availability import GROUPS_AT_ONCE, EntryRuns, RunGroup, RunsBuilder, finished
+from bookie.model.availability import EXPANDED_RUNS_MAX, GROUPS_AT_ONCE, EntryRuns, RunGroup, RunsBuilder, finished
 from bookie.model.holdings import comparing, holds_all
 from bookie.model.ids import BookieId
 from bookie.model.schedule import Stripe
@@ -167,3 +167,14 @@ def test_a_list_in_single_runs_is_read_in_steps() -> None:
     meter = Meter()
     assert len(meter.run(EntryRuns.decoding(data)).groups) == 1
     assert meter.most <= CALLS_MAX
+
+
+def test_a_list_of_more_runs_than_readers_accept_in_groups_is_encoded_run_by_run() -> None:
+    held = EntryRuns.decode(encoded([(0, 3 * (EXPANDED_RUNS_MAX - 1), 1, 3)]))
+    assert len(held.encode()) == 64 + 24
+    more = EntryRuns.of([*range(3 * EXPANDED_RUNS_MAX, 3 * EXPANDED_RUNS_MAX + 9, 3)])
+    longer = finished(EntryRuns.uniting(held, more))
+    assert len(longer.groups) == 1
+    pieces = list(longer.encoded())
+    assert max(map(len, pieces)) <= 24 * GROUPS_AT_ONCE
+    assert EntryRuns.decode(b"".join(pieces)).groups == longer.groups
