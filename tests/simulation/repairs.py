@@ -218,7 +218,8 @@ class Repairs:
         self, who: str, ledger_id: LedgerId, metadata: LedgerMetadata, gone: BookieId, target: BookieId
     ) -> None:
         world, truth = self._world, self._truth
-        if gone not in truth.of(ledger_id).ever_missing and gone not in world.drained:
+        is_damaged = gone in truth.rotten  # its position gets another bookie if it does not take good copies (R41)
+        if gone not in truth.of(ledger_id).ever_missing and gone not in world.drained and not is_damaged:
             truth.fail("R39", f"{who} replaced {gone} in {ledger_id}, which no task has named")
         settled_s = SETTLED_S * world.variation.scale
         now_s = self.now_s()
