@@ -89,13 +89,17 @@ class EntryLogs:
         self._surplus: list[_OpenLog] = []
         self._removed: set[int] = set()
 
-    async def create(self) -> EntryLogWriter:
-        """Create a file; its name and header are durable on return.
+    def take_id(self) -> int:
+        """Return the id of a new log. No other log ever gets it."""
+        log_id, self.next_id = self.next_id, self.next_id + 1
+        return log_id
+
+    async def create(self, log_id: int) -> EntryLogWriter:
+        """Create the file of a new log; its name and header are durable on return.
 
         Raises:
             DiskError: the file cannot be created.
         """
-        log_id, self.next_id = self.next_id, self.next_id + 1
         file = await self._disk.create(log_path(log_id))
         header = _HEADER.pack(_MAGIC, _FORMAT, log_id)
         try:
@@ -105,6 +109,15 @@ class EntryLogs:
             await self.discard(EntryLogWriter(log_id, file, 0))
             raise
         return EntryLogWriter(log_id, file, size)
+
+    async def present(self) -> list[int]:
+        """Return the ids of the logs on the disk, ascending. A log that was removed does not come back in a crash.
+
+        Raises:
+            DiskError: the directory cannot be read or synced.
+        """
+        await self._disk.sync_directory(DIRECTORY)
+        return await log_ids(self._disk)
 
     async def discard(self, log: EntryLogWriter) -> None:
         """Close a file that the index does not refer to, and remove it on a best-effort basis."""
