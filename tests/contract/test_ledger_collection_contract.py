@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from bookie.model.ids import EntryId, LedgerId
+from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, EntryLogWriter
-from bookie.storage.port import DiskError, DiskFullError
+from bookie.storage.entry_logs.log_ends import ends_at
+from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.wire.port import Status
 from tests.contract.test_ledger_storage_contract import KEY, LEDGER, Bookie, batch, ids
@@ -339,6 +342,78 @@ async def test_damage_before_the_end_of_a_log_that_was_cut_off_is_no_reason_to_r
     write_over(bookie, name, HEADER_SIZE + 12, b"\xff\xff")
     await bookie.start()
     assert name in await logs(bookie)
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+@pytest.mark.parametrize("is_counted", [False, True])
+async def test_an_end_that_was_recorded_for_an_earlier_log_with_the_same_id_removes_no_entry(
+    bookie: Bookie, is_counted: bool, is_older: bool
+) -> None:
+    """An older release leaves the record of a log that was never created, and uses its id again."""
+    for ledger_id, count in ((LEDGER, 50), (OTHER, 6)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    await bookie.stop()
+    [name] = await left_logs(bookie)
+    log_id = int(name.removesuffix(".log"), 16)
+    if is_older:
+        write_over(bookie, name, 0, older_header(log_id))
+    await put_into_index(bookie, ends_at(log_id, HEADER_SIZE, is_counted=is_counted))
+    await bookie.start()
+    for _ in range(2):
+        assert await served(bookie, LEDGER, 50) == await served(bookie, OTHER, 6) == {Status.OK}
+        await restart(bookie)
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    assert (await bookie.store.compact()).removed_logs == 1
+    for _ in range(2):
+        assert await served(bookie, OTHER, 6) == {Status.OK}
+        await restart(bookie, cleanly=False)
+    assert await is_all_given_back(bookie, [OTHER])
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+async def test_an_end_of_an_earlier_log_does_not_turn_damage_into_a_torn_tail(bookie: Bookie, is_counted: bool) -> None:
+    for ledger_id, count in ((LEDGER, 50), (OTHER, 6)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    await bookie.stop()
+    [name] = await left_logs(bookie)
+    log_id = int(name.removesuffix(".log"), 16)
+    write_over(bookie, name, 0, older_header(log_id))
+    write_over(bookie, name, HEADER_SIZE + 12, b"\xff\xff")
+    await put_into_index(bookie, ends_at(log_id, HEADER_SIZE, is_counted=is_counted))
+    await bookie.start()
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    assert (await bookie.store.compact()).kept_damaged == 1
+    assert await served(bookie, OTHER, 6) == {Status.OK}
+
+
+async def test_the_id_of_a_log_of_which_the_index_has_a_record_is_not_used_again(bookie: Bookie) -> None:
+    await bookie.stop()
+    await put_into_index(bookie, ends_at(9, HEADER_SIZE))
+    await bookie.start()
+    await bookie.store.add(batch(1))
+    await bookie.store.checkpoint()
+    assert await logs(bookie) == [f"{10:016x}.log"]
+
+
+def older_header(log_id: int) -> bytes:
+    """The header of an entry log that a release without recorded ends wrote."""
+    header = struct.pack(">8sHxxQ", b"\x93bkhelog", 1, log_id)
+    return header + struct.pack(">I", crc32c(header))
+
+
+async def put_into_index(bookie: Bookie, pair: tuple[bytes, bytes]) -> None:
+    """Write to the index of a bookie that is stopped."""
+    index: EntryIndex
+    if bookie.kind == "memory":
+        journal, ledgers, twin = bookie.twins
+        index = twin.restarted()
+        bookie.twins = journal, ledgers, index
+    else:
+        index = await RocksIndex.open(bookie.root / "ledgers" / "index")
+    await index.write([pair])
+    await index.close()
 
 
 async def restart_with(bookie: Bookie, settings: StorageSettings) -> None:

@@ -8,7 +8,8 @@ to the index:
 3. remove the old log, which the index no longer refers to. A reader with an outdated place asks the index again.
 
 A log that cannot be read to its end never counts as empty: it is kept (apache/bookkeeper #4607). Its end is that of
-its file, or the recorded one if a crash or a full disk cut the log off (``bookie.storage.entry_logs.log_ends``).
+its file, or the recorded one if a crash or a full disk cut the log off (``bookie.storage.entry_logs.log_ends``). What
+can be read behind a recorded end is looked up in the index like everything else.
 
 Source: docs/failure-model.md#collection-and-checkpoints.
 """
@@ -45,7 +46,7 @@ from bookie.storage.entry_logs.entry_log import (
     RECORD_HEADER_SIZE,
     EntryLogs,
     EntryLogWriter,
-    decode_log_id,
+    decode_header,
     decode_records,
     log_path,
 )
@@ -113,7 +114,7 @@ class Compactor:
                 continue
             try:
                 end = await end_of(self.index, log_id)
-                done.copied_bytes += await self._move_live(log_id, size if end is None else end.offset)
+                done.copied_bytes += await self._move_live(log_id, size, size if end is None else end.offset)
             except _DamagedLogError as error:
                 _log.error("entry log kept, it cannot be read", extra={"log_id": log_id, "error": str(error)})
                 self._damaged.add(log_id)
@@ -150,13 +151,13 @@ class Compactor:
         finally:
             await file.close()
 
-    async def _move_live(self, log_id: int, end: int) -> int:
-        """Copy the live entries before ``end``, write their new places to the index, and return the bytes copied."""
+    async def _move_live(self, log_id: int, size: int, end: int) -> int:
+        """Copy the live entries, write their new places to the index, and return the number of bytes copied."""
         target: EntryLogWriter | None = None
         is_named = False
         copied = 0
         try:
-            async with aclosing(self._live(log_id, end)) as pages:
+            async with aclosing(self._live(log_id, size, end)) as pages:
                 async for live in pages:
                     target = target or await self._create()
                     values = await target.append([(entry.body, entry.crc) for entry in live])
@@ -181,9 +182,9 @@ class Compactor:
         await self.index.write([(dead_key(log_id), pack_dead(_UNFINISHED)), ends_at(log_id, HEADER_SIZE)])
         return await self.logs.create(log_id)
 
-    async def _live(self, log_id: int, end: int) -> AsyncGenerator[list[_Live], None]:
+    async def _live(self, log_id: int, size: int, end: int) -> AsyncGenerator[list[_Live], None]:
         """Yield the live entries of a log, a page at a time."""
-        async with aclosing(self._records(log_id, end)) as windows:
+        async with aclosing(self._records(log_id, size, end)) as windows:
             async for records in windows:
                 step = 1 if fault_point("compaction.tiny_page") else self.settings.flush_page_entries
                 for start in range(0, len(records), step):
@@ -192,19 +193,25 @@ class Compactor:
                     if live := [entry for entry, value in zip(page, values, strict=True) if value == entry.old]:
                         yield live
 
-    async def _records(self, log_id: int, end: int) -> AsyncGenerator[list[tuple[Location, bytes]], None]:
+    async def _records(self, log_id: int, size: int, end: int) -> AsyncGenerator[list[tuple[Location, bytes]], None]:
+        """Yield the records of a log; only behind ``end``, its recorded end, it may be unreadable."""
         try:
             file = await self.disk.open(log_path(log_id))
         except DiskError as error:
             raise _DamagedLogError(str(error)) from error
         try:
-            if decode_log_id(await _read(file, 0, HEADER_SIZE)) != log_id:
+            header = decode_header(await _read(file, 0, HEADER_SIZE))
+            if header is None or header.log_id != log_id:
                 raise _DamagedLogError("its header is damaged")
+            if not header.is_end_recorded:
+                end = size  # the record is that of an earlier file
             offset = HEADER_SIZE
-            while offset < end:
-                window = await _read(file, offset, min(_WINDOW_BYTES, end - offset))
+            while offset < size:
+                window = await _read(file, offset, min(_WINDOW_BYTES, size - offset))
                 records = decode_records(window)
                 if not records:
+                    if offset >= end:
+                        return
                     raise _DamagedLogError(f"no record at offset {offset}")
                 yield [(_moved(location, log_id, offset), body) for location, body in records]
                 offset += records[-1][0].offset + records[-1][0].size
