@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextvars
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,8 +22,8 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import packet_ids
 from bookie.model.records import decode_record
-from bookie.wire.port import AddBatch, AddReply, ReadReply, ReplyT, Request, Status, Transport
-from bookie.wire.requests import Read
+from bookie.wire.port import AddBatch, AddReply, CopyReply, ReadReply, ReplyT, Request, Status, Transport
+from bookie.wire.requests import Copy, Read
 from replicator.queue.task_queue import Turn
 from replicator.telemetry.events import Ending, Outlook, TaskResult
 from replicator.worker import Worker
@@ -125,6 +125,8 @@ class Repairs:
         self.running: dict[tuple[str, LedgerId], TurnNote] = {}
         self.efforts: dict[LedgerId, Effort] = defaultdict(Effort)
         self._locks: dict[str, tuple[int, float]] = {}
+        self._pulled: dict[tuple[BookieId, LedgerId, EntryId], int] = {}
+        """The sizes of what targets copied by themselves."""
         self.limits = Limits(world)
 
     def now_s(self) -> float:
@@ -134,14 +136,30 @@ class Repairs:
 
     def copied(self, target: BookieId, batch: AddBatch) -> None:
         """A target acknowledged copies of a ledger."""
-        effort = self.efforts[batch.ledger_id]
-        for packet in batch.entries:
-            entry_id = packet_ids(packet)[1]
-            copy = target, batch.incarnation, entry_id
-            effort.copied += len(packet)
-            effort.repeated += len(packet) if copy in effort.acknowledged else 0
+        sizes = {packet_ids(packet)[1]: len(packet) for packet in batch.entries}
+        self._acknowledged(target, batch.ledger_id, batch.incarnation, sizes)
+
+    def pulled(self, target: BookieId, batch: AddBatch) -> None:
+        """A target stored copies that it read by itself. The worker does not know of it before the answer."""
+        self._pulled.update({(target, *packet_ids(packet)[:2]): len(packet) for packet in batch.entries})
+
+    def heard_of_pull(self, target: BookieId, copy: Copy, reply: CopyReply) -> None:
+        """A target acknowledged what it copied by itself."""
+        refused = {refusal.entry_id for refusal in reply.refusals}
+        stored = [entry_id for entry_id in copy.entry_ids[: reply.covered] if entry_id not in refused]
+        sizes = {entry_id: self._pulled[target, copy.ledger_id, entry_id] for entry_id in stored}
+        self._acknowledged(target, copy.ledger_id, copy.incarnation, sizes)
+
+    def _acknowledged(
+        self, target: BookieId, ledger_id: LedgerId, incarnation: str, sizes: Mapping[EntryId, int]
+    ) -> None:
+        effort = self.efforts[ledger_id]
+        for entry_id, size in sizes.items():
+            copy = target, incarnation, entry_id
+            effort.copied += size
+            effort.repeated += size if copy in effort.acknowledged else 0
             effort.acknowledged.add(copy)
-            effort.useful[target, entry_id] = len(packet)
+            effort.useful[target, entry_id] = size
 
     def judge_effort(self, window_bytes: Callable[[int], int] | None) -> None:
         """I21: nothing is copied in vain without a fault, and a fault costs at most a fifth and one window.
@@ -235,7 +253,8 @@ class Repairs:
         """Watch a worker from now on."""
         watched = _Watched(self, self._world, worker, client)
         worker._events = watched
-        self.limits.watch(client, worker._pace)
+        if not self._world.variation.is_pulling:  # a pull is paid for when its size is known
+            self.limits.watch(client, worker._pace)
 
 
 class _Watched:
@@ -510,7 +529,12 @@ class _Weighing(Transport):
 
     @override
     async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        if isinstance(request, Copy):
+            self._check_enabled(request.ledger_id)
         reply = await self._inner.ask(bookie, request, timeout_s)
+        if isinstance(request, Copy) and isinstance(reply, CopyReply):
+            self._repairs.limits.sent(self._client.process.name, reply.stored_bytes)
+            self._repairs.heard_of_pull(bookie, request, reply)
         if isinstance(request, Read) and isinstance(reply, ReadReply):
             for result in reply.results:
                 if result.packet:
