@@ -46,7 +46,7 @@ class HeldEntries:
         as well, for it need not be able to list, and stays one in limbo even if it serves all of ``wanted``.
         """
         reply = await self.listed(bookie, ledger_id)
-        is_bare_limbo = reply.status is Status.LIMBO and not reply.entries.runs
+        is_bare_limbo = reply.status is Status.LIMBO and not reply.entries
         if reply.status is not Status.UNSUPPORTED and not is_bare_limbo:
             return reply
         probed = await self.probed(bookie, ledger_id, wanted)

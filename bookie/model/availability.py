@@ -1,4 +1,11 @@
-"""The set of a ledger's entries that a bookie holds, as sorted runs, and Apache's byte encoding of it.
+"""The set of a ledger's entries that a bookie holds, and Apache's byte encoding of it.
+
+A bookie of a striped ledger holds a run of entries for each few entries of the ledger. So the set is kept as groups of
+runs with the same size and the same distance: a striped fragment is one group, whatever its length. A set of n runs has
+n groups at most, if its runs are irregular.
+
+What takes a step for each group has a form that is a generator: it pauses after ``GROUPS_AT_ONCE`` groups, so that a
+caller with an event loop can give way (``bookie.runtime.waiting.in_turns``).
 
 Source: docs/formats.md#entry-lists.
 """
@@ -8,9 +15,10 @@ from __future__ import annotations
 import itertools
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Generator, Iterable, Iterator
+from typing import Final, NamedTuple, TypeVar
+
+from typing_extensions import override
 
 from bookie.model.errors import PermanentError
 from bookie.model.ids import EntryId
@@ -18,69 +26,264 @@ from bookie.model.ids import EntryId
 _HEADER_SIZE: Final = 64
 _HEADER: Final = struct.Struct(">ii")
 _GROUP: Final = struct.Struct(">qqii")
-_GROUP_SIZE_MAX: Final = (1 << 31) - 1
-"""A group's size is an i32: longer runs are written as several groups, which readers join again."""
+_I32_MAX: Final = (1 << 31) - 1
+"""A group's size and period are i32: longer runs are written as several groups, which readers join again."""
 _ENTRY_ID_MAX: Final = (1 << 63) - 2
 """One less than an i64 holds, so that counting every entry of a full list still fits."""
 EXPANDED_RUNS_MAX: Final = 1 << 20
-"""Most runs that periodic groups may unfold to (about 100 MB of memory). A bookie writes no periodic groups, and 24
-bytes that claim 2^62 runs must not crash this process (docs/formats.md#entry-lists)."""
+"""Most runs of periodic groups beyond one for each group: 24 bytes that claim 2^62 runs must not keep this process
+busy (docs/formats.md#entry-lists)."""
+GROUPS_AT_ONCE: Final = 5000
+"""Groups that are handled between two pauses: some milliseconds."""
+
+T = TypeVar("T")
 
 
 class InvalidAvailabilityError(PermanentError):
     """Bytes that are not a readable entry-availability list."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryRuns:
-    """A set of entry ids as inclusive, ascending, disjoint, non-adjacent runs ``(first, last)``."""
+class RunGroup(NamedTuple):
+    """Runs of ``size`` entries that begin at ``first``, ``first + period``, and so on to ``last_start``.
 
-    runs: tuple[tuple[int, int], ...]
+    Runs of a group do not touch: ``period > size``. A single run has the period 0.
+    """
+
+    first: int
+    last_start: int
+    size: int
+    period: int
+
+    @property
+    def run_count(self) -> int:
+        """The number of runs."""
+        return (self.last_start - self.first) // self.period + 1 if self.period else 1
+
+    @property
+    def last(self) -> int:
+        """The last entry."""
+        return self.last_start + self.size - 1
+
+    def within(self, first: int, last: int) -> Iterator[RunGroup]:
+        """Yield the part in ``first..last`` (inclusive), as at most three groups."""
+        if not self.period:
+            start, end = max(self.first, first), min(self.last, last)
+            if start <= end:
+                yield RunGroup(start, start, end - start + 1, 0)
+            return
+        number = max(0, -((self.first + self.size - 1 - first) // self.period))  # the first run that ends there
+        end = min(self.run_count, (last - self.first) // self.period + 1)
+        if number < end and self._run(number).first < first:
+            yield from self._run(number).within(first, last)
+            number += 1
+        is_cut = number < end and self._run(end - 1).last > last
+        if number < end - is_cut:
+            yield self.part(number, end - is_cut)
+        if is_cut:
+            yield from self._run(end - 1).within(first, last)
+
+    def _run(self, number: int) -> RunGroup:
+        start = self.first + number * self.period
+        return RunGroup(start, start, self.size, 0)
+
+    def part(self, number: int, end: int) -> RunGroup:
+        """Return the runs from ``number`` to before ``end``, counted from 0."""
+        first, last_start = self.first + number * self.period, self.first + (end - 1) * self.period
+        return RunGroup(first, last_start, self.size, self.period if last_start > first else 0)
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Yield the runs (first, last)."""
+        for start in range(self.first, self.last_start + 1, self.period or 1):
+            yield start, start + self.size - 1
+
+
+class RunsBuilder:
+    """Collects a set in ascending order. What is added may touch or overlap the last run so far."""
+
+    def __init__(self) -> None:
+        self._groups: list[RunGroup] = []
+        self._first = self._last_start = 0
+        self._size = self._period = 0
+        """Of the last group, which may still grow; size 0: there is none."""
+
+    def __len__(self) -> int:
+        """The number of groups."""
+        return len(self._groups) + (self._size > 0)
+
+    def add(self, first: int, last: int) -> None:
+        """Add a run, inclusive."""
+        size = last - first + 1
+        if self._size:
+            end = self._last_start + self._size
+            assert first >= self._last_start, f"entry {first} after {(self._last_start, end - 1)}"
+            if first <= end:
+                if last >= end:
+                    self._lengthen(last)
+                return
+            distance = first - self._last_start
+            if size == self._size and self._period in (0, distance):
+                self._last_start, self._period = first, distance
+                return
+            self._groups.append(RunGroup(self._first, self._last_start, self._size, self._period))
+        self._first = self._last_start = first
+        self._size, self._period = size, 0
+
+    def add_group(self, group: RunGroup) -> None:
+        """Add all runs of a group, in a few steps."""
+        if not group.period:
+            self.add(group.first, group.last)
+            return
+        covered = (self._last_start + self._size - group.size - group.first) // group.period + 1 if self._size else 0
+        if covered >= group.run_count:
+            return
+        group = group.part(max(covered, 0), group.run_count)
+        if not group.period:
+            self.add(group.first, group.last)
+            return
+        for start in range(group.first, group.last_start + 1, group.period):
+            self.add(start, start + group.size - 1)
+            if (self._last_start, self._size, self._period) == (start, group.size, group.period):
+                self._last_start = group.last_start
+                return
+
+    def _lengthen(self, last: int) -> None:
+        """Let the last run end at ``last``."""
+        start = self._last_start
+        if not self._period:
+            self._size = last - start + 1
+            return
+        self._last_start -= self._period
+        if self._last_start == self._first:
+            self._period = 0
+        self.add(start, last)
+
+    def built(self) -> EntryRuns:
+        """The set."""
+        if not self._size:
+            return EntryRuns()
+        return _of_groups((*self._groups, RunGroup(self._first, self._last_start, self._size, self._period)))
+
+
+class EntryRuns:
+    """A set of entry ids. Immutable; sets with the same entries are equal."""
+
+    __slots__ = ("groups",)
+
+    groups: tuple[RunGroup, ...]
+    """Ascending, disjoint; no run touches another."""
+
+    def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
+        """Make the set of ascending, disjoint runs (first, last)."""
+        builder = RunsBuilder()
+        for run in runs:
+            builder.add(*run)
+        self.groups = builder.built().groups if builder else ()
 
     @staticmethod
     def of(entry_ids: Iterable[int]) -> EntryRuns:
         """Return the set of ``entry_ids``, which must ascend (duplicates allowed)."""
-        runs: list[tuple[int, int]] = []
-        for entry_id in entry_ids:
-            assert not runs or entry_id >= runs[-1][0], f"entry {entry_id} after {runs[-1]}"
-            if runs and entry_id <= runs[-1][1] + 1:
-                runs[-1] = (runs[-1][0], max(entry_id, runs[-1][1]))
-            else:
-                runs.append((entry_id, entry_id))
-        return EntryRuns(tuple(runs))
+        return EntryRuns(joined(entry_ids))
+
+    @staticmethod
+    def of_runs(runs: Iterable[tuple[int, int]]) -> EntryRuns:
+        """Return the set of any inclusive runs."""
+        return EntryRuns(sorted(runs))
+
+    @property
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """The runs (first, last), ascending, disjoint and not adjacent. A striped ledger has a run for few entries."""
+        return itertools.chain.from_iterable(group.runs() for group in self.groups)
 
     def __contains__(self, entry_id: int) -> bool:
-        index = bisect_right(self.runs, entry_id, key=lambda run: run[0]) - 1
-        return index >= 0 and entry_id <= self.runs[index][1]
+        index = self._group_at(entry_id)
+        return index >= 0 and any(True for _ in self.groups[index].within(entry_id, entry_id))
 
     def __iter__(self) -> Iterator[EntryId]:
         for first, last in self.runs:
             yield from map(EntryId, range(first, last + 1))
 
     def __len__(self) -> int:
-        return sum(last - first + 1 for first, last in self.runs)
+        return sum(group.size * group.run_count for group in self.groups)
+
+    def __bool__(self) -> bool:
+        return bool(self.groups)
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, EntryRuns):
+            return NotImplemented
+        if self.groups == other.groups:
+            return True
+        return all(one == another for one, another in itertools.zip_longest(self.runs, other.runs))
+
+    @override
+    def __hash__(self) -> int:
+        return hash((self.groups[0].first, self.groups[-1].last)) if self.groups else 0
+
+    @override
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{first}-{last}" for first, last in itertools.islice(self.runs, 10))
+        return f"EntryRuns({len(self.groups)} groups: {shown})"
+
+    def groups_within(self, first: int, last: int) -> Iterator[RunGroup]:
+        """Yield the groups of the set that lie in ``first..last`` (inclusive), cut at both ends."""
+        for index in range(max(0, self._group_at(first)), len(self.groups)):
+            group = self.groups[index]
+            if group.first > last:
+                return
+            if group.first >= first and group.last <= last:
+                yield group
+            else:
+                yield from group.within(first, last)
 
     def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the runs of the set that lie in ``first..last`` (inclusive), cut at both ends."""
-        start = max(0, bisect_right(self.runs, first, key=lambda run: run[0]) - 1)
-        for run_first, run_last in itertools.islice(self.runs, start, None):
-            if run_first > last:
-                return
-            if run_last >= first:
-                yield max(run_first, first), min(run_last, last)
+        return itertools.chain.from_iterable(group.runs() for group in self.groups_within(first, last))
+
+    def between(self, first: int, last: int) -> EntryRuns:
+        """Return the part of the set in ``first..last`` (inclusive)."""
+        return _of_groups(tuple(self.groups_within(first, last)))
+
+    def without(self, removed: EntryRuns) -> EntryRuns:
+        """Return the set without the entries of ``removed``, of which there should be few."""
+        groups: list[RunGroup] = []
+        start = 0
+        for first, last in removed.runs:
+            groups.extend(self.groups_within(start, first - 1))
+            start = last + 1
+        groups.extend(self.groups_within(start, _ENTRY_ID_MAX))
+        return _of_groups(tuple(groups))
 
     def encode(self) -> bytes:
-        """Return Apache's encoding, one group per run as Apache's own encoder writes it."""
-        groups = [
-            _GROUP.pack(start, start, min(last - start + 1, _GROUP_SIZE_MAX), 0)
-            for first, last in self.runs
-            for start in range(first, last + 1, _GROUP_SIZE_MAX)
-        ]
-        return _HEADER.pack(0, len(groups)).ljust(_HEADER_SIZE, b"\0") + b"".join(groups)
+        """Return Apache's encoding, with a periodic group for each group of runs."""
+        return b"".join(self.encoded())
+
+    def encoded(self) -> Iterator[bytes]:
+        """Yield Apache's encoding in pieces, of ``GROUPS_AT_ONCE`` groups each.
+
+        A set of more than ``EXPANDED_RUNS_MAX`` runs has a group for each run: readers refuse more in periodic groups.
+        """
+        runs = sum([(last - first) // period + 1 if period else 1 for first, last, _, period in self.groups])
+        is_periodic = runs <= EXPANDED_RUNS_MAX
+        if self.groups and self.groups[-1].last > _I32_MAX:
+            count = sum(1 if is_periodic and _fits(group) else _split_count(group) for group in self.groups)
+        else:
+            count = len(self.groups) if is_periodic else runs
+        yield _HEADER.pack(0, count).ljust(_HEADER_SIZE, b"\0")
+        parts = itertools.chain.from_iterable(
+            (group,) if is_periodic and _fits(group) else _split(group) for group in self.groups
+        )
+        while piece := b"".join(_GROUP.pack(*part) for part in itertools.islice(parts, GROUPS_AT_ONCE)):
+            yield piece
 
     @staticmethod
     def decode(data: bytes) -> EntryRuns:
-        """Read Apache's encoding, periodic groups included.
+        """Read Apache's encoding in one step; see ``decoding``."""
+        return finished(EntryRuns.decoding(data))
+
+    @staticmethod
+    def decoding(data: bytes) -> Generator[None, None, EntryRuns]:
+        """Read Apache's encoding, periodic groups included, with pauses.
 
         Raises:
             InvalidAvailabilityError: truncated data, an unknown version, an impossible group, groups out of order or
@@ -93,34 +296,110 @@ class EntryRuns:
             raise InvalidAvailabilityError(
                 f"availability list version {version} with {count} groups, {len(data)} bytes"
             )
-        runs: list[tuple[int, int]] = []
-        for index in range(count):
-            starts, size = _sequences(*_GROUP.unpack_from(data, _HEADER_SIZE + index * _GROUP.size))
-            if runs and starts.start <= runs[-1][1]:
-                raise InvalidAvailabilityError(f"group {index} starts at {starts.start}, not after entry {runs[-1][1]}")
-            if len(runs) + len(starts) > count + EXPANDED_RUNS_MAX:
-                raise InvalidAvailabilityError(f"group {index} unfolds to {len(starts)} runs, too many to hold")
-            runs.extend((start, start + size - 1) for start in starts)
-        return EntryRuns.of_runs(runs)
+        builder = RunsBuilder()
+        last, unfolded = -1, 0
+        groups = memoryview(data)[_HEADER_SIZE : _HEADER_SIZE + count * _GROUP.size]
+        for index, (first, last_start, size, period) in enumerate(_GROUP.iter_unpack(groups)):
+            group = _checked(first, last_start, size, period)
+            if first <= last:
+                raise InvalidAvailabilityError(f"group {index} starts at {first}, not after entry {last}")
+            unfolded += group.run_count
+            if unfolded > count + EXPANDED_RUNS_MAX:
+                raise InvalidAvailabilityError(f"group {index} unfolds to {group.run_count} runs, too many to hold")
+            builder.add_group(group)
+            last = group.last
+            if index % GROUPS_AT_ONCE == GROUPS_AT_ONCE - 1:
+                yield
+        return builder.built()
 
     @staticmethod
-    def of_runs(runs: Iterable[tuple[int, int]]) -> EntryRuns:
-        """Return the canonical form of any inclusive runs."""
-        merged: list[tuple[int, int]] = []
-        for first, last in sorted(runs):
-            if merged and first <= merged[-1][1] + 1:
-                merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-            else:
-                merged.append((first, last))
-        return EntryRuns(tuple(merged))
+    def uniting(one: EntryRuns, other: EntryRuns) -> Generator[None, None, EntryRuns]:
+        """Return the union of two sets, with pauses."""
+        if not one or not other:
+            return one or other
+        builder = RunsBuilder()
+        for index, group in enumerate(_merged(one.groups, other.groups)):
+            builder.add_group(group)
+            if index % GROUPS_AT_ONCE == GROUPS_AT_ONCE - 1:
+                yield
+        return builder.built()
+
+    def _group_at(self, entry_id: int) -> int:
+        """The index of the last group that begins at ``entry_id`` or before it; -1 if there is none."""
+        return bisect_right(self.groups, entry_id, key=lambda group: group.first) - 1
 
 
-def _sequences(first: int, last: int, size: int, period: int) -> tuple[range, int]:
-    """Return the first entries of the group's runs, and the number of entries in each run."""
+def finished(steps: Generator[None, None, T]) -> T:
+    """Run a generator to its end without pauses, and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def _of_groups(groups: tuple[RunGroup, ...]) -> EntryRuns:
+    made = EntryRuns()
+    made.groups = groups
+    return made
+
+
+def joined(entry_ids: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the runs of ascending ids."""
+    first = last = None
+    for entry_id in entry_ids:
+        assert last is None or entry_id >= last, f"entry {entry_id} after {(first, last)}"
+        if last is None or entry_id > last + 1:
+            if first is not None and last is not None:
+                yield first, last
+            first = entry_id
+        last = entry_id
+    if first is not None and last is not None:
+        yield first, last
+
+
+def _merged(one: tuple[RunGroup, ...], other: tuple[RunGroup, ...]) -> Iterator[RunGroup]:
+    """Yield the groups of two sets by their first entries, cut so that no group begins within another one."""
+    ahead, behind = list(reversed(one)), list(reversed(other))
+    while ahead and behind:
+        if behind[-1].first < ahead[-1].first:
+            ahead, behind = behind, ahead
+        group, limit = ahead.pop(), behind[-1].first
+        if not group.period or group.last < limit:
+            yield group
+            continue
+        # Whole runs that begin before the limit come first; at least one does.
+        following = (limit - group.first - 1) // group.period + 1 if limit > group.first else 1
+        yield group.part(0, min(following, group.run_count))
+        if following < group.run_count:
+            ahead.append(group.part(following, group.run_count))
+    yield from reversed(ahead)
+    yield from reversed(behind)
+
+
+def _fits(group: RunGroup) -> bool:
+    return group.size <= _I32_MAX and group.period <= _I32_MAX
+
+
+def _split_count(group: RunGroup) -> int:
+    """The number of groups in ``_split``."""
+    return group.run_count * -(-group.size // _I32_MAX)
+
+
+def _split(group: RunGroup) -> Iterator[RunGroup]:
+    """The groups of single runs that encode a group."""
+    for first, last in group.runs():
+        for start in range(first, last + 1, _I32_MAX):
+            yield RunGroup(start, start, min(last - start + 1, _I32_MAX), 0)
+
+
+def _checked(first: int, last: int, size: int, period: int) -> RunGroup:
+    """Return the group that these numbers encode; runs that touch are a single one."""
     span = last - first
     is_possible = first >= 0 and size > 0 and period >= 0 and 0 <= span <= _ENTRY_ID_MAX - first - size + 1
     if not is_possible or (span % period if period else span):
         raise InvalidAvailabilityError(f"impossible group: starts {first}..{last}, size {size}, period {period}")
-    if period <= size:  # adjacent runs, or a single one
-        return range(first, first + 1), span + size
-    return range(first, last + 1, period), size
+    if period <= size or not span:  # adjacent runs, or a single one
+        return RunGroup(first, first, span + size, 0)
+    return RunGroup(first, last, size, period)

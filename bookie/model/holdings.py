@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Final
 
-from bookie.model.availability import EntryRuns
+from bookie.model.availability import EntryRuns, finished
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
+
+COMPARED_AT_ONCE: Final = 50_000
+"""Entries that are compared between two pauses: some milliseconds, if each second one begins a run."""
 
 
 def holds_all(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> bool:
     """Return whether ``held`` contains every entry that a closed ledger's metadata places on the bookie."""
+    return finished(comparing(metadata, bookie, held))
+
+
+def comparing(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> Generator[None, None, bool]:
+    """Do the same as ``holds_all``, with pauses."""
     end_of_ledger = metadata.last_entry_id
     assert end_of_ledger is not None, "only a closed ledger has an end"
     for index, fragment in enumerate(metadata.fragments):
@@ -22,9 +31,11 @@ def holds_all(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> bo
         for position, member in enumerate(fragment.members):
             if member != bookie:
                 continue
-            where = fragment.first_entry_id, last
-            if metadata.stripe.held_count(position, held, *where) < metadata.stripe.count(position, *where):
-                return False
+            for start in range(fragment.first_entry_id, last + 1, COMPARED_AT_ONCE):
+                where = start, min(last, start + COMPARED_AT_ONCE - 1)
+                if metadata.stripe.held_count(position, held, *where) < metadata.stripe.count(position, *where):
+                    return False
+                yield
     return True
 
 

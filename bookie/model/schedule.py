@@ -1,17 +1,18 @@
 """Round-robin placement of entries: the positions that store an entry, and the entries that a position stores.
 
 Entry ``n`` goes to ensemble positions ``(n + i) mod E`` for ``i < Qw``, with absolute entry ids
-(docs/formats.md#schedule). Ranges are inclusive. All methods compute with runs and never loop over entries, except
-``Stripe.entries``.
+(docs/formats.md#schedule). Ranges are inclusive. All methods compute with groups of runs and never loop over entries,
+except ``Stripe.entries``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from bookie.model.availability import EntryRuns
+from bookie.model.availability import EntryRuns, RunGroup
 from bookie.model.ids import EntryId
 
 
@@ -55,7 +56,20 @@ class Stripe:
 
     def held_count(self, position: int, held: EntryRuns, first: int, last: int) -> int:
         """Return how many entries of ``first..last`` that the bookie at ``position`` stores are in ``held``."""
-        return sum(self.count(position, *run) for run in held.within(first, last))
+        return sum(self._count_in_group(position, group) for group in held.groups_within(first, last))
+
+    def _count_in_group(self, position: int, group: RunGroup) -> int:
+        """Return how many entries of the group the bookie at ``position`` stores.
+
+        The counts of its runs repeat: two runs whose starts have the same remainder have the same count.
+        """
+        if not group.period:
+            return self.count(position, group.first, group.last)
+        cycle = self.ensemble_size // math.gcd(self.ensemble_size, group.period)
+        starts = range(group.first, group.first + min(cycle, group.run_count) * group.period, group.period)
+        counts = [self.count(position, start, start + group.size - 1) for start in starts]
+        whole, rest = divmod(group.run_count, len(counts))
+        return whole * sum(counts) + sum(counts[:rest])
 
     def first_entry(self, position: int, first: int, last: int) -> EntryId | None:
         """Return the first entry of ``first..last`` that ``position`` stores, or None."""

@@ -1,14 +1,25 @@
-"""Wait for several coroutines: for all of them, for the first to end, or until the first error."""
+"""Wait for several coroutines: for all of them, for the first to end, or until the first error; long work in turns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from bookie.runtime.tasks import cancel
 
 T = TypeVar("T")
+
+
+async def in_turns(steps: Generator[None, None, T]) -> T:
+    """Run a generator to its end and return its result; other tasks of the loop run at each of its pauses."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await asyncio.sleep(0)
 
 
 async def all_or_first_error(works: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -9,7 +9,8 @@ loses nothing, because the journal is replayed from the last mark and storing an
 4. drop the flushed cache; only now may journal files be deleted (the caller trims the journal).
 
 A flush that fails because the disk is full is kept. The next attempt continues in a new file, after the entries that
-are already in the index.
+are already in the index. What the failed attempt wrote behind them is counted as dead in the last step
+(``bookie.storage.entry_logs.log_ends``).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark, pack_entry_key
 from bookie.storage.entry_logs.dead_bytes import increased, superseded
-from bookie.storage.entry_logs.entry_log import EntryLogs, EntryLogWriter
+from bookie.storage.entry_logs.entry_log import HEADER_SIZE, EntryLogs, EntryLogWriter
+from bookie.storage.entry_logs.log_ends import end_keys, end_of, ends_at
 from bookie.storage.ledger_state import LedgerStates
 from bookie.storage.port import DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
@@ -37,7 +39,8 @@ class _Flush:
     """The work of one checkpoint.
 
     ``named``: the number of entries, in order, that are already in the index. ``log_id``: the last log to which the
-    index may refer.
+    index may refer. ``complete``: logs that were written to their end. ``cut_off``: the sizes of the files of logs that
+    a full disk ended, and to which the index may refer. ``failed``: other logs that a full disk ended.
     """
 
     sequence: int
@@ -45,6 +48,9 @@ class _Flush:
     states: list[tuple[bytes, bytes]] = field(repr=False)
     named: int = 0
     log_id: int = 0
+    complete: list[int] = field(default_factory=list)
+    cut_off: dict[int, int] = field(default_factory=dict)
+    failed: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -101,7 +107,8 @@ class Checkpointer:
         if flush.sequence > self.mark.sequence or flush.states:
             await self._write_entries(flush, self.caches.flushing)
             mark = CheckpointMark(flush.sequence, self.logs.next_id, flush.ledger_count)
-            await self.index.write([*flush.states, (MARK_KEY, mark.encode())])
+            puts, deletes = await self._counted(flush)
+            await self.index.write([*flush.states, *puts, (MARK_KEY, mark.encode())], deletes)
             self.mark = mark
             self.states.saved()
         self.caches.flushing, self._pending = None, None
@@ -112,7 +119,7 @@ class Checkpointer:
         puts: list[tuple[bytes, bytes]] = []
         try:
             for page in self._pages(islice(cache.ordered(), flush.named, None)):
-                log = log or await self.logs.create()
+                log = log or await self._create(flush)
                 puts += await _append_page(log, page)
                 if (
                     len(puts) >= self.settings.flush_sync_entries
@@ -122,21 +129,49 @@ class Checkpointer:
                     puts = []
             if log is not None and puts:
                 await self._name_entries(flush, log, puts)
+            if log is not None:
+                flush.complete.append(log.log_id)
         except DiskFullError:
-            if log is not None and log.log_id != flush.log_id:
+            if log is not None and log.log_id == flush.log_id:
+                flush.cut_off[log.log_id] = await log.file.size()
+            elif log is not None:
+                flush.failed.append(log.log_id)
                 await self.logs.discard(log)  # else the failed attempts would fill the disk
             raise
         finally:
             if log is not None:
                 await log.file.close()
 
+    async def _create(self, flush: _Flush) -> EntryLogWriter:
+        log_id = self.logs.take_id()
+        await self.index.write([ends_at(log_id, HEADER_SIZE)])
+        try:
+            return await self.logs.create(log_id)
+        except DiskFullError:
+            flush.failed.append(log_id)
+            raise
+
     async def _name_entries(self, flush: _Flush, log: EntryLogWriter, puts: list[tuple[bytes, bytes]]) -> None:
         """Make the log durable, then write the index entries that refer to it. What they replace counts as dead."""
         await log.sync()
         flush.log_id = log.log_id
         dead = await superseded(self.index, puts)
-        await self.index.write([*puts, *await increased(self.index, dead)] if dead else puts)
+        more = await increased(self.index, dead) if dead else []
+        await self.index.write([*puts, *more, ends_at(log.log_id, log.size)])
         flush.named += len(puts)
+
+    async def _counted(self, flush: _Flush) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+        """Return the index records to write and to delete when all logs of a flush have ended."""
+        puts: list[tuple[bytes, bytes]] = []
+        dead: dict[int, int] = {}
+        for log_id, size in flush.cut_off.items():
+            if (end := await end_of(self.index, log_id)) is not None:
+                dead[log_id] = size - end.offset
+                puts.append(ends_at(log_id, end.offset, is_counted=True))
+        if dead:
+            puts += await increased(self.index, dead)
+        present = set(await self.logs.present()) if flush.failed else set()
+        return puts, end_keys([*flush.complete, *(log_id for log_id in flush.failed if log_id not in present)])
 
     def _pages(self, items: Iterable[_Item]) -> Iterator[list[_Item]]:
         page, size = [], 0

@@ -19,6 +19,7 @@ from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
 from bookie.storage.entry_logs import entry_log
 from bookie.storage.entry_logs.entry_log import EntryLogs
 from bookie.storage.entry_logs.leftovers import remove_leftovers
+from bookie.storage.entry_logs.log_ends import last_recorded
 from bookie.storage.journal import replay as journal_replay
 from bookie.storage.journal.format import Record, RecordKind
 from bookie.storage.journal.journal import Journal
@@ -68,7 +69,8 @@ async def open_parts(
     caches = Caches()
     states = LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)
     log_ids = await entry_log.log_ids(ledger_disk)
-    logs = EntryLogs(ledger_disk, max([mark.next_log_id, *(log_id + 1 for log_id in log_ids)]), settings.open_logs)
+    last_id = max([*log_ids, await last_recorded(index)], default=0)
+    logs = EntryLogs(ledger_disk, max(mark.next_log_id, last_id + 1), settings.open_logs)
     checkpointer = Checkpointer(caches, states, logs, index, settings, mark)
     replay = JournalReplay(journal_disk, mark.sequence)
     may_hold_bytes = settings.cache_bytes_max

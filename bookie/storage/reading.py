@@ -7,12 +7,13 @@ that is in the index but does not verify is CORRUPT or IO_ERROR, never absent (S
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.model.availability import EntryRuns
+from bookie.model.availability import EntryRuns, RunsBuilder, joined
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
+from bookie.runtime.waiting import in_turns
 from bookie.storage.disks.index_format import (
     Location,
     entry_id_of,
@@ -28,6 +29,8 @@ from bookie.wire.port import READ_BYTES_MAX, EntryResult, Status
 
 _log = logging.getLogger(__name__)
 
+_JOINED_AT_ONCE: Final = 20_000
+"""Ids of cached entries that are joined to runs between two turns of the loop: some milliseconds."""
 _MOVES_MAX: Final = 3
 """How often one read follows entries that compaction moves at the same time; only damage can cause more moves."""
 
@@ -115,17 +118,18 @@ class EntryReader:
         return (await self.entries(state, [EntryId(last)]))[0]
 
     async def runs(self, ledger_id: LedgerId) -> EntryRuns:
-        """Return the ids of all entries of a ledger.
+        """Return the ids of all entries of a ledger. Gives way to others between parts.
 
         Raises:
             DiskError: the index cannot be read.
         """
-        runs = self.caches.runs(ledger_id)
+        cached = self.caches.entry_ids(ledger_id)  # before the index: a flush moves entries there
+        stored = RunsBuilder()
         first, end = entry_range(ledger_id)
         while keys := await self.index.keys(first, end, self.list_page_keys):
-            runs.extend(_runs_of_page(keys))
+            _add_page(stored, keys)
             first = keys[-1] + b"\0"
-        return EntryRuns.of_runs(runs)
+        return await in_turns(EntryRuns.uniting(stored.built(), await in_turns(_collecting(cached))))
 
 
 def _prefix_within_bounds(found: Sequence[CachedEntry | Location | None]) -> int:
@@ -157,8 +161,22 @@ def _verified(
     return EntryResult(entry_id, status)
 
 
-def _runs_of_page(keys: Sequence[bytes]) -> Sequence[tuple[int, int]]:
+def _add_page(runs: RunsBuilder, keys: Sequence[bytes]) -> None:
     first, last = entry_id_of(keys[0]), entry_id_of(keys[-1])
     if last - first == len(keys) - 1:  # ascending and distinct, so there is no gap
-        return [(first, last)]
-    return EntryRuns.of(map(entry_id_of, keys)).runs
+        runs.add(first, last)
+        return
+    for run in joined(map(entry_id_of, keys)):
+        runs.add(*run)
+
+
+def _collecting(entry_ids: list[EntryId]) -> Generator[None, None, EntryRuns]:
+    """Return the set of ids in any order, with pauses. To sort ids that mostly ascend takes little time."""
+    entry_ids.sort()
+    runs = RunsBuilder()
+    for start in range(0, len(entry_ids), _JOINED_AT_ONCE):
+        if start:
+            yield
+        for run in joined(entry_ids[start : start + _JOINED_AT_ONCE]):
+            runs.add(*run)
+    return runs.built()

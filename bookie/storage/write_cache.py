@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from bookie.model.availability import EntryRuns
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 
 ENTRY_OVERHEAD_BYTES: Final = 256
@@ -50,9 +49,9 @@ class WriteCache:
         """Return the greatest entry id of a ledger, or None."""
         return self._last.get(ledger_id)
 
-    def runs(self, ledger_id: LedgerId) -> EntryRuns:
-        """Return the ids of a ledger's entries."""
-        return EntryRuns.of(sorted(self._ledgers.get(ledger_id, ())))
+    def entry_ids(self, ledger_id: LedgerId) -> list[EntryId]:
+        """Return the ids of a ledger's entries, in the order of their arrival."""
+        return list(self._ledgers.get(ledger_id, ()))
 
     def drop(self, ledger_id: LedgerId, counted: int = 0) -> int:
         """Drop a ledger's entries, and return how many of them are among the first ``counted`` of ``ordered``."""
@@ -88,9 +87,9 @@ class Caches:
         found = [cache.last(ledger_id) for cache in self._present()]
         return max((entry_id for entry_id in found if entry_id is not None), default=None)
 
-    def runs(self, ledger_id: LedgerId) -> list[tuple[int, int]]:
-        """Return the runs of a ledger's entries in both caches, possibly overlapping."""
-        return [run for cache in self._present() for run in cache.runs(ledger_id).runs]
+    def entry_ids(self, ledger_id: LedgerId) -> list[EntryId]:
+        """Return the ids of a ledger's entries in both caches, in any order, perhaps twice."""
+        return [entry_id for cache in self._present() for entry_id in cache.entry_ids(ledger_id)]
 
     def swap(self) -> None:
         """Start a flush: the active cache becomes the flushing one, and an empty cache takes its place."""

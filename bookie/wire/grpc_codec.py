@@ -6,7 +6,7 @@ for other entries than asked) becomes a value or ``MalformedAnswerError``, never
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from operator import lt
 from typing import Final, cast
 
@@ -221,21 +221,22 @@ def _one_from_wire(message: pb.OneEntry) -> EntryResult:
 
 def list_to_wire(reply: ListReply) -> Iterator[pb.EntryList]:
     """Messages of a listing's answer; the final one carries the overall status."""
-    data = reply.entries.encode() if reply.entries.runs or reply.status is Status.OK else b""
-    for start in range(0, len(data), CHUNK_BYTES):
-        yield pb.EntryList(availability=data[start : start + CHUNK_BYTES])
+    for piece in reply.entries.encoded() if reply.entries or reply.status is Status.OK else ():
+        yield pb.EntryList(availability=piece)
     yield pb.EntryList(is_last=True, status=_TO_WIRE[reply.status], detail=reply.detail)
 
 
-def list_from_wire(pieces: Sequence[bytes], last: pb.EntryList) -> ListReply:
-    """Reply in the pieces of a listing's answer; one that is not OK may come with entries as well.
+def list_from_wire(pieces: Sequence[bytes], last: pb.EntryList) -> Generator[None, None, ListReply]:
+    """Return the reply in the pieces of a listing's answer, with pauses, as a list may be long.
+
+    One that is not OK may come with entries as well.
 
     Raises:
         InvalidAvailabilityError: the bytes are no availability list.
     """
     data = b"".join(pieces)
     status = status_from_wire(last.status)
-    entries = EntryRuns.decode(data) if data or status is Status.OK else EntryRuns(())
+    entries = (yield from EntryRuns.decoding(data)) if data or status is Status.OK else EntryRuns(())
     return ListReply(status, entries, last.detail)
 
 

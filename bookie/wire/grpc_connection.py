@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 
 from bookie.model.ids import EntryId
+from bookie.runtime.waiting import in_turns
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.add_stream import AddStream
@@ -142,7 +143,7 @@ class Connection:
             call.cancel()
         if last is None or not last.is_last:
             return ListReply(Status.UNREACHABLE, detail=_CUT_SHORT)
-        return list_from_wire(pieces, last)
+        return await in_turns(list_from_wire(pieces, last))
 
     async def close(self) -> None:
         """End the add stream and the channel; calls in flight end."""

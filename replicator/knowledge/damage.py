@@ -86,17 +86,7 @@ class KnownDamage:
 
 def without(held: EntryRuns, entry_ids: Iterable[EntryId]) -> EntryRuns:
     """Return the set ``held`` without ``entry_ids``."""
-    removed = EntryRuns.of(sorted(entry_ids))
-    runs: list[tuple[int, int]] = []
-    for first, last in held.runs:
-        start = first
-        for gap_first, gap_last in removed.within(first, last):
-            if start < gap_first:
-                runs.append((start, gap_first - 1))
-            start = gap_last + 1
-        if start <= last:
-            runs.append((start, last))
-    return EntryRuns(tuple(runs))
+    return held.without(EntryRuns.of(sorted(entry_ids)))
 
 
 def _positions(metadata: LedgerMetadata, copy: CorruptCopy) -> Iterator[PositionKey]:

@@ -118,7 +118,7 @@ def _write_set(metadata: LedgerMetadata, entry_id: EntryId) -> set[BookieId]:
 
 
 def _serves(reply: ListReply, entry_id: EntryId) -> bool:
-    return any(first <= entry_id <= last for first, last in reply.entries.runs)
+    return entry_id in reply.entries
 
 
 def proven(ledger: Versioned, result: EntryResult) -> Entry | None:

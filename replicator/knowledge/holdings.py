@@ -33,7 +33,7 @@ from bookie.client.held_entries import HeldEntries
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.availability import EntryRuns
-from bookie.model.holdings import fragment_entries
+from bookie.model.holdings import COMPARED_AT_ONCE, fragment_entries
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import Stripe
@@ -47,8 +47,6 @@ from replicator.plan.planner import PositionKey, closed_fragment_last
 from replicator.plan.steps import CopyPosition
 
 LIST_TIMEOUT_S: Final = 15.0
-COMPARED_AT_ONCE: Final = 50_000
-"""Entries that are compared between two turns of the loop: some milliseconds, if each second one begins a run."""
 _ATTEMPTS_MAX: Final = 4
 _HAS_ENTRIES: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
 """Answers of a bookie that need no doubt: one in limbo denies nothing, and one with a damaged copy has its disks."""
@@ -124,15 +122,15 @@ class Holdings:
             return EntryRuns(())
         if reply.status is Status.UNSUPPORTED:
             return EntryRuns(((first, end - 1),))
-        return EntryRuns(tuple(reply.entries.within(first, end - 1)))
+        return reply.entries.between(first, end - 1)
 
     async def missing_on_target(self, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
         """None if the target lists every entry of ``step``, or serves each if it has no lists; else its answer."""
         reply = await self._held.held(step.target, ledger_id, step.entries())
         if reply.status in _LISTS:
-            if not await _lacks_some(step.stripe, step.position, reply.entries, step.first, step.last):
+            held = await _held_count(step.stripe, step.position, reply.entries, step.first, step.last)
+            if held == step.entry_count:
                 return None
-            held = step.stripe.held_count(step.position, reply.entries, step.first, step.last)
             return Answer(step.target, reply.status, f"lists {held} of {step.entry_count} entries")
         return Answer(step.target, reply.status, reply.detail)
 
@@ -281,6 +279,16 @@ async def _lacks_some(stripe: Stripe, position: int, listed: EntryRuns, first: E
         if start + COMPARED_AT_ONCE <= last:
             await asyncio.sleep(0)
     return False
+
+
+async def _held_count(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> int:
+    """How many entries of ``first..last`` that the position stores are listed; gives way as ``_lacks_some`` does."""
+    count = 0
+    for start in range(first, last + 1, COMPARED_AT_ONCE):
+        count += stripe.held_count(position, listed, start, min(last, start + COMPARED_AT_ONCE - 1))
+        if start + COMPARED_AT_ONCE <= last:
+            await asyncio.sleep(0)
+    return count
 
 
 def _lacks(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:

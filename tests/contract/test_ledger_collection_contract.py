@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from bookie.model.ids import EntryId, LedgerId
+from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, EntryLogWriter
+from bookie.storage.entry_logs.log_ends import ends_at
+from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.wire.port import Status
 from tests.contract.test_ledger_storage_contract import KEY, LEDGER, Bookie, batch, ids
@@ -216,6 +225,240 @@ async def test_a_crash_between_copies_of_an_entry_costs_no_space_for_good(bookie
     assert await logs(bookie) == []
 
 
+@dataclass
+class FlushThatFails:
+    """Appends to entry logs fail from the given one on, after half of the page was written."""
+
+    error: type[DiskError]
+    good_pages: int
+
+    def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        append = EntryLogWriter.append
+
+        async def failing(log: EntryLogWriter, entries: Sequence[tuple[bytes, int]]) -> list[bytes]:
+            self.good_pages -= 1
+            if self.good_pages >= 0:
+                return await append(log, entries)
+            half = b"".join(struct.pack(">II", len(body), crc) + body for body, crc in entries)
+            await log.file.append([half[: len(half) // 2 + 3]])
+            raise self.error("planted")
+
+        monkeypatch.setattr(EntryLogWriter, "append", failing)
+
+
+async def is_all_given_back(bookie: Bookie, ledger_ids: Sequence[LedgerId]) -> bool:
+    """Whether no entry log is left when all ledgers are deleted."""
+    for ledger_id in ledger_ids:
+        assert await bookie.store.collect(ledger_id, bookie.store.mark(ledger_id))
+    await bookie.store.checkpoint()
+    await bookie.store.compact()
+    return await logs(bookie) == []
+
+
+async def used_bytes(bookie: Bookie) -> int:
+    if bookie.kind == "memory":
+        return sum(len(bookie.twins[1].content(f"entries/{name}")) for name in await logs(bookie))
+    return sum(path.stat().st_size for path in (bookie.root / "ledgers" / "entries").iterdir())
+
+
+@pytest.mark.parametrize("good_pages", range(6))
+@pytest.mark.parametrize("torn", ["cut", "zeros", "short"])
+async def test_a_log_that_a_power_loss_cuts_off_gives_its_space_back(
+    bookie: Bookie, torn: str, good_pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the power fails again before the bookie is done with it. The entries that were stored are served."""
+    await restart_with(bookie, replace(SETTINGS, flush_sync_entries=20))
+    for ledger_id, count in ((LEDGER, 50), (OTHER, 6)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    with monkeypatch.context() as patch:
+        FlushThatFails(DiskError, good_pages).plant(patch)
+        with suppress(DiskError):
+            await bookie.store.checkpoint()
+        await bookie.stop(cleanly=False)
+    for name in await left_logs(bookie):
+        tear(bookie, name, torn)
+    await bookie.start()
+    for _ in range(2):
+        assert await served(bookie, LEDGER, 50) == await served(bookie, OTHER, 6) == {Status.OK}
+        await restart(bookie, cleanly=False)
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    await bookie.store.compact()
+    live = sum(len(entry) + RECORD_HEADER_SIZE for entry in batch(*range(6), ledger_id=OTHER).entries)
+    assert await used_bytes(bookie) <= live / SETTINGS.compact_below + 2 * HEADER_SIZE
+    assert await served(bookie, OTHER, 6) == {Status.OK}
+    assert await is_all_given_back(bookie, [OTHER])
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("good_pages", range(7))
+async def test_what_a_flush_wrote_before_the_disk_was_full_gives_its_space_back(
+    bookie: Bookie, good_pages: int, is_restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await restart_with(bookie, replace(SETTINGS, flush_sync_entries=20))
+    for ledger_id, count in ((LEDGER, 50), (OTHER, 6)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    with monkeypatch.context() as patch:
+        FlushThatFails(DiskFullError, good_pages).plant(patch)
+        with suppress(DiskFullError):
+            await bookie.store.checkpoint()
+    if is_restarted:
+        await restart(bookie, cleanly=False)
+    await bookie.store.checkpoint()
+    assert await served(bookie, LEDGER, 50) == await served(bookie, OTHER, 6) == {Status.OK}
+    assert await is_all_given_back(bookie, [LEDGER, OTHER])
+
+
+@pytest.mark.parametrize("good_pages", range(3))
+async def test_a_compaction_that_a_full_disk_ends_gives_its_space_back(
+    bookie: Bookie, good_pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ledger_id, count in ((LEDGER, 100), (OTHER, 25)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    with monkeypatch.context() as patch:
+        FlushThatFails(DiskFullError, good_pages).plant(patch)
+        with pytest.raises(DiskFullError):
+            await bookie.store.compact()
+    for _ in range(2):
+        assert await served(bookie, OTHER, 25) == {Status.OK}
+        await bookie.store.compact()
+    live = sum(len(entry) + RECORD_HEADER_SIZE for entry in batch(*range(25), ledger_id=OTHER).entries)
+    assert await used_bytes(bookie) <= live / SETTINGS.compact_below + 2 * HEADER_SIZE
+    assert await is_all_given_back(bookie, [OTHER])
+
+
+async def test_damage_before_the_end_of_a_log_that_was_cut_off_is_no_reason_to_remove_it(
+    bookie: Bookie, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await restart_with(bookie, replace(SETTINGS, flush_sync_entries=20))
+    await bookie.store.add(batch(*range(50)))
+    with monkeypatch.context() as patch:
+        FlushThatFails(DiskError, 3).plant(patch)
+        with suppress(DiskError):
+            await bookie.store.checkpoint()
+        await bookie.stop(cleanly=False)
+    [name] = await left_logs(bookie)
+    write_over(bookie, name, HEADER_SIZE + 12, b"\xff\xff")
+    await bookie.start()
+    assert name in await logs(bookie)
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+@pytest.mark.parametrize("is_counted", [False, True])
+async def test_an_end_that_was_recorded_for_an_earlier_log_with_the_same_id_removes_no_entry(
+    bookie: Bookie, is_counted: bool, is_older: bool
+) -> None:
+    """An older release leaves the record of a log that was never created, and uses its id again."""
+    for ledger_id, count in ((LEDGER, 50), (OTHER, 6)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    await bookie.stop()
+    [name] = await left_logs(bookie)
+    log_id = int(name.removesuffix(".log"), 16)
+    if is_older:
+        write_over(bookie, name, 0, older_header(log_id))
+    await put_into_index(bookie, ends_at(log_id, HEADER_SIZE, is_counted=is_counted))
+    await bookie.start()
+    for _ in range(2):
+        assert await served(bookie, LEDGER, 50) == await served(bookie, OTHER, 6) == {Status.OK}
+        await restart(bookie)
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    assert (await bookie.store.compact()).removed_logs == 1
+    for _ in range(2):
+        assert await served(bookie, OTHER, 6) == {Status.OK}
+        await restart(bookie, cleanly=False)
+    assert await is_all_given_back(bookie, [OTHER])
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+async def test_an_end_of_an_earlier_log_does_not_turn_damage_into_a_torn_tail(bookie: Bookie, is_counted: bool) -> None:
+    for ledger_id, count in ((LEDGER, 50), (OTHER, 6)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    await bookie.stop()
+    [name] = await left_logs(bookie)
+    log_id = int(name.removesuffix(".log"), 16)
+    write_over(bookie, name, 0, older_header(log_id))
+    write_over(bookie, name, HEADER_SIZE + 12, b"\xff\xff")
+    await put_into_index(bookie, ends_at(log_id, HEADER_SIZE, is_counted=is_counted))
+    await bookie.start()
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    assert (await bookie.store.compact()).kept_damaged == 1
+    assert await served(bookie, OTHER, 6) == {Status.OK}
+
+
+async def test_the_id_of_a_log_of_which_the_index_has_a_record_is_not_used_again(bookie: Bookie) -> None:
+    await bookie.stop()
+    await put_into_index(bookie, ends_at(9, HEADER_SIZE))
+    await bookie.start()
+    await bookie.store.add(batch(1))
+    await bookie.store.checkpoint()
+    assert await logs(bookie) == [f"{10:016x}.log"]
+
+
+def older_header(log_id: int) -> bytes:
+    """The header of an entry log that a release without recorded ends wrote."""
+    header = struct.pack(">8sHxxQ", b"\x93bkhelog", 1, log_id)
+    return header + struct.pack(">I", crc32c(header))
+
+
+async def put_into_index(bookie: Bookie, pair: tuple[bytes, bytes]) -> None:
+    """Write to the index of a bookie that is stopped."""
+    index: EntryIndex
+    if bookie.kind == "memory":
+        journal, ledgers, twin = bookie.twins
+        index = twin.restarted()
+        bookie.twins = journal, ledgers, index
+    else:
+        index = await RocksIndex.open(bookie.root / "ledgers" / "index")
+    await index.write([pair])
+    await index.close()
+
+
+async def restart_with(bookie: Bookie, settings: StorageSettings) -> None:
+    bookie.settings = settings
+    await restart(bookie)
+
+
+async def left_logs(bookie: Bookie) -> list[str]:
+    """The entry logs of a bookie that is stopped."""
+    if bookie.kind == "memory":
+        return await logs(bookie)
+    return sorted(path.name for path in (bookie.root / "ledgers" / "entries").iterdir())
+
+
+def tear(bookie: Bookie, name: str, how: str) -> None:
+    """What a power loss makes of a log whose last page was not synced: its last bytes are lost, or zeros, or stay."""
+    content = read_log(bookie, name)
+    if how == "cut" and len(content) > HEADER_SIZE:
+        cut_log(bookie, name, len(content) - min(20, len(content) - HEADER_SIZE))
+    elif how == "zeros" and len(content) > HEADER_SIZE + 20:
+        write_over(bookie, name, len(content) - 20, bytes(20))
+
+
+def read_log(bookie: Bookie, name: str) -> bytes:
+    if bookie.kind == "memory":
+        return bookie.twins[1].content(f"entries/{name}")
+    return (bookie.root / "ledgers" / "entries" / name).read_bytes()
+
+
+def cut_log(bookie: Bookie, name: str, size: int) -> None:
+    if bookie.kind == "memory":
+        bookie.twins[1].cut(f"entries/{name}", size)
+    else:
+        os.truncate(bookie.root / "ledgers" / "entries" / name, size)
+
+
+def write_over(bookie: Bookie, name: str, offset: int, data: bytes) -> None:
+    if bookie.kind == "memory":
+        bookie.twins[1].overwrite(f"entries/{name}", offset, data)
+    else:
+        content = read_log(bookie, name)
+        path = bookie.root / "ledgers" / "entries" / name
+        path.write_bytes(content[:offset] + data + content[offset + len(data) :])
+
+
 async def test_reads_during_compaction_find_everything(bookie: Bookie) -> None:
     for ledger_id, count in ((LEDGER, 100), (OTHER, 20)):
         await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
@@ -234,11 +477,7 @@ async def test_a_log_that_cannot_be_read_is_kept(bookie: Bookie) -> None:
         await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
     await bookie.store.checkpoint()
     [name] = await logs(bookie)
-    if bookie.kind == "memory":
-        bookie.twins[1].overwrite(f"entries/{name}", 3, b"\0\0")
-    else:
-        path = bookie.root / "ledgers" / "entries" / name
-        path.write_bytes(path.read_bytes()[:3] + b"\0\0" + path.read_bytes()[5:])
+    write_over(bookie, name, 3, b"\0\0")
     assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
     for _ in range(2):
         done = await bookie.store.compact()

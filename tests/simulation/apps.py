@@ -12,6 +12,7 @@ from bookie.client.reader.reader import LedgerReader
 from bookie.client.recovery.recovery import recover_ledger
 from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from tests.simulation.nodes import SimClient
@@ -198,6 +199,17 @@ async def switch(world: SimWorld, client: SimClient, *, is_on: bool) -> None:
         world.disabled_since_s = world.loop.time()
     except (BkhealError, TimeoutError) as error:
         world.trace.event(client.process.name, f"switch: {type(error).__name__}")
+
+
+async def limit_copies(world: SimWorld, client: SimClient, limits: CopyLimits | None) -> None:
+    """Set the limits on copying of the whole cluster, or remove them (None)."""
+    world.trace.event(client.process.name, f"sets limits on copying: {limits}")
+    store = CopyLimitsStore(client.store, world.cluster.root)
+    try:
+        await (store.clear() if limits is None else store.set(limits))
+        world.note_limits(limits)
+    except (BkhealError, TimeoutError) as error:
+        world.trace.event(client.process.name, f"limits: {type(error).__name__}")
 
 
 async def mark_ledgers_of(world: SimWorld, client: SimClient, bookie: BookieId) -> None:

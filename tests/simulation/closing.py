@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from bookie.model.errors import BkhealError
-from bookie.storage.entry_logs.entry_log import DIRECTORY, HEADER_SIZE, RECORD_HEADER_SIZE, decode_records
+from bookie.storage.entry_logs.entry_log import DIRECTORY, RECORD_HEADER_SIZE
 from tests.simulation.repairs import LOCK_S
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _SPARE_BYTES: Final = 64
 """What a bookie's entry logs may need beyond what its live entries explain."""
 _LOOK_S: Final = 5.0
+_RETRIES_MAX: Final = 3
+"""Checkpoints that a bookie may need to notice that its disk has space again."""
 
 
 async def watch_locks(world: SimWorld) -> None:
@@ -45,6 +47,9 @@ async def judge_space(world: SimWorld) -> None:
 async def _judge_space_of(world: SimWorld, node: SimBookie) -> None:
     node.collecting.cancel()
     await asyncio.wait([node.collecting])  # there is one collection and one compaction at a time
+    for _ in range(_RETRIES_MAX):
+        if node.storage.is_full:  # it tries again by itself
+            await asyncio.sleep(world.variation.storage.flush_retry_s)
     try:
         await node.storage.checkpoint()
         await node.collect()
@@ -52,20 +57,12 @@ async def _judge_space_of(world: SimWorld, node: SimBookie) -> None:
     except BkhealError as error:
         world.truth.fail("SPACE", f"{node.bookie} cannot collect in the end: {error}")
         return
-    if node.was_full:
-        return  # what a flush had written when the disk became full is not counted as dead
     live = await _live_bytes(world, node)
     disk = node.disks[1]
     logs = [disk.content(path) for path in disk.paths() if path.startswith(f"{DIRECTORY}/")]
-    used = sum(len(log) - HEADER_SIZE for log in logs if _is_whole(log))
+    used = sum(len(log) for log in logs)
     if used * world.variation.storage.compact_below > live + _SPARE_BYTES:
         world.truth.fail("SPACE", f"{node.bookie} has {used} bytes in {len(logs)} entry logs, {live} of them live")
-
-
-def _is_whole(log: bytes) -> bool:
-    """Whether a log can be read to its end. One that a power loss has cut off is kept, and is not judged here."""
-    records = decode_records(log[HEADER_SIZE:])
-    return bool(records) and records[-1][0].offset + records[-1][0].size == len(log) - HEADER_SIZE
 
 
 async def _live_bytes(world: SimWorld, node: SimBookie) -> int:

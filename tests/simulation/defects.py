@@ -9,11 +9,7 @@ from tests.simulation.planted_storage import STORAGE_DEFECTS
 from tests.simulation.planted_turns import TURN_DEFECTS
 from tests.simulation.planting import Defect
 
-RARE: Final = ("no-floor", "recovery-does-not-fence-reads")
-"""Defects without a record: hundreds of histories do not show them."""
-
-_ALL: Final = {**STORAGE_DEFECTS, **CLIENT_DEFECTS, **REPAIR_DEFECTS, **TURN_DEFECTS}
-DEFECTS: dict[str, Defect] = {name: defect for name, defect in _ALL.items() if name not in RARE}
+DEFECTS: dict[str, Defect] = {**STORAGE_DEFECTS, **CLIENT_DEFECTS, **REPAIR_DEFECTS, **TURN_DEFECTS}
 
 SAFETY_RULES: Final[Mapping[str, tuple[str, ...]]] = {
     "S1": ("repair-without-lock",),
@@ -44,11 +40,15 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "change-ignores-state": "new disks",
     "close-over-close": "zombie writer",
     "collected-at-first-look": "collector race",
+    "copies-start-again": "repair",
     "copy-without-recovery-flag": "new disks",
     "corruption-is-denial": "rot",
+    "critical-waits": "repair",
+    "cut-off-log-kept": "power loss",
     "delay-not-respected": "repair",
     "deletion-is-failure": "deletion",
     "disable-ignored": "repair",
+    "failure-demotes": "repair",
     "fence-forgotten": "new disks",
     "incarnation-unchecked": "new disks",
     "index-not-reopened": "full disk",
@@ -60,8 +60,10 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "lost-disks-not-urgent": "new disks",
     "memory-by-guess": "repair",
     "never-parked": "gray",
+    "no-floor": "power loss",
     "partial-scan-completes": "clock jumps",
     "read-only-target": "gray",
+    "recovery-does-not-fence-reads": "zombie writer",
     "repair-without-lock": "new disks",
     "session-outlived": "repair",
     "stale-acks": "full disk",

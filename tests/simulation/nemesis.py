@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from bookie.metadata.layout import lock_path
 from bookie.metadata.port import SessionState
+from bookie.metadata.tasks.copy_limits import CopyLimits
 from bookie.model.ids import LedgerId
 from bookie.model.metadata import LedgerMetadata
 from tests.simulation import apps
@@ -20,6 +21,8 @@ from tests.simulation.world import SimWorld
 LONGEST_S: Final = 6.0
 DOWN_MAX: Final = 2
 """Bookies that single faults take away at once; ``kill most bookies`` and power loss go beyond."""
+_STRETCH_MAX: Final = 3.0
+"""How much longer a stretch takes on the time scale of default settings: adds must arrive before a writer gives up."""
 INTERRUPTION_S: Final = 50.0
 """Longer than a collector tries to release a lock."""
 CLOCK_JUMP_MIN_MS: Final = 60_000
@@ -88,6 +91,7 @@ class Nemesis:
             "read-only bookie": self._read_only_bookie,
             "drain": self._drain,
             "disable": self._disable,
+            "limit copies": self._limit_copies,
             "lose a worker's session": self._lose_worker_session,
         }
 
@@ -247,13 +251,14 @@ class Nemesis:
         if metadata is None or metadata.is_closed:
             return False
         members = self._rng.sample(metadata.last_fragment.members, len(metadata.last_fragment.members))
-        delays_s = [d * self._scale for d in (0.8 + 1.5 * self._rng.random(), 3.0 + 2.0 * self._rng.random())]
+        scale = min(self._scale, _STRETCH_MAX)
+        delays_s = [d * scale for d in (0.8 + 1.5 * self._rng.random(), 3.0 + 2.0 * self._rng.random())]
         for member, delay_s in zip(members, delays_s, strict=False):
             for client in self.targets:
                 link = world.network.link(client.process.name, member)
                 link.extra_delay_s = delay_s
                 world.loop.call_later(LONGEST_S, setattr, link, "extra_delay_s", 0.0)
-        world.lose_kind(members[0], "fence", 3.0)
+        world.lose_kind(members[0], "fence", 3.0 * scale)
         self._note(f"{members[:2]} hear writers late, {members[0]} no fences")
         world.loop.call_later(0.02 + 0.4 * self._rng.random(), self._meddle, "recover", self._about)
         return True
@@ -533,6 +538,19 @@ class Nemesis:
         self._operate("disable", apps.switch(world, client, is_on=False))
         seconds = 30.0 + self._down_s()
         world.loop.call_later(seconds, lambda: self._operate("enable", apps.switch(world, client, is_on=True)))
+        return True
+
+    def _limit_copies(self) -> bool:
+        """An operator limits all copies for some time, but those of ledgers with one copy left much less."""
+        world, rng = self._world, self._rng
+        if world.limits is not None:
+            return False
+        limits = CopyLimits(rng.choice((60, 200, 600)), critical_bytes_per_second=rng.choice((3000, 12_000)))
+        self._operate("limit copies", apps.limit_copies(world, world.operator(), limits))
+        seconds = (20.0 + 20.0 * rng.random()) * self._scale
+        world.loop.call_later(
+            seconds, lambda: self._operate("lift limits", apps.limit_copies(world, world.operator(), None))
+        )
         return True
 
     def _lose_worker_session(self) -> bool:

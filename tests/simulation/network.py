@@ -87,7 +87,11 @@ class Listener(Protocol):
     """A bookie as the network sees it."""
 
     process: Process
-    handler: BookieHandler
+
+    @property
+    def handler(self) -> BookieHandler:
+        """What answers requests."""
+        ...
 
     @property
     def is_listening(self) -> bool:

@@ -20,6 +20,7 @@ from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.server.copying import Copying, Store
 from bookie.server.joining.directories import Role
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
@@ -28,8 +29,20 @@ from bookie.storage.entry_logs.collection import Mark
 from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
-from bookie.wire.port import AddBatch, AddReply, FenceReply, ListReply, ReadReply, Reply, ReplyT, Request, Status
-from bookie.wire.requests import Fence, ListEntries, Read
+from bookie.wire.port import (
+    AddBatch,
+    AddReply,
+    CopyReply,
+    FenceReply,
+    ListReply,
+    ReadReply,
+    Reply,
+    ReplyT,
+    Request,
+    Status,
+    Transport,
+)
+from bookie.wire.requests import Copy, Fence, ListEntries, Read
 from tests.simulation.apache import WithoutLists
 from tests.simulation.loop import Process
 from tests.simulation.network import PORT, SimTransport
@@ -57,13 +70,17 @@ class Witnessed(BookieHandler):
 
     @override
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
+        return await self.store(batch, lambda batch: self._inner.add(incarnation, batch))
+
+    async def store(self, batch: AddBatch, store: Store) -> AddReply:
+        """Store a batch that arrived, or that the bookie copies from another one."""
         faults = self._node.faults
         if faults.refuses_copies and batch.is_recovery:
             return AddReply(Status.UNAUTHORIZED, "refused")
         if faults.busy_until_s > self._world.loop.time():
             return AddReply(Status.TOO_MANY_REQUESTS)
         was_fenced = self._truth.is_fenced(self._bookie, batch.ledger_id)
-        reply = await self._inner.add(incarnation, batch)
+        reply = await store(batch)
         if reply.status is Status.OK:
             self._truth.stored(self._bookie, batch, was_fenced=was_fenced)
             if batch.is_recovery:
@@ -91,6 +108,24 @@ class Witnessed(BookieHandler):
                 self._world.happened("fenced", ledger_id, self._bookie)
             case ListEntries(ledger_id=ledger_id), ListReply():
                 self._truth.listed(self._bookie, ledger_id, held, reply)
+
+
+class WitnessedCopying(Copying):
+    """The copies that a bookie makes from others; each batch is seen like one that was sent to it."""
+
+    def __init__(self, node: SimBookie, sources: Transport) -> None:
+        super().__init__(sources, node.clock)
+        self._node = node
+
+    @override
+    async def copy(self, copy: Copy, store: Store) -> CopyReply:
+        async def witnessed(batch: AddBatch) -> AddReply:
+            reply = await self._node.handler.store(batch, store)
+            if reply.status is Status.OK:
+                self._node.world.repairs.pulled(self._node.bookie, batch)
+            return reply
+
+        return await super().copy(copy, witnessed)
 
 
 @dataclass(slots=True)
@@ -125,7 +160,7 @@ class SimBookie:
         self.is_listening = False
         self.is_retired = False
         self.is_new_incarnation = False
-        self.handler: BookieHandler
+        self.handler: Witnessed
         self.storage: LedgerStorage
         self.store: SimStore
         self._rng = random.Random(world.rng.getrandbits(64))
@@ -232,7 +267,10 @@ class SimBookie:
         self.storage, incarnation = await world.open_storage(self)
         self._witness_collection()
         await self._compare_with_truth()
-        service = BookieService(self.storage, self._ledgers, BookieIdentity(incarnation, "sim"))
+        registrations = Registrations(self.store, world.cluster)
+        sources = SimTransport(world.network, self.process, RegistrationResolver(registrations, self.clock))
+        identity = BookieIdentity(incarnation, "sim")
+        service = BookieService(self.storage, self._ledgers, identity, copying=WitnessedCopying(self, sources))
         self.service = service
         self.handler = Witnessed(self, WithoutLists(service) if self.is_apache else service)
         world.read_only_since_s.pop(self.bookie, None)
@@ -240,9 +278,9 @@ class SimBookie:
         self.is_listening = True
         keeper = RegistrationKeeper(
             self.store,
-            Registrations(self.store, world.cluster),
+            registrations,
             self.bookie,
-            service_info(self.process.name, PORT, incarnation),
+            service_info(self.process.name, PORT, incarnation, can_copy=not self.is_apache),
             self.clock,
             takeover_deadline_s=3 * world.session_s,
         )

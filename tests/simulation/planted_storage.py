@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,6 +15,7 @@ from bookie.storage import reading, writing
 from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
 from bookie.storage.disks.memory import MemoryDisk, _MemoryFile
+from bookie.storage.entry_logs import compaction, leftovers
 from bookie.storage.entry_logs.collection import Collection
 from bookie.storage.errors import DamagedJournalError
 from bookie.storage.journal.replay import JournalReplay
@@ -92,6 +93,15 @@ def _(stack: ExitStack) -> None:
     swap(stack, reading, "is_entry", lambda _: lambda location, data, ledger_id, entry_id: True)
 
 
+@plants("cut-off-log-kept", "#4607", "an entry log that a power loss has cut off counts as damaged")
+def _(stack: ExitStack) -> None:
+    async def end_of_file(index: Any, log_id: int) -> None:
+        return None
+
+    swap(stack, leftovers, "end_of", lambda _: end_of_file)
+    swap(stack, compaction, "end_of", lambda _: end_of_file)
+
+
 @plants("limbo-is-absent", "BP-46 scenario 2, #4812", "a bookie on new disks denies what the old ones held")
 def _(stack: ExitStack) -> None:
     def denied(self: LedgerState) -> Status:
@@ -110,7 +120,11 @@ def _(stack: ExitStack) -> None:
 
 @plants("limbo-ends-early", "BP-46", "limbo ends while entries are still missing")
 def _(stack: ExitStack) -> None:
-    swap(stack, collector, "holds_all", lambda _: lambda metadata, bookie, held: True)
+    def always(*arguments: Any) -> Generator[None, None, bool]:
+        yield
+        return True
+
+    swap(stack, collector, "comparing", lambda _: always)
 
 
 @plants("incarnation-unchecked", "#4812", "requests meant for the disks before are served by the new ones")

@@ -12,18 +12,20 @@ from bookie.metadata.layout import task_path
 from bookie.metadata.port import Check, NoNodeError
 from bookie.metadata.tasks.locks import HeldLook
 from bookie.metadata.tasks.switches import RecoverySwitches
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.server.upkeep.collector import Collector, CollectorReport
 from bookie.storage import checkpoint
 from bookie.storage.disks.memory import MemoryIndex
+from replicator.copying.pace import Pace
 from replicator.copying.sources import EntrySource
 from replicator.knowledge.absence import Absences
 from replicator.plan import planner
-from replicator.queue import task_queue
+from replicator.queue import ordering, task_queue
 from replicator.queue.task_queue import TaskQueue
 from replicator.repair import install
 from replicator.repair.lease import Lease
 from replicator.repair.ledger_repair import LedgerRepair
+from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.unclosed_ledger import UnclosedLedgerRepair
 from replicator.telemetry.events import Ending, TaskResult
 from replicator.worker import Worker
@@ -86,6 +88,46 @@ def _(stack: ExitStack) -> None:
         return frozenset(unregistered)
 
     swap(stack, Absences, "lost", lambda _: all_of_them)
+
+
+@plants("copies-start-again", "R44", "the recorded progress of a copy is ignored: after a fault it starts at zero")
+def _(stack: ExitStack) -> None:
+    swap(stack, ReservationHolder, "end_entry_id", lambda _: lambda self, ledger, step, incarnation: EntryId(0))
+
+
+@plants("failure-demotes", "R40", "a ledger that failed once comes after every ledger that never failed")
+def _(stack: ExitStack) -> None:
+    failed: set[LedgerId] = set()
+
+    def make_judge(judge: Any) -> Any:
+        def noting(self: TaskQueue, task: Any, *rest: Any) -> Any:
+            (failed.add if self._memory.failures(task.ledger_id) else failed.discard)(task.ledger_id)
+            return judge(self, task, *rest)
+
+        return noting
+
+    def make_ranked(ranked: Any) -> Any:
+        def demoted(candidates: Any, rng: Any) -> Any:
+            found = [((each.ledger_id in failed, *key), each) for key, each in ranked(candidates, rng)]
+            return sorted(found, key=lambda pair: pair[0])
+
+        return demoted
+
+    swap(stack, TaskQueue, "_judge", make_judge)
+    swap(stack, ordering, "_ranked", make_ranked)
+
+
+@plants(
+    "critical-waits", "limits on copying", "copies of ledgers with one copy left wait for the limits like all others"
+)
+def _(stack: ExitStack) -> None:
+    def make(pass_limits: Any) -> Any:
+        async def waiting(self: Pace, throttle: Any, direction: Any, size_bytes: int, rank: int) -> None:
+            await pass_limits(self, throttle, direction, size_bytes, rank + 1)
+
+        return waiting
+
+    swap(stack, Pace, "_pass_limits", make)
 
 
 @plants("memory-by-guess", "R43", "copies reserve memory for entries of mean size, whatever size the entries have")

@@ -137,7 +137,14 @@ PROFILES: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         "repair",
-        {"lose for good": 0.5, "lose a worker's session": 0.05, "kill bookie": 0.04, "drain": 0.03, "disable": 0.02},
+        {
+            "lose for good": 0.5,
+            "lose a worker's session": 0.05,
+            "kill bookie": 0.04,
+            "drain": 0.03,
+            "disable": 0.02,
+            "limit copies": 0.05,
+        },
         {
             "copied": (
                 ("busy bookie", 0.004),

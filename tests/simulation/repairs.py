@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextvars
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,11 +22,12 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import packet_ids
 from bookie.model.records import decode_record
-from bookie.wire.port import AddBatch, AddReply, ReadReply, ReplyT, Request, Status, Transport
-from bookie.wire.requests import Read
+from bookie.wire.port import AddBatch, AddReply, CopyReply, ReadReply, ReplyT, Request, Status, Transport
+from bookie.wire.requests import Copy, Read
 from replicator.queue.task_queue import Turn
 from replicator.telemetry.events import Ending, Outlook, TaskResult
 from replicator.worker import Worker
+from tests.simulation.limits import Limits
 from tests.simulation.truth import ROOT
 
 if TYPE_CHECKING:
@@ -87,6 +88,13 @@ class Effort:
     useful: dict[tuple[BookieId, EntryId], int] = field(default_factory=dict)
     """Copies, by target and entry."""
     faults: int = 0
+    repeated: int = 0
+    """Bytes of copies that their target had acknowledged before, with the same disks."""
+    interruptions: int = 0
+    """Turns that ended before the task was finished."""
+    is_started_again: bool = False
+    """Whether a target failed, or the task was parked: then the copy may begin again, perhaps elsewhere."""
+    acknowledged: set[tuple[BookieId, str, EntryId]] = field(default_factory=set)
 
     def useful_bytes(self, named: Collection[BookieId]) -> int:
         """Each copy on a bookie that the metadata has named. One copy of an entry is useful in any case.
@@ -117,21 +125,47 @@ class Repairs:
         self.running: dict[tuple[str, LedgerId], TurnNote] = {}
         self.efforts: dict[LedgerId, Effort] = defaultdict(Effort)
         self._locks: dict[str, tuple[int, float]] = {}
+        self._pulled: dict[tuple[BookieId, LedgerId, EntryId], int] = {}
+        """The sizes of what targets copied by themselves."""
+        self.limits = Limits(world)
 
     def now_s(self) -> float:
         return self._world.loop.time()
 
     # Effort
 
-    def copied(self, ledger_id: LedgerId, target: BookieId, packets: Iterable[bytes]) -> None:
+    def copied(self, target: BookieId, batch: AddBatch) -> None:
         """A target acknowledged copies of a ledger."""
+        sizes = {packet_ids(packet)[1]: len(packet) for packet in batch.entries}
+        self._acknowledged(target, batch.ledger_id, batch.incarnation, sizes)
+
+    def pulled(self, target: BookieId, batch: AddBatch) -> None:
+        """A target stored copies that it read by itself. The worker does not know of it before the answer."""
+        self._pulled.update({(target, *packet_ids(packet)[:2]): len(packet) for packet in batch.entries})
+
+    def heard_of_pull(self, target: BookieId, copy: Copy, reply: CopyReply) -> None:
+        """A target acknowledged what it copied by itself."""
+        refused = {refusal.entry_id for refusal in reply.refusals}
+        stored = [entry_id for entry_id in copy.entry_ids[: reply.covered] if entry_id not in refused]
+        sizes = {entry_id: self._pulled[target, copy.ledger_id, entry_id] for entry_id in stored}
+        self._acknowledged(target, copy.ledger_id, copy.incarnation, sizes)
+
+    def _acknowledged(
+        self, target: BookieId, ledger_id: LedgerId, incarnation: str, sizes: Mapping[EntryId, int]
+    ) -> None:
         effort = self.efforts[ledger_id]
-        for packet in packets:
-            effort.copied += len(packet)
-            effort.useful[target, packet_ids(packet)[1]] = len(packet)
+        for entry_id, size in sizes.items():
+            copy = target, incarnation, entry_id
+            effort.copied += size
+            effort.repeated += size if copy in effort.acknowledged else 0
+            effort.acknowledged.add(copy)
+            effort.useful[target, entry_id] = size
 
     def judge_effort(self, window_bytes: Callable[[int], int] | None) -> None:
         """I21: nothing is copied in vain without a fault, and a fault costs at most a fifth and one window.
+
+        R44: as long as no target fails, what a target has acknowledged is not copied to it again, apart from one window
+        for each interruption.
 
         ``window_bytes``: how much one fault may cost, by the size of the largest entry; None: as much as there is.
         """
@@ -139,6 +173,15 @@ class Repairs:
             truth = self._truth.of(ledger_id)
             if truth.is_doomed or truth.is_deleted or truth.is_forgotten or self._truth.rotten:
                 continue
+            is_steady = not self._world.limits_changed_s  # a chunk that waits for a rate keeps the record back
+            if window_bytes is not None and is_steady and not effort.is_started_again:
+                window = window_bytes(max(effort.useful.values(), default=0))
+                if effort.repeated > window * max(1, effort.interruptions):
+                    self._truth.fail(
+                        "R44",
+                        f"{effort.repeated} bytes of {ledger_id} were copied again to targets that had them, "
+                        f"{effort.interruptions} interruptions",
+                    )
             useful = effort.useful_bytes(truth.named)
             allowed: float = useful
             if effort.faults:
@@ -193,7 +236,8 @@ class Repairs:
         self, who: str, ledger_id: LedgerId, metadata: LedgerMetadata, gone: BookieId, target: BookieId
     ) -> None:
         world, truth = self._world, self._truth
-        if gone not in truth.of(ledger_id).ever_missing and gone not in world.drained:
+        is_damaged = gone in truth.rotten  # its position gets another bookie if it does not take good copies (R41)
+        if gone not in truth.of(ledger_id).ever_missing and gone not in world.drained and not is_damaged:
             truth.fail("R39", f"{who} replaced {gone} in {ledger_id}, which no task has named")
         settled_s = SETTLED_S * world.variation.scale
         now_s = self.now_s()
@@ -209,6 +253,8 @@ class Repairs:
         """Watch a worker from now on."""
         watched = _Watched(self, self._world, worker, client)
         worker._events = watched
+        if not self._world.variation.is_pulling:  # a pull is paid for when its size is known
+            self.limits.watch(client, worker._pace)
 
 
 class _Watched:
@@ -252,6 +298,8 @@ class _Watched:
     def task_ended(self, result: TaskResult) -> None:
         ledger_id, ending = result.ledger_id, result.ending
         self._inner_events.task_ended(result)
+        if ending is Ending.PARKED:
+            self._repairs.efforts[ledger_id].is_started_again = True
         if ending is Ending.FAILED:
             self._failures[ledger_id] += 1
             pause_s = min(5.0 * 2 ** (self._failures[ledger_id] - 1), 300.0) * 1.25
@@ -324,6 +372,7 @@ class _Watched:
             since_s = note.started_s - LONGEST_FAULT_S * world.variation.scale
             effort = repairs.efforts[turn.ledger_id]
             effort.faults += world.faults_since(since_s) + (not is_completed)
+            effort.interruptions += not is_completed
 
     # Order
 
@@ -385,8 +434,8 @@ class _Watched:
         for other, left in sorted(listed.copies_left.items()):
             if other == ledger_id or other not in now or other in self._taken or not self._is_due(other):
                 continue
-            _, most = _range(left, now[other])
-            if most < mine:
+            least, most = _range(left, now[other])
+            if least > 0 and most < mine:  # without any copy it comes last
                 self._truth.fail(
                     "R40",
                     f"{self._name} took {ledger_id} with {mine} copies left before {other} with {most}",
@@ -461,13 +510,15 @@ class _Weighing(Transport):
         self._offered.add(batch_key)
         keys = [packet_ids(packet)[:2] for packet in batch.entries]
         self._sending.update(keys)
+        self._repairs.limits.sent(self._client.process.name, sum(map(len, batch.entries)))
         try:
             reply = await self._inner.add(bookie, batch, timeout_s)
         finally:
             self._sending.subtract(keys)
         if reply.status is Status.OK:
-            self._repairs.copied(batch.ledger_id, bookie, batch.entries)
+            self._repairs.copied(bookie, batch)
         elif reply.status is not Status.TOO_MANY_REQUESTS:
+            self._repairs.efforts[batch.ledger_id].is_started_again = True
             self.forget(batch.ledger_id)  # the copy ends, with everything that it holds
             self._refused_s = self._repairs.now_s()
         for key in keys:
@@ -478,7 +529,12 @@ class _Weighing(Transport):
 
     @override
     async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        if isinstance(request, Copy):
+            self._check_enabled(request.ledger_id)
         reply = await self._inner.ask(bookie, request, timeout_s)
+        if isinstance(request, Copy) and isinstance(reply, CopyReply):
+            self._repairs.limits.sent(self._client.process.name, reply.stored_bytes)
+            self._repairs.heard_of_pull(bookie, request, reply)
         if isinstance(request, Read) and isinstance(reply, ReadReply):
             for result in reply.results:
                 if result.packet:
@@ -501,9 +557,11 @@ class _Weighing(Transport):
 
     def _check_enabled(self, ledger_id: LedgerId) -> None:
         stat = self._world.cell.stat(disable_path(ROOT))
-        if stat is None or self._world.bytes_per_second:  # what waits for the rate was begun before
+        if (
+            stat is None or self._world.bytes_per_second or self._world.limits
+        ):  # what waits for the rate was begun before
             return
-        since_s = self._repairs.now_s() - self._world.disabled_since_s
+        since_s = self._repairs.now_s() - max(self._world.disabled_since_s, self._world.limits_changed_s)
         faults = self._client.faults
         if since_s > PROMPT_S + 2 * (faults.lag_s + (faults.slow_s if faults.slow_share else 0.0)):
             self._world.truth.fail(

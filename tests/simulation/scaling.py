@@ -14,7 +14,7 @@ from replicator.copying import copier
 from replicator.repair import execution, reservation_holder
 from tests.simulation.planting import swap
 
-CHUNK_ENTRIES: Final = 8
+CHUNK_ENTRIES: Final = 4
 PROGRESS_BYTES: Final = 600
 KEPT_BYTES_MIN: Final = 300
 BUDGET_BYTES: Final = 1500

@@ -19,6 +19,7 @@ from replicator.settings import ReplicatorSettings
 SLOW: Final = 8.0
 """How much slower a history with default settings is."""
 _URI: Final = "zk://simulated/ledgers"
+_PULLING_SHARE: Final = 0.3
 
 SMALL_STORAGE: Final = StorageSettings(
     journal_batch_bytes=2048,
@@ -67,11 +68,13 @@ class Variation:
         is_default: whether the product's default settings apply.
         bookies: which kind of bookies there are.
         auditors: how many auditors look at the cluster.
+        is_pulling: whether workers let bkheal's bookies copy from each other.
     """
 
     is_default: bool = False
     bookies: Bookies = Bookies.OURS
     auditors: int = 1
+    is_pulling: bool = False
 
     @property
     def scale(self) -> float:
@@ -92,7 +95,7 @@ class Variation:
     def replicator(self, bytes_per_second: int = 0) -> ReplicatorSettings:
         """Of every worker, with a rate of its own."""
         settings = ReplicatorSettings(_URI) if self.is_default else SMALL_REPLICATOR
-        return replace(settings, bytes_per_second=bytes_per_second)
+        return replace(settings, bytes_per_second=bytes_per_second, is_pulling=self.is_pulling)
 
     def collector(self, interval_s: float, confirm_after_s: float) -> CollectorSettings:
         """Of every bookie's collector, which always runs far too often."""
@@ -106,7 +109,8 @@ class Variation:
 
     def __str__(self) -> str:
         settings = "default" if self.is_default else "small"
-        return f"{settings} settings, bookies: {self.bookies.value}, auditors: {self.auditors}"
+        copies = ", bookies copy from each other" if self.is_pulling else ""
+        return f"{settings} settings, bookies: {self.bookies.value}, auditors: {self.auditors}{copies}"
 
 
 def vary(seed: int, *, may_be_apache: bool) -> Variation:
@@ -114,4 +118,6 @@ def vary(seed: int, *, may_be_apache: bool) -> Variation:
     rng = random.Random(f"variation {seed}")
     is_default = rng.random() < 0.52
     bookies = rng.choice((Bookies.OURS, Bookies.OURS, Bookies.MIXED, Bookies.APACHE, Bookies.APACHE))
-    return Variation(is_default, bookies if may_be_apache else Bookies.OURS, rng.choice((1, 1, 2, 3)))
+    auditors = rng.choice((1, 1, 2, 3))
+    is_pulling = rng.random() < _PULLING_SHARE
+    return Variation(is_default, bookies if may_be_apache else Bookies.OURS, auditors, is_pulling)

@@ -11,6 +11,7 @@ from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import bookie_path, locks_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.tasks.copy_limits import CopyLimits
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
@@ -69,6 +70,9 @@ class SimWorld:
         self.disabled_since_s = 0.0
         self.bytes_per_second = 0
         """Rate of each worker's copies; 0: no bound."""
+        self.limits: CopyLimits | None = None
+        """The limits on copying of the whole cluster; None: there are none."""
+        self.limits_changed_s = 0.0
         self.counts_cost = False
         """Whether the history has so many small tasks that their mean cost can be judged."""
         self.points: FaultPoints
@@ -164,6 +168,12 @@ class SimWorld:
         """Lose every message of one kind to a bookie for a while, whoever sends it."""
         self.network.lost_kinds.add((host, kind))
         self.loop.call_later(seconds, self.network.lost_kinds.discard, (host, kind))
+
+    def note_limits(self, limits: CopyLimits | None) -> None:
+        """The limits on copying of the whole cluster have changed. Their requests are not the cost of a task."""
+        self.limits, self.limits_changed_s = limits, self.loop.time()
+        self.counts_cost = False
+        self.repairs.limits.changed()
 
     def note_fault(self, name: str) -> None:
         """A fault took effect."""

@@ -230,7 +230,11 @@ class RequestAnswerer:
         reply = await self._handler.answer(_THESE_DISKS, requests.ListEntries(request.ledger_id))
         if reply.status is not Status.OK:
             return v3.list_answer(request, reply.status, b"")
-        encoded = reply.entries.encode()
+        pieces = []
+        for piece in reply.entries.encoded():
+            pieces.append(piece)
+            await asyncio.sleep(0)
+        encoded = b"".join(pieces)
         if len(encoded) > LIST_BYTES_MAX:
             extra = {"ledger_id": request.ledger_id, "bytes": len(encoded), "bytes_max": LIST_BYTES_MAX}
             _log.warning("entry list too long for a frame of Apache's protocol", extra=extra)

@@ -48,11 +48,12 @@ from bookie.metadata.tasks.locks import HeldLock
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError, FatalError
-from bookie.model.holdings import holds_all
+from bookie.model.holdings import comparing
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
+from bookie.runtime.waiting import in_turns
 from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
 from bookie.storage.entry_logs.collection import Mark
 from bookie.storage.entry_logs.compaction import CompactionResult
@@ -357,7 +358,8 @@ class Collector:
         if not metadata.is_closed:
             return False
         reply = await self._storage.list_entries(ledger_id)
-        return reply.status in (Status.OK, Status.LIMBO) and holds_all(metadata, self._bookie, reply.entries)
+        is_known = reply.status in (Status.OK, Status.LIMBO)
+        return is_known and await in_turns(comparing(metadata, self._bookie, reply.entries))
 
     async def _end_limbo(self, ledger_id: LedgerId, report: CollectorReport) -> None:
         await self._paced()

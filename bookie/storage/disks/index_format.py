@@ -23,6 +23,9 @@ _MARK: Final = struct.Struct(">HQQQ")
 _DEAD_KEY: Final = struct.Struct(">5sQ")
 _DEAD_PREFIX: Final = b"\xffdead"
 _DEAD: Final = struct.Struct(">Q")
+_END_KEY: Final = struct.Struct(">4sQ")
+_END_PREFIX: Final = b"\xffend"
+_END: Final = struct.Struct(">Q?")
 
 pack_entry_key = _ENTRY_KEY.pack
 """Return the key of (ledger id, entry id)."""
@@ -41,6 +44,28 @@ class Location:
     offset: int
     size: int
     crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where an entry log ends for the index. A log without such a record ends where its file ends.
+
+    Attributes:
+        offset: the index refers to no byte of the log from here on.
+        is_counted: nothing is written to the log any more, and the bytes from ``offset`` on are counted as dead.
+    """
+
+    offset: int
+    is_counted: bool = False
+
+    def encode(self) -> bytes:
+        """Return the value for ``end_key``."""
+        return _END.pack(self.offset, self.is_counted)
+
+    @staticmethod
+    def decode(value: bytes) -> LogEnd:
+        """Return the end in a value of ``end_key``."""
+        return LogEnd(*_END.unpack(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +162,19 @@ def unpack_dead(value: bytes | None) -> int:
     """Return the number of dead bytes in a value of ``dead_key``; 0 for None."""
     size: int = 0 if value is None else _DEAD.unpack(value)[0]
     return size
+
+
+def end_key(log_id: int) -> bytes:
+    """Return the key of an entry log's end."""
+    return _END_KEY.pack(_END_PREFIX, log_id)
+
+
+def end_range() -> tuple[bytes, bytes]:
+    """Return the first key and the end key (exclusive) of the ends of entry logs."""
+    return _END_PREFIX, _END_PREFIX + b"\xff" * 9
+
+
+def log_id_of_end(key: bytes) -> int:
+    """Return the log id in a key of ``end_range``."""
+    log_id: int = _END_KEY.unpack(key)[1]
+    return log_id

@@ -7,7 +7,9 @@ to the index:
 2. for each entry that is still at the old place in the index, write the new place to the index;
 3. remove the old log, which the index no longer refers to. A reader with an outdated place asks the index again.
 
-A log that cannot be read to its end never counts as empty: it is kept (apache/bookkeeper #4607).
+A log that cannot be read to its end never counts as empty: it is kept (apache/bookkeeper #4607). Its end is that of
+its file, or the recorded one if a crash or a full disk cut the log off (``bookie.storage.entry_logs.log_ends``). What
+can be read behind a recorded end is looked up in the index like everything else.
 
 Source: docs/failure-model.md#collection-and-checkpoints.
 """
@@ -30,6 +32,7 @@ from bookie.storage.disks.index_format import (
     Location,
     dead_key,
     dead_range,
+    end_key,
     log_id_of_dead,
     pack_dead,
     pack_entry_key,
@@ -43,10 +46,11 @@ from bookie.storage.entry_logs.entry_log import (
     RECORD_HEADER_SIZE,
     EntryLogs,
     EntryLogWriter,
-    decode_log_id,
+    decode_header,
     decode_records,
     log_path,
 )
+from bookie.storage.entry_logs.log_ends import end_of, ends_at
 from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
 
@@ -109,7 +113,8 @@ class Compactor:
                 done.kept_damaged += 1
                 continue
             try:
-                done.copied_bytes += await self._move_live(log_id, size)
+                end = await end_of(self.index, log_id)
+                done.copied_bytes += await self._move_live(log_id, size, size if end is None else end.offset)
             except _DamagedLogError as error:
                 _log.error("entry log kept, it cannot be read", extra={"log_id": log_id, "error": str(error)})
                 self._damaged.add(log_id)
@@ -126,8 +131,9 @@ class Compactor:
         while page := await self.index.range(first, end, _PAGE_KEYS):
             for key, value in page:
                 log_id = log_id_of_dead(key)
-                if (size := await self._size(log_id)) is None:
-                    await self.index.write((), [key])  # removed just before a crash
+                if (size := await self._size(log_id)) is None:  # removed just before a crash, or when a disk was full
+                    await self.disk.sync_directory(DIRECTORY)
+                    await self.index.write((), [key, end_key(log_id)])
                     continue
                 live_ratio = 1 - unpack_dead(value) / max(size - HEADER_SIZE, 1)
                 if live_ratio < self.settings.compact_below or fault_point("compaction.anyway"):
@@ -145,24 +151,23 @@ class Compactor:
         finally:
             await file.close()
 
-    async def _move_live(self, log_id: int, size: int) -> int:
+    async def _move_live(self, log_id: int, size: int, end: int) -> int:
         """Copy the live entries, write their new places to the index, and return the number of bytes copied."""
         target: EntryLogWriter | None = None
         is_named = False
         copied = 0
         try:
-            async with aclosing(self._live(log_id, size)) as pages:
+            async with aclosing(self._live(log_id, size, end)) as pages:
                 async for live in pages:
-                    if target is None:
-                        target = await self.logs.create()
-                        await self.index.write([(dead_key(target.log_id), pack_dead(_UNFINISHED))])
+                    target = target or await self._create()
                     values = await target.append([(entry.body, entry.crc) for entry in live])
                     await target.sync()
                     is_named = True  # from here on, the index may refer to the target
-                    await asyncio.shield(guarded("compaction", self._rename(target.log_id, live, values)))
+                    renaming = self._rename(target.log_id, target.size, live, values)
+                    await asyncio.shield(guarded("compaction", renaming))
                     copied += sum(len(entry.body) for entry in live)
             if target is not None:
-                await asyncio.shield(guarded("compaction", self._count_dead(target.log_id, -_UNFINISHED)))
+                await asyncio.shield(guarded("compaction", self._finish(target.log_id)))
         except DiskFullError:
             if target is not None and not is_named:
                 await self.logs.discard(target)  # else the failed attempts would fill the disk
@@ -172,9 +177,14 @@ class Compactor:
                 await target.file.close()
         return copied
 
-    async def _live(self, log_id: int, size: int) -> AsyncGenerator[list[_Live], None]:
+    async def _create(self) -> EntryLogWriter:
+        log_id = self.logs.take_id()
+        await self.index.write([(dead_key(log_id), pack_dead(_UNFINISHED)), ends_at(log_id, HEADER_SIZE)])
+        return await self.logs.create(log_id)
+
+    async def _live(self, log_id: int, size: int, end: int) -> AsyncGenerator[list[_Live], None]:
         """Yield the live entries of a log, a page at a time."""
-        async with aclosing(self._records(log_id, size)) as windows:
+        async with aclosing(self._records(log_id, size, end)) as windows:
             async for records in windows:
                 step = 1 if fault_point("compaction.tiny_page") else self.settings.flush_page_entries
                 for start in range(0, len(records), step):
@@ -183,19 +193,25 @@ class Compactor:
                     if live := [entry for entry, value in zip(page, values, strict=True) if value == entry.old]:
                         yield live
 
-    async def _records(self, log_id: int, size: int) -> AsyncGenerator[list[tuple[Location, bytes]], None]:
+    async def _records(self, log_id: int, size: int, end: int) -> AsyncGenerator[list[tuple[Location, bytes]], None]:
+        """Yield the records of a log; only behind ``end``, its recorded end, it may be unreadable."""
         try:
             file = await self.disk.open(log_path(log_id))
         except DiskError as error:
             raise _DamagedLogError(str(error)) from error
         try:
-            if decode_log_id(await _read(file, 0, HEADER_SIZE)) != log_id:
+            header = decode_header(await _read(file, 0, HEADER_SIZE))
+            if header is None or header.log_id != log_id:
                 raise _DamagedLogError("its header is damaged")
+            if not header.is_end_recorded:
+                end = size  # the record is that of an earlier file
             offset = HEADER_SIZE
             while offset < size:
-                window = await _read(file, offset, _WINDOW_BYTES)
+                window = await _read(file, offset, min(_WINDOW_BYTES, size - offset))
                 records = decode_records(window)
                 if not records:
+                    if offset >= end:
+                        return
                     raise _DamagedLogError(f"no record at offset {offset}")
                 yield [(_moved(location, log_id, offset), body) for location, body in records]
                 offset += records[-1][0].offset + records[-1][0].size
@@ -203,7 +219,7 @@ class Compactor:
         finally:
             await file.close()
 
-    async def _rename(self, target_id: int, live: Sequence[_Live], values: Sequence[bytes]) -> None:
+    async def _rename(self, target_id: int, target_end: int, live: Sequence[_Live], values: Sequence[bytes]) -> None:
         """Write the new places of entries still at the old place; count the other copies as dead at once."""
         async with self.checkpointer.exclusive():
             current = await self.index.get_many([entry.key for entry in live])
@@ -213,23 +229,20 @@ class Compactor:
                     puts.append((entry.key, value))
                 else:
                     dead += len(entry.body) + RECORD_HEADER_SIZE
-            await self.index.write(puts)
-            if dead:
-                await self._add_dead(target_id, dead)
+            more = await increased(self.index, {target_id: dead}) if dead else []
+            await self.index.write([*puts, *more, ends_at(target_id, target_end)])
 
-    async def _count_dead(self, log_id: int, change: int) -> None:
+    async def _finish(self, target_id: int) -> None:
+        """Note that a target is complete."""
         async with self.checkpointer.exclusive():
-            await self._add_dead(log_id, change)
-
-    async def _add_dead(self, log_id: int, change: int) -> None:
-        """Change a log's number of dead bytes. The caller must hold the checkpointer's lock."""
-        await self.index.write(await increased(self.index, {log_id: change}))
+            puts = await increased(self.index, {target_id: -_UNFINISHED})
+            await self.index.write(puts, [end_key(target_id)])
 
     async def _remove(self, log_id: int) -> None:
         await self.disk.unlink(log_path(log_id))
         await self.logs.forget(log_id)
         await self.disk.sync_directory(DIRECTORY)
-        await self.index.write((), [dead_key(log_id)])
+        await self.index.write((), [dead_key(log_id), end_key(log_id)])
 
 
 async def _read(file: DiskFile, offset: int, size: int) -> bytes:

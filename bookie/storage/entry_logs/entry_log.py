@@ -22,11 +22,13 @@ from bookie.storage.port import Disk, DiskError, DiskFile
 DIRECTORY: Final = "entries"
 _SUFFIX: Final = ".log"
 _FORMAT: Final = 1
-_HEADER: Final = struct.Struct(">8sHxxQ")  # magic, format, log id
+_HEADER: Final = struct.Struct(">8sHHQ")  # magic, format, flags, log id; releases without flags wrote 0 and ignore them
 _RECORD: Final = struct.Struct(">II")  # size, CRC32C
 _CRC: Final = struct.Struct(">I")
 _IDS: Final = struct.Struct(">qq")
 _MAGIC: Final = b"\x93bkhelog"
+_END_IS_RECORDED: Final = 1
+"""Flag: the index had a record of the log's end before the file was created."""
 HEADER_SIZE: Final = _HEADER.size + _CRC.size
 RECORD_HEADER_SIZE: Final = _RECORD.size
 _GAP_BYTES_MAX: Final = 16 << 10
@@ -89,15 +91,21 @@ class EntryLogs:
         self._surplus: list[_OpenLog] = []
         self._removed: set[int] = set()
 
-    async def create(self) -> EntryLogWriter:
-        """Create a file; its name and header are durable on return.
+    def take_id(self) -> int:
+        """Return the id of a new log. No other log ever gets it."""
+        log_id, self.next_id = self.next_id, self.next_id + 1
+        return log_id
+
+    async def create(self, log_id: int) -> EntryLogWriter:
+        """Create the file of a new log; its name and header are durable on return.
+
+        The caller must have recorded the end of the log in the index (``bookie.storage.entry_logs.log_ends``).
 
         Raises:
             DiskError: the file cannot be created.
         """
-        log_id, self.next_id = self.next_id, self.next_id + 1
         file = await self._disk.create(log_path(log_id))
-        header = _HEADER.pack(_MAGIC, _FORMAT, log_id)
+        header = _HEADER.pack(_MAGIC, _FORMAT, _END_IS_RECORDED, log_id)
         try:
             size = await file.append_and_sync([header + _CRC.pack(crc32c(header))])
             await self._disk.sync_directory(DIRECTORY)
@@ -105,6 +113,15 @@ class EntryLogs:
             await self.discard(EntryLogWriter(log_id, file, 0))
             raise
         return EntryLogWriter(log_id, file, size)
+
+    async def present(self) -> list[int]:
+        """Return the ids of the logs on the disk, ascending. A log that was removed does not come back in a crash.
+
+        Raises:
+            DiskError: the directory cannot be read or synced.
+        """
+        await self._disk.sync_directory(DIRECTORY)
+        return await log_ids(self._disk)
 
     async def discard(self, log: EntryLogWriter) -> None:
         """Close a file that the index does not refer to, and remove it on a best-effort basis."""
@@ -182,12 +199,28 @@ class EntryLogs:
                 await log.file.close()
 
 
-def decode_log_id(data: bytes) -> int | None:
-    """Return the log id in a file's header, or None if the header is damaged."""
+@dataclass(frozen=True, slots=True)
+class LogHeader:
+    """The header of an entry log.
+
+    Attributes:
+        log_id: its id.
+        is_end_recorded: the index had a record of the log's end before the file was created. A log of a release without
+            these records has none: a record under its id belongs to an earlier file.
+    """
+
+    log_id: int
+    is_end_recorded: bool
+
+
+def decode_header(data: bytes) -> LogHeader | None:
+    """Return the header of a file, or None if it is damaged."""
     if len(data) < HEADER_SIZE or _CRC.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
         return None
-    magic, found_format, log_id = _HEADER.unpack_from(data)
-    return log_id if (magic, found_format) == (_MAGIC, _FORMAT) else None
+    magic, found_format, flags, log_id = _HEADER.unpack_from(data)
+    if (magic, found_format) != (_MAGIC, _FORMAT):
+        return None
+    return LogHeader(log_id, bool(flags & _END_IS_RECORDED))
 
 
 def decode_records(data: bytes) -> list[tuple[Location, bytes]]:

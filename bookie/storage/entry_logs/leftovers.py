@@ -2,8 +2,15 @@
 
 Entries of such a flush that are already in the index must be kept. The journal may have lost them, if they were never
 synced there: a killed process leaves them in the page cache, and a later power loss discards them. A file is therefore
-removed only if all of it can be read and the index refers to no entry in it; otherwise it stays until compaction moves
-its entries.
+removed only if all of it can be read up to its end and the index refers to no entry in it; otherwise it stays until
+compaction moves its entries. The end is recorded in the index (``bookie.storage.entry_logs.log_ends``): what a power
+loss left behind it was never in the index. A log of a release that recorded no end must be readable to the end of its
+file.
+
+The record of the end can belong to an earlier file with the same id, after a downgrade. It only decides which part of a
+log may be unreadable. It never decides what the index refers to: all of the log is read, also what is behind the end,
+and each entry is looked up. A record is deleted if the log's header shows that the end of this file was not recorded,
+or if the index refers to an entry behind it. A log whose header is damaged is kept, because its record may be either.
 """
 
 from __future__ import annotations
@@ -14,14 +21,23 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.model.packet import packet_ids
-from bookie.storage.disks.index_format import Location, dead_key, pack_dead, pack_entry_key, unpack_location
+from bookie.storage.disks.index_format import (
+    Location,
+    dead_key,
+    end_key,
+    pack_dead,
+    pack_entry_key,
+    unpack_location,
+)
 from bookie.storage.entry_logs.entry_log import (
     DIRECTORY,
     HEADER_SIZE,
     RECORD_HEADER_SIZE,
+    decode_header,
     decode_records,
     log_path,
 )
+from bookie.storage.entry_logs.log_ends import end_of, ends_at, uncounted
 from bookie.storage.port import Disk, DiskFile, EntryIndex
 
 _log = logging.getLogger(__name__)
@@ -33,47 +49,81 @@ _WINDOW_BYTES: Final = 8 << 20
 async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]) -> None:
     """Remove each of the logs to which the index does not refer. The store must not write yet.
 
+    This concerns the given logs and those whose end is recorded and not counted.
+
     In a log that stays, the bytes of the entries to which the index does not refer are counted as dead, so that
     compaction can give the space back. A log that cannot be read to its end stays without a count.
 
     Raises:
         DiskError: a file or the index cannot be read or written, or a removal cannot be made durable.
     """
-    for log_id in log_ids:
-        file = await disk.open(log_path(log_id))
+    removed: list[int] = []
+    for log_id in sorted({*log_ids, *await uncounted(index)}):
+        end = await end_of(index, log_id)
         try:
-            found = await _contents(file, log_id, index)
+            file = await disk.open(log_path(log_id))
+        except FileNotFoundError:
+            removed.append(log_id)  # before it was created, or after it was removed
+            continue
+        try:
+            found = await _contents(file, log_id, index, None if end is None else end.offset)
         finally:
             await file.close()
-        if found is not None and not found.live_entries:
+        if found.is_readable and not found.live_end:
             await disk.unlink(log_path(log_id))
+            removed.append(log_id)
             continue
         _log.warning("entry log of an unfinished flush kept", extra={"log_id": log_id})
-        if found is not None:
-            await index.write([(dead_key(log_id), pack_dead(found.dead_bytes))])
-    if log_ids:
+        puts = [(dead_key(log_id), pack_dead(found.dead_bytes))] if found.is_readable else []
+        if end is not None and found.is_readable and found.is_end_right:
+            puts.append(ends_at(log_id, end.offset, is_counted=True))
+        await index.write(puts, () if found.is_end_right else [end_key(log_id)])
+    if removed:
         await disk.sync_directory(DIRECTORY)
+        await index.write((), [key for log_id in removed for key in (dead_key(log_id), end_key(log_id))])
 
 
 @dataclass(slots=True)
 class _Contents:
-    live_entries: int = 0
-    """Entries whose place in the index is in this log."""
+    """What a log holds.
+
+    Attributes:
+        is_readable: it can be read to its end.
+        is_end_right: its recorded end is that of this file, as far as that is known.
+        live_end: where the last entry ends to which the index refers; 0: there is none.
+    """
+
+    is_readable: bool = True
+    is_end_right: bool = True
+    live_end: int = 0
     dead_bytes: int = 0
 
 
-async def _contents(file: DiskFile, log_id: int, index: EntryIndex) -> _Contents | None:
-    """Return what a log holds; None if it cannot be read to its end."""
+async def _contents(file: DiskFile, log_id: int, index: EntryIndex, recorded_end: int | None) -> _Contents:
+    """Read all that can be read of a log. What cannot be read behind its recorded end is dead."""
     found = _Contents()
-    offset, end = HEADER_SIZE, await file.size()
-    while offset < end:
-        [window] = await file.read([(offset, _WINDOW_BYTES)])
+    offset, size = HEADER_SIZE, await file.size()
+    end = size if recorded_end is None else recorded_end
+    if recorded_end is not None and size > HEADER_SIZE:
+        [data] = await file.read([(0, HEADER_SIZE)])
+        header = decode_header(data)
+        if header is None or header.log_id != log_id:
+            found.is_readable = False
+            return found
+        if not header.is_end_recorded:
+            found.is_end_right, end = False, size
+    while offset < size:
+        [window] = await file.read([(offset, min(_WINDOW_BYTES, size - offset))])
         records = decode_records(window)
         if not records:
-            return None
+            break
         await _count(found, records, log_id, offset, index)
         last = records[-1][0]
         offset += last.offset + last.size
+    if found.live_end > end:
+        found.is_end_right, end = False, size
+    found.is_readable = offset >= end
+    found.dead_bytes += max(size - offset, 0)
     return found
 
 
@@ -84,6 +134,6 @@ async def _count(
     for (location, _), value in zip(records, values, strict=True):
         named = None if value is None else unpack_location(value)
         if named is not None and (named.log_id, named.offset) == (log_id, offset + location.offset):
-            found.live_entries += 1
+            found.live_end = named.offset + location.size
         else:
             found.dead_bytes += location.size + RECORD_HEADER_SIZE

@@ -14,6 +14,7 @@ from typing import Final
 
 from bookie.model.availability import EntryRuns, InvalidAvailabilityError
 from bookie.model.ids import NO_ENTRY, LedgerId
+from bookie.runtime.waiting import in_turns
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.connection import Answer, Connection, Expected, FutureWaiter
 from bookie.wire.apache.reading import entry_result
@@ -61,7 +62,7 @@ async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: f
                     connection.is_without_lists = is_late_welcome = True
                     listing.future.add_done_callback(lambda answer: _lists_after_all(connection, answer))
                 return reply
-        return _listed(await listing.future)
+        return await _listed(await listing.future)
     finally:
         if not is_late_welcome:
             connection.forget([txn_id])
@@ -94,11 +95,12 @@ def _without_list(last: Status) -> ListReply:
     return ListReply(Status.UNSUPPORTED, detail=_DETAIL) if last in _HOLDS_SOME else ListReply(last)
 
 
-def _listed(answer: Answer) -> ListReply:
+async def _listed(answer: Answer) -> ListReply:
     if answer.status is not Status.OK:
         return ListReply(answer.status, detail=answer.detail)
     try:
-        return ListReply(Status.OK, EntryRuns.decode(answer.content.availabilityOfEntriesOfLedger))
+        decoding = EntryRuns.decoding(answer.content.availabilityOfEntriesOfLedger)
+        return ListReply(Status.OK, await in_turns(decoding))
     except InvalidAvailabilityError as error:
         return ListReply(Status.IO_ERROR, detail=str(error))
 

@@ -1,7 +1,8 @@
 """Power loss at every disk operation of histories that collect ledgers and compact entry logs.
 
 What was acknowledged after a ledger was marked is there, whatever was collected; what was acknowledged before may be
-gone or come back; other ledgers lose nothing; and a collected ledger stays fenced for good.
+gone or come back; other ledgers lose nothing; and a collected ledger stays fenced for good. When all ledgers are
+collected, no entry log is left.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from bookie.model.ids import EntryId, LedgerId
+from bookie.storage.entry_logs import entry_log
 from bookie.storage.entry_logs.collection import Collection
 from bookie.storage.entry_logs.compaction import Compactor
 from bookie.storage.port import DiskFullError
@@ -120,6 +122,7 @@ async def check(machine: Machine, book: Book) -> None:
     assert await store.ledger_ids() == []
     await store.checkpoint()
     await store.compact()
+    assert await entry_log.log_ids(machine.ledgers) == [], "space of deleted entries is not given back"
     await store.close()
     assert machine.journal.syncs_after_failure == machine.ledgers.syncs_after_failure == 0
 

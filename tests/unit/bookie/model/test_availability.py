@@ -49,7 +49,7 @@ def test_a_bookie_with_nothing_is_a_header_alone() -> None:
 @given(entry_sets)
 def test_what_is_written_is_read_back(entry_ids: frozenset[int]) -> None:
     runs = EntryRuns.of(sorted(entry_ids))
-    assert runs.runs == slow_runs(entry_ids)
+    assert tuple(runs.runs) == slow_runs(entry_ids)
     assert EntryRuns.decode(runs.encode()) == runs
 
 
@@ -66,11 +66,11 @@ def test_membership_length_and_iteration_are_those_of_the_set(entry_ids: frozens
 def test_any_runs_have_one_canonical_form(pairs: list[tuple[int, int]]) -> None:
     overlapping = [(first, first + more) for first, more in pairs]
     covered = frozenset(entry_id for first, last in overlapping for entry_id in range(first, last + 1))
-    assert EntryRuns.of_runs(overlapping).runs == slow_runs(covered)
+    assert tuple(EntryRuns.of_runs(overlapping).runs) == slow_runs(covered)
 
 
 def test_repeated_ids_count_once() -> None:
-    assert EntryRuns.of([3, 3, 4, 4, 4]).runs == ((3, 4),)
+    assert tuple(EntryRuns.of([3, 3, 4, 4, 4]).runs) == ((3, 4),)
 
 
 def test_ids_out_of_order_are_refused_rather_than_lost() -> None:
@@ -115,11 +115,11 @@ def test_periodic_groups_hold_what_the_rule_says(groups: list[tuple[int, int, in
 
 
 def test_every_second_pair_of_a_striped_ledger() -> None:
-    assert EntryRuns.decode(encoded((1, 7, 2, 3))).runs == ((1, 2), (4, 5), (7, 8))
+    assert tuple(EntryRuns.decode(encoded((1, 7, 2, 3))).runs) == ((1, 2), (4, 5), (7, 8))
 
 
 def test_adjacent_groups_are_one_run() -> None:
-    assert EntryRuns.decode(encoded((0, 0, 5, 0), (5, 5, 5, 0))).runs == ((0, 9),)
+    assert tuple(EntryRuns.decode(encoded((0, 0, 5, 0), (5, 5, 5, 0))).runs) == ((0, 9),)
 
 
 def test_runs_longer_than_a_group_can_say_are_split_and_joined_again() -> None:
@@ -130,7 +130,7 @@ def test_runs_longer_than_a_group_can_say_are_split_and_joined_again() -> None:
 
 def test_a_group_of_touching_runs_is_read_as_one_however_long() -> None:
     everything = EntryRuns.decode(encoded((0, ENTRY_ID_MAX, 1, 1)))
-    assert everything.runs == ((0, ENTRY_ID_MAX),)
+    assert tuple(everything.runs) == ((0, ENTRY_ID_MAX),)
     assert len(everything) == ENTRY_ID_MAX + 1
 
 

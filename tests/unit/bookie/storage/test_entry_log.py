@@ -36,7 +36,7 @@ async def logs_with(disk: MemoryDisk, *files: list[bytes], open_max: int = 10) -
     logs = EntryLogs(disk, 1, open_max)
     locations: list[Location] = []
     for bodies in files:
-        writer = await logs.create()
+        writer = await logs.create(logs.take_id())
         values = await writer.append([(body, crc32c(body)) for body in bodies])
         await writer.sync()
         await writer.file.close()
@@ -73,7 +73,7 @@ def test_entries_cost_their_own_bytes_and_not_those_of_their_block() -> None:
 async def test_appends_continue_where_the_last_ended() -> None:
     disk = MemoryDisk()
     await disk.make_directory(DIRECTORY)
-    writer = await EntryLogs(disk, 1, 10).create()
+    writer = await EntryLogs(disk, 1, 10).create(1)
     first = await writer.append([(entry(1), crc32c(entry(1)))])
     second = await writer.append([(entry(2), crc32c(entry(2)))])
     assert await EntryLogs(disk, 2, 10).read(list(map(unpack_location, first + second))) == [entry(1), entry(2)]
@@ -168,10 +168,10 @@ async def test_full_disk_at_creation_leaves_no_file_and_the_number_is_not_used_a
     await disk.make_directory(DIRECTORY)
     logs = EntryLogs(disk, 5, 10)
     with pytest.raises(DiskFullError):
-        await logs.create()
+        await logs.create(logs.take_id())
     assert await log_ids(disk) == []
     disk.capacity_bytes = 1000
-    writer = await logs.create()
+    writer = await logs.create(logs.take_id())
     assert await log_ids(disk) == [6]
     await logs.discard(writer)
     assert await log_ids(disk) == []

@@ -7,10 +7,18 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from bookie.storage.disks.index_format import dead_key, pack_entry_key, unpack_dead
+from bookie.storage.disks.index_format import dead_key, pack_entry_key, unpack_dead, unpack_location
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.entry_logs.entry_log import DIRECTORY, RECORD_HEADER_SIZE, EntryLogs, log_ids, log_path
+from bookie.storage.entry_logs.entry_log import (
+    DIRECTORY,
+    HEADER_SIZE,
+    RECORD_HEADER_SIZE,
+    EntryLogs,
+    log_ids,
+    log_path,
+)
 from bookie.storage.entry_logs.leftovers import remove_leftovers
+from bookie.storage.entry_logs.log_ends import end_of, ends_at, uncounted
 from bookie.storage.port import DiskFullError
 
 COUNT = 5
@@ -24,7 +32,7 @@ async def disk_with_log() -> tuple[MemoryDisk, list[bytes]]:
     """A disk with one log of a few entries, and the index values that would name them."""
     disk = MemoryDisk()
     await disk.make_directory(DIRECTORY)
-    writer = await EntryLogs(disk, 1, 10).create()
+    writer = await EntryLogs(disk, 2, 10).create(1)
     values = await writer.append([(entry(number), crc32c(entry(number))) for number in range(COUNT)])
     await writer.sync()
     return disk, values
@@ -81,8 +89,100 @@ async def test_full_disk_gives_the_space_of_a_failed_log_back() -> None:
     disk.capacity_bytes = disk.used_bytes() + 100
     logs = EntryLogs(disk, 2, 10)
     for _ in range(20):
-        writer = await logs.create()
+        writer = await logs.create(logs.take_id())
         with pytest.raises(DiskFullError):
             await writer.append([(b"x" * 200, 0)])
         await logs.discard(writer)
     assert await log_ids(disk) == [1]
+
+
+@pytest.mark.parametrize("named", range(COUNT + 1))
+async def test_what_is_behind_the_recorded_end_of_a_log_is_dead_whatever_it_is(named: int) -> None:
+    disk, values = await disk_with_log()
+    places = [unpack_location(value) for value in values]
+    end = places[named - 1].offset + places[named - 1].size if named else HEADER_SIZE
+    size = len(disk.content(log_path(1)))
+    disk.overwrite(log_path(1), end, bytes(size - end))
+    index = MemoryIndex()
+    await index.write([ends_at(1, end), *((pack_entry_key(7, number), values[number]) for number in range(named))])
+    for _ in range(2):
+        await remove_leftovers(disk, index, [])
+        assert await log_ids(disk) == ([1] if named else [])
+        [dead] = await index.get_many([dead_key(1)])
+        assert unpack_dead(dead) == (size - end if named else 0)
+        assert await uncounted(index) == []
+
+
+async def test_damage_before_the_recorded_end_keeps_the_log() -> None:
+    disk, values = await disk_with_log()
+    place = unpack_location(values[2])
+    index = MemoryIndex()
+    await index.write([ends_at(1, place.offset + place.size)])
+    disk.flip_bit(log_path(1), place.offset * 8)
+    await remove_leftovers(disk, index, [])
+    assert await log_ids(disk) == [1]
+
+
+def written_by_an_older_release(disk: MemoryDisk) -> None:
+    """Give the log the header that releases without recorded ends write."""
+    header = struct.pack(">8sHxxQ", b"\x93bkhelog", 1, 1)
+    disk.overwrite(log_path(1), 0, header + struct.pack(">I", crc32c(header)))
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+@pytest.mark.parametrize("log_ids_given", [[], [1]])
+@pytest.mark.parametrize(
+    "offset", [HEADER_SIZE, HEADER_SIZE + 3, HEADER_SIZE + 2 * (len(entry(0)) + RECORD_HEADER_SIZE)]
+)
+async def test_an_end_of_an_earlier_log_with_the_same_id_is_no_reason_to_remove_entries(
+    offset: int, log_ids_given: list[int], is_older: bool
+) -> None:
+    disk, values = await disk_with_log()
+    if is_older:
+        written_by_an_older_release(disk)
+    before = disk.content(log_path(1))
+    index = MemoryIndex()
+    await index.write([ends_at(1, offset), (pack_entry_key(7, COUNT - 1), values[-1])])
+    await remove_leftovers(disk, index, log_ids_given)
+    assert disk.content(log_path(1)) == before
+    assert await end_of(index, 1) is None
+    [dead] = await index.get_many([dead_key(1)])
+    assert unpack_dead(dead) == (COUNT - 1) * (len(entry(0)) + RECORD_HEADER_SIZE)
+
+
+@pytest.mark.parametrize("damaged", range(COUNT))
+async def test_an_end_of_an_earlier_log_does_not_turn_damage_into_a_torn_tail(damaged: int) -> None:
+    disk, values = await disk_with_log()
+    written_by_an_older_release(disk)
+    disk.flip_bit(log_path(1), unpack_location(values[damaged]).offset * 8)
+    index = MemoryIndex()
+    await index.write([ends_at(1, HEADER_SIZE), (pack_entry_key(7, COUNT - 1), values[-1])])
+    await remove_leftovers(disk, index, [])
+    assert (await log_ids(disk), await end_of(index, 1)) == ([1], None)
+
+
+async def test_a_log_with_a_damaged_header_stays_if_an_end_is_recorded() -> None:
+    disk, _ = await disk_with_log()
+    disk.flip_bit(log_path(1), 90)
+    index = MemoryIndex()
+    await index.write([ends_at(1, HEADER_SIZE)])
+    await remove_leftovers(disk, index, [])
+    assert (await log_ids(disk), await uncounted(index)) == ([1], [1])
+
+
+@pytest.mark.parametrize("size", [0, 5, HEADER_SIZE])
+async def test_a_log_that_lost_what_is_before_its_recorded_end_stays(size: int) -> None:
+    disk, _ = await disk_with_log()
+    disk.cut(log_path(1), size)
+    index = MemoryIndex()
+    await index.write([ends_at(1, HEADER_SIZE + 1)])
+    await remove_leftovers(disk, index, [])
+    assert await log_ids(disk) == [1]
+
+
+async def test_a_recorded_end_without_a_log_goes() -> None:
+    disk, _ = await disk_with_log()
+    index = MemoryIndex()
+    await index.write([ends_at(5, HEADER_SIZE)])
+    await remove_leftovers(disk, index, [])
+    assert (await uncounted(index), await log_ids(disk)) == ([], [1])

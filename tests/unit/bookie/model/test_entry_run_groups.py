@@ -1,0 +1,180 @@
+"""Sets of entries as groups of runs: what they hold is compared with a plain set, and long lists with their size."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import struct
+import sys
+from collections.abc import Generator
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.model.availability import EXPANDED_RUNS_MAX, GROUPS_AT_ONCE, EntryRuns, RunGroup, RunsBuilder, finished
+from bookie.model.holdings import comparing, holds_all
+from bookie.model.ids import BookieId
+from bookie.model.schedule import Stripe
+from tests.worlds.ledgers import make_metadata
+
+ENTRIES: Final = 2_000_000
+CALLS_MAX: Final = 100_000
+"""Calls between two pauses: some ten milliseconds, half of them of functions written in C."""
+
+
+@st.composite
+def sets(draw: st.DrawFn) -> frozenset[int]:
+    """Pieces of striped ledgers, and single entries that are missing or more."""
+    found: set[int] = set()
+    for _ in range(draw(st.integers(0, 3))):
+        start, length = draw(st.integers(0, 60)), draw(st.integers(0, 60))
+        stripe = Stripe(draw(st.integers(1, 6)), draw(st.integers(1, 3)))
+        found.update(stripe.entries(draw(st.integers(0, 5)), start, start + length))
+    return frozenset(found ^ draw(st.frozensets(st.integers(0, 120), max_size=4)))
+
+
+ranges = st.tuples(st.integers(0, 130), st.integers(0, 130))
+
+
+@given(sets())
+def test_groups_hold_the_entries_of_the_set_and_are_read_back(entries: frozenset[int]) -> None:
+    made = EntryRuns.of(sorted(entries))
+    assert list(made) == sorted(entries)
+    assert len(made) == len(entries)
+    assert bool(made) == bool(entries)
+    assert all((entry_id in made) == (entry_id in entries) for entry_id in range(130))
+    for again in (EntryRuns.decode(made.encode()), pickle.loads(pickle.dumps(made)), EntryRuns(made.runs)):
+        assert (again, hash(again), list(again)) == (made, hash(made), sorted(entries))
+    runs = list(made.runs)
+    assert all(last + 1 < first for (_, last), (first, _) in itertools.pairwise(runs))
+    assert len(made.groups) <= len(runs)
+
+
+@given(sets(), ranges)
+def test_a_part_of_the_set(entries: frozenset[int], where: tuple[int, int]) -> None:
+    made, expected = EntryRuns.of(sorted(entries)), sorted(e for e in entries if where[0] <= e <= where[1])
+    assert list(made.between(*where)) == expected
+    assert [e for first, last in made.within(*where) for e in range(first, last + 1)] == expected
+    assert made.between(*where) == EntryRuns.of(expected)
+
+
+@given(sets(), sets())
+def test_union_and_difference(one: frozenset[int], other: frozenset[int]) -> None:
+    first, second = EntryRuns.of(sorted(one)), EntryRuns.of(sorted(other))
+    assert finished(EntryRuns.uniting(first, second)) == EntryRuns.of(sorted(one | other))
+    assert list(finished(EntryRuns.uniting(first, second))) == sorted(one | other)
+    assert list(first.without(second)) == sorted(one - other)
+    assert (first == second) == (one == other)
+
+
+@given(sets(), ranges, st.integers(1, 6), st.integers(1, 6), st.integers(0, 5))
+def test_the_entries_of_a_position_are_counted(
+    entries: frozenset[int], where: tuple[int, int], ensemble: int, quorum: int, position: int
+) -> None:
+    stripe = Stripe(ensemble, min(quorum, ensemble))
+    expected = sum(entry_id in entries for entry_id in stripe.entries(position, *where))
+    assert stripe.held_count(position, EntryRuns.of(sorted(entries)), *where) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4), st.integers(0, 6), st.integers(1, 6)), max_size=5))
+def test_groups_that_touch_or_overlap_the_last_run_are_added(
+    drawn: list[tuple[int, int, int, int]],
+) -> None:
+    builder, expected, start = RunsBuilder(), set[int](), 0
+    for gap, size, more, count in drawn:
+        period = size + 1 + more
+        group = RunGroup(start, start + (count - 1) * period, size, period if count > 1 else 0)
+        builder.add_group(group)
+        expected.update(entry for first, last in group.runs() for entry in range(first, last + 1))
+        start = group.last_start + gap % (size + 3)
+    assert list(builder.built()) == sorted(expected)
+
+
+def striped() -> EntryRuns:
+    """Position 0 of a 5/2 ledger: a run of two entries in each five."""
+    groups = (RunGroup(0, 0, 1, 0), RunGroup(4, ENTRIES - 6, 2, 5), RunGroup(ENTRIES - 1, ENTRIES - 1, 1, 0))
+    return finished(EntryRuns.decoding(encoded(groups)))
+
+
+def irregular() -> EntryRuns:
+    """Runs of which no two that follow each other are alike."""
+    return EntryRuns((8 * number, 8 * number + number % 5 % 3) for number in range(100_000))
+
+
+def encoded(groups: Any) -> bytes:
+    return struct.pack(">ii", 0, len(groups)).ljust(64, b"\0") + b"".join(
+        struct.pack(">qqii", *each) for each in groups
+    )
+
+
+def in_singles(held: EntryRuns) -> bytes:
+    """As Apache's bookies and older releases encode a list: a group for each run."""
+    return encoded([(first, first, last - first + 1, 0) for first, last in held.runs])
+
+
+def test_a_striped_ledger_is_a_few_groups_whatever_its_length() -> None:
+    held, stripe = striped(), Stripe(5, 2)
+    assert len(held) == stripe.count(0, 0, ENTRIES - 1) == stripe.held_count(0, held, 0, ENTRIES - 1)
+    assert len(held.groups) <= 3
+    assert len(held.encode()) <= 64 + 3 * 24
+    assert finished(EntryRuns.decoding(in_singles(held))).groups == held.groups
+
+
+class Meter:
+    """The calls of functions between two pauses of a generator, the most of them."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._calls = 0
+
+    def _count(self, frame: Any, event: str, argument: Any) -> None:
+        self._calls += event in ("call", "c_call")
+
+    def run(self, steps: Generator[Any, None, Any]) -> Any:
+        sys.setprofile(self._count)
+        try:
+            while True:
+                self._calls = 0
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    return end.value
+                finally:
+                    self.most = max(self.most, self._calls)
+        finally:
+            sys.setprofile(None)
+
+
+@pytest.mark.parametrize("held", [striped(), irregular()], ids=["striped", "irregular"])
+def test_no_step_of_a_long_list_has_many_calls(held: EntryRuns) -> None:
+    """Calls are counted, as a time would depend on the machine. In one step there would be a million or more."""
+    meter = Meter()
+    assert meter.run(EntryRuns.decoding(held.encode())) == held
+    assert meter.run(EntryRuns.uniting(held, EntryRuns.of([1, ENTRIES + 5]))) is not None
+    metadata = make_metadata(
+        *((start, "a b c d e") for start in range(0, ENTRIES, 100_000)), quorum=(2, 2), last=ENTRIES - 1
+    )
+    assert meter.run(comparing(metadata, BookieId("a"), held)) == holds_all(metadata, BookieId("a"), held)
+    pieces = held.encoded()
+    meter.run(piece for piece in pieces)
+    assert 0 < meter.most <= CALLS_MAX
+
+
+def test_a_list_in_single_runs_is_read_in_steps() -> None:
+    data = in_singles(EntryRuns.of(range(0, 40 * GROUPS_AT_ONCE, 2)))
+    meter = Meter()
+    assert len(meter.run(EntryRuns.decoding(data)).groups) == 1
+    assert meter.most <= CALLS_MAX
+
+
+def test_a_list_of_more_runs_than_readers_accept_in_groups_is_encoded_run_by_run() -> None:
+    held = EntryRuns.decode(encoded([(0, 3 * (EXPANDED_RUNS_MAX - 1), 1, 3)]))
+    assert len(held.encode()) == 64 + 24
+    more = EntryRuns.of([*range(3 * EXPANDED_RUNS_MAX, 3 * EXPANDED_RUNS_MAX + 9, 3)])
+    longer = finished(EntryRuns.uniting(held, more))
+    assert len(longer.groups) == 1
+    pieces = list(longer.encoded())
+    assert max(map(len, pieces)) <= 24 * GROUPS_AT_ONCE
+    assert EntryRuns.decode(b"".join(pieces)).groups == longer.groups
