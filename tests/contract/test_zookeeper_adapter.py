@@ -29,8 +29,9 @@ from bookie.runtime.clock import SystemClock
 from bookie.runtime.ports import free_loopback_port
 from bookie.runtime.retry import Backoff, retry_transient
 from tests.deadlines import STATE_S
+from tests.sessions import LONG_SESSION_S
 
-PATIENT: Final[dict[str, Any]] = {"session_timeout_s": 40, "operation_timeout_s": STATE_S}
+PATIENT: Final[dict[str, Any]] = {"session_timeout_s": LONG_SESSION_S, "operation_timeout_s": STATE_S}
 """For servers that are started again: on a busy machine that takes longer than an operation usually may."""
 
 
@@ -157,7 +158,9 @@ async def test_an_outage_of_the_server_is_told_by_its_reasons_and_its_end(
 
 async def test_request_to_a_stopped_server_ends_with_its_deadline(own_server: EmbeddedZooKeeper) -> None:
     # Long enough for kazoo's thread to send a write. The server stops before it is asked for anything.
-    store = await ZooKeeperStore.connect(own_server.connect_string, operation_timeout_s=1.0, session_timeout_s=40)
+    store = await ZooKeeperStore.connect(
+        own_server.connect_string, operation_timeout_s=1.0, session_timeout_s=LONG_SESSION_S
+    )
     own_server.process.pause()
     try:
         with pytest.raises(WriteOutcomeUnknownError, match="/a"):
