@@ -12,6 +12,7 @@ from bookie.metadata.bookies.marking_policy import MarkingRules
 from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
 from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S, RACK_OUTAGE_DELAY_S_MAX
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
+from bookie.metadata.bookies.returned import FLAPPING_DELAY_S, FLAPPING_DELAY_S_MAX
 from bookie.metadata.uri import uri_problems
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.option import Group, Option
@@ -74,6 +75,15 @@ class AuditSettings:
             maximum=RACK_OUTAGE_DELAY_S_MAX,
         ),
     ] = RACK_OUTAGE_DELAY_S
+    flapping_delay_s: Annotated[
+        float,
+        Option(
+            "Mark a bookie that was marked and returned twice within six hours only when it is missing for so long; 0: "
+            "like any other.",
+            minimum=0,
+            maximum=FLAPPING_DELAY_S_MAX,
+        ),
+    ] = FLAPPING_DELAY_S
     marks_max: Annotated[
         int | None,
         Option(
@@ -147,7 +157,7 @@ class AuditSettings:
     @property
     def marking_rules(self) -> MarkingRules:
         """What holds the ledgers of lost bookies back, as far as it is configured here."""
-        return MarkingRules(self.critical_delay_s, self.rack_outage_delay_s, self.topology_file)
+        return MarkingRules(self.critical_delay_s, self.rack_outage_delay_s, self.flapping_delay_s, self.topology_file)
 
     @property
     def run_limits(self) -> RunLimits:

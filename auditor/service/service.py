@@ -28,6 +28,7 @@ from auditor.service.watch.overview import CountsBacklog, History, Overview
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows
 from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.returned import ReturnedBookies
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore, StoreUnavailableError
 from bookie.metadata.runs.election import Election, Leadership
@@ -130,6 +131,7 @@ class _Parts:
     watch: BookieWatch
     overview: Overview
     windows: MaintenanceWindows
+    returned: ReturnedBookies
 
 
 class AuditorService(Control):
@@ -356,6 +358,7 @@ class AuditorService(Control):
                     await parts.runs.prune(self._settings.runs_kept)
                     await self._end_pauses(parts)
                     await parts.windows.remove_ended(self._ports.clock.epoch_ms())
+                    await parts.returned.remove_old(self._ports.clock.epoch_ms())
                 except (TransientError, OutcomeUnknownError) as error:
                     _log.warning("housekeeping is tried again", extra={"reason": str(error)})
                     await self._ports.clock.sleep(_RETRY_S)
@@ -502,8 +505,8 @@ class AuditorService(Control):
             overview.poke()
 
         manager.on_ended(ended)
-        windows = MaintenanceWindows(store, cluster.root)
-        return _Parts(connection, election, runs, manager, watch, overview, windows)
+        windows, returned = MaintenanceWindows(store, cluster.root), ReturnedBookies(store, cluster.root)
+        return _Parts(connection, election, runs, manager, watch, overview, windows, returned)
 
     def _make_scheduler(self, fire: Callable[[RunKind], Awaitable[None]]) -> SchedulerPort:
         settings = self._settings

@@ -13,6 +13,7 @@ from bookie.metadata.bookies.marking_policy import MarkingRules
 from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
 from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S, RACK_OUTAGE_DELAY_S_MAX
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
+from bookie.metadata.bookies.returned import FLAPPING_DELAY_S, FLAPPING_DELAY_S_MAX
 from bookie.metadata.uri import uri_problems
 from bookie.model.option import Group, Option
 from bookie.model.run import PAUSE_S, PAUSE_S_MAX, RunKind
@@ -82,6 +83,15 @@ class ServiceSettings:
             maximum=RACK_OUTAGE_DELAY_S_MAX,
         ),
     ] = RACK_OUTAGE_DELAY_S
+    flapping_delay_s: Annotated[
+        float,
+        Option(
+            "Mark a bookie that was marked and returned twice within six hours only when it is missing for so long; 0: "
+            "like any other.",
+            minimum=0,
+            maximum=FLAPPING_DELAY_S_MAX,
+        ),
+    ] = FLAPPING_DELAY_S
     marks_max: Annotated[
         int | None,
         Option(
@@ -193,7 +203,7 @@ class ServiceSettings:
     @property
     def marking_rules(self) -> MarkingRules:
         """What holds the ledgers of lost bookies back, as far as it is configured here."""
-        return MarkingRules(self.critical_delay_s, self.rack_outage_delay_s, self.topology_file)
+        return MarkingRules(self.critical_delay_s, self.rack_outage_delay_s, self.flapping_delay_s, self.topology_file)
 
     @property
     def schedules(self) -> Mapping[RunKind, Schedule]:

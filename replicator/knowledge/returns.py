@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from bookie.metadata.bookies.returned import FLAPPING_RETURNS, FLAPPING_WINDOW_S
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 
-RETURNS_MAX: Final = 2
-"""Returns that end a copy. One is a restart that took longer than the delay."""
-WINDOW_S: Final = 6 * 3600.0
+RETURNS_MAX: Final = FLAPPING_RETURNS
+"""Returns that end a copy: as many as auditors count, which record them for all (``bookie.metadata.bookies.returned``).
+"""
+WINDOW_S: Final = float(FLAPPING_WINDOW_S)
 SAME_RETURN_S: Final = 10.0
 """Copies of several ledgers see the same return within this time."""
 _BOOKIES_MAX: Final = 1000

@@ -15,6 +15,7 @@ _WORDS: Final = {
     HoldReason.DELAY.value: "within the lost-bookie delay",
     HoldReason.MAINTENANCE.value: "maintenance window",
     HoldReason.RACK_OUTAGE.value: "outage of its whole rack",
+    HoldReason.FLAPPING.value: "it was marked and returned several times",
     HoldReason.LIMIT.value: "limit of the run",
 }
 

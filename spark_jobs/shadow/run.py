@@ -168,6 +168,7 @@ def compare(
         lost_in_run,
         settle_s=settle_s,
         connect_timeout_s=settings.connect_timeout_s,
+        rules=settings.marking_rules,
     ) as look:
         look.check()
         around = look.around()

@@ -14,7 +14,7 @@ from typing import Final
 
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
-from bookie.metadata.bookies.marking_policy import MarkingPolicies
+from bookie.metadata.bookies.marking_policy import MarkingPolicies, MarkingRules
 from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies, BookieState, Registrations
 from bookie.metadata.layout import bookie_path, tasks_path
@@ -80,6 +80,7 @@ class SecondLook:
         known: Mapping[BookieId, Loss],
         lost_in_run: AbstractSet[BookieId],
         settle_s: float,
+        rules: MarkingRules | None = None,
     ) -> None:
         store, cluster = connection.store, connection.cluster
         self._runner = runner
@@ -94,7 +95,7 @@ class SecondLook:
         self._tasks = UnderReplication(store, cluster, clock)
         self._drains = Drains(store, cluster.root)
         self._down = FirstSeenDown(store, cluster.root)
-        self._policies = MarkingPolicies(store, cluster, self._tasks)
+        self._policies = MarkingPolicies(store, cluster, self._tasks, rules)
 
     def around(self) -> ClusterLook:
         """The cluster now."""
@@ -184,6 +185,7 @@ def opened_look(
     *,
     settle_s: float,
     connect_timeout_s: float,
+    rules: MarkingRules | None = None,
 ) -> Iterator[SecondLook]:
     """Connect to the cluster, and disconnect at the end.
 
@@ -194,6 +196,7 @@ def opened_look(
         lost_in_run: see ``ClusterLook``.
         settle_s: how long after a loss the other auditor may be under way.
         connect_timeout_s: how long to try.
+        rules: of our auditor; None: the default.
 
     Raises:
         StoreUnavailableError: no answer from the hosts.
@@ -203,6 +206,6 @@ def opened_look(
         stack = AsyncExitStack()
         try:
             connection = runner.run(stack.enter_async_context(connected(uri, connect_timeout_s)))
-            yield SecondLook(runner, connection, clock, known, lost_in_run, settle_s)
+            yield SecondLook(runner, connection, clock, known, lost_in_run, settle_s, rules)
         finally:
             runner.run(stack.aclose())

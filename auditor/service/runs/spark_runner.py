@@ -85,6 +85,7 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         marks_max=settings.marks_max,
         mark_bytes_max=settings.mark_bytes_max,
         rack_outage_delay_s=settings.rack_outage_delay_s,
+        flapping_delay_s=settings.flapping_delay_s,
         topology_file=settings.topology_file,
         placement_policy=settings.placement,
         security=settings.bookie_security,

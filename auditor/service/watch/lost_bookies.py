@@ -94,7 +94,9 @@ def decide(watched: BookieLook, now_ms: int, missing_share_max: float) -> Decisi
     next_ms = [times[bookie].due_ms for bookie in waiting]
     next_ms += [times[bookie].critical_due_ms for bookie in critical - critical_due]
     return Decision(
-        lost=tuple(_shown(bookie, down[bookie], times[bookie], bookie in open_cases) for bookie in sorted(lost)),
+        lost=tuple(
+            _shown(bookie, down[bookie], times[bookie], bookie in open_cases, now_ms) for bookie in sorted(lost)
+        ),
         due=frozenset() if held else frozenset(open_cases - waiting),
         critical_due=frozenset() if held else frozenset(critical_due),
         excused=frozenset(waiting),
@@ -103,7 +105,8 @@ def decide(watched: BookieLook, now_ms: int, missing_share_max: float) -> Decisi
     )
 
 
-def _shown(bookie: BookieId, down: Down, times: MarkingTimes, is_open: bool) -> LostBookie:
+def _shown(bookie: BookieId, down: Down, times: MarkingTimes, is_open: bool, now_ms: int) -> LostBookie:
     if not is_open:
         return LostBookie(bookie, down.since_ms, 0)
-    return LostBookie(bookie, down.since_ms, times.due_ms, times.critical_due_ms, times.reason.value, times.detail)
+    reason, detail = (times.reason.value, times.detail) if times.due_ms > now_ms else ("", "")
+    return LostBookie(bookie, down.since_ms, times.due_ms, times.critical_due_ms, reason, detail)

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from bookie.metadata.bookies.returned import EndedLoss, ReturnedBookies
 from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import change, child_names, find, put, remove
 from bookie.metadata.port import MetadataStore
@@ -58,6 +59,7 @@ class FirstSeenDown:
     def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
         self._store = store
         self._parent = own_path("first-seen-down", ledgers_root)
+        self._returned = ReturnedBookies(store, ledgers_root)
 
     async def read(self) -> Mapping[BookieId, Down]:
         """Return every bookie that is noted. A damaged record is logged and omitted, and then written again.
@@ -74,13 +76,16 @@ class FirstSeenDown:
         """Note each of ``lost`` that is not noted yet, forget the others, and return what is noted then.
 
         A loss that begins in the future was noted by a clock that was wrong: it begins now, or its delay might never
-        be over. Two who do so at once agree: the first note of a bookie stays.
+        be over. Two who do so at once agree: the first note of a bookie stays. A loss that was marked is noted as ended
+        before it is forgotten, so that bookies which return again and again are recognized.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
         """
         noted = await self.read()
         for bookie in sorted(noted.keys() - lost):
+            if noted[bookie].audited_ms or noted[bookie].critical_audited_ms:
+                await self._returned.note(bookie, EndedLoss(noted[bookie].since_ms, now_ms))
             await self.forget(bookie)
         result = {bookie: down for bookie, down in noted.items() if bookie in lost}
         for bookie in sorted(lost - noted.keys()):

@@ -11,6 +11,7 @@ from typing import Final
 from bookie.metadata.bookies.maintenance import MaintenanceWindows
 from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S, MarkingPolicy
 from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S, Losses, RackOutage, rack_outages
+from bookie.metadata.bookies.returned import FLAPPING_DELAY_S, ReturnedBookies, is_flapping
 from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
@@ -30,6 +31,7 @@ class MarkingRules:
 
     critical_delay_s: float = CRITICAL_DELAY_S
     rack_outage_delay_s: float = RACK_OUTAGE_DELAY_S
+    flapping_delay_s: float = FLAPPING_DELAY_S
     topology_file: Path | None = None
     """None: the topology is in the store."""
 
@@ -40,6 +42,7 @@ class MarkingPolicies:
     def __init__(
         self, store: MetadataStore, cluster: Cluster, tasks: UnderReplication, rules: MarkingRules | None = None
     ) -> None:
+        self._returned = ReturnedBookies(store, cluster.root)
         self._windows = MaintenanceWindows(store, cluster.root)
         self._topologies = TopologyStore(store, cluster)
         self._tasks = tasks
@@ -60,7 +63,19 @@ class MarkingPolicies:
         if delay_s is None:
             delay_s = await self._tasks.switches.lost_bookie_delay_s()
         windows = await self._windows.open_at(now_ms)
-        return MarkingPolicy(delay_s, self._rules.critical_delay_s, windows, await self._outages(losses))
+        outages, flapping_until_ms = await self._outages(losses), await self._flapping(losses)
+        return MarkingPolicy(delay_s, self._rules.critical_delay_s, windows, outages, flapping_until_ms)
+
+    async def _flapping(self, losses: Losses) -> Mapping[BookieId, int]:
+        """Until when those that return again and again are expected to; an operator may waive that as any delay."""
+        if self._rules.flapping_delay_s <= 0 or not losses.noted:
+            return {}
+        ended = await self._returned.of(losses.noted.keys())
+        return {
+            bookie: down.since_ms + int(self._rules.flapping_delay_s * 1000)
+            for bookie, down in losses.noted.items()
+            if not down.is_delay_waived and is_flapping(ended.get(bookie, ()), down.since_ms)
+        }
 
     async def _outages(self, losses: Losses) -> Mapping[BookieId, RackOutage]:
         if self._rules.rack_outage_delay_s <= 0 or len(losses.noted) < _LOSSES_MIN:

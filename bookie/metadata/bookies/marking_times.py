@@ -40,6 +40,8 @@ class HoldReason(enum.Enum):
     """A maintenance window is open."""
     RACK_OUTAGE = "rack_outage"
     """Its whole rack is gone, and may return."""
+    FLAPPING = "flapping"
+    """It was marked several times, and returned each time."""
     LIMIT = "limit"
     """The run marked as many ledgers, or bytes, as it may. Of ledgers only, not of bookies."""
 
@@ -73,11 +75,16 @@ class MarkingPolicy:
     """The maintenance windows that are open."""
     outages: Mapping[BookieId, RackOutage] = field(default_factory=dict)
     """Bookies whose whole rack is gone."""
+    flapping_until_ms: Mapping[BookieId, int] = field(default_factory=dict)
+    """Bookies that return again and again, and until when they are expected to do so."""
 
     @property
     def held_until_ms(self) -> Mapping[BookieId, int]:
         """The ends of the rules that workers cannot see by themselves."""
-        return {bookie: outage.until_ms for bookie, outage in self.outages.items()}
+        ends = dict(self.flapping_until_ms)
+        for bookie, outage in self.outages.items():
+            ends[bookie] = max(outage.until_ms, ends.get(bookie, 0))
+        return ends
 
     def times(self, bookie: BookieId, down: Down) -> MarkingTimes:
         """Return the times of a bookie that is down."""
@@ -96,3 +103,6 @@ class MarkingPolicy:
                 yield MarkingTimes(window.until_ms, critical_due_ms, HoldReason.MAINTENANCE, detail)
         if (outage := self.outages.get(bookie)) is not None:
             yield MarkingTimes(outage.until_ms, outage.until_ms, HoldReason.RACK_OUTAGE, f"rack {outage.rack}")
+        if (until_ms := self.flapping_until_ms.get(bookie)) is not None:
+            critical_due_ms = min(until_ms, down.since_ms + int(self.critical_delay_s * 1000))
+            yield MarkingTimes(until_ms, critical_due_ms, HoldReason.FLAPPING, "")

@@ -9,6 +9,7 @@ from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, UnreadableHistoryError
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.returned import EndedLoss, ReturnedBookies
 from bookie.metadata.layout import own_path
 from bookie.metadata.logs.log_list import LogList, UnreadableLogError
 from bookie.metadata.logs.log_store import LogLists
@@ -56,6 +57,7 @@ WINDOW = (
     b'{"format": 1, "bookies": ["b1:3181", "b2:3181"], "by": "ops", "since_ms": 1763900000000, '
     b'"until_ms": 1763900060000, "holds_critical": true, "note": "new disks"}'
 )
+RETURNED = b'{"format": 1, "losses": [{"since_ms": 1763900000000, "returned_ms": 1763900060000}]}'
 DECISION = (
     b'{"format": 1, "verdict": "loss_accepted", "by": "ops", "at_ms": 1763900000000, "reason": "fire", "park_reason": '
     b'"no_live_copy", "lost": [{"first_entry_id": 0, "last_entry_id": 9, "positions": [0, 2], "bookies": ["b1:3181", '
@@ -80,6 +82,7 @@ PATHS = {
     LOCK: own_path("runs", ROOT) + "/locks/bookies",
     BOOST: own_path("boosts", ROOT) + f"/{LEDGER}",
     WINDOW: own_path("maintenance", ROOT) + "/rack%3A%2Fr1",
+    RETURNED: own_path("returned", ROOT) + f"/{B1}",
     DECISION: own_path("decisions", ROOT) + f"/{LEDGER}",
     RUN: own_path("runs", ROOT) + f"/records/{RUN_ID}",
 }
@@ -112,6 +115,7 @@ async def test_records_of_the_first_releases_are_read() -> None:
     assert await Boosts(store, ROOT).active(SINCE_MS) == [Boost(LEDGER, "ops", SINCE_MS, SINCE_MS + 60_000)]
     window = Window("rack:/r1", (B1, B2), "ops", SINCE_MS, SINCE_MS + 60_000, True, "new disks")
     assert await MaintenanceWindows(store, ROOT).open_at(SINCE_MS) == (window,)
+    assert await ReturnedBookies(store, ROOT).of([B1]) == {B1: (EndedLoss(SINCE_MS, SINCE_MS + 60_000),)}
     lost = LostFragment(EntryId(0), EntryId(9), (0, 2), (B1, B3))
     decision = Decision(LEDGER, Verdict.LOSS_ACCEPTED, "ops", SINCE_MS, "fire", ParkReason.NO_LIVE_COPY, (lost,))
     assert await Decisions(store, ROOT).get(LEDGER) == decision
@@ -213,6 +217,7 @@ async def test_a_record_of_a_newer_format_is_as_safe_as_a_damaged_one(written: C
         await CopyLimitsStore(store, ROOT).read()
     assert await Boosts(store, ROOT).active(SINCE_MS) == []
     assert await MaintenanceWindows(store, ROOT).open_at(SINCE_MS) == ()
+    assert await ReturnedBookies(store, ROOT).of([B1]) == {}
     assert await Decisions(store, ROOT).get(LEDGER) is None
     assert await Decisions(store, ROOT).accepted() == []
     runs = Runs(store, ROOT)
