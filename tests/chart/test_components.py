@@ -343,6 +343,20 @@ def reports_claim(pod: dict[str, Any]) -> str:
     return str(volume["persistentVolumeClaim"]["claimName"])
 
 
+def test_auditors_and_jobs_share_one_volume_for_reports() -> None:
+    """So each auditor serves all reports, also those of an earlier leader and of one-off runs."""
+    made = release("service-secured")
+    [claim] = made.of("PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    users = [pod.spec for pod in pods(made) if pod.spec["containers"][0]["name"] in ("auditor", "audit")]
+    assert len(users) == 5
+    assert {reports_claim(spec) for spec in users} == {claim["metadata"]["name"]}
+    directory = settings(made, "auditor")["report_dir"]
+    assert settings(made, "audit.run")["report_dir"] == directory
+    for spec in users:
+        assert {"name": "reports", "mountPath": directory} in spec["containers"][0]["volumeMounts"]
+
+
 def test_the_audit_of_the_chart_uses_one_core() -> None:
     test = release("service-minimal").one("Pod", "demo-bkheal-test-audit")
     words = test["spec"]["containers"][0]["command"]
