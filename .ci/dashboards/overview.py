@@ -140,7 +140,8 @@ _WHERE = Row(
             "Marked ledgers with a copy on a bookie that is not registered or is being drained. The 50 largest.",
             {
                 "{{bookie}}": (
-                    "sum by (bookie) (max by (cluster, namespace, bookie) (bkheal_underreplicated_bookie_ledgers{<>})) > 0"
+                    "sum by (bookie) ("
+                    "max by (cluster, namespace, bookie) (bkheal_underreplicated_bookie_ledgers{<>})) > 0"
                 )
             },
             kind="bargauge",
