@@ -762,6 +762,13 @@ def test_topology_is_a_file_of_every_process_that_places() -> None:
     }
 
 
+def test_an_exporter_has_the_racks_of_the_topology_too() -> None:
+    made = render({"bookkeeper": URI, "mode": "cron", "placement": {"topology": {"bk1": "/r1"}}})
+    assert settings(made, "exporter")["topology_file"] == "/etc/bkheal/topology.json"
+    [config] = [volume for volume in pod_of(made, "exporter").spec["volumes"] if volume["name"] == "config"]
+    assert {"key": "topology.json", "path": "topology.json"} in config["configMap"]["items"]
+
+
 def test_chart_tests_are_hooks_that_clean_up() -> None:
     made = release("everything")
     tests = made.of("Pod")
