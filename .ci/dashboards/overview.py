@@ -140,7 +140,8 @@ _WHERE = Row(
             "Marked ledgers with a copy on a bookie that is not registered or is being drained. The 50 largest.",
             {
                 "{{bookie}}": (
-                    "sum by (bookie) (max by (cluster, namespace, bookie) (bkheal_underreplicated_bookie_ledgers{<>}))"
+                    "sum by (bookie) ("
+                    "max by (cluster, namespace, bookie) (bkheal_underreplicated_bookie_ledgers{<>})) > 0"
                 )
             },
             kind="bargauge",
@@ -152,7 +153,7 @@ _WHERE = Row(
             "The same by rack. If one rack has nearly all of them, the rack has failed. unknown: not in the topology.",
             {
                 "{{rack}}": (
-                    "sum by (rack) (max by (cluster, namespace, rack) (bkheal_underreplicated_rack_ledgers{<>}))"
+                    "sum by (rack) (max by (cluster, namespace, rack) (bkheal_underreplicated_rack_ledgers{<>})) > 0"
                 )
             },
             kind="bargauge",
@@ -162,12 +163,12 @@ _WHERE = Row(
         Panel(
             "Ledgers by bookie over time",
             "Falls for a bookie while its ledgers get copies elsewhere; reaches 0 before it can be taken out.",
-            {"{{bookie}}": "max by (bookie) (bkheal_underreplicated_bookie_ledgers{<>})"},
+            {"{{bookie}}": "max by (bookie) (bkheal_underreplicated_bookie_ledgers{<>}) > 0"},
         ),
         Panel(
             "Ledgers by rack over time",
             "A rack that rises while no bookie of it is lost is being drained.",
-            {"{{rack}}": "max by (rack) (bkheal_underreplicated_rack_ledgers{<>})"},
+            {"{{rack}}": "max by (rack) (bkheal_underreplicated_rack_ledgers{<>}) > 0"},
         ),
     ),
 )

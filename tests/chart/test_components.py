@@ -343,6 +343,20 @@ def reports_claim(pod: dict[str, Any]) -> str:
     return str(volume["persistentVolumeClaim"]["claimName"])
 
 
+def test_auditors_and_jobs_share_one_volume_for_reports() -> None:
+    """So each auditor serves all reports, also those of an earlier leader and of one-off runs."""
+    made = release("service-secured")
+    [claim] = made.of("PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    users = [pod.spec for pod in pods(made) if pod.spec["containers"][0]["name"] in ("auditor", "audit")]
+    assert len(users) == 5
+    assert {reports_claim(spec) for spec in users} == {claim["metadata"]["name"]}
+    directory = settings(made, "auditor")["report_dir"]
+    assert settings(made, "audit.run")["report_dir"] == directory
+    for spec in users:
+        assert {"name": "reports", "mountPath": directory} in spec["containers"][0]["volumeMounts"]
+
+
 def test_the_audit_of_the_chart_uses_one_core() -> None:
     test = release("service-minimal").one("Pod", "demo-bkheal-test-audit")
     words = test["spec"]["containers"][0]["command"]
@@ -746,6 +760,13 @@ def test_topology_is_a_file_of_every_process_that_places() -> None:
     assert yaml.safe_load(config["data"]["topology.json"]) == {
         "bkheal-bookie-0.bkheal-bookie.bk.svc.cluster.local": "/r1"
     }
+
+
+def test_an_exporter_has_the_racks_of_the_topology_too() -> None:
+    made = render({"bookkeeper": URI, "mode": "cron", "placement": {"topology": {"bk1": "/r1"}}})
+    assert settings(made, "exporter")["topology_file"] == "/etc/bkheal/topology.json"
+    [config] = [volume for volume in pod_of(made, "exporter").spec["volumes"] if volume["name"] == "config"]
+    assert {"key": "topology.json", "path": "topology.json"} in config["configMap"]["items"]
 
 
 def test_chart_tests_are_hooks_that_clean_up() -> None:

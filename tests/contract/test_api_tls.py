@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from auditor.api.grpc.server import GrpcFace
 from auditor.api.http.server import HttpFace
 from auditor.api.settings import ServerTls
 from auditor.cli.audit.remote import Remote, RemoteSettings, RemoteUnavailableError
+from auditor.service.leader_ports import LeaderPort
 from bookie.wire.tls import TlsFilesError
 from tests.certificates import make_ca, make_certificate, openssl
 from tests.deadlines import STATE_S
@@ -53,6 +57,31 @@ def connector(folder: Path, client: str | None, ca: str = "our-ca") -> aiohttp.T
     return aiohttp.TCPConnector(ssl=context, force_close=True)
 
 
+@asynccontextmanager
+async def through_another_auditor(port: int) -> AsyncIterator[int]:
+    """A port that leads to ``port``, as that of an auditor that does not lead."""
+    leader = LeaderPort("http", ("127.0.0.1", 0), lambda: ("127.0.0.1", port), ManualClock())
+    await leader.start()
+    try:
+        yield leader.port
+    finally:
+        await leader.stop()
+
+
+async def relayed_http_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str | None) -> bool:
+    async with (
+        running(tmp_path, connector=connector(folder, client), tls=tls) as world,
+        through_another_auditor(world.face.port) as port,
+    ):
+        try:
+            async with asyncio.timeout(STATE_S):
+                return (
+                    await replace(world, url=f"https://127.0.0.1:{port}").ask("GET", "/api/v1/status")
+                ).status == 200
+        except aiohttp.ClientError:
+            return False
+
+
 async def http_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str | None, ca: str = "our-ca") -> bool:
     async with running(tmp_path, connector=connector(folder, client, ca), tls=tls) as world:
         try:
@@ -64,15 +93,33 @@ async def http_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str
         return reply.status == 200
 
 
+async def relayed_grpc_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str | None) -> bool:
+    settings, _ = settings_in(tmp_path, tls=tls)
+    face = GrpcFace(TwinControl(), settings, ManualClock())
+    await face.start()
+    try:
+        async with through_another_auditor(face.port) as port:
+            return await grpc_on(port, folder, client, "our-ca")
+    finally:
+        await face.stop()
+
+
 async def grpc_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str | None, ca: str = "our-ca") -> bool:
     settings, _ = settings_in(tmp_path, tls=tls)
     face = GrpcFace(TwinControl(), settings, ManualClock())
     await face.start()
+    try:
+        return await grpc_on(face.port, folder, client, ca)
+    finally:
+        await face.stop()
+
+
+async def grpc_on(port: int, folder: Path, client: str | None, ca: str) -> bool:
     pair = [folder / f"{client}.{end}" for end in ("key", "pem")] if client else []
     credentials = grpc.ssl_channel_credentials(
         (folder / f"{ca}.pem").read_bytes(), *(path.read_bytes() for path in pair)
     )
-    channel = grpc.aio.secure_channel(f"127.0.0.1:{face.port}", credentials)
+    channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials)
     try:
         stub: Any = rpc.AuditorServiceStub(channel)  # type: ignore[no-untyped-call]
         await stub.GetStatus(pb.GetStatusRequest(), timeout=STATE_S)
@@ -83,7 +130,6 @@ async def grpc_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str
         return False
     finally:
         await channel.close(None)
-        await face.stop()
 
 
 @pytest.mark.parametrize("answers", [http_answers, grpc_answers])
@@ -93,7 +139,7 @@ async def test_server_proves_who_it_is(tmp_path: Path, folder: Path, answers: An
     assert not await answers(tmp_path, folder, server_tls(folder, "elsewhere"), None)
 
 
-@pytest.mark.parametrize("answers", [http_answers, grpc_answers])
+@pytest.mark.parametrize("answers", [http_answers, grpc_answers, relayed_http_answers, relayed_grpc_answers])
 @pytest.mark.parametrize(
     ("client", "is_admitted"), [("client", True), (None, False), ("stranger", False), ("expired", False)]
 )

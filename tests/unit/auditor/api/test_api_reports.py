@@ -93,6 +93,17 @@ async def test_a_link_leads_to_the_latest_report_of_a_kind(world: ApiWorld, repo
     assert (await world.ask("GET", "/reports/latest/?kind=scrub")).problem == "invalid-request"
 
 
+async def test_auditors_on_one_volume_serve_each_others_reports(tmp_path: Path) -> None:
+    """A change of leader loses no report: the next one has the same directory, and so have all others."""
+    async with running(tmp_path) as second:
+        async with running(tmp_path) as first:
+            (tmp_path / "reports" / RUN).mkdir(parents=True)
+            (tmp_path / "reports" / RUN / "summary.json").write_text('{"written": "by the first"}')
+            assert (await first.ask("GET", f"/reports/{RUN}/summary.json")).status == 200
+        assert (await second.ask("GET", f"/reports/{RUN}/summary.json")).json == {"written": "by the first"}
+        assert [item["run_id"] for item in (await second.ask("GET", "/api/v1/reports")).json["items"]] == [RUN]
+
+
 async def test_there_may_be_no_reports_yet(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         assert (await world.ask("GET", "/api/v1/reports")).json["items"] == []

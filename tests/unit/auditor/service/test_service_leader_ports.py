@@ -185,6 +185,18 @@ async def test_each_port_leads_to_the_leaders_port_of_the_same_kind() -> None:
         assert [port.target[0] for port in leader_ports(settings, lambda: "bookie-1:3181", ManualClock())] == ["", ""]
 
 
+def test_the_port_of_the_ui_leads_to_the_proxy_that_authenticates_its_users() -> None:
+    plain: dict[str, Any] = {"metadata_uri": "zk://h:2181/ledgers", "leader_ui_port": 9000}
+    trust: dict[str, Any] = {
+        "ui_user_header": "X-Forwarded-User",
+        "ui_trusted_proxies": "127.0.0.1",
+        "ui_proxy_port": 4180,
+    }
+    for settings, expected in ((plain, 4040), (plain | trust, 4180)):
+        [port] = leader_ports(ServiceSettings(**settings), lambda: "10.0.0.7:8080", ManualClock())
+        assert port.target == ("10.0.0.7", expected)
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"advertised_host": "10.0.0.7"}, {"http_host": "0.0.0.0", "advertised_host": "fd00::1"}]
 )
