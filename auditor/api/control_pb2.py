@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x61uditor/api/control.proto\x12\x11\x62kheal.auditor.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf3\x04\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.bkheal.auditor.v1.RunKind\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x0f\n\x07process\x18\x05 \x01(\t\x12*\n\x05state\x18\x06 \x01(\x0e\x32\x1b.bkheal.auditor.v1.RunState\x12\x12\n\nis_dry_run\x18\x07 \x01(\x08\x12\r\n\x05phase\x18\x08 \x01(\t\x12\x0c\n\x04\x64one\x18\t \x01(\x04\x12\r\n\x05total\x18\n \x01(\x04\x12+\n\x07started\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07updated\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x66inished\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x03\x65ta\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07verdict\x18\x0f \x01(\t\x12\x16\n\texit_code\x18\x10 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07ledgers\x18\x11 \x01(\x04\x12\x36\n\x08\x66indings\x18\x12 \x03(\x0b\x32$.bkheal.auditor.v1.Run.FindingsEntry\x12\x15\n\rtasks_changed\x18\x13 \x01(\x04\x12\x0e\n\x06report\x18\x14 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x15 \x01(\t\x1a/\n\rFindingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x0c\n\n_exit_code\"\x12\n\x10GetStatusRequest\"\x8d\x05\n\x06Status\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07process\x18\x02 \x01(\t\x12\x11\n\tis_leader\x18\x03 \x01(\x08\x12\x0e\n\x06leader\x18\x04 \x01(\t\x12\x1a\n\x12is_store_connected\x18\x05 \x01(\x08\x12\x14\n\x0cmetadata_uri\x18\x06 \x01(\t\x12\x13\n\x0binstance_id\x18\x07 \x01(\t\x12\x1b\n\x13is_recovery_enabled\x18\x08 \x01(\x08\x12!\n\x19lost_bookie_delay_seconds\x18\t \x01(\r\x12\x10\n\x08writable\x18\n \x03(\t\x12\x11\n\tread_only\x18\x0b \x03(\t\x12\x0c\n\x04lost\x18\x0c \x03(\t\x12\x14\n\x0cheld_because\x18\r \x01(\t\x12\x1f\n\x17underreplicated_ledgers\x18\x0e \x01(\x04\x12]\n\x1bunderreplicated_by_severity\x18\x0f \x03(\x0b\x32\x38.bkheal.auditor.v1.Status.UnderreplicatedBySeverityEntry\x12+\n\x07\x63ounted\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x07running\x18\x11 \x03(\x0b\x32\x16.bkheal.auditor.v1.Run\x12$\n\x04last\x18\x12 \x03(\x0b\x32\x16.bkheal.auditor.v1.Run\x12\x30\n\x0cpaused_kinds\x18\x13 \x03(\x0e\x32\x1a.bkheal.auditor.v1.RunKind\x1a@\n\x1eUnderreplicatedBySeverityEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\" \n\x0fListRunsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"8\n\x10ListRunsResponse\x12$\n\x04runs\x18\x01 \x03(\x0b\x32\x16.bkheal.auditor.v1.Run\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"h\n\x0fStartRunRequest\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.bkheal.auditor.v1.RunKind\x12\x12\n\nis_dry_run\x18\x02 \x01(\x08\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\"\"\n\x10\x43hangeRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t*h\n\x07RunKind\x12\x18\n\x14RUN_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10RUN_KIND_BOOKIES\x10\x01\x12\x16\n\x12RUN_KIND_PLACEMENT\x10\x02\x12\x15\n\x11RUN_KIND_REPLICAS\x10\x03*\xc5\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_WAITING\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x14\n\x10RUN_STATE_PAUSED\x10\x03\x12\x12\n\x0eRUN_STATE_DONE\x10\x04\x12\x14\n\x10RUN_STATE_FAILED\x10\x05\x12\x17\n\x13RUN_STATE_CANCELLED\x10\x06\x12\x17\n\x13RUN_STATE_ABANDONED\x10\x07\x32\xe3\x04\n\x0e\x41uditorService\x12K\n\tGetStatus\x12#.bkheal.auditor.v1.GetStatusRequest\x1a\x19.bkheal.auditor.v1.Status\x12S\n\x08ListRuns\x12\".bkheal.auditor.v1.ListRunsRequest\x1a#.bkheal.auditor.v1.ListRunsResponse\x12\x42\n\x06GetRun\x12 .bkheal.auditor.v1.GetRunRequest\x1a\x16.bkheal.auditor.v1.Run\x12\x46\n\x08StartRun\x12\".bkheal.auditor.v1.StartRunRequest\x1a\x16.bkheal.auditor.v1.Run\x12H\n\tCancelRun\x12#.bkheal.auditor.v1.ChangeRunRequest\x1a\x16.bkheal.auditor.v1.Run\x12G\n\x08PauseRun\x12#.bkheal.auditor.v1.ChangeRunRequest\x1a\x16.bkheal.auditor.v1.Run\x12H\n\tResumeRun\x12#.bkheal.auditor.v1.ChangeRunRequest\x1a\x16.bkheal.auditor.v1.Run\x12\x46\n\x08WatchRun\x12 .bkheal.auditor.v1.GetRunRequest\x1a\x16.bkheal.auditor.v1.Run0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x61uditor/api/control.proto\x12\x11\x62kheal.auditor.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa5\x05\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.bkheal.auditor.v1.RunKind\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x0f\n\x07process\x18\x05 \x01(\t\x12*\n\x05state\x18\x06 \x01(\x0e\x32\x1b.bkheal.auditor.v1.RunState\x12\x12\n\nis_dry_run\x18\x07 \x01(\x08\x12\r\n\x05phase\x18\x08 \x01(\t\x12\x0c\n\x04\x64one\x18\t \x01(\x04\x12\r\n\x05total\x18\n \x01(\x04\x12+\n\x07started\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07updated\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x66inished\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x03\x65ta\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07verdict\x18\x0f \x01(\t\x12\x16\n\texit_code\x18\x10 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07ledgers\x18\x11 \x01(\x04\x12\x36\n\x08\x66indings\x18\x12 \x03(\x0b\x32$.bkheal.auditor.v1.Run.FindingsEntry\x12\x15\n\rtasks_changed\x18\x13 \x01(\x04\x12\x0e\n\x06report\x18\x14 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x15 \x01(\t\x12\x30\n\x0cpaused_until\x18\x16 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a/\n\rFindingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x0c\n\n_exit_code\"\x12\n\x10GetStatusRequest\"\xb7\x05\n\x06Status\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07process\x18\x02 \x01(\t\x12\x11\n\tis_leader\x18\x03 \x01(\x08\x12\x0e\n\x06leader\x18\x04 \x01(\t\x12\x1a\n\x12is_store_connected\x18\x05 \x01(\x08\x12\x14\n\x0cmetadata_uri\x18\x06 \x01(\t\x12\x13\n\x0binstance_id\x18\x07 \x01(\t\x12\x1b\n\x13is_recovery_enabled\x18\x08 \x01(\x08\x12!\n\x19lost_bookie_delay_seconds\x18\t \x01(\r\x12\x10\n\x08writable\x18\n \x03(\t\x12\x11\n\tread_only\x18\x0b \x03(\t\x12\x0c\n\x04lost\x18\x0c \x03(\t\x12\x14\n\x0cheld_because\x18\r \x01(\t\x12\x1f\n\x17underreplicated_ledgers\x18\x0e \x01(\x04\x12]\n\x1bunderreplicated_by_severity\x18\x0f \x03(\x0b\x32\x38.bkheal.auditor.v1.Status.UnderreplicatedBySeverityEntry\x12+\n\x07\x63ounted\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x07running\x18\x11 \x03(\x0b\x32\x16.bkheal.auditor.v1.Run\x12$\n\x04last\x18\x12 \x03(\x0b\x32\x16.bkheal.auditor.v1.Run\x12\x30\n\x0cpaused_kinds\x18\x13 \x03(\x0e\x32\x1a.bkheal.auditor.v1.RunKind\x12(\n\x06pauses\x18\x14 \x03(\x0b\x32\x18.bkheal.auditor.v1.Pause\x1a@\n\x1eUnderreplicatedBySeverityEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"k\n\x05Pause\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.bkheal.auditor.v1.RunKind\x12\r\n\x05owner\x18\x02 \x01(\t\x12)\n\x05until\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\" \n\x0fListRunsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"8\n\x10ListRunsResponse\x12$\n\x04runs\x18\x01 \x03(\x0b\x32\x16.bkheal.auditor.v1.Run\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x98\x01\n\x0fStartRunRequest\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.bkheal.auditor.v1.RunKind\x12\x12\n\nis_dry_run\x18\x02 \x01(\x08\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\x12.\n\x07options\x18\x04 \x01(\x0b\x32\x1d.bkheal.auditor.v1.RunOptions\"\xd6\x01\n\nRunOptions\x12\x1b\n\x0emark_misplaced\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\nledger_min\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x17\n\nledger_max\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x13\n\x06sample\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x0bsample_seed\x18\x05 \x01(\x03H\x04\x88\x01\x01\x42\x11\n\x0f_mark_misplacedB\r\n\x0b_ledger_minB\r\n\x0b_ledger_maxB\t\n\x07_sampleB\x0e\n\x0c_sample_seed\"\"\n\x10\x43hangeRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t*h\n\x07RunKind\x12\x18\n\x14RUN_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10RUN_KIND_BOOKIES\x10\x01\x12\x16\n\x12RUN_KIND_PLACEMENT\x10\x02\x12\x15\n\x11RUN_KIND_REPLICAS\x10\x03*\xc5\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_WAITING\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x14\n\x10RUN_STATE_PAUSED\x10\x03\x12\x12\n\x0eRUN_STATE_DONE\x10\x04\x12\x14\n\x10RUN_STATE_FAILED\x10\x05\x12\x17\n\x13RUN_STATE_CANCELLED\x10\x06\x12\x17\n\x13RUN_STATE_ABANDONED\x10\x07\x32\xe3\x04\n\x0e\x41uditorService\x12K\n\tGetStatus\x12#.bkheal.auditor.v1.GetStatusRequest\x1a\x19.bkheal.auditor.v1.Status\x12S\n\x08ListRuns\x12\".bkheal.auditor.v1.ListRunsRequest\x1a#.bkheal.auditor.v1.ListRunsResponse\x12\x42\n\x06GetRun\x12 .bkheal.auditor.v1.GetRunRequest\x1a\x16.bkheal.auditor.v1.Run\x12\x46\n\x08StartRun\x12\".bkheal.auditor.v1.StartRunRequest\x1a\x16.bkheal.auditor.v1.Run\x12H\n\tCancelRun\x12#.bkheal.auditor.v1.ChangeRunRequest\x1a\x16.bkheal.auditor.v1.Run\x12G\n\x08PauseRun\x12#.bkheal.auditor.v1.ChangeRunRequest\x1a\x16.bkheal.auditor.v1.Run\x12H\n\tResumeRun\x12#.bkheal.auditor.v1.ChangeRunRequest\x1a\x16.bkheal.auditor.v1.Run\x12\x46\n\x08WatchRun\x12 .bkheal.auditor.v1.GetRunRequest\x1a\x16.bkheal.auditor.v1.Run0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,30 +36,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUN_FINDINGSENTRY']._serialized_options = b'8\001'
   _globals['_STATUS_UNDERREPLICATEDBYSEVERITYENTRY']._loaded_options = None
   _globals['_STATUS_UNDERREPLICATEDBYSEVERITYENTRY']._serialized_options = b'8\001'
-  _globals['_RUNKIND']._serialized_start=1654
-  _globals['_RUNKIND']._serialized_end=1758
-  _globals['_RUNSTATE']._serialized_start=1761
-  _globals['_RUNSTATE']._serialized_end=1958
+  _globals['_RUNKIND']._serialized_start=2121
+  _globals['_RUNKIND']._serialized_end=2225
+  _globals['_RUNSTATE']._serialized_start=2228
+  _globals['_RUNSTATE']._serialized_end=2425
   _globals['_RUN']._serialized_start=82
-  _globals['_RUN']._serialized_end=709
-  _globals['_RUN_FINDINGSENTRY']._serialized_start=648
-  _globals['_RUN_FINDINGSENTRY']._serialized_end=695
-  _globals['_GETSTATUSREQUEST']._serialized_start=711
-  _globals['_GETSTATUSREQUEST']._serialized_end=729
-  _globals['_STATUS']._serialized_start=732
-  _globals['_STATUS']._serialized_end=1385
-  _globals['_STATUS_UNDERREPLICATEDBYSEVERITYENTRY']._serialized_start=1321
-  _globals['_STATUS_UNDERREPLICATEDBYSEVERITYENTRY']._serialized_end=1385
-  _globals['_LISTRUNSREQUEST']._serialized_start=1387
-  _globals['_LISTRUNSREQUEST']._serialized_end=1419
-  _globals['_LISTRUNSRESPONSE']._serialized_start=1421
-  _globals['_LISTRUNSRESPONSE']._serialized_end=1477
-  _globals['_GETRUNREQUEST']._serialized_start=1479
-  _globals['_GETRUNREQUEST']._serialized_end=1510
-  _globals['_STARTRUNREQUEST']._serialized_start=1512
-  _globals['_STARTRUNREQUEST']._serialized_end=1616
-  _globals['_CHANGERUNREQUEST']._serialized_start=1618
-  _globals['_CHANGERUNREQUEST']._serialized_end=1652
-  _globals['_AUDITORSERVICE']._serialized_start=1961
-  _globals['_AUDITORSERVICE']._serialized_end=2572
+  _globals['_RUN']._serialized_end=759
+  _globals['_RUN_FINDINGSENTRY']._serialized_start=698
+  _globals['_RUN_FINDINGSENTRY']._serialized_end=745
+  _globals['_GETSTATUSREQUEST']._serialized_start=761
+  _globals['_GETSTATUSREQUEST']._serialized_end=779
+  _globals['_STATUS']._serialized_start=782
+  _globals['_STATUS']._serialized_end=1477
+  _globals['_STATUS_UNDERREPLICATEDBYSEVERITYENTRY']._serialized_start=1413
+  _globals['_STATUS_UNDERREPLICATEDBYSEVERITYENTRY']._serialized_end=1477
+  _globals['_PAUSE']._serialized_start=1479
+  _globals['_PAUSE']._serialized_end=1586
+  _globals['_LISTRUNSREQUEST']._serialized_start=1588
+  _globals['_LISTRUNSREQUEST']._serialized_end=1620
+  _globals['_LISTRUNSRESPONSE']._serialized_start=1622
+  _globals['_LISTRUNSRESPONSE']._serialized_end=1678
+  _globals['_GETRUNREQUEST']._serialized_start=1680
+  _globals['_GETRUNREQUEST']._serialized_end=1711
+  _globals['_STARTRUNREQUEST']._serialized_start=1714
+  _globals['_STARTRUNREQUEST']._serialized_end=1866
+  _globals['_RUNOPTIONS']._serialized_start=1869
+  _globals['_RUNOPTIONS']._serialized_end=2083
+  _globals['_CHANGERUNREQUEST']._serialized_start=2085
+  _globals['_CHANGERUNREQUEST']._serialized_end=2119
+  _globals['_AUDITORSERVICE']._serialized_start=2428
+  _globals['_AUDITORSERVICE']._serialized_end=3039
 # @@protoc_insertion_point(module_scope)

@@ -41,7 +41,7 @@ RUN_STATE_CANCELLED: RunState
 RUN_STATE_ABANDONED: RunState
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "kind", "cause", "owner", "process", "state", "is_dry_run", "phase", "done", "total", "started", "updated", "finished", "eta", "verdict", "exit_code", "ledgers", "findings", "tasks_changed", "report", "detail")
+    __slots__ = ("run_id", "kind", "cause", "owner", "process", "state", "is_dry_run", "phase", "done", "total", "started", "updated", "finished", "eta", "verdict", "exit_code", "ledgers", "findings", "tasks_changed", "report", "detail", "paused_until")
     class FindingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class Run(_message.Message):
     TASKS_CHANGED_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_UNTIL_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     kind: RunKind
     cause: str
@@ -91,14 +92,15 @@ class Run(_message.Message):
     tasks_changed: int
     report: str
     detail: str
-    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[RunKind, str]] = ..., cause: _Optional[str] = ..., owner: _Optional[str] = ..., process: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., is_dry_run: _Optional[bool] = ..., phase: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., eta: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., verdict: _Optional[str] = ..., exit_code: _Optional[int] = ..., ledgers: _Optional[int] = ..., findings: _Optional[_Mapping[str, int]] = ..., tasks_changed: _Optional[int] = ..., report: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    paused_until: _timestamp_pb2.Timestamp
+    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[RunKind, str]] = ..., cause: _Optional[str] = ..., owner: _Optional[str] = ..., process: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., is_dry_run: _Optional[bool] = ..., phase: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., eta: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., verdict: _Optional[str] = ..., exit_code: _Optional[int] = ..., ledgers: _Optional[int] = ..., findings: _Optional[_Mapping[str, int]] = ..., tasks_changed: _Optional[int] = ..., report: _Optional[str] = ..., detail: _Optional[str] = ..., paused_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("version", "process", "is_leader", "leader", "is_store_connected", "metadata_uri", "instance_id", "is_recovery_enabled", "lost_bookie_delay_seconds", "writable", "read_only", "lost", "held_because", "underreplicated_ledgers", "underreplicated_by_severity", "counted", "running", "last", "paused_kinds")
+    __slots__ = ("version", "process", "is_leader", "leader", "is_store_connected", "metadata_uri", "instance_id", "is_recovery_enabled", "lost_bookie_delay_seconds", "writable", "read_only", "lost", "held_because", "underreplicated_ledgers", "underreplicated_by_severity", "counted", "running", "last", "paused_kinds", "pauses")
     class UnderreplicatedBySeverityEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +127,7 @@ class Status(_message.Message):
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     PAUSED_KINDS_FIELD_NUMBER: _ClassVar[int]
+    PAUSES_FIELD_NUMBER: _ClassVar[int]
     version: str
     process: str
     is_leader: bool
@@ -144,7 +147,18 @@ class Status(_message.Message):
     running: _containers.RepeatedCompositeFieldContainer[Run]
     last: _containers.RepeatedCompositeFieldContainer[Run]
     paused_kinds: _containers.RepeatedScalarFieldContainer[RunKind]
-    def __init__(self, version: _Optional[str] = ..., process: _Optional[str] = ..., is_leader: _Optional[bool] = ..., leader: _Optional[str] = ..., is_store_connected: _Optional[bool] = ..., metadata_uri: _Optional[str] = ..., instance_id: _Optional[str] = ..., is_recovery_enabled: _Optional[bool] = ..., lost_bookie_delay_seconds: _Optional[int] = ..., writable: _Optional[_Iterable[str]] = ..., read_only: _Optional[_Iterable[str]] = ..., lost: _Optional[_Iterable[str]] = ..., held_because: _Optional[str] = ..., underreplicated_ledgers: _Optional[int] = ..., underreplicated_by_severity: _Optional[_Mapping[str, int]] = ..., counted: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., running: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., last: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., paused_kinds: _Optional[_Iterable[_Union[RunKind, str]]] = ...) -> None: ...
+    pauses: _containers.RepeatedCompositeFieldContainer[Pause]
+    def __init__(self, version: _Optional[str] = ..., process: _Optional[str] = ..., is_leader: _Optional[bool] = ..., leader: _Optional[str] = ..., is_store_connected: _Optional[bool] = ..., metadata_uri: _Optional[str] = ..., instance_id: _Optional[str] = ..., is_recovery_enabled: _Optional[bool] = ..., lost_bookie_delay_seconds: _Optional[int] = ..., writable: _Optional[_Iterable[str]] = ..., read_only: _Optional[_Iterable[str]] = ..., lost: _Optional[_Iterable[str]] = ..., held_because: _Optional[str] = ..., underreplicated_ledgers: _Optional[int] = ..., underreplicated_by_severity: _Optional[_Mapping[str, int]] = ..., counted: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., running: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., last: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., paused_kinds: _Optional[_Iterable[_Union[RunKind, str]]] = ..., pauses: _Optional[_Iterable[_Union[Pause, _Mapping]]] = ...) -> None: ...
+
+class Pause(_message.Message):
+    __slots__ = ("kind", "owner", "until")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    kind: RunKind
+    owner: str
+    until: _timestamp_pb2.Timestamp
+    def __init__(self, kind: _Optional[_Union[RunKind, str]] = ..., owner: _Optional[str] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ListRunsRequest(_message.Message):
     __slots__ = ("limit",)
@@ -165,14 +179,30 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class StartRunRequest(_message.Message):
-    __slots__ = ("kind", "is_dry_run", "idempotency_key")
+    __slots__ = ("kind", "is_dry_run", "idempotency_key", "options")
     KIND_FIELD_NUMBER: _ClassVar[int]
     IS_DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     kind: RunKind
     is_dry_run: bool
     idempotency_key: str
-    def __init__(self, kind: _Optional[_Union[RunKind, str]] = ..., is_dry_run: _Optional[bool] = ..., idempotency_key: _Optional[str] = ...) -> None: ...
+    options: RunOptions
+    def __init__(self, kind: _Optional[_Union[RunKind, str]] = ..., is_dry_run: _Optional[bool] = ..., idempotency_key: _Optional[str] = ..., options: _Optional[_Union[RunOptions, _Mapping]] = ...) -> None: ...
+
+class RunOptions(_message.Message):
+    __slots__ = ("mark_misplaced", "ledger_min", "ledger_max", "sample", "sample_seed")
+    MARK_MISPLACED_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_MIN_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_MAX_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_SEED_FIELD_NUMBER: _ClassVar[int]
+    mark_misplaced: bool
+    ledger_min: int
+    ledger_max: int
+    sample: float
+    sample_seed: int
+    def __init__(self, mark_misplaced: _Optional[bool] = ..., ledger_min: _Optional[int] = ..., ledger_max: _Optional[int] = ..., sample: _Optional[float] = ..., sample_seed: _Optional[int] = ...) -> None: ...
 
 class ChangeRunRequest(_message.Message):
     __slots__ = ("run_id",)

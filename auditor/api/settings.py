@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from auditor.api.access.proxies import Network
 from bookie.runtime.configuration.settings import ConfigurationError
 
 
@@ -43,6 +44,8 @@ class ApiSettings:
     allowed_hosts: tuple[str, ...] = ()
     """Host names allowed in requests without a token beside this machine's own, if the address is a loopback one: the
     names that a proxy on this machine passes on."""
+    trusted_proxies: tuple[Network, ...] = ()
+    """Networks of proxies whose ``X-Forwarded-For`` and ``X-Forwarded-Host`` count."""
     request_deadline_s: float = 30.0
     """From a request's headers to the begin of its answer."""
     body_bytes_max: int = 16 * 1024

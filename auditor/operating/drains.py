@@ -51,7 +51,7 @@ def registered_as(bookie: BookieId, registered: Bookies) -> str:
     """How a bookie is registered, as documents say it."""
     if bookie in registered.writable:
         return "writable"
-    return "read_only" if bookie in registered.read_only else "not_registered"
+    return "read_only" if bookie in registered.read_only else "lost"
 
 
 async def stay_as_they_are(

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from auditor.api.access.proxies import parse_proxies
 from auditor.api.grpc.server import GrpcFace
 from auditor.api.http.server import HttpFace
 from auditor.api.operations import StoreOperations
@@ -90,6 +91,7 @@ def api_settings(settings: ServiceSettings) -> ApiSettings:
         allow_anonymous_write=settings.allow_anonymous_write,
         tls=tls,
         requests_per_second=settings.requests_per_second,
+        trusted_proxies=parse_proxies(settings.trusted_proxies),
     )
 
 

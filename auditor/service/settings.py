@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
+from auditor.api.access.proxies import parse_proxies
 from auditor.api.settings import anonymous_write_problems
 from auditor.service.addresses import leader_port_problems, public_url_problems, ui_proxy_problems
 from bookie.metadata.bookies.marking_policy import MarkingRules
@@ -153,6 +154,10 @@ class ServiceSettings:
         float, Option("Of one client of the API, over time.", minimum=1, maximum=10_000, is_live=True)
     ] = 20.0
     """More are refused with 429."""
+    trusted_proxies: Annotated[
+        str, Option("Addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Host count, with commas.")
+    ] = ""
+    """Such as ``10.0.0.7,10.1.0.0/16``. Rate limits and the log then have the address of the client."""
     spark_master: Annotated[str, Option("Spark master; default: all cores of this machine, or spark-submit's.")] = ""
     driver_memory: Annotated[str, Option("Java heap of the Spark driver.")] = "1g"
     ui_enabled: Annotated[bool, Option("Run Spark's UI, with the tab Auditor.")] = True
@@ -245,6 +250,10 @@ def _contradictions(settings: ServiceSettings) -> Iterator[str]:
     yield from ui_proxy_problems(settings)
     if bool(settings.tls_cert) != bool(settings.tls_key):
         yield "tls_cert and tls_key go together"
+    try:
+        parse_proxies(settings.trusted_proxies)
+    except ValueError as error:
+        yield f"trusted_proxies: {error}: name addresses or networks, such as 10.0.0.7,10.1.0.0/16"
     yield from settings.bookie_security.problems("bookie_")
     if settings.allow_anonymous_write:
         yield from anonymous_write_problems((settings.http_host, settings.grpc_host))

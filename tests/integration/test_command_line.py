@@ -110,7 +110,7 @@ def test_bookies_and_status_agree(cluster: EmbeddedCluster) -> None:
     assert {row["bookie_id"] for row in rows} == {bookie.bookie_id for bookie in cluster.bookies}
     assert {row["state"] for row in rows} == {"writable"}
     status = process("status", uri=uri)
-    assert status["bookies"] == {"writable": 3, "read_only": 0, "down": []}
+    assert status["bookies"] == {"writable": 3, "read_only": 0, "draining": [], "lost": []}
     assert status["underreplicated"]["ledgers"] == 0
     assert b"3 writable" in bkheal("status", uri=uri).stdout
     assert b"no ledger is marked" in started(uri, "underreplicated", "list").stdout

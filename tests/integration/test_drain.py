@@ -116,7 +116,7 @@ async def test_a_bookie_is_drained_stopped_and_forgotten_and_every_entry_stays_r
         )
         async with replicator:
             status = await asked("drain", "status", name, "--wait", "--timeout", str(STATE_S))
-        assert status["bookies"][0]["state"] == "read-only"
+        assert status["bookies"][0]["state"] == "read_only"
         assert not (await client.ports.ledgers.read(still_open.ledger_id)).metadata.is_closed
         await still_open.close()
         assert (await asked("ok-to-stop", name))["ok"]

@@ -73,7 +73,7 @@ async def test_a_killed_bookie_is_seen_at_once_and_healed_and_reports_and_metric
     lost = await assert_repaired(site, victim, old)
     assert (run.owner, run.tasks_changed, sum(run.findings.values())) == (victim, len(lost), len(lost))
     shown = await site.bkheal("status")
-    assert (shown["bookies"]["down"], shown["underreplicated"]["ledgers"]) == ([victim], 0)
+    assert (shown["bookies"]["lost"], shown["underreplicated"]["ledgers"]) == ([victim], 0)
     assert (await site.bkheal("underreplicated", "list"))["items"] == []
     audits = (await site.bkheal("audit", "list"))["items"]
     assert [item["cause"] for item in audits[:2]] == ["bookie loss", "spark ui"]

@@ -69,6 +69,7 @@ class Access:
     """Admits callers of one face."""
 
     def __init__(self, settings: ApiSettings, clock: Clock) -> None:
+        self._clock = clock
         self._tokens = Tokens(settings.tokens_file)
         self._limit = RateLimit(settings.requests_per_second, settings.clients_max, clock)
         self._anonymous = dict.fromkeys(Role, settings.allow_anonymous_write)
@@ -83,7 +84,7 @@ class Access:
         """Change the rate of each client, from its next request on."""
         self._limit.set_rate(rate)
 
-    def admit(self, address: str, token: str | None, needed: Role) -> Principal:
+    def admit(self, address: str, token: str | None, needed: Role, *, is_limited: bool = True) -> Principal:
         """Return who calls.
 
         Wrong tokens count against their address, so that guessing is as slow as asking. A wrong token is refused even
@@ -93,6 +94,7 @@ class Access:
             address: IP address of the caller.
             token: what it showed; None: nothing.
             needed: role that the request needs.
+            is_limited: whether it counts for the rate of its client. A wrong token counts in any case.
 
         Raises:
             RateLimitedError, UnauthenticatedError, ForbiddenError: see there.
@@ -101,11 +103,14 @@ class Access:
         caller = Principal(ANONYMOUS, address, max(self.open_to_all, default=Role.READ, key=list(Role).index))
         if entry is not None:
             caller = Principal(entry.name, address, entry.role)
-        wait_s = self._limit.wait_s(caller.client)
+        is_wrong = token is not None and entry is None
+        wait_s = self._limit.wait_s(caller.client) if is_limited or is_wrong else 0.0
         if wait_s > 0:
             raise RateLimitedError(wait_s)
         if token is not None and entry is None:
             raise UnauthenticatedError("this token is not known: it was revoked, or mistyped")
+        if entry is not None and entry.is_expired(self._clock.epoch_ms()):
+            raise UnauthenticatedError(f"the token of {entry.name} has expired: ask for a new one")
         if entry is None and not self._anonymous[needed]:
             raise UnauthenticatedError(f"this needs a token with the role {needed.value}: send it as a bearer token")
         if entry is not None and not entry.role.includes(needed):

@@ -1,8 +1,9 @@
 """API tokens: a file of names, roles and hashes.
 
-One token a line, ``name role sha256``, separated by blanks; ``#`` begins a comment. The file holds no secret: a token
-is 256 random bits, so a plain hash of it cannot be turned round. It is read again when it changes. A file that is
-unreadable or has a wrong line admits no token, because the intended revocations are unknown.
+One token a line, ``name role sha256 [expires]``, separated by blanks; ``#`` begins a comment. ``expires`` is a time
+such as ``2027-01-31T00:00:00Z``; from then on the token is refused. The file holds no secret: a token is 256 random
+bits, so a plain hash of it cannot be turned round. It is read again when it changes. A file that is unreadable or has a
+wrong line admits no token, because the intended revocations are unknown.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from pathlib import Path
 from typing import Final
 
 from bookie.model.errors import PermanentError
+from bookie.model.times import epoch_ms, rfc3339
 
 _log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_TIME: Final = re.compile(r"[0-9T:.\-]+(Z|[+-][0-9]{2}:[0-9]{2})")
+"""With an offset: a local time would mean another moment on each machine."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = "bkheal_"
 """So that scanners for leaked secrets, and people, recognise a token."""
@@ -54,6 +58,12 @@ class TokenEntry:
     name: str
     role: Role
     sha256: str = field(repr=False)
+    expires_ms: int = 0
+    """From then on it is refused; 0: it does not expire."""
+
+    def is_expired(self, now_ms: int) -> bool:
+        """Whether it is refused."""
+        return 0 < self.expires_ms <= now_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +74,8 @@ class NewToken:
     line: str
 
 
-def make_token(name: str, role: Role) -> NewToken:
-    """Make a token.
+def make_token(name: str, role: Role, expires_ms: int = 0) -> NewToken:
+    """Make a token that expires at a time, or never if that is 0.
 
     Raises:
         TokensFileError: ``name`` cannot stand in the file.
@@ -75,7 +85,8 @@ def make_token(name: str, role: Role) -> NewToken:
             f"a token cannot be named {name!r}: letters, digits, '.', '_', '@' and '-', up to 64, and not {ANONYMOUS!r}"
         )
     token = _PREFIX + secrets.token_urlsafe(32)
-    return NewToken(token, f"{name} {role.value} {_sha256(token)}")
+    expires = f" {rfc3339(expires_ms, 'seconds')}" if expires_ms > 0 else ""
+    return NewToken(token, f"{name} {role.value} {_sha256(token)}{expires}")
 
 
 def parse_tokens(text: str) -> tuple[TokenEntry, ...]:
@@ -92,7 +103,8 @@ def parse_tokens(text: str) -> tuple[TokenEntry, ...]:
         entry = _entry(words)
         if entry is None:
             raise TokensFileError(
-                f"line {number} of the tokens file is not `name role sha256` with a role of {', '.join(Role)}; "
+                f"line {number} of the tokens file is not `name role sha256 [expires]` with one of the roles "
+                f"{', '.join(Role)}; "
                 "`bkheal auditor-token NAME` prints such a line"
             )
         if entry.name in entries:
@@ -137,10 +149,20 @@ class Tokens:
 
 
 def _entry(words: list[str]) -> TokenEntry | None:
-    if len(words) != 3 or words[1] not in set(Role) or words[0] == ANONYMOUS:
+    if len(words) not in (3, 4) or words[1] not in set(Role) or words[0] == ANONYMOUS:
         return None
     name, role, sha256 = words[0], words[1], words[2].removeprefix("sha256:").lower()
-    return TokenEntry(name, Role(role), sha256) if _NAME.fullmatch(name) and _SHA256.fullmatch(sha256) else None
+    if not _NAME.fullmatch(name) or not _SHA256.fullmatch(sha256):
+        return None
+    expires_ms = 0
+    if len(words) == 4:
+        try:
+            expires_ms = epoch_ms(words[3])
+        except (ValueError, OverflowError):
+            return None
+        if expires_ms <= 0 or not _TIME.fullmatch(words[3]):
+            return None
+    return TokenEntry(name, Role(role), sha256, expires_ms)
 
 
 def _sha256(token: str) -> str:

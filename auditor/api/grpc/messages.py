@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -51,6 +52,7 @@ def run_message(record: RunRecord) -> pb.Run:
         tasks_changed=record.tasks_changed,
         report=record.report,
         detail=record.detail,
+        paused_until=_time(record.pause_ends_ms),
     )
 
 
@@ -77,7 +79,16 @@ def status_message(status: ServiceStatus) -> pb.Status:
         running=[run_message(record) for record in status.running],
         last=[run_message(record) for record in status.last.values()],
         paused_kinds=[KINDS[kind] for kind in status.paused_kinds],
+        pauses=[
+            pb.Pause(kind=KINDS[kind], owner=pause.owner, until=_time(pause.until_ms))
+            for kind, pause in status.paused_kinds.items()
+        ],
     )
+
+
+def options_of(message: pb.RunOptions) -> Mapping[str, bool | int | float]:
+    """The options that a request names."""
+    return {field.name: value for field, value in message.ListFields()}
 
 
 def kind_of(value: int) -> RunKind:

@@ -118,7 +118,8 @@ class GrpcFace:
             await self._set_readiness()
 
     async def _set_readiness(self) -> None:
-        is_ready = self._control.status().is_store_connected
+        status = self._control.status()
+        is_ready = status.is_store_connected and not status.problems
         response = health_pb2.HealthCheckResponse
         await self._health.set(READINESS, response.SERVING if is_ready else response.NOT_SERVING)
 

@@ -17,7 +17,8 @@ from auditor.api.access.access import Access, Principal, UnauthenticatedError, b
 from auditor.api.access.tokens import Role
 from auditor.api.access.trail import Trail
 from auditor.api.control import Control
-from auditor.api.grpc.messages import kind_of, run_message, status_message
+from auditor.api.grpc.messages import kind_of, options_of, run_message, status_message
+from auditor.api.http.queries import StartRequest, run_options
 from auditor.api.http.run_routes import RUNS_MAX
 from auditor.api.idempotency import Intents
 from auditor.api.problems import InvalidRequestError, OverloadedError, Problem, problem_of
@@ -39,6 +40,7 @@ _CODES: Final = {
     "not-leader": grpc.StatusCode.FAILED_PRECONDITION,
     "run-over": grpc.StatusCode.FAILED_PRECONDITION,
     "key-reused": grpc.StatusCode.INVALID_ARGUMENT,
+    "contradiction": grpc.StatusCode.INVALID_ARGUMENT,
     "invalid-request": grpc.StatusCode.INVALID_ARGUMENT,
     "not-found": grpc.StatusCode.NOT_FOUND,
     "store-unavailable": grpc.StatusCode.UNAVAILABLE,
@@ -92,18 +94,22 @@ class ControlServicer(rpc.AuditorServiceServicer):
 
         async def work(who: Principal, trail: Trail) -> RunRecord:
             kind = kind_of(request.kind)
-            trail.check, trail.detail = kind.value, "dry run" if request.is_dry_run else ""
+            wanted = StartRequest(kind, request.is_dry_run, run_options(kind, options_of(request.options)))
+            trail.check, trail.detail = kind.value, str(wanted).removeprefix(kind.value).strip()
 
             async def begin() -> str:
                 run = await self._control.start_run(
-                    kind, cause=RunCause.GRPC, owner=who.name, is_dry_run=request.is_dry_run
+                    kind,
+                    cause=RunCause.GRPC,
+                    owner=who.name,
+                    is_dry_run=request.is_dry_run,
+                    options=wanted.options,
                 )
                 return run.run_id
 
             if not request.idempotency_key:
                 return await self._control.run(await begin())
-            asked = f"{kind.value} {request.is_dry_run}"
-            run_id, _ = await self._intents.once(who.client, request.idempotency_key, asked, begin)
+            run_id, _ = await self._intents.once(who.client, request.idempotency_key, str(wanted), begin)
             return await self._control.run(run_id)
 
         return await self._changing(context, "start_run", work)

@@ -48,7 +48,7 @@ def status_document(status: ServiceStatus) -> dict[str, Any]:
             "recovery_enabled": status.is_recovery_enabled,
             "lost_bookie_delay_seconds": status.lost_bookie_delay_s,
             "held_because": status.held_because or None,
-            "maintenance": [_window(window) for window in status.windows],
+            "maintenance": [window_document(window) for window in status.windows],
             "bookies": {
                 "writable": list(status.writable),
                 "read_only": list(status.read_only),
@@ -121,7 +121,7 @@ def _part(part: SeverityBacklog) -> dict[str, Any]:
     return {"ledgers": part.ledgers, "bytes_estimate": part.bytes_estimate, "oldest": rfc3339_if_known(part.oldest_ms)}
 
 
-def _window(window: Window) -> dict[str, Any]:
+def window_document(window: Window) -> dict[str, Any]:
     return {
         "target": window.target,
         "bookies": list(window.bookies),

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from auditor.api.access.access import Access, Principal, bearer_token
+from auditor.api.access.proxies import TrustedProxies
 from auditor.api.access.tokens import ANONYMOUS
 from auditor.api.access.trail import Trail
 from auditor.api.http.routes import Call, Route, changing
@@ -48,6 +49,7 @@ class Guard:
     def __init__(self, settings: ApiSettings, access: Access) -> None:
         self._settings = settings
         self._access = access
+        self._proxies = TrustedProxies(settings.trusted_proxies)
         self._in_flight = 0
         self._guards_names = is_loopback(settings.http_host)
 
@@ -55,7 +57,7 @@ class Guard:
         """The handler of a route as the HTTP library calls it; it never raises."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            trail = Trail("http", route.operation, _address(request))
+            trail = Trail("http", route.operation, self._proxies.client(request.remote, request.headers))
             if route.role is None:
                 return await self._answer(route, Call(request, Principal(ANONYMOUS, trail.address), trail))
             response = await self._admitted(route, request, trail)
@@ -90,14 +92,14 @@ class Guard:
 
     async def _admitted(self, route: Route, request: web.Request, trail: Trail) -> web.StreamResponse:
         assert route.role is not None
-        if self._in_flight >= self._settings.in_flight_max:
+        if route.is_limited and self._in_flight >= self._settings.in_flight_max:
             return _respond(request, problem_of(OverloadedError("this process answers too many requests at once")))
-        self._in_flight += 1
+        self._in_flight += route.is_limited
         try:
             if changing(route):
-                refuse_cross_site(request)
+                refuse_cross_site(request, self._proxies.host(request.remote, request.host, request.headers))
             token = bearer_token(request.headers.get("Authorization"))
-            who = self._access.admit(trail.address, token, route.role)
+            who = self._access.admit(trail.address, token, route.role, is_limited=route.is_limited)
             trail.who = who.name
             if who.is_anonymous and self._guards_names:
                 refuse_foreign_name(request.host, self._settings.allowed_hosts)
@@ -105,7 +107,7 @@ class Guard:
         except Exception as error:  # noqa: BLE001  # a request's boundary; the answer has the part that its caller may see
             return _respond(request, _told(route, error))
         finally:
-            self._in_flight -= 1
+            self._in_flight -= route.is_limited
 
     async def _answer(self, route: Route, call: Call) -> web.StreamResponse:
         try:
@@ -117,10 +119,11 @@ class Guard:
             return _respond(call.request, _told(route, error))
 
 
-def refuse_cross_site(request: web.BaseRequest) -> None:
+def refuse_cross_site(request: web.BaseRequest, host: str) -> None:
     """Refuse a request that a browser sent for another site's page.
 
-    Browsers send ``Sec-Fetch-Site``, older ones an ``Origin`` other than this host. Programs send neither.
+    Browsers send ``Sec-Fetch-Site``, older ones an ``Origin`` other than ``host``, the name that they asked for.
+    Programs send neither.
 
     Raises:
         CrossSiteError: it is one.
@@ -129,7 +132,7 @@ def refuse_cross_site(request: web.BaseRequest) -> None:
     if site is not None and site not in _SAME_SITE:
         raise CrossSiteError("a page of another site asked for this; open this service's own page instead")
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
+    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
         raise CrossSiteError("the Origin is not this service; open this service's own page instead")
 
 
@@ -166,7 +169,3 @@ def _respond(request: web.Request, problem: Problem) -> web.Response:
     return web.json_response(
         problem.document(request.path), status=problem.status, headers=problem.headers, content_type=PROBLEM_TYPE
     )
-
-
-def _address(request: web.Request) -> str:
-    return request.remote or "unknown"

@@ -104,13 +104,23 @@ def run_request(body: bytes) -> StartRequest:
     fields = json_object(body)
     refuse_unknown(fields, ("kind", "dry_run", *RUN_OPTIONS), "field")
     kind, is_dry_run = run_kind(fields.get("kind")), json_truth(fields.get("dry_run", False), "dry_run")
+    return StartRequest(kind, is_dry_run, run_options(kind, fields))
+
+
+def run_options(kind: RunKind, fields: Mapping[str, Any]) -> Mapping[str, bool | int | float]:
+    """Read the options of a run of one kind; other fields are left out.
+
+    Raises:
+        InvalidRequestError: the kind does not have one of the options, or its value is impossible.
+        ContradictionError: no ledger is in the range.
+    """
     for name in RUN_OPTIONS.keys() & fields.keys():
         if RUN_OPTIONS[name] is not kind:
             raise InvalidRequestError(f"a {kind.value} run has no {name}, only a {RUN_OPTIONS[name].value} run has")
     options = {name: _run_option(name, fields[name]) for name in RUN_OPTIONS if name in fields}
     if options.get("ledger_min", 0) > options.get("ledger_max", LEDGER_ID_MAX):
         raise ContradictionError("ledger_min must not exceed ledger_max")
-    return StartRequest(kind, is_dry_run, options)
+    return options
 
 
 def json_integer(value: object, name: str, lowest: int, highest: int) -> int:

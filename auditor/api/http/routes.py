@@ -85,6 +85,8 @@ class Route:
     parameters: tuple[Parameter, ...] = ()
     body: str = ""
     """Name of the body's schema; empty: there is none."""
+    is_limited: bool = True
+    """Counts for the rate of its client and for the requests in flight; not what a monitor asks for."""
     is_slash_optional: bool = False
     """Also answers with a final slash, as Apache's documentation writes some paths."""
     is_changing: bool = False

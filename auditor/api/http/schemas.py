@@ -382,7 +382,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
                         "bookie_id": _TEXT,
                         "since": _TIME,
                         "by": _TEXT,
-                        "state": _one_of(["writable", "read_only", "not_registered"]),
+                        "state": _one_of(["writable", "read_only", "lost"]),
                     }
                 )
             )

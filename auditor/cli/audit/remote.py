@@ -7,6 +7,7 @@ leader. Neither redirects nor the environment's proxies are followed: the token 
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import sys
 import time
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import httpx
 
 TOKEN_VARIABLE: Final = "BKHEAL_TOKEN"  # noqa: S105  # a name
+_EXPIRES_H_MAX: Final = 3650 * 24
 _ANSWER_BYTES_MAX: Final = 64 << 20
 _NOT_LEADER: Final = "urn:bkheal:problem:not-leader"
 _STILL_WORKING: Final = "urn:bkheal:problem:still-working"
@@ -376,6 +378,10 @@ def auditor_token(
             "set the delay, accept losses."
         ),
     ] = Role.READ,
+    expires: Annotated[
+        str,
+        typer.Option("--expires", help="When it expires: 12h, 90d; at most 3650d. Default: never.", show_default=False),
+    ] = "",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Make an API token: the secret for its user, and the line for the service's tokens file.
@@ -386,7 +392,7 @@ def auditor_token(
 
     The service reads the file again when it changed. The user gives the secret in $BKHEAL_TOKEN or --token-file.
     """
-    made = make_token(name, role)
+    made = make_token(name, role, _expiry_ms(expires))
     if output is OutputFormat.JSON:
         print_json("Token", token=made.token, line=made.line)
         return
@@ -394,6 +400,17 @@ def auditor_token(
     if sys.stderr.isatty():
         print_note("the token above is shown this once; add this line to the service's tokens file:")
     sys.stderr.write(f"{made.line}\n")
+
+
+def _expiry_ms(expires: str) -> int:
+    """The end of a time span from now, epoch milliseconds; 0 for an empty text."""
+    if not expires:
+        return 0
+    match = re.fullmatch(r"([1-9]\d{0,4})([hd])", expires)
+    hours = int(match[1]) * (24 if match[2] == "d" else 1) if match else 0
+    if not 0 < hours <= _EXPIRES_H_MAX:
+        raise typer.BadParameter(f"{expires!r} is no time span up to 3650d: write 12h or 90d", param_hint="--expires")
+    return int(time.time() * 1000) + hours * 3_600_000
 
 
 def _is_word(token: str) -> bool:

@@ -66,14 +66,14 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
         drains = await Drains(client.store, client.cluster.root).read()
 
         async def row(bookie: Any) -> dict[str, Any]:
-            state = "writable" if bookie in registered.writable else "read-only"
+            state = "writable" if bookie in registered.writable else "read_only"
             if bookie not in registered.registered:
-                state = "down"
+                state = "lost"
             elif bookie in drains:
                 state = "draining"
-            info = await client.ports.registrations.service_info(bookie) if state != "down" else None
+            info = await client.ports.registrations.service_info(bookie) if state != "lost" else None
             endpoint = info.endpoints[0] if info and info.endpoints else None
-            reply = await client.ports.transport.ask(bookie, Info(), _INFO_TIMEOUT_S) if state != "down" else None
+            reply = await client.ports.transport.ask(bookie, Info(), _INFO_TIMEOUT_S) if state != "lost" else None
             details = reply.info if reply else None
             return {
                 "bookie_id": bookie,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from auditor.cli.output import counting
+from auditor.operating.drains import registered_as
 from bookie.metadata.bookies.drains import Drain
-from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def watch(
     registered = await ports.registrations.list()
     return DrainLook(
         {bookie: drains.get(bookie, Drain(bookie)) for bookie in bookies},
-        {bookie: _state(bookie, registered) for bookie in bookies},
+        {bookie: registered_as(bookie, registered) for bookie in bookies},
         left,
         not await ports.tasks.switches.is_disabled(),
         rate,
@@ -108,9 +108,3 @@ async def _pass(client: ConnectedBookKeeper, bookies: tuple[BookieId, ...]) -> L
     with counting("ledgers", await count(client.ports.ledgers)) as advance:
         holdings, scanned = await holdings_of(client.ports.ledgers, bookies, advance)
     return await judge(holdings, scanned, client.ports.tasks, client.parked)
-
-
-def _state(bookie: BookieId, registered: Bookies) -> str:
-    if bookie in registered.writable:
-        return "writable"
-    return "read-only" if bookie in registered.read_only else "not running"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from auditor.api.http.documents import window_document
 from auditor.cli.cluster.changing import DryRunOption, connected, refuse, show, unknown_names, whoami
 from auditor.cli.cluster.spans import span_s
 from auditor.cli.output import OutputFormat
@@ -74,7 +75,7 @@ def start(
     would = "would be " if is_dry_run else "are "
     critical = ", ledgers with one copy left included" if is_critical_held else ""
     lines = [f"losses of {', '.join(window.bookies)} {would}not marked until {rfc3339(window.until_ms)}{critical}"]
-    show(output, "MaintenanceWindow", {"dry_run": is_dry_run, **document(window)}, lines)
+    show(output, "MaintenanceWindow", {"dry_run": is_dry_run, **window_document(window)}, lines)
 
 
 @app.command("list", epilog=_EXIT_CODES)
@@ -84,7 +85,7 @@ def list_windows(
     """List the windows that are open."""
     windows = run(_list(metadata_uri(uri, config)))
     lines = [line(window) for window in windows] or ["no maintenance window is open"]
-    show(output, "MaintenanceWindowList", {"items": [document(window) for window in windows]}, lines)
+    show(output, "MaintenanceWindowList", {"items": [window_document(window) for window in windows]}, lines)
 
 
 @app.command("end", epilog=_EXIT_CODES)
@@ -101,19 +102,6 @@ def end(
     would = "would be " if is_dry_run else "is "
     text = f"the window of {name} {would}ended" if is_open else f"{name} has no open window"
     show(output, "MaintenanceEnd", {"dry_run": is_dry_run, "target": name, "was_open": is_open}, [text])
-
-
-def document(window: Window) -> dict[str, Any]:
-    """A window as JSON."""
-    return {
-        "target": window.target,
-        "bookies": list(window.bookies),
-        "by": window.by,
-        "since": rfc3339(window.since_ms),
-        "until": rfc3339(window.until_ms),
-        "hold_critical": window.holds_critical,
-        "note": window.note or None,
-    }
 
 
 def line(window: Window) -> str:

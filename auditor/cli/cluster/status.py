@@ -2,124 +2,202 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from auditor.cli.configuration.security_options import bookie_security
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table
-from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.cluster.changing import connected
+from auditor.cli.cluster.paging import LIMIT_DEFAULT, AfterOption, LimitOption, print_page
+from auditor.cli.cluster.watching import IntervalOption, WatchOption, shown
+from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
+from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
+from bookie.model.ids import LedgerId
 from bookie.model.times import rfc3339_if_known
-from bookie.runtime.human import printable
+from bookie.runtime.human import duration, printable, size
+
+if TYPE_CHECKING:
+    from bookie.client.connect import ConnectedBookKeeper
 
 underreplicated_app = typer.Typer(help="Ledgers marked for repair.", no_args_is_help=True)
+KIND: Final = "ClusterStatus"
+_PLACES_AT_ONCE: Final = 5_000
 
 
 def status(
-    uri: MetadataUriOption = None, config: ConfigOption = None, output: OutputOption = OutputFormat.TABLE
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: StreamOutputOption = StreamFormat.TABLE,
+    is_watching: WatchOption = False,
+    interval_s: IntervalOption = 5.0,
 ) -> None:
-    """One look at the cluster: bookies, who leads the auditors, repair backlog, what is parked and why."""
-    document = run(_status(metadata_uri(uri, config)))
-    if output is OutputFormat.JSON:
-        print_json("ClusterStatus", **document)
-        return
+    """One look at the cluster: bookies, leader, backlog by severity, what is parked, runs, brake, delay and pauses.
+
+    Everything is read from ZooKeeper, so no service is needed. The remaining time needs two looks: use --watch.
+    """
+    run(_status(metadata_uri(uri, config), output, interval_s, is_watching=is_watching))
+
+
+async def _status(uri: str, output: StreamFormat, interval_s: float, *, is_watching: bool) -> None:
+    async with connected(uri) as client:
+        if is_watching:
+            with shown(output, one_line, lines, KIND) as show:
+                async for document in looks(client, interval_s):
+                    show(document)
+            return
+        document = await anext(looks(client, interval_s))
+    if output is StreamFormat.JSON:
+        print_json(KIND, **document)
+    elif output is StreamFormat.JSONL:
+        print_json_line(KIND, **document)
+    else:
+        print_line("\n".join(lines(document)))
+
+
+async def looks(client: ConnectedBookKeeper, interval_s: float) -> AsyncIterator[dict[str, Any]]:
+    """Yield documents, one for each look, without an end."""
+    from auditor.cli.cluster.progress import LOOK_SHARE
+    from auditor.service.watch.cluster_status import cluster_status
+    from auditor.service.watch.progress import watch_of
+    from auditor.service.watch.repairs import RateMeter
+
+    watch, meter, clock = watch_of(client), RateMeter(), client.ports.clock
+    while True:
+        begun_s = clock.monotonic_s()
+        look = await watch.look()
+        now_s = clock.monotonic_s()
+        yield await cluster_status(client, look, meter.add(look, now_s))
+        await clock.sleep(max(interval_s, (now_s - begun_s) / LOOK_SHARE))
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    """The document as text for people."""
     bookies, backlog = document["bookies"], document["underreplicated"]
-    print_line(f"cluster     {document['ledgers_root']} (instance {document['instance_id']})")
-    print_line(
-        f"bookies     {bookies['writable']} writable, {bookies['read_only']} read-only, {len(bookies['down'])} down"
-    )
-    for bookie in bookies["down"]:
-        print_line(f"            down: {bookie}")
-    for window in document["maintenance"]:
-        print_line(f"maintenance {printable(window['target'])} until {window['until']}, by {printable(window['by'])}")
-    print_line(f"auditor     {printable(document['auditor'] or 'nobody leads')}")
-    print_line(f"recovery    {'enabled' if document['recovery_enabled'] else 'DISABLED'}")
-    print_line(
+    made = [
+        f"cluster     {document['ledgers_root']} (instance {document['instance_id']})",
+        f"bookies     {bookies['writable']} writable, {bookies['read_only']} read-only, {len(bookies['lost'])} lost",
+    ]
+    made += [f"            lost: {bookie}" for bookie in bookies["lost"]]
+    made += [f"            draining: {bookie}" for bookie in bookies["draining"]]
+    made += [
+        f"maintenance {printable(each['target'])} until {each['until']}, by {printable(each['by'])}"
+        for each in document["maintenance"]
+    ]
+    delay_s = document["lost_bookie_delay_seconds"]
+    made += [
+        f"auditor     {printable(document['auditor'] or 'nobody leads')}",
+        f"recovery    {'enabled' if document['recovery_enabled'] else 'DISABLED: `bkheal recovery enable`'}",
+        f"delay       {'unreadable: set it again' if delay_s is None else f'{delay_s} s'}",
+    ]
+    if document["held_because"]:
+        made.append(f"brake       HOLDS: {document['held_because']}")
+    made.append(
         f"backlog     {backlog['waiting']} waiting, {backlog['in_progress']} in progress, {backlog['parked']} parked"
     )
-    for reason, count in backlog["parked_by_reason"].items():
-        print_line(f"            parked: {count} {reason}")
+    for name, part in backlog["severities"].items():
+        estimate = f", about {size(part['bytes_estimate'])} to copy" if part["bytes_estimate"] else ""
+        made.append(f"            {name}: {part['ledgers']} ledgers{estimate}")
+    made += [f"            parked: {count} {reason}" for reason, count in backlog["parked_by_reason"].items()]
+    if backlog["oldest_age_seconds"] is not None:
+        made.append(f"oldest      marked {duration(backlog['oldest_age_seconds'] * 1000)} ago")
+    if backlog["ledgers"]:
+        made.append(f"remaining   {_eta(backlog)}")
+    for each in document["running"]:
+        amount = f" {each['done']}/{each['total']}" if each["total"] else ""
+        until = f" until {each['paused_until']}" if each["paused_until"] else ""
+        dry = " (dry run)" if each["dry_run"] else ""
+        made.append(
+            f"run         {each['kind']}{dry} {each['run_id']} is {each['state']}{until}: {each['phase']}{amount}"
+        )
+    for each in document["pauses"]:
+        made.append(f"paused      the schedule of {each['check']} until {each['until']}, by {printable(each['by'])}")
+    return made
+
+
+def one_line(document: dict[str, Any]) -> str:
+    """The document in one line, for logs."""
+    bookies, backlog = document["bookies"], document["underreplicated"]
+    parts = [f"{name} {part['ledgers']}" for name, part in backlog["severities"].items()]
+    levels = f" ({', '.join(parts)})" if parts else ""
+    marks = [
+        "" if document["recovery_enabled"] else ", recovery DISABLED",
+        ", brake HOLDS" if document["held_because"] else "",
+    ]
+    return (
+        f"{document['looked']} bookies {bookies['writable']}/{bookies['read_only']}/{len(bookies['lost'])} "
+        f"writable/read-only/lost, backlog {backlog['ledgers']}{levels}, {backlog['in_progress']} in progress, "
+        f"{backlog['parked']} parked, remaining {_eta(backlog)}{''.join(marks)}"
+    )
+
+
+def _eta(backlog: dict[str, Any]) -> str:
+    eta_s = backlog["eta_seconds"]
+    if eta_s is None:
+        return "unknown"
+    return "nothing" if not eta_s else f"about {duration(eta_s * 1000)}"
 
 
 @underreplicated_app.command("list")
 def list_tasks(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    output: OutputOption = OutputFormat.TABLE,
+    output: StreamOutputOption = StreamFormat.TABLE,
     missing: Annotated[str | None, typer.Option(help="Only ledgers that miss a copy on this bookie.")] = None,
+    limit: LimitOption = LIMIT_DEFAULT,
+    after: AfterOption = None,
 ) -> None:
-    """List under-replicated ledgers with the bookies they miss, since when, and why they wait."""
-    rows = [row for row in run(_tasks(metadata_uri(uri, config))) if missing is None or missing in row["missing"]]
-    if output is OutputFormat.JSON:
-        print_json("UnderReplicatedLedgerList", items=rows)
-        return
-    if not rows:
-        print_line("no ledger is marked under-replicated")
-        return
-    print_table(
+    """List under-replicated ledgers with the bookies they miss, since when, and why they wait, by ledger id.
+
+    If there are more than --limit, a note on standard error names the value of --after for the next page.
+    """
+    page = run(_listed(metadata_uri(uri, config), missing, limit, after))
+    print_page(
+        output,
+        "UnderReplicatedLedgerList",
+        page,
         ("LEDGER", "STATE", "SINCE", "MISSING", "DETAIL"),
-        [
-            (row["ledger_id"], _state(row), row["since"] or "-", ",".join(row["missing"]) or "-", row["detail"])
-            for row in rows
-        ],
+        lambda row: (
+            row["ledger_id"], _state(row), row["since"] or "-", ",".join(row["missing"]) or "-", row["detail"]
+        ),
         right=(0,),
-    )
+        nothing="no ledger is marked under-replicated",
+    )  # fmt: skip
 
 
 def _state(row: dict[str, Any]) -> str:
-    return f"{row['state']}, boosted" if row["boosted_until"] else row["state"]
+    return f"{row['state']}, boosted" if row["boosted_until"] else str(row["state"])
 
 
-async def _status(uri: str) -> dict[str, Any]:
-    from collections import Counter
-
-    from auditor.cli.cluster.maintenance import document as window_document
-    from bookie.client.connect import connect
-    from bookie.metadata.bookies.maintenance import MaintenanceWindows
-    from bookie.metadata.runs.election import current_auditor
-
-    async with await connect(uri, security=bookie_security()) as client:
-        registered = await client.ports.registrations.list()
-        known = await client.ports.registrations.known()
-        tasks = await client.ports.tasks.list()
-        locked = await client.ports.tasks.locks.locked()
-        marked = {task.ledger_id for task in tasks}
-        parked = [park for park in await client.parked.list() if park.ledger_id in marked]
-        held = marked & locked
-        windows = MaintenanceWindows(client.store, client.cluster.root)
-        return {
-            "ledgers_root": client.cluster.root,
-            "instance_id": client.cluster.instance_id,
-            "auditor": await current_auditor(client.store, client.cluster.root) or None,
-            "recovery_enabled": not await client.ports.tasks.switches.is_disabled(),
-            "bookies": {
-                "writable": len(registered.writable),
-                "read_only": len(registered.read_only),
-                "down": sorted(known - registered.registered),
-            },
-            "maintenance": [window_document(window) for window in await windows.open_at(client.ports.clock.epoch_ms())],
-            "underreplicated": {
-                "ledgers": len(tasks),
-                "in_progress": len(held),
-                "parked": len(parked),
-                "waiting": len(marked - held - {park.ledger_id for park in parked}),
-                "parked_by_reason": dict(Counter(park.reason.value for park in parked)),
-            },
-        }
+async def _listed(uri: str, missing: str | None, limit: int, after: int | None) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    async with connected(uri) as client:
+        while True:
+            page = await _part(client, missing, limit - len(rows), after)
+            rows += page["items"]
+            after = page["next_after"]
+            if after is None or len(rows) >= limit:
+                return {"items": rows, "next_after": after}
 
 
-async def _tasks(uri: str) -> list[dict[str, Any]]:
-    from bookie.client.connect import connect
+async def _part(client: ConnectedBookKeeper, missing: str | None, limit: int, after: int | None) -> dict[str, Any]:
+    """The rows of the next places of the tree; it may be short, or empty, although more follow."""
     from bookie.metadata.tasks.boosts import Boosts
+    from bookie.metadata.tasks.locks import Task
 
-    async with await connect(uri, security=bookie_security()) as client:
-        tasks = await client.ports.tasks.list()
-        locked = await client.ports.tasks.locks.locked()
-        parked = {park.ledger_id: park for park in await client.parked.list()}
-        active = await Boosts(client.store, client.cluster.root).active(client.ports.clock.epoch_ms())
+    tasks = client.ports.tasks
+    places = min(limit, _PLACES_AT_ONCE) if missing is None else _PLACES_AT_ONCE
+    part = await tasks.page(None if after is None else LedgerId(after), places)
+    found = [task for task in part.tasks if isinstance(task, Task) and (missing is None or missing in task.missing)]
+    kept, following = found[:limit], part.next_after
+    if len(found) > limit:
+        following = kept[-1].ledger_id
+    ids = [task.ledger_id for task in kept]
+    locked = await tasks.locks.locked_among(ids)
+    parked = {park.ledger_id: park for park in await client.parked.read_many(ids, {})}
+    active = await Boosts(client.store, client.cluster.root).active(client.ports.clock.epoch_ms())
     ends = {boost.ledger_id: boost.until_ms for boost in active}
     rows = []
-    for task in sorted(tasks, key=lambda task: task.ledger_id):
+    for task in kept:
         park = parked.get(task.ledger_id)
         state = "in progress" if task.ledger_id in locked else f"parked: {park.reason.value}" if park else "waiting"
         rows.append(
@@ -132,4 +210,4 @@ async def _tasks(uri: str) -> list[dict[str, Any]]:
                 "detail": park.detail if park else "",
             }
         )
-    return rows
+    return {"items": rows, "next_after": following}

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from multidict import CIMultiDict
 
 from auditor.api.access.access import client_of
+from auditor.api.access.proxies import TrustedProxies, parse_proxies
 from auditor.api.access.tokens import Role, Tokens, TokensFileError, make_token, parse_tokens
 from auditor.api.grpc.server import GrpcFace
 from auditor.api.http.routes import Route
@@ -103,6 +105,82 @@ async def test_revoked_token_and_damaged_file_admit_nobody(tmp_path: Path) -> No
         assert (await world.ask("GET", "/api/v1/status", token=token)).status == 401
         world.tokens_file.write_text(good)
         assert (await world.ask("GET", "/api/v1/status", token=token)).status == 200
+
+
+async def test_a_token_is_refused_from_its_end_on(tmp_path: Path) -> None:
+    async with running(tmp_path, allow_anonymous_read=False) as world:
+        made = make_token("guest", Role.READ, world.clock.epoch_ms() + 60_000)
+        with world.tokens_file.open("a") as file:
+            file.write(made.line + "\n")
+        assert (await world.ask("GET", "/api/v1/status", token=made.token)).status == 200
+        world.clock.now_s += 60
+        expired = await world.ask("GET", "/api/v1/status", token=made.token)
+        assert (expired.status, "guest has expired" in expired.json["detail"]) == (401, True)
+
+
+@pytest.mark.parametrize("end", ["tomorrow", "2027-01-31", "2027-01-31T00:00:00", "1969-01-01T00:00:00Z", "Z", "99999"])
+def test_an_end_that_is_no_moment_is_refused(end: str) -> None:
+    line = make_token("a", Role.READ).line
+    with pytest.raises(TokensFileError, match="line 1"):
+        parse_tokens(f"{line} {end}\n")
+    (entry,) = parse_tokens(f"{line} 2027-01-31T00:00:00+01:00\n")
+    assert entry.expires_ms == 1_801_350_000_000
+
+
+async def test_metrics_are_never_too_many(tmp_path: Path) -> None:
+    async with running(tmp_path, requests_per_second=1.0, in_flight_max=1) as world:
+        statuses = [(await world.ask("GET", "/metrics")).status for _ in range(10)]
+        assert statuses == [200] * 10
+        guesses = [(await world.ask("GET", "/metrics", token=f"bkheal_{each}")).status for each in range(5)]
+        assert guesses == [401, 401, 429, 429, 429], "but wrong tokens count"
+
+
+async def test_clients_behind_a_named_proxy_have_limits_of_their_own(tmp_path: Path) -> None:
+    async with running(tmp_path, trusted_proxies=parse_proxies("127.0.0.1"), requests_per_second=1.0) as world:
+
+        async def statuses(forwarded: str) -> list[int]:
+            headers = {"X-Forwarded-For": forwarded}
+            return [(await world.ask("GET", "/version", headers=headers)).status for _ in range(3)]
+
+        assert await statuses("198.51.100.1") == [200, 200, 429]
+        assert await statuses("198.51.100.2") == [200, 200, 429]
+        assert await statuses("203.0.113.9, 198.51.100.1") == [429] * 3, "what the client itself sent does not count"
+    async with running(tmp_path, requests_per_second=1.0) as world:
+        limited = [
+            (await world.ask("GET", "/version", headers={"X-Forwarded-For": f"198.51.100.{each}"})).status
+            for each in range(3)
+        ]
+        assert limited == [200, 200, 429], "from an address that is not named the header counts for nothing"
+
+
+async def test_a_page_behind_a_named_proxy_is_the_same_site(tmp_path: Path) -> None:
+    path = "/api/v1/autorecovery/status?enabled=true"
+    headers = {"Origin": "https://bkheal.example", "X-Forwarded-Host": "bkheal.example"}
+    async with running(tmp_path, trusted_proxies=parse_proxies("127.0.0.0/8")) as world:
+        assert (await world.operate("PUT", path, headers=headers)).status == 200
+        other = {**headers, "Origin": "https://evil.example"}
+        assert (await world.operate("PUT", path, headers=other)).status == 403
+    async with running(tmp_path) as world:
+        assert (await world.operate("PUT", path, headers=headers)).status == 403
+
+
+def test_every_header_of_a_proxy_is_read_from_its_end() -> None:
+    proxies = TrustedProxies(parse_proxies("10.0.0.0/8, 2001:db8::/32"))
+
+    def client(remote: str | None, *forwarded: str) -> str:
+        return proxies.client(remote, CIMultiDict([("X-Forwarded-For", each) for each in forwarded]))
+
+    assert client("198.51.100.1", "203.0.113.1") == "198.51.100.1"
+    assert client("10.0.0.1") == "10.0.0.1"
+    assert client("10.0.0.1", "203.0.113.1") == "203.0.113.1"
+    assert client("::ffff:10.0.0.1", "203.0.113.1") == "203.0.113.1"
+    assert client("10.0.0.1", "203.0.113.9", "203.0.113.1, 10.0.0.2") == "203.0.113.1"
+    assert client("2001:db8::1", "nonsense") == "2001:db8::1"
+    assert client("10.0.0.1", "203.0.113.1, nonsense") == "10.0.0.1"
+    assert client(None) == "unknown"
+    for wrong in ("10.0.0.1/8", "host", "10.0.0.0/40"):
+        with pytest.raises(ValueError, match=r"does not appear|has host bits"):
+            parse_proxies(wrong)
 
 
 async def test_new_token_counts_at_once(tmp_path: Path) -> None:

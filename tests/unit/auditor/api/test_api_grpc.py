@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -287,3 +287,34 @@ def test_address_in_what_grpc_says_of_a_peer() -> None:
     assert peer_address("ipv6:%5B::1%5D:5123") == "::1"
     assert peer_address("ipv6:[2001:db8::1]:5123") == "2001:db8::1"
     assert peer_address("unix:") == "unix:"
+
+
+async def test_a_run_is_started_with_options_and_wrong_ones_are_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
+        options = pb.RunOptions(sample=0.5, ledger_min=0, ledger_max=9)
+        request = pb.StartRunRequest(kind=pb.RUN_KIND_REPLICAS, options=options)
+        run = await world.stub.StartRun(request, metadata=world.operate)
+        assert world.control.options[run.run_id] == {"ledger_min": 0, "ledger_max": 9, "sample": 0.5}
+        for kind, wrong in (
+            (pb.RUN_KIND_BOOKIES, options),
+            (pb.RUN_KIND_PLACEMENT, pb.RunOptions(sample=0.5)),
+            (pb.RUN_KIND_REPLICAS, pb.RunOptions(sample=0)),
+            (pb.RUN_KIND_REPLICAS, pb.RunOptions(ledger_min=9, ledger_max=8)),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await world.stub.StartRun(pb.StartRunRequest(kind=kind, options=wrong), metadata=world.operate)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert world.control.started == 1
+
+
+async def test_the_end_of_a_pause_is_shown(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
+        await world.control.pause_kind(RunKind.REPLICAS, owner="me")
+        (pause,) = (await world.stub.GetStatus(pb.GetStatusRequest(), metadata=world.read)).pauses
+        assert (pause.kind, pause.owner, pause.until.seconds) == (pb.RUN_KIND_REPLICAS, "me", NOW_MS // 1000 + 3600)
+        run = await world.stub.StartRun(pb.StartRunRequest(kind=pb.RUN_KIND_BOOKIES), metadata=world.operate)
+        assert not run.HasField("paused_until")
+        record = await world.control.run(run.run_id)
+        await world.control.put(replace(record, state=RunState.PAUSED, pause_ends_ms=NOW_MS + 5_000))
+        shown = await world.stub.GetRun(pb.GetRunRequest(run_id=run.run_id), metadata=world.read)
+        assert shown.paused_until.seconds == NOW_MS // 1000 + 5

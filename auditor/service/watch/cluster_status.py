@@ -1,0 +1,122 @@
+"""One look at a cluster without a service: bookies, leader, repairs, runs, brake, delay and pauses.
+
+Everything is read from the store, so it works while no auditor runs. When the next run is due is not shown: only the
+leader has that time.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from auditor.api.http.documents import window_document
+from auditor.operating.client import ClusterClient, Document
+from auditor.service.watch.repairs import Rate, RepairLook
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.maintenance import MaintenanceWindows
+from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
+from bookie.metadata.runs.election import current_auditor
+from bookie.metadata.runs.notes import KindPause
+from bookie.metadata.runs.records import Runs
+from bookie.metadata.tasks.switches import InvalidDelayError
+from bookie.model.run import RunKind, RunRecord
+from bookie.model.times import rfc3339_if_known
+from spark_jobs.runs.brake import held_because
+
+_RUNS_READ: Final = 50
+"""Runs on record that are looked at for those under way; a run that lasts is among the newest of its kind."""
+_RUN_FIELDS: Final = (
+    "run_id",
+    "kind",
+    "state",
+    "dry_run",
+    "phase",
+    "done",
+    "total",
+    "started",
+    "eta",
+    "paused_until",
+    "process",
+)
+
+
+async def cluster_status(client: ClusterClient, look: RepairLook, rate: Rate) -> Document:
+    """The status as a document.
+
+    Args:
+        client: of the cluster.
+        look: at its repairs.
+        rate: of the repairs, from earlier looks.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    ports, root = client.ports, client.cluster.root
+    registered, known = await ports.registrations.list(), await ports.registrations.known()
+    everyone = known | registered.registered
+    runs, now_ms = Runs(client.store, root), ports.clock.epoch_ms()
+    paused, windows = await runs.paused_kinds(now_ms), MaintenanceWindows(client.store, root)
+    return {
+        "ledgers_root": root,
+        "instance_id": client.cluster.instance_id,
+        "looked": rfc3339_if_known(look.looked_ms),
+        "auditor": await current_auditor(client.store, root) or None,
+        "recovery_enabled": look.is_enabled,
+        "lost_bookie_delay_seconds": await _delay_s(client),
+        "held_because": held_because(everyone, registered.registered, 0, None, MISSING_SHARE_MAX) or None,
+        "bookies": {
+            "writable": len(registered.writable),
+            "read_only": len(registered.read_only),
+            "draining": sorted((await Drains(client.store, root).read()).keys()),
+            "lost": sorted(known - registered.registered),
+        },
+        "underreplicated": {
+            "ledgers": len(look.marked),
+            "in_progress": look.in_flight_count,
+            "waiting": look.waiting,
+            "parked": sum(look.parked.values()),
+            "parked_by_reason": dict(look.parked),
+            "severities": {
+                name: {
+                    "ledgers": part.ledgers,
+                    "bytes_estimate": part.bytes_estimate,
+                    "oldest": rfc3339_if_known(part.oldest_ms, "seconds"),
+                }
+                for name, part in look.severities.items()
+            },
+            "oldest_age_seconds": max(0, (look.looked_ms - look.oldest_ms) // 1000) if look.oldest_ms else None,
+            "ledgers_per_second": rate.ledgers_per_s,
+            "eta_seconds": rate.eta_s,
+        },
+        "running": [_run(record) for record in await runs.list(_RUNS_READ) if not record.state.is_final],
+        "maintenance": [window_document(window) for window in await windows.open_at(now_ms)],
+        "pauses": [_pause(kind, pause) for kind, pause in paused.items()],
+    }
+
+
+async def _delay_s(client: ClusterClient) -> int | None:
+    try:
+        return await client.ports.tasks.switches.lost_bookie_delay_s()
+    except InvalidDelayError:
+        return None
+
+
+def _run(record: RunRecord) -> Document:
+    fields = record.to_json()
+    names = (
+        "run_id",
+        "kind",
+        "state",
+        "dry_run",
+        "phase",
+        "done",
+        "total",
+        "started",
+        "eta",
+        "paused_until",
+        "process",
+    )
+    return {name: fields.get(name) for name in names}
+
+
+def _pause(kind: RunKind, pause: KindPause) -> Document:
+    return {"check": kind.value, "by": pause.owner, "until": rfc3339_if_known(pause.until_ms)}

@@ -1,0 +1,60 @@
+"""Operators' requests on a real auditor and a real cluster, through the command line with ``--at``, and the doctor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie.client.bookkeeper import LedgerOptions
+from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import BookieId
+from tests.deadlines import STATE_S
+from tests.integration.auditors import AuditorProcess, when
+from tests.integration.clusters import connected, start_cluster
+from tests.integration.commands import Ended, started
+
+pytestmark = pytest.mark.integration
+
+
+async def test_operators_work_through_an_auditor_that_reconnects(tmp_path: Path) -> None:
+    async with await start_cluster(tmp_path, 2) as cluster:
+        options = ("--no-ui-enabled", "--allow-anonymous-write")
+        auditor = await AuditorProcess(cluster, tmp_path, "auditor", *options).ready()
+        bookies = [bookie.bookie_id for bookie in cluster.bookies]
+
+        async def call(*words: str, uri: str | None = None) -> Ended:
+            where = () if uri else ("--at", auditor.base)
+            return await asyncio.to_thread(started, uri, *words, *where, "--output", "json")
+
+        async def document(*words: str, uri: str | None = None) -> Any:
+            ended = await call(*words, uri=uri)
+            assert ended.returncode == ExitCode.OK, ended.stderr
+            return json.loads(ended.stdout)
+
+        async with auditor.process, await connected(cluster) as client:
+            async with await client.create_ledger(LedgerOptions(2, 2, 2)) as writer:
+                await writer.append(b"entry")
+            assert (await call("ok-to-stop", *bookies)).returncode == ExitCode.FAILED
+            assert (await document("recovery", "delay", "600"))["before_seconds"] == 0
+            assert await client.ports.tasks.switches.lost_bookie_delay_s() == 600
+            (change,) = (await document("changes", uri=cluster.metadata_uri))["items"]
+            assert (change["by"], change["via"], change["action"]) == ("anonymous", "http", "recovery delay")
+
+            cluster.zookeeper.kill()
+            assert (await auditor.get("/api/v1/recovery"))[0] in (503, 504)
+            await cluster.zookeeper.restart()
+
+            async def answers() -> bool:
+                return (await auditor.get("/api/v1/recovery"))[0] == 200
+
+            await when(answers)
+            diagnosis = await call("doctor", uri=cluster.metadata_uri)
+            rows = {(row["check"], row["target"]): row["state"] for row in json.loads(diagnosis.stdout)["checks"]}
+            assert set(rows.values()) <= {"ok", "warning"}, rows
+            assert all(rows["bookie", BookieId(bookie)] == "ok" for bookie in bookies)
+            assert [state for (check, _), state in rows.items() if check == "permission"] == ["ok"] * 6
+            assert await auditor.process.stop(STATE_S) == 0

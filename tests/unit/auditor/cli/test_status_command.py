@@ -1,0 +1,125 @@
+"""``bkheal status`` and ``underreplicated list``: all that the alerts speak of, on one page, and lists in pages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from auditor.cli.cluster import status
+from auditor.cli.main import app
+from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.nodes import ensure_path
+from bookie.metadata.runs.records import Runs
+from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import BookieId
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.clock import SystemClock
+from tests.worlds.clocks import EPOCH_MS, ManualClock
+from tests.worlds.cluster import ROOT
+from tests.worlds.commands import CommandCluster
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
+    made = CommandCluster()
+    made.clock = ManualClock()
+    asyncio.run(made.fill())
+    monkeypatch.setattr(status, "connected", made.connected)
+    return made
+
+
+def call(*words: str) -> Result:
+    result = CliRunner().invoke(app, [*words, "--metadata-uri", "zk://h:1/ledgers"])
+    assert result.exit_code == ExitCode.OK, (result.output, result.exception)
+    return result
+
+
+def shown(*words: str) -> Any:
+    return json.loads(call(*words, "-o", "json").stdout)
+
+
+def test_a_quiet_cluster(cluster: CommandCluster) -> None:
+    document = shown("status")
+    assert document["bookies"] == {"writable": 2, "read_only": 0, "draining": [], "lost": []}
+    backlog = document["underreplicated"]
+    assert (backlog["ledgers"], backlog["waiting"], backlog["parked_by_reason"]) == (3, 1, {"no_live_copy": 2})
+    assert backlog["severities"]["no_live_copy"]["ledgers"] == 3
+    assert (document["held_because"], document["running"], document["pauses"]) == (None, [], [])
+    text = call("status").stdout
+    assert "no_live_copy: 3 ledgers" in text
+    assert "remaining   unknown" in text
+
+
+def test_everything_that_is_unusual_is_shown(cluster: CommandCluster) -> None:
+    run = RunRecord(
+        run_id="20261120T100001Z-0a1b2c",
+        kind=RunKind.REPLICAS,
+        cause=RunCause.HTTP,
+        owner="me",
+        process="a/1",
+        state=RunState.RUNNING,
+        is_dry_run=True,
+        phase="scan",
+        done=1,
+        total=4,
+        started_ms=EPOCH_MS,
+        updated_ms=EPOCH_MS,
+    )
+
+    async def prepare() -> None:
+        store = cluster.keeper
+        runs = Runs(store, ROOT)
+        await runs.write(run)
+        await runs.pause_kind(RunKind.PLACEMENT, "me", EPOCH_MS + 60_000)
+        await Drains(store, ROOT).start(Drain(BookieId("c"), "me", EPOCH_MS))
+        for name in ("x", "y", "z"):
+            await ensure_path(store, f"{ROOT}/cookies/{name}")
+        async with cluster.connected("") as client:
+            await client.ports.tasks.switches.disable()
+            await client.ports.tasks.switches.set_lost_bookie_delay_s(600)
+
+    asyncio.run(prepare())
+    document = shown("status")
+    assert (document["recovery_enabled"], document["lost_bookie_delay_seconds"]) == (False, 600)
+    assert document["bookies"]["lost"] == ["x", "y", "z"]
+    assert document["bookies"]["draining"] == ["c"]
+    assert [each["run_id"] for each in document["running"]] == [run.run_id]
+    assert [(each["check"], each["by"]) for each in document["pauses"]] == [("placement", "me")]
+    text = call("status").stdout
+    for line in ("recovery    DISABLED", "delay       600 s", "brake       HOLDS", "run         replicas (dry run)"):
+        assert line in text
+    assert "paused      the schedule of placement until" in text
+
+
+def test_a_watch_prints_a_line_for_each_look(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.clock = SystemClock()
+    real = status.looks
+
+    async def looks(*arguments: Any) -> Any:
+        count = 0
+        async for document in real(*arguments):
+            yield document
+            count += 1
+            if count == 2:
+                return
+
+    monkeypatch.setattr(status, "looks", looks)
+    assert len(call("status", "--watch", "--interval", "0.5").stdout.splitlines()) == 2
+    lines = call("status", "--watch", "--interval", "0.5", "-o", "jsonl").stdout.splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["ClusterStatus"] * 2
+
+
+def test_marked_ledgers_come_in_pages(cluster: CommandCluster) -> None:
+    first = call("underreplicated", "list", "--limit", "2", "-o", "jsonl")
+    assert [json.loads(line)["ledger_id"] for line in first.stdout.splitlines()] == [7, 8]
+    assert "--after 8" in first.stderr
+    second = shown("underreplicated", "list", "--limit", "2", "--after", "8")
+    assert ([row["ledger_id"] for row in second["items"]], second["next_after"]) == ([9], None)
+    assert shown("underreplicated", "list", "--missing", "nobody")["items"] == []
+    assert [row["state"] for row in shown("underreplicated", "list", "--missing", "a")["items"]] == [
+        "parked: no_live_copy", "parked: no_live_copy", "waiting",
+    ]  # fmt: skip
