@@ -122,6 +122,7 @@ def _part(part: SeverityBacklog) -> dict[str, Any]:
 
 
 def window_document(window: Window) -> dict[str, Any]:
+    """A maintenance window as JSON."""
     return {
         "target": window.target,
         "bookies": list(window.bookies),

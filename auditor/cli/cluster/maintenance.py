@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from auditor.api.http.documents import window_document
 from auditor.cli.cluster.changing import DryRunOption, connected, refuse, show, unknown_names, whoami
 from auditor.cli.cluster.spans import span_s
 from auditor.cli.output import OutputFormat
@@ -67,6 +66,7 @@ def start(
 
     Example: `bkheal maintenance start rack:/r1 --for 2h --note "new switch"`
     """
+    from auditor.api.http.documents import window_document
     from bookie.metadata.bookies.maintenance import WINDOW_S_MAX
 
     seconds = span_s(span, WINDOW_S_MAX, "--for")
@@ -83,6 +83,8 @@ def list_windows(
     uri: MetadataUriOption = None, config: ConfigOption = None, output: OutputOption = OutputFormat.TABLE
 ) -> None:
     """List the windows that are open."""
+    from auditor.api.http.documents import window_document
+
     windows = run(_list(metadata_uri(uri, config)))
     lines = [line(window) for window in windows] or ["no maintenance window is open"]
     show(output, "MaintenanceWindowList", {"items": [window_document(window) for window in windows]}, lines)
