@@ -4,10 +4,10 @@ Only the leader starts runs, shows Spark's UI, and has the reports that it wrote
 from the other auditors. So each auditor can listen on further ports, and relays every connection to the same port of
 the leader, byte for byte: TLS, HTTP and gRPC stay between the client and the leader, which authenticates the client.
 
-The invariant: bytes reach no process but the one whose vote was the lowest when it was last read. The address is the
-name in that vote, the host and port of its HTTP API. A name with another port belongs to another kind of process, such
-as Apache's auditor, so no connection is opened to it: a request may contain a token. A connection ends soon after its
-leader no longer leads; a client then connects again and reaches the next one.
+The invariant (A14): bytes reach no process but the one whose vote was the lowest when it was last read. The address is
+the name in that vote, the host and port of its HTTP API. A name with another port belongs to another kind of process,
+such as Apache's auditor, so no connection is opened to it: a request may contain a token. A connection ends soon after
+its leader no longer leads; a client then connects again and reaches the next one.
 
 The leader sees the address of the relaying auditor instead of the client's, so all clients of one relay share one rate.
 """

@@ -133,8 +133,8 @@ public class AuditorTab {
     }
 
     /**
-     * A proxy that has authenticated the user. Its header counts only on connections from its own addresses, and only if
-     * it is there once: a proxy that appends its value to one of the client's is not believed.
+     * A proxy that has authenticated the user (A13 in docs/invariants.md). Its header counts only on connections from its
+     * own addresses, and only if it is there once: a proxy that appends its value to one of the client's is not believed.
      */
     static class Trust {
         private final String header;
