@@ -151,6 +151,12 @@ def test_deleting_asks_first(uri: str) -> None:
     assert document(uri, "ledger", "show", ledger)["state"] == "CLOSED"
     assert bkheal(uri, "ledger", "delete", ledger, stdin=b"y\n").returncode == 0
     assert bkheal(uri, "ledger", "show", ledger).returncode == 1
+    assert ("ledger delete", f"ledger {ledger}") in recorded(uri)
+
+
+def recorded(uri: str) -> list[tuple[str, str]]:
+    """Action and detail of each change on record."""
+    return [(row["action"], row["detail"]) for row in document(uri, "changes")["items"]]
 
 
 def test_a_log_from_creation_to_deletion(uri: str) -> None:
@@ -189,6 +195,8 @@ def test_a_log_from_creation_to_deletion(uri: str) -> None:
     with sync.connect(uri) as client:
         assert set(ledgers) & set(client.ledgers()) == set()
     assert bkheal(uri, "log", "show", "shop/orders").returncode == 1
+    kept = [action for action, detail in recorded(uri) if detail.startswith("log shop/orders")]
+    assert kept[:2] == ["log delete", "log truncate"]
 
 
 def log_names(uri: str) -> list[str]:

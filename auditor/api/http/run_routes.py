@@ -9,11 +9,14 @@ from aiohttp import web
 
 from auditor.api.access.tokens import Role
 from auditor.api.control import Control
-from auditor.api.http.documents import run_document, run_list, schedule_document
+from auditor.api.http.documents import document, run_document, run_list, schedule_document
 from auditor.api.http.queries import StartRequest, refuse_unknown, run_kind, run_request, whole_number
 from auditor.api.http.routes import JSON, RUN_ID, Answer, Call, Parameter, Route, segment
 from auditor.api.idempotency import KEY_PATTERN, Intents
 from auditor.api.problems import InvalidRequestError
+from auditor.api.upkeep_port import Upkeep
+from auditor.operating.client import Actor
+from auditor.operating.runs import PAUSE_S_MIN, SPAN_S_MAX, list_schedules, pause_schedule
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 
 RUNS: Final = "/api/v1/runs"
@@ -30,8 +33,9 @@ _SCHEDULE_TARGETS: Final = (RunState.PAUSED.value, RunState.RUNNING.value)
 class RunRoutes:
     """Handlers over ``Control``."""
 
-    def __init__(self, control: Control, intents: Intents) -> None:
+    def __init__(self, control: Control, intents: Intents, upkeep: Upkeep) -> None:
         self._control = control
+        self._upkeep = upkeep
         self._intents = intents
 
     def routes(self) -> Sequence[Route]:
@@ -54,7 +58,10 @@ class RunRoutes:
             Route("POST", RUNS + "/{run_id}/state/{state}", "change_run_post", "As PUT, for who cannot send that.",
                   self._change, changed, role=Role.OPERATE, segments=target, is_changing=True),
             Route("PUT", SCHEDULES + "/{kind}/state/{state}", "change_schedule", "Pause or resume a schedule.",
-                  self._change_schedule, paused, role=Role.OPERATE, segments=schedule, is_changing=True),
+                  self._change_schedule, paused, role=Role.OPERATE, segments=schedule, parameters=(_SECONDS,),
+                  is_changing=True),
+            Route("GET", SCHEDULES, "list_schedules", "The pauses of the schedules, with their ends.", self._schedules,
+                  (Answer(200, "One for each kind of check.", JSON, "ScheduleList"),)),
         )  # fmt: skip
 
     async def _list(self, call: Call) -> web.Response:
@@ -118,10 +125,20 @@ class RunRoutes:
         call.trail.check = run.kind.value
         return web.json_response(run_document(run))
 
+    async def _schedules(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, (), "parameter")
+        return web.json_response(document("ScheduleList", await self._upkeep.ask(list_schedules)))
+
     async def _change_schedule(self, call: Call) -> web.Response:
         kind, name = run_kind(call.request.match_info["kind"]), call.request.match_info["state"]
         call.trail.check, call.trail.detail = kind.value, name[:20]
+        query, actor = call.request.query, Actor(call.who.name, "http")
+        refuse_unknown(query, ("seconds",), "parameter")
+        span_s = whole_number(query["seconds"], "seconds", PAUSE_S_MIN, SPAN_S_MAX) if "seconds" in query else None
         match name:
+            case RunState.PAUSED.value if span_s is not None:
+                done = await self._upkeep.ask(lambda client: pause_schedule(client, actor, kind, span_s))
+                return web.json_response(document("Schedule", done))
             case RunState.PAUSED.value:
                 pause = await self._control.pause_kind(kind, owner=call.who.name)
                 return web.json_response(schedule_document(kind, pause))
@@ -133,6 +150,11 @@ class RunRoutes:
 
 
 _KIND: Final = segment("kind", "The kind of check.", enum=[kind.value for kind in RunKind])
+_SECONDS: Final = Parameter(
+    "seconds",
+    "How long a pause lasts. Absent: as long as the auditor's option `pause_s` says.",
+    {"type": "integer", "minimum": PAUSE_S_MIN, "maximum": SPAN_S_MAX},
+)
 _LIST_PARAMETERS: Final = (
     Parameter(
         "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": RUNS_MAX, "default": _RUNS_DEFAULT}

@@ -509,6 +509,9 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     ),
     **_UPKEEP,
     "ServiceStatus": _STATUS,
+    "ScheduleList": _document(
+        "ScheduleList", {"items": _list(_fields({"check": _one_of([kind.value for kind in RunKind]), **_PAUSE}))}
+    ),
     "Schedule": _document("Schedule", {"check": _one_of([kind.value for kind in RunKind]), **_PAUSE}),
     "UnderReplicatedLedgerList": _document(
         "UnderReplicatedLedgerList",

@@ -72,7 +72,7 @@ class HttpFace:
         self._guard = Guard(settings, self._access)
         self._process = ProcessRoutes(control, metrics)
         self.routes: Sequence[Route] = (
-            *RunRoutes(control, Intents(clock)).routes(),
+            *RunRoutes(control, Intents(clock), upkeep).routes(),
             *ClusterRoutes(control, operations).routes(),
             *FindingsRoutes(settings.report_dir).routes(),
             *UpkeepRoutes(upkeep).routes(),

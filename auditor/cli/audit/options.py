@@ -90,6 +90,9 @@ RunIdArgument: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="Id
 OptionalRunIdArgument: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help="Id of a run, see `bkheal audit list`.", show_default=False)
 ]
+PauseSpanOption: TypeAlias = Annotated[
+    str, typer.Option("--for", help="With --kind: how long the pause lasts, such as 30m or 1d.", show_default=False)
+]
 ScheduleOption: TypeAlias = Annotated[
     RunKind | None, typer.Option("--kind", help="The schedule of this check instead of a run.", show_default=False)
 ]

@@ -210,9 +210,16 @@ class Remote:
         path = f"/api/v1/runs/{quote(run_id, safe='')}/state/{state.value}"
         return self._one(self._ask_leader("PUT", path))
 
-    def change_schedule(self, kind: RunKind, state: RunState) -> Mapping[str, Any]:
-        """Bring the schedule of a kind into ``paused`` or ``running``; return its document. Raises as ``run``."""
-        return self._ask("PUT", f"/api/v1/schedules/{kind.value}/state/{state.value}")
+    def change_schedule(self, kind: RunKind, state: RunState, span_s: int | None = None) -> Mapping[str, Any]:
+        """Bring the schedule of a kind into ``paused`` or ``running``; return its document. Raises as ``run``.
+
+        Args:
+            kind: whose schedule.
+            state: the new state.
+            span_s: how long a pause lasts; None: as long as the service's option says.
+        """
+        query = "" if span_s is None else f"?seconds={span_s}"
+        return self._ask("PUT", f"/api/v1/schedules/{kind.value}/state/{state.value}{query}")
 
     def wait(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -13,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from auditor.cli.audit import options as opt
+from auditor.cli.cluster.changing import connected, whoami
 from auditor.cli.output import OutputFormat, print_error, print_json, print_line, print_note, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from auditor.cli.running import run as run_to_end
 from bookie.model.exit_codes import ExitCode
-from bookie.model.run import RunKind, RunRecord, RunState
+from bookie.model.run import PAUSE_S, RunKind, RunRecord, RunState
 from bookie.model.times import rfc3339_if_known
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.human import printable
-from bookie.runtime.user import user_name
 
 if TYPE_CHECKING:
     from auditor.cli.audit.remote import Remote, RemoteRun
@@ -107,6 +108,9 @@ def cancel(
 def pause(
     run_id: opt.OptionalRunIdArgument = None,
     kind: opt.ScheduleOption = None,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    span: opt.PauseSpanOption = "",
     at: opt.AtOption = None,
     token_file: opt.TokenFileOption = None,
     ca: opt.CaOption = None,
@@ -115,15 +119,19 @@ def pause(
 ) -> None:
     """Hold a run of a service between two chunks, or with --kind the schedule of a check, for a limited time.
 
-    The pause ends by itself after the time of the auditor's option --pause-s, an hour by default. Another pause extends
-    it. The audit after the loss of a bookie is never paused.
+    The pause of a run ends by itself after the time of the auditor's option --pause-s, an hour by default; that of a
+    schedule after --for, or after the same time. Another pause extends it. The audit after the loss of a bookie is
+    never paused. A schedule can be paused without --at: the auditors read the pause from ZooKeeper.
     """
-    _change_either(services(at, token_file, ca, client_cert, client_key), run_id, kind, RunState.PAUSED)
+    remotes = services(at, token_file, ca, client_cert, client_key)
+    _change_either(remotes, run_id, kind, RunState.PAUSED, uri, config, _span_s(span))
 
 
 def resume(
     run_id: opt.OptionalRunIdArgument = None,
     kind: opt.ScheduleOption = None,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
     at: opt.AtOption = None,
     token_file: opt.TokenFileOption = None,
     ca: opt.CaOption = None,
@@ -131,7 +139,8 @@ def resume(
     client_key: opt.ClientKeyOption = None,
 ) -> None:
     """Let a paused run of a service, or with --kind the paused schedule of a check, go on."""
-    _change_either(services(at, token_file, ca, client_cert, client_key), run_id, kind, RunState.RUNNING)
+    remotes = services(at, token_file, ca, client_cert, client_key)
+    _change_either(remotes, run_id, kind, RunState.RUNNING, uri, config, None)
 
 
 def services(
@@ -183,15 +192,38 @@ def start(
     return run.exit_code if run.state.is_final else ExitCode.OK
 
 
-def _change_either(remotes: Sequence[Remote], run_id: str | None, kind: RunKind | None, state: RunState) -> None:
+def _span_s(span: str) -> int | None:
+    """Seconds of a time span; None for an empty text."""
+    from auditor.operating.runs import PAUSE_S_MIN, SPAN_S_MAX
+
+    if not span:
+        return None
+    match = re.fullmatch(r"([1-9]\d{0,5})([mhd])", span)
+    seconds = int(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]] if match else 0
+    if not PAUSE_S_MIN <= seconds <= SPAN_S_MAX:
+        raise typer.BadParameter(f"{span!r} is no time span up to {SPAN_S_MAX // 86400}d: write 30m, 2h or 1d")
+    return seconds
+
+
+def _change_either(
+    remotes: Sequence[Remote],
+    run_id: str | None,
+    kind: RunKind | None,
+    state: RunState,
+    uri: str | None,
+    config: Path | None,
+    span_s: int | None,
+) -> None:
     if (run_id is None) == (kind is None):
         raise typer.BadParameter("give either the id of a run or --kind")
     if run_id is not None:
         _change(remotes, run_id, state)
     elif kind is not None:
         if not remotes:
-            raise typer.BadParameter("--at URL is needed: only a service has schedules")
-        schedule = first_answer(remotes, lambda remote: remote.change_schedule(kind, state))
+            seconds = None if state is RunState.RUNNING else span_s or PAUSE_S
+            schedule: Mapping[str, Any] = run_to_end(_pause_kind(metadata_uri(uri, config), kind, seconds))
+        else:
+            schedule = first_answer(remotes, lambda remote: remote.change_schedule(kind, state, span_s))
         until = f" until {schedule['paused_until']}" if schedule.get("paused_until") else ""
         print_line(f"the schedule of {kind.value} runs is {state.value}{until}")
 
@@ -241,10 +273,20 @@ async def _get(uri: str, run_id: str) -> RunRecord | None:
 
 
 async def _request_cancel(uri: str, run_id: str) -> RunRecord | None:
-    from spark_jobs.connect import opened_runs
+    from auditor.operating.client import Actor
+    from auditor.operating.runs import request_end
 
-    async with opened_runs(uri) as runs:
-        record = await runs.get(run_id)
-        if record is not None and not record.state.is_final:
-            await runs.request_cancel(run_id, user_name())
-        return record
+    async with connected(uri) as client:
+        return await request_end(client, Actor(whoami(), "command"), run_id)
+
+
+async def _pause_kind(uri: str, kind: RunKind, span_s: int | None) -> dict[str, Any]:
+    """Pause the schedule of a kind, or resume it if there is no span."""
+    from auditor.operating.client import Actor
+    from auditor.operating.runs import pause_schedule, resume_schedule
+
+    actor = Actor(whoami(), "command")
+    async with connected(uri) as client:
+        if span_s is None:
+            return await resume_schedule(client, actor, kind)
+        return await pause_schedule(client, actor, kind, span_s)

@@ -22,14 +22,15 @@ from auditor.cli.cluster.changing import (
     whoami,
 )
 from auditor.cli.cluster.drain_watch import DrainLook, watch
+from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.recovery import ForceOption
-from auditor.cli.output import OutputFormat, counting, print_note
-from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.output import OutputFormat, StreamFormat, counting, print_note
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.bookies.drains import Drains
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.model.times import rfc3339_if_known
-from bookie.runtime.human import duration, size
+from bookie.runtime.human import duration, printable, size
 
 app = typer.Typer(
     help="Empty bookies while they serve: copies first, and only then out of the metadata.",
@@ -125,6 +126,35 @@ def stop(
     show(output, "DrainStop", {"dry_run": is_dry_run, "stopped": stopped}, lines)
     if len(stopped) < len(bookies):
         raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command("list")
+@reachable
+def list_all(
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: StreamOutputOption = StreamFormat.TABLE,
+    *,
+    service: Service | None = None,
+) -> None:
+    """List the bookies that are being drained, since when and by whom; `status` shows what is left on them."""
+    page = service.ask("GET", "/drains") if service else run(_list(metadata_uri(uri, config)))
+    print_page(
+        output,
+        "DrainList",
+        page,
+        ("BOOKIE", "STATE", "SINCE", "BY"),
+        lambda row: (row["bookie_id"], row["state"], row["since"] or "-", printable(row["by"]) or "-"),
+        right=(),
+        nothing="no bookie is being drained",
+    )
+
+
+async def _list(uri: str) -> dict[str, Any]:
+    from auditor.operating.drains import list_drains
+
+    async with connected(uri) as client:
+        return await list_drains(client)
 
 
 @app.command("status")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from auditor.cli.cluster.changing import whoami
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.ledgers import entries as ledger_entries
 from auditor.cli.ledgers.entries import describe
@@ -196,16 +197,20 @@ async def _show(uri: str, ledger: int) -> dict[str, Any]:
 
 
 async def _recover(uri: str, ledger: int, password: bytes | None) -> dict[str, Any]:
+    from auditor.operating.client import Actor
     from bookie.client.connect import connect
 
     async with await connect(uri, security=bookie_security()) as client:
+        await Actor(whoami(), "command").record(client, "ledger recover", f"ledger {ledger}")
         return describe(ledger, await client.recover_ledger(ledger_id(ledger), password=password))
 
 
 async def _delete(uri: str, ledger: int) -> None:
+    from auditor.operating.client import Actor
     from bookie.client.connect import connect
 
     async with await connect(uri, security=bookie_security()) as client:
+        await Actor(whoami(), "command").record(client, "ledger delete", f"ledger {ledger}")
         await client.delete_ledger(ledger_id(ledger))
 
 

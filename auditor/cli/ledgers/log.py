@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from auditor.cli.cluster.changing import whoami
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.configuration.settings import check_quorums, digest_named
 from auditor.cli.ledgers.entries import FormatOption, describe
@@ -317,16 +318,20 @@ async def _row(client: Any, name: str) -> dict[str, Any]:
 
 
 async def _truncate(uri: str, name: str, before: LogPosition) -> list[int]:
+    from auditor.operating.client import Actor
     from bookie.client.connect import connect
 
     async with await connect(uri, security=bookie_security()) as client:
+        await Actor(whoami(), "command").record(client, "log truncate", f"log {name} before {before}")
         return list(await client.log(name).truncate(before))
 
 
 async def _delete(uri: str, name: str) -> None:
+    from auditor.operating.client import Actor
     from bookie.client.connect import connect
 
     async with await connect(uri, security=bookie_security()) as client:
+        await Actor(whoami(), "command").record(client, "log delete", f"log {name}")
         await client.log(name).delete()
 
 

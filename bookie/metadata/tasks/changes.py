@@ -37,7 +37,7 @@ _ATTEMPTS_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What somebody asked for."""
+    """What an operator asked for."""
 
     by: str
     """A user and host, or the name of a token."""

@@ -18,6 +18,7 @@ from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.copy_limits import CopyLimitsStore
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.ids import BookieId
+from bookie.model.times import rfc3339
 from tests.unit.auditor.api.test_api_http import good
 from tests.worlds.api import ApiWorld, running
 from tests.worlds.clocks import EPOCH_MS
@@ -169,6 +170,17 @@ async def test_a_marked_ledger_is_boosted_for_a_time(world: ApiWorld) -> None:
     assert (await world.operate("PUT", "/api/v1/boosts/1", json={"seconds": 60})).status == 404
     await good(world, "DELETE", "/api/v1/boosts/9")
     assert (await good(world, "GET", "/api/v1/boosts")).json["items"] == []
+
+
+async def test_a_schedule_is_paused_for_a_time_and_listed(world: ApiWorld) -> None:
+    paused = (await good(world, "PUT", "/api/v1/schedules/replicas/state/paused?seconds=7200")).json
+    assert paused["paused_until"] == rfc3339(EPOCH_MS + 7_200_000)
+    items = {row["check"]: row for row in (await good(world, "GET", "/api/v1/schedules")).json["items"]}
+    assert (items["replicas"]["paused_by"], items["bookies"]["paused"]) == ("somebody-who-may-administer", False)
+    assert await changes(world) == [("schedule pause", "replicas for 7200 s")]
+    for wrong in ("59", "x", "99999999"):
+        path = f"/api/v1/schedules/replicas/state/paused?seconds={wrong}"
+        assert (await world.operate("PUT", path)).status == 400
 
 
 async def test_progress_shows_the_backlog(world: ApiWorld) -> None:

@@ -16,6 +16,7 @@ from auditor.cli.main import app
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.exit_codes import ExitCode
+from bookie.model.times import rfc3339
 from tests.unit.auditor.api.test_api_findings import RUN, write_findings
 from tests.worlds.api import ApiWorld, running
 from tests.worlds.clocks import EPOCH_MS
@@ -98,6 +99,13 @@ async def test_who_may_only_operate_is_refused_with_the_role_that_is_needed(worl
 async def test_drains_begin_and_end(world: ApiWorld) -> None:
     assert (await document(world, "drain", "start", "c", "--yes"))["bookies"] == ["c"]
     assert (await document(world, "drain", "stop", "c", "--yes"))["stopped"] == ["c"]
+
+
+async def test_drains_are_listed_and_schedules_paused(world: ApiWorld) -> None:
+    await document(world, "drain", "start", "c", "--yes")
+    assert [row["bookie_id"] for row in (await document(world, "drain", "list"))["items"]] == ["c"]
+    paused = await call(world, "audit", "pause", "--kind", "replicas", "--for", "2h")
+    assert paused.stdout == f"the schedule of replicas runs is paused until {rfc3339(EPOCH_MS + 7_200_000)}\n"
 
 
 async def test_progress_is_shown(world: ApiWorld) -> None:

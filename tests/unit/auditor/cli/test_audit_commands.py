@@ -63,7 +63,7 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Services:
             found.states.append((run_id, state))
             return a_run(state.value, None)
 
-        def change_schedule(self, kind: RunKind, state: RunState) -> Mapping[str, Any]:
+        def change_schedule(self, kind: RunKind, state: RunState, span_s: int | None = None) -> Mapping[str, Any]:
             found.states.append((kind.value, state))
             return {"paused_until": "2026-11-24T08:00:00.000Z" if state is RunState.PAUSED else None}
 

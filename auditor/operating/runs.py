@@ -1,0 +1,72 @@
+"""Runs and schedules without a service: pauses with their ends, and requests to end a run, each with a record."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from auditor.operating.client import Actor, ClusterClient, Document
+from bookie.metadata.runs.notes import KindPause
+from bookie.metadata.runs.records import Runs
+from bookie.model.run import PAUSE_S_MAX, RunKind, RunRecord
+from bookie.model.times import rfc3339_if_known
+
+PAUSE_S_MIN: Final = 60
+"""The shortest pause that the auditor's option allows as well."""
+SPAN_S_MAX: Final = int(PAUSE_S_MAX)
+
+
+async def list_schedules(client: ClusterClient) -> Document:
+    """Whether the schedule of each kind is paused, until when and by whom.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    paused = await Runs(client.store, client.cluster.root).paused_kinds(client.ports.clock.epoch_ms())
+    return {"items": [schedule_row(kind, paused.get(kind)) for kind in RunKind]}
+
+
+async def pause_schedule(client: ClusterClient, actor: Actor, kind: RunKind, span_s: int) -> Document:
+    """Pause the schedule of a kind for some time from now; the leader of any process follows it.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; pausing again is safe.
+    """
+    until_ms = client.ports.clock.epoch_ms() + span_s * 1000
+    await actor.record(client, "schedule pause", f"{kind.value} for {span_s} s")
+    await Runs(client.store, client.cluster.root).pause_kind(kind, actor.name, until_ms)
+    return schedule_row(kind, KindPause(actor.name, until_ms))
+
+
+async def resume_schedule(client: ClusterClient, actor: Actor, kind: RunKind) -> Document:
+    """End the pause of a schedule. Idempotent.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; resuming again is safe.
+    """
+    await actor.record(client, "schedule resume", kind.value)
+    await Runs(client.store, client.cluster.root).resume_kind(kind)
+    return schedule_row(kind, None)
+
+
+async def request_end(client: ClusterClient, actor: Actor, run_id: str) -> RunRecord | None:
+    """Leave the request to end a run for its process; None if there is no such run. One that has ended is returned.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; asking again is safe.
+    """
+    runs = Runs(client.store, client.cluster.root)
+    record = await runs.get(run_id)
+    if record is not None and not record.state.is_final:
+        await actor.record(client, "run cancel", run_id)
+        await runs.request_cancel(run_id, actor.name)
+    return record
+
+
+def schedule_row(kind: RunKind, pause: KindPause | None) -> Document:
+    """The schedule of a kind as a document."""
+    return {
+        "check": kind.value,
+        "paused": pause is not None,
+        "paused_until": rfc3339_if_known(pause.until_ms) if pause else None,
+        "paused_by": pause.owner if pause else None,
+    }
