@@ -71,4 +71,4 @@ async def test_a_face_without_tokens_is_as_it_describes_itself(tmp_path: Path) -
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("is_open", [False, True], ids=["with tokens", "open"])
 async def test_new_examples_find_no_difference_either(tmp_path: Path, is_open: bool) -> None:
-    await explore(tmp_path, 100, "--generation-database", "none", is_open=is_open)
+    await explore(tmp_path, 50, "--generation-database", "none", is_open=is_open)

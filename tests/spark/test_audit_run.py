@@ -28,6 +28,7 @@ from spark_jobs import audit as audit_module
 from spark_jobs.one_shot import run as one_shot
 from spark_jobs.report import writing as report
 from spark_jobs.report.decoding import decode_summary
+from spark_jobs.report.finding_rows import FindingFilter, read_findings
 from spark_jobs.report.summary import PublishOutcome, Verdict
 from spark_jobs.runs import bookie_run
 from spark_jobs.runs.cluster_view import ClusterView
@@ -156,6 +157,12 @@ def test_unreadable_metadata_is_a_finding_and_stops_nothing(spark: SparkSession,
     assert (result.summary.counts.unreadable, result.summary.is_complete) == (1, True)
     findings = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
     assert [row["ledger_id"] for row in findings if row["kind"] == "UNREADABLE_METADATA"] == [1]
+    pages = read_findings(place.report_dir, result.run_id, 100).rows
+    assert [(row["ledger_id"], row["missing"]) for row in pages if row["missing"]] == sorted(LOST.items())
+    (unreadable,) = read_findings(place.report_dir, result.run_id, 1).rows
+    assert (unreadable["ledger_id"], unreadable["kind"], unreadable["severity"]) == (1, "unreadable_metadata", None)
+    worst = read_findings(place.report_dir, result.run_id, 9, FindingFilter(severity=Severity.NO_LIVE_COPY)).rows
+    assert [row["ledger_id"] for row in worst] == [3]
 
 
 @pytest.mark.parametrize("cookies", [("p:1", "q:1", "r:1", "s:1", "t:1"), ()])

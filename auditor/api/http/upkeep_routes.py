@@ -17,7 +17,7 @@ from auditor.api.http.documents import document
 from auditor.api.http.queries import json_integer, json_object, json_truth, refuse_unknown, truth, whole_number
 from auditor.api.http.routes import JSON, Answer, Call, Parameter, Route, segment
 from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID
-from auditor.api.problems import InvalidRequestError, NotOkToStopError
+from auditor.api.problems import InvalidRequestError, NotFoundError, NotOkToStopError
 from auditor.api.upkeep_port import Upkeep
 from auditor.operating import boosting, dead_letters, drains, limits, switches
 from auditor.operating.client import Actor, ClusterClient, Document, RefusedError, changes_of
@@ -243,9 +243,13 @@ def _actor(call: Call) -> Actor:
 
 
 def _bookie(call: Call) -> BookieId:
-    bookie = queries.bookie(call.request.match_info["bookie_id"])
-    call.trail.detail = bookie[:100]
-    return bookie
+    """The bookie that the path names; a text that is not an id, such as another path, is not found."""
+    name = call.request.match_info["bookie_id"]
+    call.trail.detail = name[:100]
+    try:
+        return queries.bookie(name)
+    except InvalidRequestError as error:
+        raise NotFoundError(str(error)) from error
 
 
 def _ledger(call: Call) -> LedgerId:
@@ -291,7 +295,7 @@ def _change(
     )
 
 
-_BOOKIE: Final = segment("bookie_id", "Id of the bookie.", pattern=BOOKIE_ID_PATTERN)
+_BOOKIE: Final = segment("bookie_id", "Id of the bookie.")
 _LEDGER: Final = Parameter("ledger_id", "Id of the ledger.", LEDGER_ID, "path", is_required=True)
 _LIMIT: Final = Parameter(
     "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": _PAGE_MAX, "default": _PAGE_DEFAULT}

@@ -125,6 +125,9 @@ async def test_a_bookie_is_drained_and_the_drain_called_off(world: ApiWorld) -> 
     lost = await world.operate("PUT", "/api/v1/drains/a")
     assert (lost.status, lost.problem) == (404, "not-found")
     assert [action for action, _ in await changes(world)] == ["drain stop", "drain start"]
+    for name in ("c%2Fx", "..%2Fdrains", "%00", "d%20e"):
+        for method in ("PUT", "DELETE"):
+            assert (await world.operate(method, f"/api/v1/drains/{name}")).status == 404
 
 
 async def test_a_drain_that_would_leave_too_few_bookies_is_refused(world: ApiWorld) -> None:
