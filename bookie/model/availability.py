@@ -361,11 +361,11 @@ def joined(entry_ids: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 def _merged(one: tuple[RunGroup, ...], other: tuple[RunGroup, ...]) -> Iterator[RunGroup]:
     """Yield the groups of two sets by their first entries, cut so that no group begins within another one."""
-    ahead, behind = list(reversed(one)), list(reversed(other))
-    while ahead and behind:
-        if behind[-1].first < ahead[-1].first:
-            ahead, behind = behind, ahead
-        group, limit = ahead.pop(), behind[-1].first
+    nearest, other_left = list(reversed(one)), list(reversed(other))
+    while nearest and other_left:
+        if other_left[-1].first < nearest[-1].first:
+            nearest, other_left = other_left, nearest
+        group, limit = nearest.pop(), other_left[-1].first
         if not group.period or group.last < limit:
             yield group
             continue
@@ -373,9 +373,9 @@ def _merged(one: tuple[RunGroup, ...], other: tuple[RunGroup, ...]) -> Iterator[
         following = (limit - group.first - 1) // group.period + 1 if limit > group.first else 1
         yield group.part(0, min(following, group.run_count))
         if following < group.run_count:
-            ahead.append(group.part(following, group.run_count))
-    yield from reversed(ahead)
-    yield from reversed(behind)
+            nearest.append(group.part(following, group.run_count))
+    yield from reversed(nearest)
+    yield from reversed(other_left)
 
 
 def _fits(group: RunGroup) -> bool:

@@ -9,7 +9,7 @@ loses nothing, because the journal is replayed from the last mark and storing an
 4. drop the flushed cache; only now may journal files be deleted (the caller trims the journal).
 
 A flush that fails because the disk is full is kept. The next attempt continues in a new file, after the entries that
-are already in the index. What the failed attempt wrote behind them is counted as dead in the last step
+are already in the index. What the failed attempt wrote after them is counted as dead in the last step
 (``bookie.storage.entry_logs.log_ends``).
 """
 

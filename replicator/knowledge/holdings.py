@@ -74,14 +74,14 @@ class Shortfall:
     doubtful: frozenset[PositionKey] = frozenset()
     """Positions of growing fragments for which only a recovery can determine the missing entries: the bookie lost its
     data, or a recovery found it incomplete and died."""
-    behind: tuple[tuple[PositionKey, EntryId], ...] = ()
+    lagging: tuple[tuple[PositionKey, EntryId], ...] = ()
     """Positions of growing fragments that lack entries up to this one, which the other members have."""
     held: tuple[tuple[BookieId, EntryRuns], ...] = ()
     silent: tuple[Answer, ...] = ()
 
     def short_members(self) -> frozenset[BookieId]:
         """Registered bookies that lack entries of some fragment."""
-        return frozenset(key.bookie for key in (*self.positions, *(key for key, _ in self.behind)))
+        return frozenset(key.bookie for key in (*self.positions, *(key for key, _ in self.lagging)))
 
     def held_by(self, bookie: BookieId) -> EntryRuns:
         """What an incomplete bookie listed."""
@@ -144,7 +144,7 @@ class Holdings:
         doubtful: set[PositionKey] = set()
         held: list[tuple[BookieId, EntryRuns]] = []
         silent: list[Answer] = []
-        behind: list[tuple[PositionKey, EntryId]] = []
+        lagging: list[tuple[PositionKey, EntryId]] = []
         frontier = NO_ENTRY
         asked = sorted(set(named) & metadata.members() & bookies.registered)
         if not metadata.is_closed and not bookies.draining.issuperset(asked):
@@ -168,8 +168,8 @@ class Holdings:
             if reply.status is Status.LIMBO:
                 doubtful.update(_growing_positions(metadata, bookie))
             else:
-                behind.extend(late)
-        return Shortfall(frozenset(positions), frozenset(doubtful), tuple(behind), tuple(held), tuple(silent))
+                lagging.extend(late)
+        return Shortfall(frozenset(positions), frozenset(doubtful), tuple(lagging), tuple(held), tuple(silent))
 
     async def judge_members(self, ledger: Versioned, bookies: Bookies) -> Judgement:
         """Ask every registered member of the growing fragments for a sample of the entries that it acknowledged.

@@ -79,7 +79,7 @@ class Knowledge:
     """Positions of closed fragments whose registered bookie lacks entries."""
     doubtful: frozenset[PositionKey] = frozenset()
     """Positions of growing fragments whose registered bookie may lack entries: only a recovery can determine them."""
-    behind: tuple[tuple[PositionKey, EntryId], ...] = ()
+    lagging: tuple[tuple[PositionKey, EntryId], ...] = ()
     """Positions of fragments that may still grow whose bookie lacks entries, and the last one that it should have."""
     damaged: Mapping[PositionKey, EntryId] = field(default_factory=dict)
     """Positions whose registered bookie has damaged copies with good ones elsewhere, and the last of these entries."""
@@ -96,9 +96,9 @@ class Knowledge:
 
     def behind_up_to(self, key: PositionKey) -> EntryId | None:
         """The last entry to store on the position's bookie, in place, although its fragment may still grow."""
-        behind = next((last for known, last in self.behind if known == key), None)
+        lagging = next((last for known, last in self.lagging if known == key), None)
         damaged = self.damaged.get(key)
-        return behind if damaged is None else max(damaged, damaged if behind is None else behind)
+        return lagging if damaged is None else max(damaged, damaged if lagging is None else lagging)
 
     def evidence(self, key: PositionKey) -> str | None:
         """Why the position's entries cannot be read, if that is known."""

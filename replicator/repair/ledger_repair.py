@@ -273,7 +273,7 @@ class LedgerRepair:
             is_asked and await self._holdings.is_tail_written(ledger, bookies),
             shortfall.positions,
             shortfall.doubtful,
-            shortfall.behind,
+            shortfall.lagging,
             damaged,
             tuple(self._log.unreadable.items()),
             frozenset(self._log.failed_targets),

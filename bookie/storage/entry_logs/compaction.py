@@ -9,7 +9,7 @@ to the index:
 
 A log that cannot be read to its end never counts as empty: it is kept (apache/bookkeeper #4607). Its end is that of
 its file, or the recorded one if a crash or a full disk cut the log off (``bookie.storage.entry_logs.log_ends``). What
-can be read behind a recorded end is looked up in the index like everything else.
+can be read after a recorded end is looked up in the index like everything else.
 
 Source: docs/failure-model.md#collection-and-checkpoints.
 """
@@ -194,7 +194,7 @@ class Compactor:
                         yield live
 
     async def _records(self, log_id: int, size: int, end: int) -> AsyncGenerator[list[tuple[Location, bytes]], None]:
-        """Yield the records of a log; only behind ``end``, its recorded end, it may be unreadable."""
+        """Yield the records of a log; only after ``end``, its recorded end, it may be unreadable."""
         try:
             file = await self.disk.open(log_path(log_id))
         except DiskError as error:

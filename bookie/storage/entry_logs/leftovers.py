@@ -4,13 +4,13 @@ Entries of such a flush that are already in the index must be kept. The journal 
 synced there: a killed process leaves them in the page cache, and a later power loss discards them. A file is therefore
 removed only if all of it can be read up to its end and the index refers to no entry in it; otherwise it stays until
 compaction moves its entries. The end is recorded in the index (``bookie.storage.entry_logs.log_ends``): what a power
-loss left behind it was never in the index. A log of a release that recorded no end must be readable to the end of its
+loss left after it was never in the index. A log of a release that recorded no end must be readable to the end of its
 file.
 
 The record of the end can belong to an earlier file with the same id, after a downgrade. It only decides which part of a
-log may be unreadable. It never decides what the index refers to: all of the log is read, also what is behind the end,
+log may be unreadable. It never decides what the index refers to: all of the log is read, also what comes after the end,
 and each entry is looked up. A record is deleted if the log's header shows that the end of this file was not recorded,
-or if the index refers to an entry behind it. A log whose header is damaged is kept, because its record may be either.
+or if the index refers to an entry after it. A log whose header is damaged is kept, because its record may be either.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Contents:
 
 
 async def _contents(file: DiskFile, log_id: int, index: EntryIndex, recorded_end: int | None) -> _Contents:
-    """Read all that can be read of a log. What cannot be read behind its recorded end is dead."""
+    """Read all that can be read of a log. What cannot be read after its recorded end is dead."""
     found = _Contents()
     offset, size = HEADER_SIZE, await file.size()
     end = size if recorded_end is None else recorded_end

@@ -1,8 +1,8 @@
-"""The ends of entry logs that were not written to the end of their file: what is behind was never part of the store.
+"""The ends of entry logs that do not fill their files: what comes after an end was never part of the store.
 
-A power loss can cut off a log or leave junk behind its last synced entry, and a full disk leaves a part of a page. Such
+A power loss can cut off a log or leave junk after its last synced entry, and a full disk leaves a part of a page. Such
 a log cannot be told from a damaged one by its bytes. So a log that is being written has a record of its end in the
-index. The invariant: the index refers to nothing behind the recorded end, because the end is written in the same atomic
+index. The invariant: the index refers to nothing after the recorded end, because the end is written in the same atomic
 write as each entry's place. Everything before the end was synced before this write; if it cannot be read, it is damage.
 
 A log has a record from before its creation until it is complete, or permanently if a full disk ended it early. A record
@@ -14,7 +14,7 @@ must not decide what is removed:
 
 - this release gives no id to a log for which the index has a record (``last_recorded``), so a new log has its own;
 - the header of each log shows whether its end was recorded. The record of a log without this flag is ignored;
-- what can be read behind a recorded end is looked up in the index, before the log is removed. If the index refers to
+- what can be read after a recorded end is looked up in the index, before the log is removed. If the index refers to
   an entry there, the record is ignored.
 
 Source: docs/failure-model.md#collection-and-checkpoints.
