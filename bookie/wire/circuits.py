@@ -205,6 +205,8 @@ class CircuitTransport(Transport):
                 self._circuits.probe_cancelled(bookie)
         if is_answer(reply):
             self._circuits.answered(bookie)
+        elif reply.status is Status.UNSUPPORTED:  # proves nothing; else lists would use up every probe
+            self._circuits.probe_cancelled(bookie)
         else:
             self._circuits.probe_failed(bookie, self._clock.monotonic_s())
         return reply

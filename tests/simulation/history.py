@@ -365,7 +365,7 @@ class History:
             world.start_later(other, STUBBORN_S)
         return node
 
-    def _effort_window(self) -> Callable[[int], int] | None:
+    def _effort_window(self) -> Callable[[int, int], int] | None:
         """How many bytes one fault may cost again; None if the bound is larger than any ledger of a history."""
         return None if self._variation.is_default else window_bytes
 

@@ -28,6 +28,7 @@ from replicator.queue.task_queue import Turn
 from replicator.telemetry.events import Ending, Outlook, TaskResult
 from replicator.worker import Worker
 from tests.simulation.limits import Limits
+from tests.simulation.scaling import COPIES_AT_ONCE
 from tests.simulation.truth import ROOT
 
 if TYPE_CHECKING:
@@ -161,21 +162,25 @@ class Repairs:
             effort.acknowledged.add(copy)
             effort.useful[target, entry_id] = size
 
-    def judge_effort(self, window_bytes: Callable[[int], int] | None) -> None:
+    def judge_effort(self, window_bytes: Callable[[int, int], int] | None) -> None:
         """I21: nothing is copied in vain without a fault, and a fault costs at most a fifth and one window.
 
         R44: as long as no target fails, what a target has acknowledged is not copied to it again, apart from one window
         for each interruption.
 
-        ``window_bytes``: how much one fault may cost, by the size of the largest entry; None: as much as there is.
+        ``window_bytes``: how much one fault may cost, by the size of the largest entry and the number of positions that
+        are copied; None: as much as there is.
         """
         for ledger_id, effort in self.efforts.items():
             truth = self._truth.of(ledger_id)
             if truth.is_doomed or truth.is_deleted or truth.is_forgotten or self._truth.rotten:
                 continue
+            largest = max(effort.useful.values(), default=0)
             is_steady = not self._world.limits_changed_s  # a chunk that waits for a rate keeps the record back
-            if window_bytes is not None and is_steady and not effort.is_started_again:
-                window = window_bytes(max(effort.useful.values(), default=0))
+            if effort.repeated and window_bytes is not None and is_steady and not effort.is_started_again:
+                metadata = self._truth.metadata[ledger_id]
+                targets = {bookie for bookie, _, _ in effort.acknowledged}
+                window = window_bytes(largest, len(targets) * len(metadata.fragments))
                 if effort.repeated > window * max(1, effort.interruptions):
                     self._truth.fail(
                         "R44",
@@ -187,7 +192,7 @@ class Repairs:
             if effort.faults:
                 if window_bytes is None:
                     continue
-                allowed = 1.2 * useful + window_bytes(max(effort.useful.values(), default=0)) * effort.faults
+                allowed = 1.2 * useful + window_bytes(largest, COPIES_AT_ONCE) * effort.faults
             if effort.copied > allowed:
                 self._truth.fail(
                     "I21",

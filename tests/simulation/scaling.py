@@ -18,11 +18,15 @@ CHUNK_ENTRIES: Final = 4
 PROGRESS_BYTES: Final = 600
 KEPT_BYTES_MIN: Final = 300
 BUDGET_BYTES: Final = 1500
+COPIES_AT_ONCE: Final = execution.FRAGMENTS_AT_ONCE
 
 
-def window_bytes(entry_bytes_max: int) -> int:
-    """What one fault may cost again: what was copied since the last record, and what is under way."""
-    chunks = execution.FRAGMENTS_AT_ONCE * copier.LANES_MAX
+def window_bytes(entry_bytes_max: int, positions: int) -> int:
+    """What one fault may cost again: what was copied since the last record, and what is under way.
+
+    ``positions``: the positions that are copied, at most.
+    """
+    chunks = min(COPIES_AT_ONCE, positions) * copier.LANES_MAX
     return PROGRESS_BYTES + KEPT_BYTES_MIN + chunks * CHUNK_ENTRIES * entry_bytes_max
 
 

@@ -15,7 +15,7 @@ from bookie.runtime.tasks import cancel
 from bookie.wire import circuits as module
 from bookie.wire.circuits import Admission, Circuits, CircuitTransport
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, ReplyT, Request, Status, Transport
-from bookie.wire.requests import Info, Read
+from bookie.wire.requests import Info, ListEntries, Read
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.requests import one_of_each
 from tests.worlds.virtual_time import in_virtual_time
@@ -200,6 +200,20 @@ async def test_a_cancelled_probe_leaves_room_for_the_next() -> None:
     world.inner.delay_s = 0.0
     assert await world.read() is Status.OK
     assert world.sent == asked + 1
+
+
+@in_virtual_time
+async def test_a_request_that_a_bookie_does_not_support_leaves_room_for_the_next() -> None:
+    """A repair asks for a list first, and then for each entry."""
+    gray = Gray()
+    await gray.open()
+    gray.inner.delay_s = 0.0
+    await gray.clock.sleep(module.PROBE_PAUSE_S)
+    gray.inner.status = Status.UNSUPPORTED
+    assert (await gray.transport.ask(GRAY, ListEntries(LedgerId(7)), DEADLINE_S)).status is Status.UNSUPPORTED
+    gray.inner.status = Status.OK
+    assert await gray.read() is Status.OK
+    assert gray.circuits.open_count == 0
 
 
 @in_virtual_time
