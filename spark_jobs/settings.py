@@ -10,9 +10,9 @@ from typing import Annotated, Final
 
 from bookie.metadata.bookies.marking_policy import MarkingRules
 from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
-from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S, RACK_OUTAGE_DELAY_S_MAX
+from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
-from bookie.metadata.bookies.returned import FLAPPING_DELAY_S, FLAPPING_DELAY_S_MAX
+from bookie.metadata.bookies.returned import FLAPPING_DELAY_S
 from bookie.metadata.uri import uri_problems
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.option import Group, Option
@@ -20,6 +20,14 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
+from spark_jobs.marking_options import (
+    CriticalDelay,
+    FlappingDelay,
+    MarkBytesMax,
+    MarksMax,
+    MissingShareMax,
+    RackOutageDelay,
+)
 from spark_jobs.run_limits import RunLimits
 
 CONNECT_TIMEOUT_S: Final = 15.0
@@ -52,54 +60,12 @@ class AuditSettings:
     report_dir: Annotated[Path, Option("Holds a directory with the report of each run.")] = Path("reports")
     """On a file system that the Spark executors share, if there are any on other machines."""
     is_dry_run: Annotated[bool, Option("Find and report, but mark nothing.", "dry_run")] = False
-    missing_share_max: Annotated[
-        float, Option("Mark nothing when a larger share of the known bookies is missing.", minimum=0, maximum=1)
-    ] = MISSING_SHARE_MAX
-    """The mass-loss brake holds above it."""
-    critical_delay_s: Annotated[
-        float,
-        Option(
-            "Mark a ledger with one copy left when its lost bookie is missing for so long; it never waits longer than "
-            "the lost-bookie delay.",
-            minimum=0,
-            maximum=7 * 86_400,
-        ),
-    ] = CRITICAL_DELAY_S
-    """0 marks them at once."""
-    rack_outage_delay_s: Annotated[
-        float,
-        Option(
-            "Mark nothing for so long after every bookie of a rack was lost at once, as in an outage of the rack; 0: "
-            "they are lost like other bookies.",
-            minimum=0,
-            maximum=RACK_OUTAGE_DELAY_S_MAX,
-        ),
-    ] = RACK_OUTAGE_DELAY_S
-    flapping_delay_s: Annotated[
-        float,
-        Option(
-            "Mark a bookie that was marked and returned twice within six hours only when it is missing for so long; 0: "
-            "like any other.",
-            minimum=0,
-            maximum=FLAPPING_DELAY_S_MAX,
-        ),
-    ] = FLAPPING_DELAY_S
-    marks_max: Annotated[
-        int | None,
-        Option(
-            "Mark at most so many more ledgers in one run, those with the fewest copies first; the next run continues.",
-            minimum=1,
-            default_text="no limit",
-        ),
-    ] = None
-    mark_bytes_max: Annotated[
-        int | None,
-        Option(
-            "Mark no more ledgers in one run than their repair copies so many bytes, estimated; always at least one.",
-            minimum=1,
-            default_text="no limit",
-        ),
-    ] = None
+    missing_share_max: MissingShareMax = MISSING_SHARE_MAX
+    critical_delay_s: CriticalDelay = CRITICAL_DELAY_S
+    rack_outage_delay_s: RackOutageDelay = RACK_OUTAGE_DELAY_S
+    flapping_delay_s: FlappingDelay = FLAPPING_DELAY_S
+    marks_max: MarksMax = None
+    mark_bytes_max: MarkBytesMax = None
     num_partitions: int | None = None
     """Partitions of the metadata scan; None: by cores and ledgers."""
     connect_timeout_s: float = CONNECT_TIMEOUT_S

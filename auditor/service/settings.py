@@ -12,9 +12,9 @@ from auditor.api.settings import anonymous_write_problems
 from auditor.service.addresses import leader_port_problems, public_url_problems, ui_proxy_problems
 from bookie.metadata.bookies.marking_policy import MarkingRules
 from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
-from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S, RACK_OUTAGE_DELAY_S_MAX
+from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
-from bookie.metadata.bookies.returned import FLAPPING_DELAY_S, FLAPPING_DELAY_S_MAX
+from bookie.metadata.bookies.returned import FLAPPING_DELAY_S
 from bookie.metadata.uri import uri_problems
 from bookie.model.option import Group, Option
 from bookie.model.run import PAUSE_S, PAUSE_S_MAX, RunKind
@@ -22,6 +22,14 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
+from spark_jobs.marking_options import (
+    CriticalDelay,
+    FlappingDelay,
+    MarkBytesMax,
+    MarksMax,
+    MissingShareMax,
+    RackOutageDelay,
+)
 
 if TYPE_CHECKING:
     from auditor.service.runs.schedule import Schedule
@@ -61,54 +69,12 @@ class ServiceSettings:
         Option("How long a pause of a run, or of a schedule, lasts.", minimum=60, maximum=PAUSE_S_MAX),
     ] = PAUSE_S
     """Then it goes on by itself. Pausing again extends the pause. The reaction to a lost bookie is never paused."""
-    missing_share_max: Annotated[
-        float, Option("Mark nothing when a larger share of the known bookies is missing.", minimum=0, maximum=1)
-    ] = MISSING_SHARE_MAX
-    """The mass-loss brake holds everything above it."""
-    critical_delay_s: Annotated[
-        float,
-        Option(
-            "Audit and mark ledgers with one copy left when their lost bookie is missing for so long; they never wait "
-            "longer than the lost-bookie delay.",
-            minimum=0,
-            maximum=7 * 86_400,
-        ),
-    ] = CRITICAL_DELAY_S
-    """0 marks them at once."""
-    rack_outage_delay_s: Annotated[
-        float,
-        Option(
-            "Mark nothing for so long after every bookie of a rack was lost at once, as in an outage of the rack; 0: "
-            "they are lost like other bookies.",
-            minimum=0,
-            maximum=RACK_OUTAGE_DELAY_S_MAX,
-        ),
-    ] = RACK_OUTAGE_DELAY_S
-    flapping_delay_s: Annotated[
-        float,
-        Option(
-            "Mark a bookie that was marked and returned twice within six hours only when it is missing for so long; 0: "
-            "like any other.",
-            minimum=0,
-            maximum=FLAPPING_DELAY_S_MAX,
-        ),
-    ] = FLAPPING_DELAY_S
-    marks_max: Annotated[
-        int | None,
-        Option(
-            "Mark at most so many more ledgers in one run, those with the fewest copies first; the next run continues.",
-            minimum=1,
-            default_text="no limit",
-        ),
-    ] = None
-    mark_bytes_max: Annotated[
-        int | None,
-        Option(
-            "Mark no more ledgers in one run than their repair copies so many bytes, estimated; always at least one.",
-            minimum=1,
-            default_text="no limit",
-        ),
-    ] = None
+    missing_share_max: MissingShareMax = MISSING_SHARE_MAX
+    critical_delay_s: CriticalDelay = CRITICAL_DELAY_S
+    rack_outage_delay_s: RackOutageDelay = RACK_OUTAGE_DELAY_S
+    flapping_delay_s: FlappingDelay = FLAPPING_DELAY_S
+    marks_max: MarksMax = None
+    mark_bytes_max: MarkBytesMax = None
     session_timeout_s: Annotated[
         float,
         Option("How long ZooKeeper waits for a silent auditor before another one takes over.", minimum=2, maximum=40),

@@ -102,20 +102,7 @@ async def _delay_s(client: ClusterClient) -> int | None:
 
 def _run(record: RunRecord) -> Document:
     fields = record.to_json()
-    names = (
-        "run_id",
-        "kind",
-        "state",
-        "dry_run",
-        "phase",
-        "done",
-        "total",
-        "started",
-        "eta",
-        "paused_until",
-        "process",
-    )
-    return {name: fields.get(name) for name in names}
+    return {name: fields.get(name) for name in _RUN_FIELDS}
 
 
 def _pause(kind: RunKind, pause: KindPause) -> Document:
