@@ -113,6 +113,14 @@ class AuditSettings:
     sample_seed: Annotated[int | None, Option("Which sample; default: another one each time.", heading=_REPLICAS)] = (
         None
     )
+    apache_lists: Annotated[
+        bool,
+        Option(
+            "Ask Apache's bookies with SortedLedgerStorage for complete lists. Each list takes memory until the bookie "
+            "restarts, and a bookie that lists too many ledgers hangs: see docs/audits.md.",
+            heading=_REPLICAS,
+        ),
+    ] = False
     security: Annotated[SecurityFiles, Group(heading="How to reach bookies")] = NO_FILES
     """Replicas: default plain connections."""
     reports_kept: Annotated[

@@ -30,6 +30,7 @@ from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore, CopyProfile
 from bookie.model.errors import FatalError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, unpack
@@ -70,6 +71,8 @@ class ClusterSettings:
     entries: int = 10
     """Of each ledger."""
     replicators: int = 2
+    profile: CopyProfile = CopyProfile.RECOVERY_FIRST
+    """What the replicators do if a bookie becomes slow."""
     idle_s: float = 20.0
     """How long the writer is timed before anything is lost."""
 
@@ -116,7 +119,9 @@ async def run(settings: ClusterSettings, note: Callable[[str], None]) -> dict[st
         started_s = clock.monotonic_s()
         audit_ms = await appends.during(_audit(cluster, directory))
         audited_s = clock.monotonic_s()
-        note(f"repairing with {settings.replicators} replicators")
+        note(f"repairing with {settings.replicators} replicators, {settings.profile.value}")
+        limits = CopyLimitsStore(client.store, client.cluster.root)
+        await limits.set(CopyLimits(profile=settings.profile, by="bench"))
         finished: dict[LedgerId, Finished] = {}
         repair_ms = await appends.during(
             _repair(cluster, directory, settings.replicators, copies_left, finished, clock)
@@ -130,6 +135,7 @@ async def run(settings: ClusterSettings, note: Callable[[str], None]) -> dict[st
         "bookies": settings.bookies,
         "lost_bookies": settings.lost,
         "ledgers": len(ids),
+        "profile": settings.profile.value,
         "repaired_ledgers": len(finished),
         "copies_compared": copies,
         "audit_seconds": round(audited_s - started_s, 1),

@@ -21,10 +21,12 @@ from auditor.bench.versus_apache_process import Contestant, ContestantError, Jav
 from auditor.bench.versus_apache_settings import BOOKIE_HEAP_MIB, bookie_options
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.client.resolve import RegistrationResolver
 from bookie.embedded.apache import ApacheBookie, ApacheCluster
 from bookie.model.ids import BookieId, LedgerId
-from bookie.wire.port import Status
+from bookie.wire.port import Status, Transport
 from bookie.wire.requests import ListEntries
+from bookie.wire.routing import open_transport
 
 Shape = tuple[int, int, int]
 SHAPES: Final[tuple[Shape, ...]] = ((3, 3, 2), (3, 2, 2), (5, 2, 2))
@@ -224,7 +226,19 @@ class _Site:
             raise ContestantError(f"{who} has not repaired {left} after {_REPAIR_DEADLINE_S:g} s")
 
     async def outcome(self, who: str, repaired: _Set, seconds: float) -> RepairResult:
-        """Count what the target holds now; only metadata of empty ledgers may still name the lost bookie."""
+        """Count what the target holds now; only metadata of empty ledgers may still name the lost bookie.
+
+        This needs lists, for nothing else shows what was copied needlessly. Each one costs the bookie memory
+        (``bookie.wire.apache.listing``), which suffices for these few.
+        """
+        resolver = RegistrationResolver(self.client.ports.registrations, self.client.ports.clock)
+        transport = open_transport(resolver, uses_apache_lists=True)
+        try:
+            return await self._outcome(transport, who, repaired, seconds)
+        finally:
+            await transport.close()
+
+    async def _outcome(self, transport: Transport, who: str, repaired: _Set, seconds: float) -> RepairResult:
         written = unrepaired = 0
         for ledger_id in repaired.ids:
             ledger = await self.client.ports.ledgers.read(ledger_id)
@@ -233,7 +247,7 @@ class _Site:
                 if not repaired.entries:
                     continue
                 raise ContestantError(f"{who} deleted the task of ledger {ledger_id}, which still names {self.lost}")
-            reply = await self.client.ports.transport.ask(self.spare, ListEntries(ledger_id), _LIST_TIMEOUT_S)
+            reply = await transport.ask(self.spare, ListEntries(ledger_id), _LIST_TIMEOUT_S)
             if reply.status is not Status.OK:
                 raise ContestantError(f"{self.spare} does not list ledger {ledger_id}: {reply.status} {reply.detail}")
             written += sum(last - first + 1 for first, last in reply.entries.runs)

@@ -12,6 +12,7 @@ _AS_APACHE_COMES: Final[Mapping[str, str]] = {
     "journalPreAllocSizeMB": "16",
     "skipListSizeLimit": str(64 << 20),
     "logSizeLimit": str(1 << 30),
+    "pageLimit": "-1",
 }
 """The embedded cluster sets these for small heaps and disks; here they are Apache's own defaults."""
 

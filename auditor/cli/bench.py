@@ -10,6 +10,7 @@ import typer
 
 from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table
 from auditor.cli.running import OutputOption, run
+from bookie.metadata.tasks.copy_limits import CopyProfile
 
 app = typer.Typer(
     help="Measure this machine: each benchmark prints ratios against a baseline of the same run.", no_args_is_help=True
@@ -112,6 +113,9 @@ def cluster(
     lost: Annotated[int, typer.Option(min=1, max=2, help="Bookies that are killed at once.")] = 2,
     ledgers: Annotated[int, typer.Option(min=1, max=1_000_000, help="Ledgers, of 3/3/2 and 4/4/3 copies.")] = 20_000,
     replicators: Annotated[int, typer.Option(min=1, max=16, help="Replicator processes.")] = 2,
+    profile: Annotated[
+        CopyProfile, typer.Option(help="What the replicators do if a bookie becomes slow; see `bkheal throttle set`.")
+    ] = CopyProfile.RECOVERY_FIRST,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """A cluster that loses two bookies: the order of repair, and appends during it beside appends when idle.
@@ -125,7 +129,7 @@ def cluster(
     if bookies - lost < COPIES_MAX:
         hint = f"{bookies} bookies without {lost} cannot hold {COPIES_MAX} copies"
         raise typer.BadParameter(hint, param_hint="--bookies")
-    settings = ClusterSettings(bookies, lost, ledgers, replicators=replicators)
+    settings = ClusterSettings(bookies, lost, ledgers, replicators=replicators, profile=profile)
     _show("ClusterBenchmark", run(measure(settings, print_note)), output)
 
 

@@ -1,8 +1,9 @@
 """The entries of a ledger on a bookie, also if the bookie cannot list them: then each wanted entry is read.
 
-Apache's bookies with ``DbLedgerStorage`` have no lists (``bookie.wire.apache.listing``). What they serve they hold:
-reading each entry is the same proof as a list (R24: every id, not the first and last), at the price of its
-bytes. Entries are dropped as they come; at most ``REQUESTS_MAX`` answers of about ``_ANSWER_BYTES`` are in memory.
+Apache's bookies are not asked for lists, and with ``DbLedgerStorage`` they have none (``bookie.wire.apache.listing``).
+What they serve they hold: reading each entry is the same proof as a list (R24: every id, not the first and last), at
+the price of its bytes. Entries are dropped as they come; at most ``REQUESTS_MAX`` answers of about ``_ANSWER_BYTES``
+are in memory.
 """
 
 from __future__ import annotations

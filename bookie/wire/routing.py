@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId
+from bookie.wire.apache.listing import LIST_SILENCE_S
 from bookie.wire.apache.transport import ApacheTransport
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.port import AddBatch, AddReply, Failed, ReplyT, Request, Status, Transport
@@ -21,14 +22,26 @@ from bookie.wire.resolver import APACHE_PROTOCOL, Resolver
 from bookie.wire.security import PLAINTEXT, BookieSecurity
 
 
-def open_transport(resolver: Resolver, security: BookieSecurity = PLAINTEXT) -> RoutedTransport:
+def open_transport(
+    resolver: Resolver, security: BookieSecurity = PLAINTEXT, *, uses_apache_lists: bool = False
+) -> RoutedTransport:
     """Reach every bookie that ``resolver`` finds. Connects to nothing yet.
+
+    Args:
+        resolver: finds bookies.
+        security: TLS and login for every bookie.
+        uses_apache_lists: whether to ask Apache's bookies for lists of entries, which cost them memory for ever
+            (``bookie.wire.apache.listing``).
 
     Raises:
         TlsFilesError: the TLS files cannot be read.
     """
     over_grpc = GrpcTransport(resolver, tls=security.tls, is_plaintext=security.tls is None)
-    over_apache = ApacheTransport(resolver, security=security, frame_bytes_max=security.frame_bytes_max)
+    silence_s = LIST_SILENCE_S if uses_apache_lists else None
+    frame_bytes_max = security.frame_bytes_max
+    over_apache = ApacheTransport(
+        resolver, security=security, frame_bytes_max=frame_bytes_max, list_silence_s=silence_s
+    )
     return RoutedTransport(resolver, over_grpc, over_apache)
 
 

@@ -161,7 +161,12 @@ class ReplicaRun:
             seed, share = self._seed, settings.sample
             rows = rows.where(F.udf(lambda ledger_id: is_sampled(ledger_id, seed, share), BooleanType())("ledger_id"))
         task = TaskSettings(
-            settings.metadata_uri, settings.connect_timeout_s, bookies.registered, settings.security, self._accepted
+            settings.metadata_uri,
+            settings.connect_timeout_s,
+            bookies.registered,
+            settings.security,
+            settings.apache_lists,
+            self._accepted,
         )
         tasks = max(1, self._context.spark.sparkContext.defaultParallelism - 1)
         return rows.repartition(tasks, "ledger_id").mapInArrow(asking(task), f"{FINDING_DDL}, {COUNTS_DDL}")

@@ -18,7 +18,7 @@ from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
 from bookie.wire.port import Status
 from bookie.wire.requests import ListEntries
-from tests.apache.conftest import BOOKIES_SORTED, OwnCluster
+from tests.apache.conftest import OwnCluster
 from tests.apache.driver import JavaDriver, expected
 from tests.apache.programs import Audit, Replicator
 from tests.apache.test_heal import PASSWORD, SIZES, damaged_by_apaches_checker, members, write_everything
@@ -45,13 +45,12 @@ async def test_what_a_bookie_without_lists_holds_is_found_by_reading(
     ledger_id, transport = LedgerId(handle.ledger_id), client.ports.transport
     ensemble = (await java.call("metadata", ledger=ledger_id))["ensembles"]["0"]
     asking = HeldEntries(transport, SystemClock(), 10.0)
-    for index, bookie in enumerate(apache_cluster.bookies):
+    for bookie in apache_cluster.bookies:
         position = ensemble.index(bookie.bookie_id)
         stored = [entry for entry in range(50) if position in (entry % 5, (entry + 1) % 5)]
-        has_lists = index < BOOKIES_SORTED
         for _ in range(2):
             listed = await transport.ask(BookieId(bookie.bookie_id), ListEntries(ledger_id), 10.0)
-            assert listed.status is (Status.OK if has_lists else Status.UNSUPPORTED)
+            assert listed.status is Status.UNSUPPORTED
         held = await asking.held(bookie.bookie_id, ledger_id, map(EntryId, range(60)))
         assert (held.status, list(held.entries)) == (Status.OK, stored)
         assert (await transport.ask(bookie.bookie_id, ListEntries(NO_SUCH_LEDGER), 10.0)).status is Status.NO_LEDGER

@@ -13,6 +13,7 @@ import pytest
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.wire.apache import protocol_pb2 as pb
+from bookie.wire.apache.listing import LIST_SILENCE_S
 from bookie.wire.apache.transport import ApacheTransport
 from bookie.wire.port import (
     READ_BYTES_MAX,
@@ -51,7 +52,7 @@ async def bookie() -> AsyncIterator[ScriptedApacheBookie]:
 
 @pytest.fixture
 async def transport(bookie: ScriptedApacheBookie) -> AsyncIterator[ApacheTransport]:
-    transport = ApacheTransport(Directory(bookie.port))
+    transport = ApacheTransport(Directory(bookie.port), list_silence_s=LIST_SILENCE_S)
     yield transport
     await transport.close()
 

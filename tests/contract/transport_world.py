@@ -20,6 +20,7 @@ from bookie.server.service import BookieService, ServiceLimits
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
 from bookie.storage.port import DiskError
 from bookie.storage.store import LedgerStorage
+from bookie.wire.apache.listing import LIST_SILENCE_S
 from bookie.wire.apache.transport import BULK_ENTRIES_MIN, ApacheTransport
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
@@ -156,7 +157,8 @@ async def a_world(kind: str) -> AsyncIterator[TransportWorld]:
         port = listener.bind("127.0.0.1", 0, None)
         await listener.start(service)
         stop_listening = listener.stop
-        transport = ApacheTransport(directory, bulk_entries_min=1 if is_bulk else BULK_ENTRIES_MIN)
+        bulk_entries_min = 1 if is_bulk else BULK_ENTRIES_MIN
+        transport = ApacheTransport(directory, list_silence_s=LIST_SILENCE_S, bulk_entries_min=bulk_entries_min)
     else:
         port = 3181
         network = MemoryNetwork()

@@ -42,7 +42,7 @@ _NOT_WAITED_FOR: Final = (Status.OK, Status.IO_ERROR, *_MISSING)
 class Exchange:
     """Requests to one bookie over one connection."""
 
-    def __init__(self, connection: Connection, list_silence_s: float) -> None:
+    def __init__(self, connection: Connection, list_silence_s: float | None) -> None:
         self._connection = connection
         self._list_silence_s = list_silence_s
 

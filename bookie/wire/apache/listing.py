@@ -1,4 +1,9 @@
-"""Lists of entries from bookies of Apache's, some of which never answer such a request.
+"""Lists of entries from bookies of Apache's, which are requested only if an operator permits it.
+
+A list costs such a bookie memory until it restarts. With ``SortedLedgerStorage``, Apache's default, each page of the
+index that it reads for a list stays in use (docs/decisions/0068-apaches-bookies-are-read.md). Once all pages of its
+cache are in use, the bookie waits for a free one without end, in adds as well. So everything but a replicas check with
+``--apache-lists`` finds out by reading what such a bookie holds.
 
 With ``DbLedgerStorage``, Pulsar's default, a bookie that is asked for the list of a ledger that it knows runs into a
 method that its storage does not have (4.17): no answer comes, not even a refusal. It is distinguished from a slow
@@ -29,11 +34,11 @@ _HOLDS_SOME: Final = frozenset({Status.OK, Status.CORRUPT, Status.IO_ERROR})
 A damaged last one has no meaning for the others.
 """
 _KNOWS_THE_LEDGER: Final = _HOLDS_SOME | {Status.LIMBO, Status.NO_ENTRY}
-_DETAIL: Final = "the bookie answers other requests and no lists, as Apache's with DbLedgerStorage do"
+_DETAIL: Final = "Apache's bookies are not asked for lists, or have none (DbLedgerStorage)"
 
 
-async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: float) -> ListReply:
-    """List a ledger's entries, or find out that the bookie cannot: UNSUPPORTED.
+async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: float | None) -> ListReply:
+    """List a ledger's entries, or find out that the bookie cannot, or (``silence_s`` is None) may not: UNSUPPORTED.
 
     A bookie that does not list, and holds no entry of the ledger or is in limbo over it, gives this answer to the read
     of the last one. It is its answer here, too, and names no entries: in limbo it may serve some. Without any answer
@@ -43,7 +48,7 @@ async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: f
     Raises:
         ConnectionLostError: the connection ended.
     """
-    if connection.is_without_lists:
+    if silence_s is None or connection.is_without_lists:
         return _without_list(await _last(connection, ledger_id))
     await connection.ready()
     listing = FutureWaiter()

@@ -28,7 +28,6 @@ from bookie.wire.apache.connection import Connection
 from bookie.wire.apache.exchange import Exchange, forced
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.apache.handshake import client_context, open_connection
-from bookie.wire.apache.listing import LIST_SILENCE_S
 from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.apache.too_long import HINT
 from bookie.wire.port import AddBatch, AddReply, EntryResult, Failed, ReplyT, Request, Status, Transport
@@ -104,7 +103,7 @@ class ApacheTransport(Transport):
         security: BookieSecurity = PLAINTEXT,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
-        list_silence_s: float = LIST_SILENCE_S,
+        list_silence_s: float | None = None,
         bulk_entries_min: int = BULK_ENTRIES_MIN,
     ) -> None:
         """Connect to nothing yet.
@@ -115,7 +114,7 @@ class ApacheTransport(Transport):
             frame_bytes_max: longest frame in either direction, Apache's ``nettyMaxFrameSizeBytes``.
             in_flight_bytes_max: bytes of adds to one bookie that may wait for their acks; more adds wait for room.
             list_silence_s: after how long without a list a bookie is suspected to have none; at most half of the
-                request's deadline.
+                request's deadline. None: no bookie is asked for lists, which cost it memory (``listing``).
             bulk_entries_min: from how many entries on a read or a recovery add goes in bulk.
 
         Raises:
@@ -193,7 +192,8 @@ class ApacheTransport(Transport):
             link = await self._link(bookie)
             if link.bulk is not None and isinstance(request, Read) and self._is_for_bulk(request):
                 await link.bulk.fetch(request.ledger_id, request.entry_ids, results)
-            exchange = Exchange(await link.connection(), min(self._list_silence_s, timeout_s / 2))
+            silence_s = self._list_silence_s
+            exchange = Exchange(await link.connection(), None if silence_s is None else min(silence_s, timeout_s / 2))
             return await exchange.ask(request, results)
 
         return with_results(await _answered(timeout_s, asked(), request.failed), results)

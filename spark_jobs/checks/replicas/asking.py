@@ -4,9 +4,11 @@ A denial is never believed at once (S13). The ledger may have been deleted or mo
 metadata is read again, and then the bookies that deny something are asked again: what they should hold by the newer
 metadata and deny twice is absent. Every other failure of a bookie is unknown, and reported as such (S6).
 
-A bookie that cannot list (Apache's with DbLedgerStorage) is asked for the first and the last entry of each of its
-positions, as Apache's own check does by default (docs/formats.md#sampling): what it serves of these stands for what
-lies between. Which ledgers were only sampled like this is counted, for a whole list is worth more.
+A bookie of Apache's is not asked for a list unless the operator permits it
+(docs/decisions/0068-apaches-bookies-are-read.md), and with DbLedgerStorage it has none. It is asked for the first and
+the last entry of each of its positions, as Apache's own check does by default (docs/formats.md#sampling): what it
+serves of these stands for what lies between. Which ledgers were only sampled like this is counted, for a whole list is
+worth more.
 
 Bounds: requests in flight to one bookie and ledgers in flight in all, a deadline and few attempts for each request; and
 a bookie that does not answer several times in a row is left alone for the rest of the task, which Spark makes short.

@@ -85,6 +85,8 @@ class TaskSettings:
     """Listed after the metadata was read."""
     security: SecurityFiles
     """Files present on every executor."""
+    uses_apache_lists: bool = False
+    """Whether Apache's bookies are asked for complete lists."""
     accepted: Mapping[LedgerId, tuple[LostFragment, ...]] = field(default_factory=dict)
     """The accepted losses: findings that they contain become findings of an accepted loss."""
 
@@ -113,7 +115,8 @@ async def _opened(settings: TaskSettings, stack: AsyncExitStack) -> Asker:
     )
     clock = SystemClock()
     registrations = Registrations(connection.store, connection.cluster)
-    transport = open_transport(RegistrationResolver(registrations, clock), settings.security.load())
+    resolver = RegistrationResolver(registrations, clock)
+    transport = open_transport(resolver, settings.security.load(), uses_apache_lists=settings.uses_apache_lists)
     stack.push_async_callback(transport.close)
 
     async def registered() -> AbstractSet[BookieId]:
