@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
-from bookie.embedded.process import ManagedProcess
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.runs.election import election_path, encode_vote
 from bookie.metadata.runs.records import Runs
@@ -28,7 +26,7 @@ from tests.chart.rule_files import find_program
 from tests.deadlines import STATE_S
 from tests.integration.auditors import READY, AuditorProcess
 from tests.integration.clusters import connected, kill_bookies, start_cluster
-from tests.integration.prometheus import Prometheus
+from tests.integration.prometheus import Prometheus, launch_exporter
 from tests.sessions import LONG_SESSION_S
 
 pytestmark = [pytest.mark.integration]
@@ -37,15 +35,6 @@ BOOKIES = 3
 SUM = "cluster:bkheal_underreplicated_ledgers:sum"
 DATA = ("BkhealBookiesLost", "BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
 AUDITORS = ("BkhealAuditorLeaderMissing", "BkhealAuditorNeverScraped", "BkhealClusterStateMissing")
-
-
-async def launch_exporter(cluster: EmbeddedCluster, directory: Path, prometheus: Prometheus) -> ManagedProcess:
-    words = ("--metadata-uri", cluster.metadata_uri, "--http-port", "0", "--backlog-interval-s", "1")
-    command = [sys.executable, "-m", "auditor.cli.main", "exporter", *words]
-    process = ManagedProcess.start("exporter", command, log_path=directory / "exporter.log")
-    served = await process.wait_for_line(r"^exporter metrics on (http://\S+)$", STATE_S)
-    prometheus.scrape("exporter", served[1])
-    return process
 
 
 @contextlib.asynccontextmanager
@@ -83,7 +72,7 @@ async def test_with_cron_jobs_an_exporter_lets_every_alert_on_data_fire(tmp_path
         prometheus.start()
         async with prometheus.running:
             await prometheus.until_fire("BkhealAuditorNeverScraped")
-            async with await launch_exporter(cluster, tmp_path, prometheus):
+            async with await launch_exporter(cluster.metadata_uri, tmp_path, prometheus):
                 await prometheus.until_fire("BkhealLedgersLost", "BkhealCronAuditStale")
                 await prometheus.until_clear(*AUDITORS, *DATA)
                 await lose_one(cluster, client)
@@ -111,7 +100,7 @@ async def test_beside_the_auditor_of_apache_and_beside_ours_nothing_is_missed_or
             prometheus.scrape("auditor", (await auditor.process.wait_for_line(READY, STATE_S))[1])
             await prometheus.until_fire("BkhealClusterStateMissing")
             assert await prometheus.is_clear("BkhealAuditorLeaderMissing", *DATA)
-            async with await launch_exporter(cluster, tmp_path, prometheus):
+            async with await launch_exporter(cluster.metadata_uri, tmp_path, prometheus):
                 await prometheus.until_fire(*DATA)
                 await prometheus.until_clear(*AUDITORS)
                 await store.delete(vote)
