@@ -111,9 +111,8 @@ EVENTS: Final = (
 BACKLOG: Final = (
     _state(
         MARKED_LEDGERS,
-        "Ledgers marked for repair now, each counted once at its worst severity; healthy ones, and those of "
-        "deleted ledgers among them, wait for a worker to delete the task, unreadable ones have metadata that cannot be "
-        "read",
+        "Ledgers marked for repair now, each counted once at its worst severity; healthy ones, which include deleted "
+        "ledgers, wait for a worker to delete the task, unreadable ones have metadata that cannot be read",
         _BY_SEVERITY,
         "lost or no_live_copy is not 0; any of the rest does not shrink",
     ),
