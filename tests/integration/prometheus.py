@@ -25,6 +25,7 @@ WINDOW_S: Final = 4 * SCRAPE_S
 QUICKLY: Final[Mapping[str, object]] = {
     **{f"for_{name}": "1s" for name in ("brief", "short", "medium", "long", "hours")},
     "held_back_for": "1s",
+    "maintenance_ends_soon_seconds": 4 * 86_400,
     "rate_window": f"{WINDOW_S}s",
 }
 

@@ -15,12 +15,14 @@ import pytest
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
+from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.runs.election import election_path, encode_vote
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.clock import SystemClock
 from bookie.runtime.ports import free_loopback_port
 from tests.chart.rule_files import find_program
 from tests.deadlines import STATE_S
@@ -34,6 +36,7 @@ pytestmark = [pytest.mark.integration]
 BOOKIES = 3
 SUM = "cluster:bkheal_underreplicated_ledgers:sum"
 DATA = ("BkhealBookiesLost", "BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
+HELD_BACK = ("BkhealMarksHeldBack", "BkhealMaintenanceEndsSoon")
 AUDITORS = ("BkhealAuditorLeaderMissing", "BkhealAuditorNeverScraped", "BkhealClusterStateMissing")
 
 
@@ -74,9 +77,12 @@ async def test_with_cron_jobs_an_exporter_lets_every_alert_on_data_fire(tmp_path
             await prometheus.until_fire("BkhealAuditorNeverScraped")
             async with await launch_exporter(cluster.metadata_uri, tmp_path, prometheus):
                 await prometheus.until_fire("BkhealLedgersLost", "BkhealCronAuditStale")
-                await prometheus.until_clear(*AUDITORS, *DATA)
+                await prometheus.until_clear(*AUDITORS, *DATA, *HELD_BACK)
+                lost, now_ms = BookieId(cluster.bookies[0].bookie_id), SystemClock().epoch_ms()
+                window = Window(lost, (lost,), "me@host", now_ms, now_ms + 3_600_000)
+                await MaintenanceWindows(store, LEDGERS_ROOT).start(window)
                 await lose_one(cluster, client)
-                await prometheus.until_fire(*DATA)
+                await prometheus.until_fire(*DATA, *HELD_BACK)
                 assert await prometheus.value(SUM) == 1
                 assert await prometheus.is_clear(*AUDITORS)
 
