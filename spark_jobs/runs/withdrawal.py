@@ -50,7 +50,7 @@ from spark_jobs.runs.port import Gate
 _log = logging.getLogger(__name__)
 
 WITHDRAWN_MAX: Final = 10_000
-"""Of one run. Each takes a lock of its own and four requests, so this is about a minute. The next run continues."""
+"""Of one run, some 15 s: each takes a lock of its own and a few requests. The next run continues."""
 LOOKED_AT: Final = 2_000
 """Marks that are read with their ledgers between two passes of the gate."""
 _AT_ONCE: Final = 32
