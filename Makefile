@@ -73,10 +73,11 @@ image-test: $(VENV)/.installed-dev ## Build the image without Docker, run the ch
 	BKHEAL_IMAGE_STORE=$(IMAGE_STORE) $(BIN)/python -m pytest -m long tests/chart/test_image_runs.py
 
 .PHONY: docs
-docs: $(VENV)/.installed-dev ## Generate docs/configuration.md, docs/metrics.md, the chart's schema and table of values
+docs: $(VENV)/.installed-dev ## Generate docs/configuration.md, docs/metrics.md, the chart's schema, table of values and dashboards
 	$(BIN)/python .ci/generate_configuration_doc.py
 	$(BIN)/python .ci/generate_chart_schema.py
 	$(BIN)/python .ci/generate_metrics_doc.py
+	$(BIN)/python .ci/generate_dashboards.py
 	$(BIN)/python -m tests.chart.values_table
 
 .PHONY: site

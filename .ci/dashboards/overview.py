@@ -132,6 +132,48 @@ _BACKLOG = Row(
         ),
     ),
 )
+_HELD_BACK = Row(
+    "Held back",
+    (
+        stat(
+            "Maintenance windows",
+            "Windows that are open. The marks of their bookies wait until they end.",
+            "sum(max by (cluster, namespace) (bkheal_maintenance_windows{<>}))",
+            steps=NOTE,
+        ),
+        stat(
+            "Last window ends in",
+            "Then the ledgers of bookies that are still missing are marked. Empty: no window is open.",
+            "(max(bkheal_maintenance_ends_timestamp_seconds{<>}) > 0) - time()",
+            unit="s",
+            base_color=YELLOW,
+            steps={1800: GREEN},
+        ),
+        stat(
+            "Lost-bookie delay",
+            "How long a bookie may be missing before its ledgers are marked.",
+            "max(bkheal_lost_bookie_delay_seconds{<>})",
+            unit="s",
+        ),
+        Panel(
+            "Lost bookies that are waited for",
+            "Their ledgers are not marked yet, by what they wait for.",
+            {"{{reason}}": "sum by (reason) (max by (cluster, namespace, reason) (bkheal_held_back_bookies{<>}))"},
+            is_stacked=True,
+        ),
+        Panel(
+            "Ledgers that the last bookies check held back",
+            "They have findings, and nothing was marked yet, by reason.",
+            {
+                "{{reason}}": (
+                    "sum by (reason) (max by (cluster, namespace, reason) "
+                    '(bkheal_audit_last_run_held_back{kind="bookies",<>}))'
+                )
+            },
+            is_stacked=True,
+        ),
+    ),
+)
 _WHERE = Row(
     "Redundancy by bookie and rack",
     (
@@ -250,5 +292,5 @@ OVERVIEW = Board(
     "overview",
     "Overview",
     "Whether the data is safe, and whether auditors and replicators do their work.",
-    (_NOW, _BACKLOG, _WHERE, _REPAIR, _CLUSTER),
+    (_NOW, _BACKLOG, _HELD_BACK, _WHERE, _REPAIR, _CLUSTER),
 )

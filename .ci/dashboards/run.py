@@ -72,6 +72,18 @@ _FOUND = Row(
             "A drop, although nobody deleted ledgers, is a run that did not see everything.",
             {"{{kind}}": f"max by (kind) (bkheal_audit_last_run_ledgers{{{_KIND}}})"},
         ),
+        Panel(
+            "Held back by reason",
+            "Ledgers with findings that the last run of each check did not mark yet.",
+            {"{{kind}} {{reason}}": f"max by (kind, reason) (bkheal_audit_last_run_held_back{{{_KIND}}}) > 0"},
+            is_stacked=True,
+        ),
+        Panel(
+            "Marks withdrawn by reason",
+            "Marks that the last run deleted because nothing was left to do: ledgers deleted, or bookies replaced.",
+            {"{{kind}} {{reason}}": f"max by (kind, reason) (bkheal_audit_last_run_withdrawn_marks{{{_KIND}}}) > 0"},
+            is_stacked=True,
+        ),
     ),
 )
 _RUNS = Row(

@@ -65,9 +65,9 @@ class Backlog:
     severities: Mapping[Severity, SeverityBacklog] = field(default_factory=dict)
     """Only those that occur. A ledger counts once, at its worst."""
     healthy: SeverityBacklog = SeverityBacklog()
-    """Marked, and nothing is missing (any more): the next worker deletes the task."""
+    """Marked, and nothing is missing (any more), or the ledger was deleted: the next worker deletes the task."""
     unreadable: int = 0
-    """Marked ledgers with deleted or unreadable metadata."""
+    """Marked ledgers whose metadata or mark cannot be read."""
     parked: Mapping[ParkReason, int] = field(default_factory=dict)
     locked: int = 0
     """Being repaired now."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from bookie.metadata.bookies.marking_times import HoldReason
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.model.run import RunKind
+from bookie.model.run import Ended, RunKind
 from bookie.model.severity import Severity
 from bookie.runtime.telemetry.metric_definitions import RUN_BUCKETS_S, WAIT_BUCKETS_S, Definition, MetricType
 
@@ -47,6 +47,7 @@ LAST_LEDGERS: Final = "bkheal_audit_last_run_ledgers"
 LAST_FINDINGS: Final = "bkheal_audit_last_run_findings"
 LAST_HELD: Final = "bkheal_audit_last_run_held"
 LAST_HELD_BACK: Final = "bkheal_audit_last_run_held_back"
+LAST_WITHDRAWN: Final = "bkheal_audit_last_run_withdrawn_marks"
 HELD_BACK_BOOKIES: Final = "bkheal_held_back_bookies"
 WINDOWS: Final = "bkheal_maintenance_windows"
 WINDOWS_END: Final = "bkheal_maintenance_ends_timestamp_seconds"
@@ -59,6 +60,7 @@ SEVERITIES: Final = tuple(severity.name.lower() for severity in Severity)
 RESULTS: Final = ("clean", "findings", "held", "partial", "failed", "cancelled")
 HOLD_REASONS: Final = tuple(reason.value for reason in HoldReason)
 BOOKIE_HOLD_REASONS: Final = tuple(reason.value for reason in HoldReason if reason is not HoldReason.LIMIT)
+ENDED_REASONS: Final = tuple(reason.value for reason in Ended)
 BOOKIE_STATES: Final = ("writable", "read_only", "lost")
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
@@ -109,8 +111,8 @@ EVENTS: Final = (
 BACKLOG: Final = (
     _state(
         MARKED_LEDGERS,
-        "Ledgers marked for repair now, each counted once at its worst severity; healthy ones wait for a worker to "
-        "delete the task, unreadable ones have metadata that cannot be read",
+        "Ledgers marked for repair now, each counted once at its worst severity; healthy ones, which include deleted "
+        "ledgers, wait for a worker to delete the task, unreadable ones have metadata that cannot be read",
         _BY_SEVERITY,
         "lost or no_live_copy is not 0; any of the rest does not shrink",
     ),
@@ -254,6 +256,12 @@ STATE: Final = (
         {"kind": KINDS, "reason": HOLD_REASONS},
         "it is not 0 for longer than the delay, the window or the rule takes",
     ),
+    _state(
+        LAST_WITHDRAWN,
+        "Marks that the last run withdrew, because the ledger was deleted or the bookies were replaced, by that reason",
+        {"kind": KINDS, "reason": ENDED_REASONS},
+        "it is not 0 run after run: no worker takes the marks of deleted ledgers",
+    ),
     _state(LAST_HELD, "Whether the last run was held by the brake and published nothing (1)", _BY_KIND, "it is 1"),
 )
 """The service, its runs and its cluster, as of the last look."""
@@ -262,6 +270,16 @@ AUDITOR: Final = (*STATE, *BACKLOG, *EVENTS)
 """What an auditor shows beside what every process shows."""
 
 LAST_RUN: Final = frozenset(
-    {LAST_START, LAST_COMPLETION, LAST_SUCCESS, LAST_DURATION, LAST_LEDGERS, LAST_FINDINGS, LAST_HELD, LAST_HELD_BACK}
+    {
+        LAST_START,
+        LAST_COMPLETION,
+        LAST_SUCCESS,
+        LAST_DURATION,
+        LAST_LEDGERS,
+        LAST_FINDINGS,
+        LAST_HELD,
+        LAST_HELD_BACK,
+        LAST_WITHDRAWN,
+    }
 )
 """Those of them that one run alone has, and that a run outside the service exports."""

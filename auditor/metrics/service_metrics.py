@@ -146,6 +146,7 @@ def last_run_values(record: RunRecord) -> dict[Key, float]:
         (names.LAST_LEDGERS, kind): record.ledgers,
         (names.LAST_HELD, kind): result_of(record) == "held",
         **{(names.LAST_HELD_BACK, kind, reason): count for reason, count in record.held_back.items()},
+        **{(names.LAST_WITHDRAWN, kind, reason): count for reason, count in record.withdrawn.items()},
         **{(names.LAST_FINDINGS, kind, _severity(name)): count for name, count in record.findings.items()},
     }
 

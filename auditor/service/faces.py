@@ -13,6 +13,7 @@ from auditor.api.grpc.server import GrpcFace
 from auditor.api.http.server import HttpFace
 from auditor.api.operations import StoreOperations
 from auditor.api.operations_port import ALL_MARKS, BookieView, MarkFilter, MarkPage, Operations, TaskPage
+from auditor.api.peer_port import PeerReports
 from auditor.api.settings import ApiSettings, ServerTls
 from auditor.api.upkeep_port import Upkeep
 from auditor.metrics.service_metrics import AuditorMetrics
@@ -62,7 +63,12 @@ def set_rates(faces: Sequence[Face], requests_per_second: float) -> None:
 
 
 def wired_faces(
-    service: AuditorService, settings: ServiceSettings, metrics: AuditorMetrics, clock: Clock, upkeep: Upkeep
+    service: AuditorService,
+    settings: ServiceSettings,
+    metrics: AuditorMetrics,
+    clock: Clock,
+    upkeep: Upkeep,
+    peers: PeerReports | None = None,
 ) -> Sequence[Face]:
     """HTTP and gRPC of a service, not started yet."""
     api = api_settings(settings)
@@ -72,7 +78,8 @@ def wired_faces(
         return render(metrics.registry, accept, accept_encoding)
 
     operations = LateOperations(lambda: service.connection, clock, settings.bookie_security)
-    return (HttpFace(service, operations, api, clock, upkeep=upkeep, metrics=rendered), GrpcFace(service, api, clock))
+    http = HttpFace(service, operations, api, clock, upkeep=upkeep, metrics=rendered, peers=peers)
+    return (http, GrpcFace(service, api, clock))
 
 
 def api_settings(settings: ServiceSettings) -> ApiSettings:

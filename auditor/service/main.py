@@ -20,6 +20,7 @@ from auditor.service.addresses import report_base_url, trusted_proxies
 from auditor.service.events import EventFanout, ServiceEvents
 from auditor.service.faces import Face, MetricsEvents, faces_on, set_rates, wired_faces
 from auditor.service.leader_ports import leader_ports
+from auditor.service.peer_reports import OtherAuditors
 from auditor.service.runs.spark_holder import Spark, SparkHolder
 from auditor.service.runs.spark_runner import SparkRunner, session_settings
 from auditor.service.service import AuditorService, Connect, Connection, ServicePorts
@@ -29,6 +30,7 @@ from auditor.service.upkeep import OpenClient, UpkeepApart
 from auditor.service.watch.backlog import CountsApart, Open
 from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
+from bookie.metadata.runs.election import candidates
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
 from bookie.model.exit_codes import ExitCode
@@ -78,7 +80,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
     service = AuditorService(settings, ports)
     late.tab = SparkTab(service, _tab_settings(settings), clock, report_base_url(settings))
     upkeep = UpkeepApart(_client_of(settings), clock)
-    faces = wired_faces(service, settings, metrics, clock, upkeep)
+    faces = wired_faces(service, settings, metrics, clock, upkeep, _peers(service, settings, ports.name))
 
     def leader() -> str:
         return service.status().leader
@@ -94,6 +96,18 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
             async with asyncio.timeout(_SPARK_STOP_DEADLINE_S):
                 await asyncio.gather(holder.stop(), counter.close(), upkeep.close())
     return ExitCode.INTERNAL if spark_watch.is_gone else code
+
+
+def _peers(service: AuditorService, settings: ServiceSettings, own_name: str) -> OtherAuditors | None:
+    """The other auditors, for their reports; None: their port is not known, or they ask for client certificates."""
+    if not settings.http_port or settings.tls_client_ca is not None:
+        return None
+
+    async def names() -> Sequence[str]:
+        connection = service.connection
+        return await candidates(connection.store, connection.cluster.root)
+
+    return OtherAuditors(names, own_name, settings.http_port, settings.tls_cert)
 
 
 async def _serve(

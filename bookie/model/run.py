@@ -64,6 +64,14 @@ class RunCause(enum.StrEnum):
     SPARK_UI = "spark ui"
 
 
+class Ended(enum.StrEnum):
+    """Why nothing is left to do for a mark, so that a run withdraws it."""
+
+    LEDGER_DELETED = "ledger_deleted"
+    REPLACED = "replaced"
+    """No ensemble of the ledger names the bookies of the mark any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """One run. Times are epoch milliseconds, 0 if not known (yet)."""
@@ -95,6 +103,8 @@ class RunRecord:
     tasks_changed: int = 0
     held_back: Mapping[str, int] = field(default_factory=dict)
     """Number of ledgers with findings of which nothing was marked yet, by reason."""
+    withdrawn: Mapping[str, int] = field(default_factory=dict)
+    """Number of marks that were deleted because their reason had ended, by ``Ended``."""
     report: str = ""
     """Path of the report's summary, as the process that wrote it sees it."""
     detail: str = ""
@@ -132,6 +142,7 @@ class RunRecord:
             "findings": dict(self.findings),
             "tasks_changed": self.tasks_changed,
             "held_back": dict(self.held_back),
+            "withdrawn": dict(self.withdrawn),
             "report": self.report or None,
             "detail": self.detail or None,
             "paused_until": rfc3339_if_known(self.pause_ends_ms),

@@ -7,7 +7,7 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.times import rfc3339
-from spark_jobs.report.held import held_ledgers, why_waiting
+from spark_jobs.report.held import held_ledgers, why_waiting, withdrawn_marks
 from spark_jobs.report.summary import PublishOutcome, PublishResult, RunSummary
 from spark_jobs.report.text import plain
 
@@ -51,6 +51,8 @@ def _lines(summary: RunSummary) -> Iterator[str]:
         yield f"waiting     {bookie.bookie_id}: {bookie.ledgers} ledgers, {why_waiting(bookie)} until {until}"
     for why, count in held_ledgers(summary):
         yield f"held back   {count} ledgers, {why}: not marked yet"
+    for why, count in withdrawn_marks(summary):
+        yield f"withdrawn   {count} marks, {why}"
     if summary.accepted.ledgers:
         accepted = summary.accepted
         yield f"accepted    {accepted.ledgers} ledgers, {accepted.fragments} fragments: loss accepted, not marked"

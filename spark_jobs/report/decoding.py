@@ -115,8 +115,13 @@ def _published(item: Mapping[str, Any]) -> PublishResult:
         PublishResult,
         item,
         outcome=PublishOutcome(item["outcome"]),
-        held_back={_text(reason): _count(count) for reason, count in held.items()},
+        held_back=_counts(held),
+        withdrawn=_counts(item.get("withdrawn", {})),
     )
+
+
+def _counts(item: Mapping[str, Any]) -> Mapping[str, int]:
+    return {_text(reason): _count(count) for reason, count in item.items()}
 
 
 def _count(value: object) -> int:

@@ -1,4 +1,4 @@
-"""Words for what a run held back, for the page and for the terminal. Pure.
+"""Words for what a run held back or withdrew, for the page and for the terminal. Pure.
 
 A report outlives the release that wrote it, so a reason that this release does not have is shown as it is.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from bookie.metadata.bookies.marking_times import HoldReason
+from bookie.model.run import Ended
 from spark_jobs.report.summary import RunSummary, WaitingBookie
 
 _WORDS: Final = {
@@ -17,6 +18,10 @@ _WORDS: Final = {
     HoldReason.RACK_OUTAGE.value: "outage of its whole rack",
     HoldReason.FLAPPING.value: "it was marked and returned several times",
     HoldReason.LIMIT.value: "limit of the run",
+}
+_ENDED_WORDS: Final = {
+    Ended.LEDGER_DELETED.value: "the ledger was deleted",
+    Ended.REPLACED.value: "the bookies were replaced",
 }
 
 
@@ -34,3 +39,9 @@ def held_ledgers(summary: RunSummary) -> Iterator[tuple[str, int]]:
     """The numbers of ledgers that were not marked yet, with their reasons, the most common first."""
     for reason, count in sorted(summary.published.held_back.items(), key=lambda each: (-each[1], each[0])):
         yield reason_words(reason), count
+
+
+def withdrawn_marks(summary: RunSummary) -> Iterator[tuple[str, int]]:
+    """The numbers of marks whose reason had ended, with what ended it, the most common first."""
+    for reason, count in sorted(summary.published.withdrawn.items(), key=lambda each: (-each[1], each[0])):
+        yield _ENDED_WORDS.get(reason, reason), count

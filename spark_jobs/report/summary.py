@@ -29,6 +29,11 @@ class PublishOutcome(enum.Enum):
     INTERRUPTED = "interrupted"
     """The metadata store stopped answering; what was marked before stays."""
 
+    @property
+    def is_all(self) -> bool:
+        """Whether everything that was to be marked is marked."""
+        return self in (PublishOutcome.PUBLISHED, PublishOutcome.NOTHING_TO_PUBLISH)
+
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
@@ -41,6 +46,8 @@ class PublishResult:
     """Tasks that were created or extended by another missing bookie; the others were complete already."""
     held_back: Mapping[str, int] = field(default_factory=dict)
     """Ledgers with findings of which nothing was marked yet, by reason (``HoldReason``)."""
+    withdrawn: Mapping[str, int] = field(default_factory=dict)
+    """Marks that the run deleted because their reason had ended, by ``Ended``."""
 
     @property
     def is_limited(self) -> bool:

@@ -1,6 +1,7 @@
 """The run of the bookie check: find each fragment with a lost bookie, and mark it after the delay.
 
-A bookie that is being drained is not lost, and what names it is marked as well, after all that is lost.
+A bookie that is being drained is not lost, and what names it is marked as well, after all that is lost. A run that
+marked all it found then withdraws the marks whose reason has ended (``withdrawal``).
 
 Order is what makes it safe. Metadata is read first and the live bookies after it, so that a bookie which joins during
 the scan is not taken for lost; a bookie which leaves during it makes the scan run again; and just before anything is
@@ -42,6 +43,7 @@ from spark_jobs.runs.lost_bookies import LostBookies
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import BATCH, Marking, publish
+from spark_jobs.runs.withdrawal import withdraw_ended
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +108,7 @@ class BookieRun:
             earlier = report.earlier_ledgers(self._settings.report_dir, self._cluster.cluster.instance_id)
             listed = totals.ledgers + totals.unreadable
             held = held_because(known, scanned.bookies.registered, listed, earlier, limit)
-            checked = self._check(scan, scanned.bookies, cookies) if held is None else CheckResult(scanned.bookies)
+            checked = self._check(scan, scanned, cookies) if held is None else CheckResult(scanned.bookies)
         finally:
             scan.release()
         return Outcome(scanned, checked, held)
@@ -129,8 +131,8 @@ class BookieRun:
             found += (f"{', '.join(sorted(gone))} left while ledgers were read; a later audit finds all they held",)
         return scan, ScanResult(scan.totals, after, found)
 
-    def _check(self, scan: LedgerScan, bookies: Bookies, cookies: AbstractSet[BookieId]) -> CheckResult:
-        decisions = self._cluster.accepted_losses()
+    def _check(self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId]) -> CheckResult:
+        bookies, decisions = scanned.bookies, self._cluster.accepted_losses()
         judged = self._judge(scan.suspects, bookies.registered, bookies.draining, decisions)
         latest = self._cluster.bookies()
         if latest.staying & (judged.sums.by_bookie.keys() | judged.losses.bookies):
@@ -141,6 +143,9 @@ class BookieRun:
         try:
             self.lost = self._lost_bookies(cookies, latest.registered)
             published = self._publish(judged)  # before the report: a full disk here must not stop repair there
+            if not (scanned.problems or self._settings.is_dry_run) and published.outcome.is_all:
+                withdrawn = withdraw_ended(self._cluster, self._context.gate)
+                published = replace(published, withdrawn=withdrawn)
             worst = self._report(scan, judged)
         finally:
             judged.release()

@@ -21,13 +21,14 @@ from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.metadata.tasks.decisions import Decision, Decisions
 from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.metadata.uri import MetadataUri
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock
 from spark_jobs.connect import Connection, connected
 from spark_jobs.datasource.ledgers import leaf_parents
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.runs.publish import Marking, Publisher
+from spark_jobs.runs.withdrawal import Withdrawal, WithdrawalStep
 from spark_jobs.settings import CONNECT_TIMEOUT_S
 
 
@@ -43,6 +44,7 @@ class ClusterView:
         self._down = FirstSeenDown(connection.store, connection.cluster.root)
         self._drains = Drains(connection.store, connection.cluster.root)
         self._decisions = Decisions(connection.store, connection.cluster.root)
+        self._withdrawal = Withdrawal(connection.store, connection.cluster, self._tasks, self._staying)
 
     @property
     def cluster(self) -> Cluster:
@@ -80,6 +82,10 @@ class ClusterView:
             isinstance(task, UnreadableTask) or (task is not None and set(missing) <= set(task.missing))
             for task, (_, missing) in zip(tasks, batch, strict=True)
         ]
+
+    def withdraw_step(self, after: LedgerId | None, count_max: int) -> WithdrawalStep:
+        """Withdraw marks whose reason has ended; see ``Withdrawal.step``."""
+        return self._runner.run(self._withdrawal.step(after, count_max))
 
     def marking_policy(self, rules: MarkingRules, losses: Losses, now_ms: int, *, is_noted: bool) -> MarkingPolicy:
         """The rules for the ledgers of lost bookies, as they are now; workers see what is held back if ``is_noted``.
@@ -138,6 +144,9 @@ class ClusterView:
     async def _bookies(self) -> Bookies:
         registered = await self._registrations.list()
         return registered.with_draining((await self._drains.draining()).bookies)
+
+    async def _staying(self) -> AbstractSet[BookieId]:
+        return (await self._bookies()).staying
 
     async def _count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
         listings = await LedgerTree(self._connection.store, self.cluster).ids_under_many(paths)

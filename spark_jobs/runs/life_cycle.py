@@ -26,7 +26,7 @@ from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.model.times import rfc3339
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import guarded
-from spark_jobs.report.summary import PublishOutcome, RunSummary
+from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.gate import RunGate, Stop
 from spark_jobs.runs.outcome import is_for_report
 from spark_jobs.runs.port import ProgressEvent, RunStoppedError
@@ -38,7 +38,6 @@ REPORT_INTERVAL_S: Final = 2.0
 _END_ATTEMPTS: Final = 3
 """To write the end of a run whose session has ended; otherwise the next leader marks it abandoned."""
 _RETRY_S: Final = 1.0
-_MARKED_ALL: Final = (PublishOutcome.PUBLISHED, PublishOutcome.NOTHING_TO_PUBLISH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,7 @@ class RunOutcome:
     report: str = ""
     held_back: Mapping[str, int] = field(default_factory=dict)
     """See ``RunRecord``."""
+    withdrawn: Mapping[str, int] = field(default_factory=dict)
 
     def of_record(self) -> dict[str, Any]:
         """The fields of the run's record."""
@@ -69,6 +69,7 @@ class RunOutcome:
             "findings": self.findings,
             "tasks_changed": self.tasks_changed,
             "held_back": self.held_back,
+            "withdrawn": self.withdrawn,
             "report": self.report,
         }
 
@@ -85,7 +86,7 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "") -> Ru
     is_delivered = not why_no_report or not is_for_report(summary.kind, is_dry_run=summary.is_dry_run)
     is_complete = summary.is_complete and summary.held_because is None and is_delivered
     no_report = f"the report is missing: {why_no_report}" if why_no_report else ""
-    is_marked = summary.published.outcome in _MARKED_ALL or summary.kind is not RunKind.BOOKIES
+    is_marked = summary.published.outcome.is_all or summary.kind is not RunKind.BOOKIES
     return RunOutcome(
         RunState.DONE,
         int(summary.exit_code() or (ExitCode.CONFIGURATION if why_no_report else ExitCode.OK)),
@@ -97,6 +98,7 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "") -> Ru
         summary.published.tasks_changed,
         "" if why_no_report else str(report),
         dict(summary.published.held_back),
+        dict(summary.published.withdrawn),
     )
 
 

@@ -215,4 +215,6 @@ def _sums(one: FindingSums, other: FindingSums) -> FindingSums:
 def _published(one: PublishResult, other: PublishResult) -> PublishResult:
     outcome = next(each for each in _OUTCOMES if each in (one.outcome, other.outcome))
     held_back = dict(Counter(one.held_back) + Counter(other.held_back))
-    return PublishResult(outcome, one.ledgers + other.ledgers, one.tasks_changed + other.tasks_changed, held_back)
+    withdrawn = dict(Counter(one.withdrawn) + Counter(other.withdrawn))
+    ledgers, tasks_changed = one.ledgers + other.ledgers, one.tasks_changed + other.tasks_changed
+    return PublishResult(outcome, ledgers, tasks_changed, held_back, withdrawn)

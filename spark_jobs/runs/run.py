@@ -1,8 +1,9 @@
 """Audit runs: one check over a whole cluster, its marks for repair, and its report.
 
-The invariant: a run only adds marks. It marks nothing if its input is implausible (S12, ``brake``), and does not call
-itself complete if it may not have seen every ledger (S20, ``completeness``). Unreadable metadata is a finding. The
-``bookie_run``, ``placement_run`` and ``replica_run`` modules contain the checks.
+The invariant: what a run finds only adds marks. It marks nothing if its input is implausible (S12, ``brake``), and does
+not call itself complete if it may not have seen every ledger (S20, ``completeness``). A mark is withdrawn only if its
+own ledger proves that nothing is left to do (``withdrawal``). Unreadable metadata is a finding. The ``bookie_run``,
+``placement_run`` and ``replica_run`` modules contain the checks.
 
 The steps are: scan, check, mark, write the report and its summary last, and record the completed check in the cluster.
 Marks come before the report, so a full disk of the auditor prevents no repair and repeats no scan (R52,
@@ -25,7 +26,6 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from pyspark.sql import SparkSession
 
@@ -38,7 +38,7 @@ from bookie.model.run import RunKind, new_run_id
 from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock, SystemClock
 from spark_jobs.datasource.register import register
-from spark_jobs.report.summary import ClusterName, PublishOutcome, RunSummary
+from spark_jobs.report.summary import ClusterName, RunSummary
 from spark_jobs.runs.bookie_run import BookieRun
 from spark_jobs.runs.cluster_view import ClusterView, opened_cluster
 from spark_jobs.runs.context import RunContext
@@ -50,8 +50,6 @@ from spark_jobs.runs.run_report import RunReport
 from spark_jobs.settings import AuditSettings, FailOn
 
 _log = logging.getLogger(__name__)
-
-_PUBLISHED_ALL: Final = frozenset({PublishOutcome.PUBLISHED, PublishOutcome.NOTHING_TO_PUBLISH})
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +199,7 @@ def _did_everything(summary: RunSummary) -> bool:
         summary.is_complete
         and summary.held_because is None
         and not summary.is_dry_run
-        and summary.published.outcome in _PUBLISHED_ALL
+        and summary.published.outcome.is_all
         and not summary.published.is_limited
     )
 

@@ -17,7 +17,9 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.tasks.format import decode_lock, decode_task, encode_task
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.run import Ended
 from bookie.runtime.clock import SystemClock
+from spark_jobs.runs.withdrawal import Withdrawal
 from tests.apache.driver import JavaDriver, JavaError
 from tests.apache.waiting import until
 from tests.apache.worlds import QUICK, ApacheWorld
@@ -96,6 +98,27 @@ async def test_a_lock_of_apache_keeps_us_away_until_its_session_ends(
     held = await tasks.locks.lock(LedgerId(6), "our-host")
     assert held is not None
     assert await tasks.locks.complete(held)
+
+
+async def test_we_withdraw_what_apache_marked_for_ledgers_that_are_gone_and_leave_what_its_worker_has_taken(
+    java: JavaDriver, tasks: UnderReplication, other: str, apache_store: ZooKeeperStore, apache_metadata: Cluster
+) -> None:
+    async def staying() -> frozenset[BookieId]:
+        return frozenset()
+
+    gone = {LedgerId(1 << 41), LedgerId((1 << 41) + 1)}
+    for ledger_id in gone:
+        await java.call("mark", ledger=ledger_id, missing=[A])
+    taken = LedgerId((await java.call("poll_task", client=other))["ledger"])
+    withdrawal = Withdrawal(apache_store, apache_metadata, tasks, staying)
+    assert (await withdrawal.step(None, 10)).withdrawn == {Ended.LEDGER_DELETED: 1}
+    assert [task["ledger"] for task in (await java.call("tasks"))["tasks"]] == [taken]
+    await java.call("complete", ledger=taken, client=other)
+    (withdrawn,) = gone - {taken}
+    await java.call("mark", ledger=withdrawn, missing=[B])
+    assert [(task.ledger_id, task.missing) for task in await tasks.list()] == [(withdrawn, (B,))]
+    assert (await withdrawal.step(None, 10)).withdrawn == {Ended.LEDGER_DELETED: 1}
+    assert (await java.call("tasks"))["tasks"] == []
 
 
 @pytest.mark.parametrize("is_ours", [True, False])

@@ -23,6 +23,7 @@ from auditor.api.http.server import HttpFace
 from auditor.api.settings import ServerTls
 from auditor.cli.audit.remote import Remote, RemoteSettings, RemoteUnavailableError
 from auditor.service.leader_ports import LeaderPort
+from auditor.service.peer_reports import OtherAuditors
 from bookie.wire.tls import TlsFilesError
 from tests.certificates import make_ca, make_certificate, openssl
 from tests.deadlines import STATE_S
@@ -30,6 +31,8 @@ from tests.worlds.api import TwinControl, TwinOperations, TwinUpkeep, running, s
 from tests.worlds.clocks import ManualClock
 
 pytestmark = pytest.mark.needs("openssl")
+
+RUN = "20261120T101500Z-0a1b2c"
 
 
 @pytest.fixture(scope="module")
@@ -272,3 +275,23 @@ async def test_http_face_follows_its_certificate(tmp_path: Path, folder: Path) -
                 clock.now_s += 60
     finally:
         await face.stop()
+
+
+@pytest.mark.parametrize(("of_peer", "is_found"), [("server", True), ("renewed", False)])
+async def test_a_report_is_taken_only_from_an_auditor_with_the_same_certificate(
+    tmp_path: Path, folder: Path, of_peer: str, is_found: bool
+) -> None:
+    run = tmp_path / "reports" / RUN
+    run.mkdir(parents=True)
+    (run / "summary.json").write_text("{}")
+    (tmp_path / "second").mkdir()
+    async with running(tmp_path, tls=server_tls(folder, of_peer)) as first:
+
+        async def candidates() -> list[str]:
+            return [f"127.0.0.1:{first.face.port}"]
+
+        tls = server_tls(folder)
+        peers = OtherAuditors(candidates, "127.0.0.9:8080", first.face.port, tls.cert)
+        async with running(tmp_path / "second", connector=connector(folder, None), tls=tls, peers=peers) as second:
+            reply = await second.ask("GET", f"/reports/{RUN}/summary.json")
+            assert (reply.status == 200) is is_found

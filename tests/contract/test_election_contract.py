@@ -12,6 +12,7 @@ import pytest
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.runs.election import Election, current_auditor, decode_vote, election_path, encode_vote
+from bookie.metadata.runs.election import candidates as listed
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.tasks import cancel, guarded
 from tests.contract.conftest import Backend
@@ -58,6 +59,17 @@ async def test_the_first_leads_and_the_others_know_it(candidates: Candidates, so
     assert not second.is_leader()
     assert first.state.term == 1
     assert await current_auditor(store, candidates.root) == "a:1"
+
+
+async def test_every_candidate_is_listed_the_leader_first(
+    candidates: Candidates, store: MetadataStore, soon: Soon
+) -> None:
+    assert await listed(store, candidates.root) == []
+    first, _ = await candidates.stand("a:1")
+    await soon(leads(first))
+    second, _ = await candidates.stand("b:1")
+    await soon(knows(second, "a:1"))
+    assert await listed(store, candidates.root) == ["a:1", "b:1"]
 
 
 async def test_the_winner_writes_its_text_into_the_root(

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from bookie.embedded.apache import ApacheCluster
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.metadata.port import MetadataStore
@@ -24,7 +25,7 @@ READY = r"^auditor ready on (http://\S+) and grpc (\S+)$"
 class AuditorProcess:
     """One ``bkheal auditor``; of an option that is given twice, the later one counts."""
 
-    def __init__(self, cluster: EmbeddedCluster, directory: Path, name: str, *options: str) -> None:
+    def __init__(self, cluster: EmbeddedCluster | ApacheCluster, directory: Path, name: str, *options: str) -> None:
         words = {
             "metadata-uri": cluster.metadata_uri,
             "report-dir": directory / "reports",

@@ -35,7 +35,7 @@ from tests.deadlines import STATE_S
 from tests.integration.auditors import AuditorProcess, votes, when
 from tests.integration.clusters import connected, start_cluster
 from tests.integration.command_process import CommandProcess
-from tests.integration.commands import answer, bkheal
+from tests.integration.commands import answer, bkheal, output
 from tests.integration.served import Served
 from tests.integration.tab_forms import forms_of, post
 from tests.sessions import Killable, end_sessions, kill9, sessions_of
@@ -95,6 +95,12 @@ class Site:
         codes = await asyncio.gather(*(process.stop(STATE_S) for process in processes if process.is_running))
         assert set(codes) <= {0}, codes
 
+    async def stop_auditors(self) -> None:
+        """Stop the auditors in order; ``whole`` starts them again."""
+        codes = await asyncio.gather(*(auditor.process.stop(STATE_S) for auditor in self.auditors.values()))
+        assert set(codes) == {0}, codes
+        assert await votes(self.client.store) == 0
+
     async def bkheal(self, *arguments: str, code: int = 0) -> dict[str, Any]:
         """What an operator types."""
         return await bkheal(self.cluster.metadata_uri, *arguments, code=code)
@@ -102,6 +108,10 @@ class Site:
     async def asked(self, *arguments: str) -> dict[str, Any]:
         """The same without a process for each command."""
         return answer(await self.command_process.run(self.cluster.metadata_uri, *arguments, "--output", "json"))
+
+    async def told(self, *arguments: str) -> None:
+        """The same, for a command without a document."""
+        output(await self.command_process.run(self.cluster.metadata_uri, *arguments))
 
     async def report(self, *arguments: str) -> dict[str, Any]:
         """``bkheal report``, of the auditors' reports."""
@@ -140,6 +150,12 @@ class Site:
     async def runs(self) -> list[RunRecord]:
         """The newest first."""
         return await Runs(self.client.store, LEDGERS_ROOT).list(RUNS_MAX)
+
+    async def run(self, run_id: str) -> RunRecord:
+        """One run."""
+        found = await Runs(self.client.store, LEDGERS_ROOT).get(run_id)
+        assert found is not None
+        return found
 
     async def run_after(self, before: Published, kind: RunKind, cause: RunCause) -> RunRecord:
         """Wait until the run that began since is over."""
@@ -260,8 +276,8 @@ class Site:
     def _start_auditor(self, name: str) -> None:
         port = self.ui_ports[name] = free_loopback_port(random.SystemRandom())
         ui = ("--ui-port", str(port), "--ui-trigger-enabled", "--ui-allow-anonymous")
-        asked_often = ("--requests-per-second", "1000")
-        self.auditors[name] = AuditorProcess(self.cluster, self.home, name, *ui, *asked_often)
+        api = ("--requests-per-second", "1000", "--allow-anonymous-write")
+        self.auditors[name] = AuditorProcess(self.cluster, self.home, name, *ui, *api)
 
     async def _start_replicator(self, name: str) -> None:
         command = [sys.executable, "-m", "auditor.cli.main", "replicator", "--http-port", "0"]

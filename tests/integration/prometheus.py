@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -23,6 +24,8 @@ SCRAPE_S: Final = 3
 WINDOW_S: Final = 4 * SCRAPE_S
 QUICKLY: Final[Mapping[str, object]] = {
     **{f"for_{name}": "1s" for name in ("brief", "short", "medium", "long", "hours")},
+    "held_back_for": "1s",
+    "maintenance_ends_soon_seconds": 4 * 86_400,
     "rate_window": f"{WINDOW_S}s",
 }
 
@@ -145,3 +148,13 @@ class Prometheus:
         fresh = self._targets_file.with_suffix(".new")
         fresh.write_text(json.dumps(entries))
         fresh.replace(self._targets_file)
+
+
+async def launch_exporter(metadata_uri: str, directory: Path, prometheus: Prometheus) -> ManagedProcess:
+    """Start ``bkheal exporter``, and scrape it from now on."""
+    words = ("--metadata-uri", metadata_uri, "--http-port", "0", "--backlog-interval-s", "1")
+    command = [sys.executable, "-m", "auditor.cli.main", "exporter", *words]
+    process = ManagedProcess.start("exporter", command, log_path=directory / "exporter.log")
+    served = await process.wait_for_line(r"^exporter metrics on (http://\S+)$", STATE_S)
+    prometheus.scrape("exporter", served[1])
+    return process

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -24,6 +26,18 @@ class Served:
     async def get(self, path: str) -> tuple[int, str]:
         """Status and text."""
         return await asyncio.to_thread(_get, self.url + path)
+
+    async def send(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> Any:
+        """The document of an answer to a change that succeeded."""
+        data = None if document is None else json.dumps(document).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+
+        def sent() -> Any:
+            with urllib.request.urlopen(request, timeout=STATE_S) as reply:
+                return json.load(reply)
+
+        return await asyncio.to_thread(sent)
 
     async def values(self) -> Mapping[tuple[str, ...], float]:
         """Every sample, by name and label values."""

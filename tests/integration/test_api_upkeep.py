@@ -45,8 +45,10 @@ async def test_operators_work_through_an_auditor_that_reconnects(tmp_path: Path)
             assert (change["by"], change["via"], change["action"]) == ("anonymous", "http", "recovery delay")
 
             cluster.zookeeper.kill()
-            assert (await auditor.get("/api/v1/recovery"))[0] in (503, 504)
+            await auditor.served.until_status("/readyz", 503)
+            asked = asyncio.create_task(auditor.get("/api/v1/recovery"))  # waits for the connection, up to its deadline
             await cluster.zookeeper.restart()
+            assert (await asked)[0] in (200, 503)
 
             async def answers() -> bool:
                 return (await auditor.get("/api/v1/recovery"))[0] == 200

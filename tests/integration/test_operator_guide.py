@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +16,14 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.times import rfc3339_if_known
 from bookie.runtime.clock import SystemClock
+from bookie.runtime.ports import free_loopback_port
 from spark_jobs.report.files import PAGE
 from spark_jobs.report.summary import Verdict
+from tests.chart.rule_files import find_program
 from tests.integration.auditors import when
 from tests.integration.command_process import CommandProcess
 from tests.integration.guide_world import LONG_DELAY_S, Site, site_in
+from tests.integration.prometheus import Prometheus, launch_exporter
 
 pytestmark = [
     pytest.mark.integration,
@@ -137,6 +142,73 @@ async def until_metrics_tell(site: Site, victim: BookieId, before: Counted, ledg
     for served in site.everything():
         if served.process.is_running:
             await served.until_value(1, "bkheal_zookeeper_session_connected")
+
+
+async def test_a_paused_run_does_not_delay_what_follows_the_loss_of_a_bookie(site: Site) -> None:
+    await site.whole(delay_s=SHORT_DELAY_S)
+    leader, old = site.auditors[await site.leader()], await site.metadata()
+    await site.told("audit", "pause", "--kind", "bookies", "--for", "1h")
+    run_id = (await leader.served.send("POST", "/api/v1/runs", {"kind": "bookies"}))["run"]["run_id"]
+    await leader.served.send("PUT", f"/api/v1/runs/{run_id}/state/paused")  # at once: a run takes less than a second
+    before = await site.published()
+    assert (await site.run(run_id)).state is RunState.PAUSED
+
+    victim = site.cluster.bookies[1].bookie_id
+    await site.kill9(site.cluster.bookies[1])
+    run = await site.run_after(before, RunKind.BOOKIES, RunCause.BOOKIE_LOSS)
+    assert_complete(run, Verdict.UNDER_REPLICATED)
+    assert (await site.run(run_id)).state is RunState.CANCELLED
+    await assert_repaired(site, victim, old)
+    await site.told("audit", "resume", "--kind", "bookies")
+
+
+async def test_a_maintenance_window_holds_marks_back_until_it_is_ended(site: Site) -> None:
+    await site.whole(delay_s=SHORT_DELAY_S)
+    before, old = await site.published(), await site.metadata()
+    leader, victim = site.auditors[await site.leader()], site.cluster.bookies[2].bookie_id
+    await site.asked("maintenance", "start", victim, "--for", "2h", "--hold-critical")
+    try:
+        await site.kill9(site.cluster.bookies[2])
+        since = (await site.until_down(victim))[victim]
+
+        async def is_held_back_although_the_delay_has_passed() -> bool:
+            metrics = await leader.served.values()
+            has_passed = SystemClock().epoch_ms() > since + 1000 * SHORT_DELAY_S
+            return has_passed and metrics["bkheal_held_back_bookies", "maintenance"] == 1
+
+        await when(is_held_back_although_the_delay_has_passed)
+        (shown,) = (await site.asked("status"))["maintenance"]
+        assert (shown["target"], shown["bookies"]) == (victim, [victim])
+        assert await site.published() == before
+    finally:
+        await site.asked("maintenance", "end", victim)
+    await site.asked("recovery", "delay", str(SHORT_DELAY_S - 1))  # seen at once, and windows at each look
+    run = await site.run_after(before, RunKind.BOOKIES, RunCause.BOOKIE_LOSS)
+    assert_complete(run, Verdict.UNDER_REPLICATED)
+    await assert_repaired(site, victim, old)
+
+
+async def test_without_the_service_cron_audits_and_an_exporter_feeds_the_alerts(site: Site) -> None:
+    """The auditors are stopped. A real Prometheus has the chart's rules, with shorter times."""
+    find_program("prometheus")
+    await site.whole(delay_s=0)
+    old, victim = await site.metadata(), site.cluster.bookies[4].bookie_id
+    prometheus = Prometheus(site.home, free_loopback_port(random.SystemRandom()))
+    prometheus.start()
+    async with prometheus.running, await launch_exporter(site.cluster.metadata_uri, site.home, prometheus):
+        await site.stop_auditors()
+        await site.kill9(site.cluster.bookies[4])
+        audit = site.bkheal("audit", "run", "--report-dir", str(site.home / "reports"))
+        run, _ = await asyncio.gather(audit, prometheus.until_fire("BkhealBookiesLost"))
+        assert (run["verdict"], run["published"]["outcome"]) == (Verdict.UNDER_REPLICATED.value, "published")
+        await assert_repaired(site, victim, old)
+        await prometheus.until_clear("BkhealLedgersUnderReplicated", "BkhealAuditorNeverScraped")
+
+        async def is_success_shown() -> bool:
+            return await prometheus.has_values('bkheal_audit_last_success_timestamp_seconds{kind="bookies"} > 0')
+
+        await prometheus.until(is_success_shown, "the audit shown by the exporter")
+        assert await prometheus.is_clear("BkhealAuditorLeaderMissing", "BkhealClusterStateMissing")
 
 
 async def test_bookies_are_restarted_one_after_another_and_nothing_is_marked(site: Site) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,19 +15,20 @@ import pytest
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
-from bookie.embedded.process import ManagedProcess
+from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.runs.election import election_path, encode_vote
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.clock import SystemClock
 from bookie.runtime.ports import free_loopback_port
 from tests.chart.rule_files import find_program
 from tests.deadlines import STATE_S
 from tests.integration.auditors import READY, AuditorProcess
 from tests.integration.clusters import connected, kill_bookies, start_cluster
-from tests.integration.prometheus import Prometheus
+from tests.integration.prometheus import Prometheus, launch_exporter
 from tests.sessions import LONG_SESSION_S
 
 pytestmark = [pytest.mark.integration]
@@ -36,16 +36,8 @@ pytestmark = [pytest.mark.integration]
 BOOKIES = 3
 SUM = "cluster:bkheal_underreplicated_ledgers:sum"
 DATA = ("BkhealBookiesLost", "BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
+HELD_BACK = ("BkhealMarksHeldBack", "BkhealMaintenanceEndsSoon")
 AUDITORS = ("BkhealAuditorLeaderMissing", "BkhealAuditorNeverScraped", "BkhealClusterStateMissing")
-
-
-async def launch_exporter(cluster: EmbeddedCluster, directory: Path, prometheus: Prometheus) -> ManagedProcess:
-    words = ("--metadata-uri", cluster.metadata_uri, "--http-port", "0", "--backlog-interval-s", "1")
-    command = [sys.executable, "-m", "auditor.cli.main", "exporter", *words]
-    process = ManagedProcess.start("exporter", command, log_path=directory / "exporter.log")
-    served = await process.wait_for_line(r"^exporter metrics on (http://\S+)$", STATE_S)
-    prometheus.scrape("exporter", served[1])
-    return process
 
 
 @contextlib.asynccontextmanager
@@ -83,11 +75,14 @@ async def test_with_cron_jobs_an_exporter_lets_every_alert_on_data_fire(tmp_path
         prometheus.start()
         async with prometheus.running:
             await prometheus.until_fire("BkhealAuditorNeverScraped")
-            async with await launch_exporter(cluster, tmp_path, prometheus):
+            async with await launch_exporter(cluster.metadata_uri, tmp_path, prometheus):
                 await prometheus.until_fire("BkhealLedgersLost", "BkhealCronAuditStale")
-                await prometheus.until_clear(*AUDITORS, *DATA)
+                await prometheus.until_clear(*AUDITORS, *DATA, *HELD_BACK)
+                lost, now_ms = BookieId(cluster.bookies[0].bookie_id), SystemClock().epoch_ms()
+                window = Window(lost, (lost,), "me@host", now_ms, now_ms + 3_600_000)
+                await MaintenanceWindows(store, LEDGERS_ROOT).start(window)
                 await lose_one(cluster, client)
-                await prometheus.until_fire(*DATA)
+                await prometheus.until_fire(*DATA, *HELD_BACK)
                 assert await prometheus.value(SUM) == 1
                 assert await prometheus.is_clear(*AUDITORS)
 
@@ -111,7 +106,7 @@ async def test_beside_the_auditor_of_apache_and_beside_ours_nothing_is_missed_or
             prometheus.scrape("auditor", (await auditor.process.wait_for_line(READY, STATE_S))[1])
             await prometheus.until_fire("BkhealClusterStateMissing")
             assert await prometheus.is_clear("BkhealAuditorLeaderMissing", *DATA)
-            async with await launch_exporter(cluster, tmp_path, prometheus):
+            async with await launch_exporter(cluster.metadata_uri, tmp_path, prometheus):
                 await prometheus.until_fire(*DATA)
                 await prometheus.until_clear(*AUDITORS)
                 await store.delete(vote)

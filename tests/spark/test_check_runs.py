@@ -23,7 +23,7 @@ from bookie.metadata.layout import bookie_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.model.exit_codes import ExitCode
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.run import RunKind, RunState
 from bookie.model.spread import PlacementPolicy
@@ -205,6 +205,18 @@ def test_a_maintenance_window_holds_marks_back_and_the_report_has_the_reason(spa
     place.do(windows.start(replace(window, holds_critical=False)))
     place.audit(spark, critical_delay_s=0.0)
     assert place.marked() == {3: ["x:1"]}
+
+
+def test_marks_whose_reason_has_ended_are_withdrawn_by_the_next_run_alone(spark: SparkSession, place: Place) -> None:
+    """Ledger 1 names only registered bookies, ledger 3 still names x, and ledger 9 was deleted."""
+    marks = {1: ["y:1"], 2: [], 3: ["x:1"], 9: ["x:1"]}
+    for ledger_id, missing in marks.items():
+        place.do(place.tasks.marking.mark(LedgerId(ledger_id), list(map(BookieId, missing))))
+    place.audit(spark, is_dry_run=True)
+    assert place.marked() == marks
+    result = place.audit(spark)
+    assert place.marked() == {2: [], 3: ["x:1"]}
+    assert result.summary.published.withdrawn == {"replaced": 1, "ledger_deleted": 1}
 
 
 def test_a_bookie_that_returns_within_its_delay_begins_anew_later(spark: SparkSession, place: Place) -> None:

@@ -36,6 +36,7 @@ from auditor.api.operations_port import (
     TaskState,
     TaskView,
 )
+from auditor.api.peer_port import PeerReports
 from auditor.api.settings import ApiSettings
 from auditor.api.upkeep_port import Work
 from auditor.operating.client import Document
@@ -359,13 +360,17 @@ def settings_in(directory: Path, **changes: Any) -> tuple[ApiSettings, Mapping[R
 
 @asynccontextmanager
 async def running(
-    directory: Path, *, connector: aiohttp.BaseConnector | None = None, **changes: Any
+    directory: Path,
+    *,
+    connector: aiohttp.BaseConnector | None = None,
+    peers: PeerReports | None = None,
+    **changes: Any,
 ) -> AsyncIterator[ApiWorld]:
     """A face that runs while the block does."""
     settings, tokens = settings_in(directory, **changes)
     control, operations, clock, upkeep = TwinControl(), TwinOperations(), ManualClock(), TwinUpkeep()
     await upkeep.fill()
-    face = HttpFace(control, operations, settings, clock, upkeep=upkeep, metrics=render)
+    face = HttpFace(control, operations, settings, clock, upkeep=upkeep, metrics=render, peers=peers)
     await face.start()
     scheme = "http" if settings.tls is None else "https"
     try:

@@ -2,6 +2,9 @@
 
 A path is admitted by its form before the file system is asked, and by its real target afterwards. Pages of reports show
 names that others chose, so they are sent with a policy that lets them load and reach nothing.
+
+A report that is not here may be with another auditor of the service, which is then asked for it (``peer_port``). Only
+paths of an admitted form are asked for, and type and policy of the answer are decided here.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from aiohttp import web
 from auditor.api.http.documents import document
 from auditor.api.http.queries import refuse_unknown, run_kind
 from auditor.api.http.routes import HTML, JSON, RUN_ID, Answer, Call, Parameter, Route, segment
+from auditor.api.peer_port import ASKED_BY_AUDITOR, PeerAnswer, PeerReports
 from auditor.api.problems import NotFoundError
 from bookie.model.run import RunKind
 from bookie.model.times import rfc3339_if_known
@@ -53,8 +57,10 @@ name."""
 class ReportRoutes:
     """Handlers over a directory."""
 
-    def __init__(self, report_dir: Path) -> None:
+    def __init__(self, report_dir: Path, peers: PeerReports | None = None) -> None:
+        """``peers`` are the other auditors of the service; None: there are none."""
         self._report_dir = report_dir
+        self._peers = peers
 
     def routes(self) -> Sequence[Route]:
         """The routes, described."""
@@ -83,30 +89,71 @@ class ReportRoutes:
         return web.json_response(document("ReportList", {"items": items}))
 
     async def _index(self, call: Call) -> web.StreamResponse:
-        return await self._first([INDEX])
+        found = await self._found([INDEX])
+        if found is None:
+            raise NotFoundError("there is no report")
+        return found
 
     async def _latest(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, ("kind",), "parameter")
         kind = run_kind(call.request.query["kind"]) if "kind" in call.request.query else None
         run_id = await asyncio.to_thread(latest_report, self._report_dir, kind)
         if run_id is None:
-            raise NotFoundError("there is no report of such a run")
+            run_id = await self._latest_elsewhere(call)
         # Relative, so that it holds behind a proxy that serves this API under a path of its own.
         return web.Response(status=302, headers={"Location": f"../{run_id}/", "Cache-Control": "no-store"})
 
     async def _page(self, call: Call) -> web.StreamResponse:
         run_id = call.request.match_info["run_id"]
-        return await self._first([f"{run_id}/{page}" for page in _PAGES])
+        return await self._of_run(call, [f"{run_id}/{page}" for page in _PAGES])
 
     async def _file(self, call: Call) -> web.StreamResponse:
-        return await self._first([f"{call.request.match_info['run_id']}/{call.request.match_info['path']}"])
+        return await self._of_run(call, [f"{call.request.match_info['run_id']}/{call.request.match_info['path']}"])
 
-    async def _first(self, paths: Sequence[str]) -> web.StreamResponse:
+    async def _of_run(self, call: Call, paths: Sequence[str]) -> web.StreamResponse:
+        """The first of these files that is here, or else the first one of another auditor."""
+        found = await self._found(paths)
+        if found is None and is_admitted(paths[0]):
+            answer = await self._elsewhere(call, f"/reports/{paths[0]}")
+            if answer is not None and not answer.location:
+                found = web.Response(body=answer.body, headers=_headers(paths[0]))
+        if found is None:
+            raise NotFoundError("there is no such report, or no such file in it")
+        return found
+
+    async def _found(self, paths: Sequence[str]) -> web.StreamResponse | None:
         for path in paths:
             found = await asyncio.to_thread(find_file, self._report_dir, path)
             if found is not None:
-                return _send(found)
-        raise NotFoundError("there is no such report, or no such file in it")
+                return web.FileResponse(found, headers=_headers(path))
+        return None
+
+    async def _latest_elsewhere(self, call: Call) -> str:
+        """Id of the newest report that another auditor has.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        answer = await self._elsewhere(call, call.request.path_qs)
+        run_id = "" if answer is None else answer.location.removeprefix("../").removesuffix("/")
+        if not is_run_id(run_id):
+            raise NotFoundError("there is no report of such a run")
+        return run_id
+
+    async def _elsewhere(self, call: Call, path: str) -> PeerAnswer | None:
+        if self._peers is None or ASKED_BY_AUDITOR in call.request.headers:
+            return None
+        return await self._peers.get(path, call.request.headers.get("Authorization"))
+
+
+def is_admitted(path: str) -> bool:
+    """Return whether a path below the directory has the form of what is served. Pure."""
+    segments = path.split("/")
+    if len(segments) > _DEPTH_MAX or not all(_SEGMENT.fullmatch(segment) for segment in segments):
+        return False
+    if len(segments) > 1 and not is_run_id(segments[0]):
+        return False
+    return Path(path).suffix in _TYPES
 
 
 def find_file(report_dir: Path, path: str) -> Path | None:
@@ -116,16 +163,11 @@ def find_file(report_dir: Path, path: str) -> Path | None:
         report_dir: root of all that is sent.
         path: ``index.html``, or a run's id and a path below its directory.
     """
-    segments = path.split("/")
-    if len(segments) > _DEPTH_MAX or not all(_SEGMENT.fullmatch(segment) for segment in segments):
-        return None
-    if len(segments) > 1 and not is_run_id(segments[0]):
-        return None
-    if Path(path).suffix not in _TYPES:
+    if not is_admitted(path):
         return None
     try:
         root = report_dir.resolve(strict=True)
-        found = root.joinpath(*segments).resolve(strict=True)
+        found = root.joinpath(*path.split("/")).resolve(strict=True)
     except (OSError, RuntimeError):  # RuntimeError: links in a circle
         return None
     return found if found.is_relative_to(root) and found.is_file() else None
@@ -162,9 +204,9 @@ def list_reports(report_dir: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda item: (str(item["modified"]), str(item["run_id"])), reverse=True)[:REPORTS_MAX]
 
 
-def _send(path: Path) -> web.FileResponse:
-    kind = _TYPES[path.suffix]
+def _headers(path: str) -> dict[str, str]:
+    kind = _TYPES[Path(path).suffix]
     headers = {"Content-Type": f"{kind}; charset=utf-8" if kind.startswith("text/") else kind}
     if kind in (HTML, "image/svg+xml"):
         headers["Content-Security-Policy"] = _POLICY
-    return web.FileResponse(path, headers=headers)
+    return headers

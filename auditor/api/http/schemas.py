@@ -109,6 +109,7 @@ _RUN: Final = _fields(
             "additionalProperties": _COUNT,
             "description": "Ledgers with findings that were not marked yet, by reason.",
         },
+        "withdrawn": {**_map(_COUNT), "description": "Marks that were withdrawn, by what ended their reason."},
         "report": _nullable(_TEXT),
         "detail": _nullable(_TEXT),
         "paused_until": {**_TIME, "description": "When a paused run goes on by itself."},

@@ -24,6 +24,7 @@ from auditor.api.http.run_routes import RunRoutes
 from auditor.api.http.upkeep_routes import UpkeepRoutes
 from auditor.api.idempotency import Intents
 from auditor.api.operations_port import Operations
+from auditor.api.peer_port import PeerReports
 from auditor.api.settings import ApiSettings, check_settings
 from auditor.api.upkeep_port import Upkeep
 from bookie.runtime.clock import Clock
@@ -54,6 +55,7 @@ class HttpFace:
         *,
         upkeep: Upkeep,
         metrics: RenderMetrics | None = None,
+        peers: PeerReports | None = None,
     ) -> None:
         """Only stores.
 
@@ -64,6 +66,7 @@ class HttpFace:
             upkeep: operators' work on the cluster.
             clock: for rates and the age of keys.
             metrics: renders them for ``/metrics``; None: there are none.
+            peers: auditors that may have reports which are not here; None: there are none.
         """
         self._control = control
         self._settings = settings
@@ -76,7 +79,7 @@ class HttpFace:
             *ClusterRoutes(control, operations).routes(),
             *FindingsRoutes(settings.report_dir).routes(),
             *UpkeepRoutes(upkeep).routes(),
-            *ReportRoutes(settings.report_dir).routes(),
+            *ReportRoutes(settings.report_dir, peers).routes(),
             *ApacheRoutes(control, operations, upkeep).routes(),
             *self._process.routes(),
         )

@@ -89,8 +89,11 @@ class _Tally:
 
     def add(self, task: Task | UnreadableTask, ledger: LedgerMetadata | Unreadable | None, bookies: Bookies) -> None:
         self.marked.add(task.ledger_id)
-        if isinstance(task, UnreadableTask) or not isinstance(ledger, LedgerMetadata):
+        if isinstance(task, UnreadableTask) or isinstance(ledger, Unreadable):
             self.unreadable += 1
+            return
+        if ledger is None:  # deleted
+            self.by_severity.setdefault(None, _Sum()).add(LedgerVerdict(None, 0), task.ctime_ms)
             return
         judged = judge(ledger, bookies.registered, bookies.draining)
         if judged.severity is None and not task.missing:  # a repair of the placement names no bookie

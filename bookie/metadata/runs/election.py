@@ -61,6 +61,8 @@ _RETRY_S: Final = 1.0
 """After an attempt that the store or another candidate foiled; a new session is answered at once."""
 _REFUSED_RETRY_S_MAX: Final = 60.0
 """After many attempts that the store refused, each pause twice the one before: only a person can change that."""
+CANDIDATES_MAX: Final = 10
+"""Whose names are read at once; services have two or three auditors, and Apache's auditors are as many as its pods."""
 _LISTINGS_MAX: Final = 5
 _VOTE: Final = re.compile(r"V_(-?[0-9]{1,11})")
 
@@ -316,6 +318,20 @@ async def current_auditor(store: MetadataStore, ledgers_root: str) -> str:
             if await store.stat(base) is None:
                 return ""
     return ""
+
+
+async def candidates(store: MetadataStore, ledgers_root: str) -> list[str]:
+    """Names in the first ``CANDIDATES_MAX`` votes, the leader's first; a vote that disappears is left out.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    base = election_path(ledgers_root)
+    try:
+        names = _ordered(await store.children(base))[:CANDIDATES_MAX]
+    except NoNodeError:
+        return []
+    return [decode_vote(data) for data in await store.get_many_data([f"{base}/{name}" for name in names]) if data]
 
 
 def election_path(ledgers_root: str) -> str:

@@ -12,7 +12,7 @@ from bookie.model.topology import Topology
 from bookie.runtime.human import duration, size
 from spark_jobs.report.console import published_text
 from spark_jobs.report.diff import ReportDiff, diff, has_checked
-from spark_jobs.report.held import held_ledgers, why_waiting
+from spark_jobs.report.held import held_ledgers, why_waiting, withdrawn_marks
 from spark_jobs.report.page.advice import Step, environment, next_steps
 from spark_jobs.report.page.bookies import (
     SHOWN_MAX,
@@ -246,6 +246,9 @@ def details(run: RunSummary) -> Iterator[Detail]:
     if run.published.held_back:
         rows = tuple((why, ledgers(count)) for why, count in held_ledgers(run))
         yield Detail("Ledgers that are not marked yet", "They have findings. A later run marks them.", rows)
+    if run.published.withdrawn:
+        rows = tuple((why, _many(count, "mark")) for why, count in withdrawn_marks(run))
+        yield Detail("Marks that were withdrawn", "Nothing was left to do for them.", rows)
     if run.placement is not None:
         yield _placement(run.placement)
     if run.replicas is not None:

@@ -324,3 +324,10 @@ def test_what_is_held_back_is_shown_by_reason() -> None:
     assert values[names.WINDOWS_END,] == (NOW_MS + 60_000) / 1000
     assert (values[names.HELD_BACK_BOOKIES, "delay"], values[names.HELD_BACK_BOOKIES, "maintenance"]) == (1, 1)
     assert values[names.LAST_HELD_BACK, "bookies", "maintenance"] == 4
+
+
+def test_the_marks_that_a_run_withdrew_are_shown_by_reason() -> None:
+    record = replace(RECORD, withdrawn={"replaced": 3, "ledger_deleted": 4})
+    values = state_values(replace(STATUS, last={RunKind.BOOKIES: record}), NOW_MS)
+    assert values[names.LAST_WITHDRAWN, "bookies", "replaced"] == 3
+    assert values[names.LAST_WITHDRAWN, "bookies", "ledger_deleted"] == 4

@@ -136,14 +136,22 @@ def test_named_parts_are_bounded_and_nothing_is_left_out(counts: dict[str, int],
 @in_virtual_time
 async def test_what_cannot_be_read_is_counted_as_such() -> None:
     marks = await Marks.create()
-    await marks.tasks.marking.mark(LedgerId(7), [C])  # deleted
     await marks.ledger(8, A, C)
     await marks.store.set(marks.ledgers.path(LedgerId(8)), b"nonsense", 0)
     await marks.ledgers.create(LedgerId(9), closed(A, C))
     await create_with_parents(marks.store, task_path(ROOT, 9), b"\xff nonsense", ROOT)
     backlog = await marks.counter.count()
-    assert backlog.unreadable == 3
-    assert backlog.ledgers == 3
+    assert backlog.unreadable == 2
+    assert backlog.ledgers == 2
+
+
+@in_virtual_time
+async def test_a_deleted_ledger_needs_nothing_and_is_no_damage() -> None:
+    marks = await Marks.create()
+    for missing in ([C], []):
+        await marks.tasks.marking.mark(LedgerId(7 + len(missing)), missing)
+    backlog = await marks.counter.count()
+    assert (backlog.healthy.ledgers, backlog.unreadable, backlog.severities, backlog.ledgers) == (2, 0, {}, 2)
 
 
 @in_virtual_time

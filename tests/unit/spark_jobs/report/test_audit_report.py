@@ -110,6 +110,7 @@ def test_the_summary_file_is_a_versioned_document(tmp_path: Path) -> None:
         "ledgers": 4,
         "tasks_changed": 3,
         "held_back": {},
+        "withdrawn": {},
         "ledgers_waiting": 0,
     }
     assert (document["run_kind"], document["dry_run"], document["replicas"]) == ("bookies", False, None)
@@ -176,6 +177,12 @@ def test_the_table_for_people_says_what_to_do() -> None:
     for words in ("incomplete", "2 ledgers were not listed", "CRITICAL", "b:3181", "4 ledgers marked for repair"):
         assert words in text
     assert "auto-recovery is disabled" in table(replace(FOUND, published=PublishResult(PublishOutcome.DISABLED)))
+
+
+def test_the_table_for_people_counts_the_marks_that_were_withdrawn() -> None:
+    withdrawn = {"replaced": 2, "ledger_deleted": 30}
+    text = table(replace(FOUND, published=PublishResult(PublishOutcome.PUBLISHED, 4, 3, withdrawn=withdrawn)))
+    assert text.index("30 marks, the ledger was deleted") < text.index("2 marks, the bookies were replaced")
 
 
 def test_a_run_is_assembled_from_what_its_phases_gave() -> None:

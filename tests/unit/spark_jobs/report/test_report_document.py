@@ -34,7 +34,8 @@ def test_a_file_of_before_there_were_several_checks_is_of_the_bookie_check() -> 
     old = document()
     for name in ("run_kind", "dry_run", "waiting", "placement", "replicas"):
         del old[name]
-    del old["published"]["ledgers_waiting"], old["published"]["held_back"]
+    for name in ("ledgers_waiting", "held_back", "withdrawn"):
+        del old["published"][name]
     summary = decode_summary(old)
     assert (summary.kind, summary.is_dry_run) == (RunKind.BOOKIES, False)
     old["published"]["outcome"] = "dry run"

@@ -275,6 +275,7 @@ def test_two_runs_that_end_together_are_both_in_the_index(tmp_path: Path, monkey
 
 numbers = st.integers(0, 1 << 62)
 names = st.text(max_size=90)
+counts_by_name = st.dictionaries(names, numbers, max_size=3)
 bookie_counts = st.builds(
     BookieCount, names, st.sampled_from(BookieState), st.booleans(), numbers, numbers, numbers, numbers
 )
@@ -301,7 +302,7 @@ runs = st.builds(
         max_size=3,
     ).map(tuple),
     published=st.builds(
-        PublishResult, st.sampled_from(PublishOutcome), numbers, numbers, st.dictionaries(names, numbers, max_size=3)
+        PublishResult, st.sampled_from(PublishOutcome), numbers, numbers, counts_by_name, counts_by_name
     ),
     problems=st.lists(names, max_size=2).map(tuple),
     held_because=st.none() | names,

@@ -1,0 +1,224 @@
+"""Withdrawal of marks whose reason has ended: without workers, they would stay in the backlog for ever (R78).
+
+The invariant: a mark is deleted under the ledger's lock, at the version that was read under it (S5), and only if the
+metadata, read under the same lock, proves that nothing is left to do for it: the ledger was deleted, or no ensemble
+names any bookie of the mark, and all members are registered and stay. The transaction checks the version of the
+metadata (I18), so a writer, an auditor of Apache's or a worker that changes either of the two keeps the mark.
+
+What cannot be proven stays. A named bookie that is registered again may lack entries (R31): only its own list shows
+that, which the worker asks for that takes the task. A mark without bookies requests better placement, which a worker
+judges. Where a worker has begun (a reservation, doubted members) or has set the ledger aside, it also ends it, except
+that nothing is left to wait for if the ledger was deleted.
+
+This does not rest on the scan of a run. So it removes nothing because a scan did not see it (S20): each mark is read
+with its own ledger. The number of marks in one run is bounded, and while auto-recovery is disabled nothing is withdrawn
+(S7). A crash leaves a lock that ends with the session, or a parked record that a worker's listing removes; the next run
+withdraws the rest.
+
+R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable, Versioned
+from bookie.metadata.ledgers.serde import UnreadableMetadataError
+from bookie.metadata.port import AccessDeniedError, Check, MetadataStore
+from bookie.metadata.tasks.doubts import DoubtedMembers
+from bookie.metadata.tasks.failures import FailedTasks
+from bookie.metadata.tasks.format import UnreadableTaskError
+from bookie.metadata.tasks.locks import HeldTask, Task
+from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.run import Ended
+from bookie.runtime.waiting import results_as_they_come
+from spark_jobs.runs.port import Gate
+
+_log = logging.getLogger(__name__)
+
+WITHDRAWN_MAX: Final = 10_000
+"""Of one run, some 15 s: each takes a lock of its own and a few requests. The next run continues."""
+LOOKED_AT: Final = 2_000
+"""Marks that are read with their ledgers between two passes of the gate."""
+_AT_ONCE: Final = 32
+"""Marks that are withdrawn at the same time."""
+
+
+def why_ended(task: Task, ledger: Versioned | Unreadable | None, staying: AbstractSet[BookieId]) -> Ended | None:
+    """Return why nothing is left to do for a mark; None: that is not proven. Pure.
+
+    Args:
+        task: the mark.
+        ledger: its ledger, no older than the mark; None: it does not exist.
+        staying: bookies that are registered and not being drained, in a list that may be older than the ledger. A
+            member that left since then is marked by the audit of its loss.
+    """
+    if ledger is None:
+        return Ended.LEDGER_DELETED
+    if isinstance(ledger, Unreadable) or not task.missing:
+        return None
+    members = ledger.metadata.members()
+    if not members.isdisjoint(task.missing) or not members <= staying:
+        return None
+    return Ended.REPLACED
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawalStep:
+    """A part of the marks, in the order of their ledgers."""
+
+    withdrawn: Mapping[Ended, int] = field(default_factory=dict)
+    next_after: LedgerId | None = None
+    """Go on after this ledger; None: there is nothing more to do."""
+
+
+class Withdrawal:
+    """Withdraws marks of one cluster."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        cluster: Cluster,
+        tasks: UnderReplication,
+        staying: Callable[[], Awaitable[AbstractSet[BookieId]]],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            store: the session whose locks are taken.
+            cluster: the cluster.
+            tasks: the one instance of this session.
+            staying: lists the bookies that are registered and not being drained.
+        """
+        self._tasks = tasks
+        self._staying = staying
+        self._ledgers = LedgerStore(store, cluster, random.SystemRandom())
+        self._parked = ParkedTasks(store, cluster.root)
+        self._reservations = Reservations(store, cluster.root)
+        self._doubts = DoubtedMembers(store, cluster.root)
+        self._failures = FailedTasks(store, cluster.root)
+        self._owner = socket.gethostname()
+
+    async def step(self, after: LedgerId | None, count_max: int) -> WithdrawalStep:
+        """Look at the marks after a ledger, and withdraw at most ``count_max`` of them.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; withdrawing again is safe.
+            AccessDeniedError: this identity may not delete marks.
+        """
+        if await self._tasks.switches.is_disabled():
+            return WithdrawalStep()
+        part = await self._tasks.page(after, LOOKED_AT)
+        tasks = [task for task in part.tasks if isinstance(task, Task)]
+        ledgers = await self._ledgers.read_many([task.ledger_id for task in tasks])
+        staying = await self._staying()  # after the metadata (R2)
+        ended = [
+            task.ledger_id
+            for task, ledger in zip(tasks, ledgers, strict=True)
+            if why_ended(task, ledger, staying) is not None
+        ][:count_max]
+        try:
+            works = (self._withdraw(ledger_id, staying) for ledger_id in ended)
+            async with contextlib.aclosing(results_as_they_come(works, _AT_ONCE)) as results:
+                reasons = Counter([reason async for reason in results if reason is not None])
+        finally:
+            await self._tasks.locks.prune()
+        return WithdrawalStep(reasons, part.next_after)
+
+    async def _withdraw(self, ledger_id: LedgerId, staying: AbstractSet[BookieId]) -> Ended | None:
+        """Withdraw one mark if its reason has ended as seen under the lock; the reason, None if it stays."""
+        locks = self._tasks.locks
+        try:
+            held = await locks.lock(ledger_id, self._owner, [self._ledgers.path(ledger_id)])
+        except UnreadableTaskError:
+            return None
+        if held is None:
+            return None
+        try:
+            ledger = self._ledger(held)
+            ended = why_ended(held.task, ledger, staying)
+            if ended is None:
+                await locks.release(held)
+                return None
+            checks = [Check(self._ledgers.path(ledger_id), ledger.version)] if isinstance(ledger, Versioned) else []
+            if not await locks.complete(held, checks, absent=self._kept_by(ledger_id, ended), is_pruned_later=True):
+                return None
+        except BaseException:
+            with contextlib.suppress(TransientError, OutcomeUnknownError):  # otherwise it ends with the session
+                await locks.release(held)
+            raise
+        _log.info("mark withdrawn", extra={"ledger_id": ledger_id, "reason": ended.value, "named": held.task.missing})
+        if ended is Ended.LEDGER_DELETED:
+            await self._unpark(ledger_id)
+        return ended
+
+    def _ledger(self, held: HeldTask) -> Versioned | Unreadable | None:
+        """The ledger as it was read under the lock."""
+        ledger_id, node = held.task.ledger_id, held.beside[0]
+        if node is None:
+            return None
+        try:
+            return self._ledgers.versioned(ledger_id, node)
+        except UnreadableMetadataError as error:
+            return Unreadable(ledger_id, str(error))
+
+    def _kept_by(self, ledger_id: LedgerId, ended: Ended) -> Sequence[str]:
+        """Records of work on the ledger that the worker ends which began it."""
+        records = [self._reservations.path(ledger_id)]
+        if ended is not Ended.LEDGER_DELETED:
+            records += [each.path(ledger_id) for each in (self._parked, self._doubts, self._failures)]
+        return records
+
+    async def _unpark(self, ledger_id: LedgerId) -> None:
+        """Delete the parked record of a deleted ledger. Best effort: a listing of a worker deletes it later."""
+        try:
+            await self._parked.unpark(ledger_id)
+        except (TransientError, OutcomeUnknownError) as error:
+            _log.info("parked record stays for now", extra={"ledger_id": ledger_id, "error": str(error)})
+
+
+class WithdrawsMarks(Protocol):
+    """What ``withdraw_ended`` drives."""
+
+    def withdraw_step(self, after: LedgerId | None, count_max: int) -> WithdrawalStep:
+        """See ``Withdrawal.step``."""
+        ...
+
+
+def withdraw_ended(target: WithdrawsMarks, gate: Gate, count_max: int = WITHDRAWN_MAX) -> Mapping[str, int]:
+    """Withdraw the marks whose reason has ended; return their numbers by reason (``bookie.model.run.Ended``).
+
+    A store that does not answer, or refuses, ends it: the next run withdraws the rest.
+
+    Raises:
+        RunStoppedError: from ``gate``, which is passed before each part.
+    """
+    withdrawn: Counter[str] = Counter()
+    after: LedgerId | None = None
+    while (left := count_max - withdrawn.total()) > 0:
+        gate.pass_through()
+        try:
+            step = target.withdraw_step(after, left)
+        except (TransientError, ConflictError, OutcomeUnknownError, AccessDeniedError) as error:
+            _log.warning("withdrawal of marks ended early", extra={"withdrawn": dict(withdrawn), "reason": str(error)})
+            break
+        withdrawn.update({ended.value: count for ended, count in step.withdrawn.items()})
+        after = step.next_after
+        if after is None:
+            break
+    else:
+        _log.info("a run withdraws no more marks than these", extra={"withdrawn": dict(withdrawn)})
+    return dict(withdrawn)

@@ -1,0 +1,69 @@
+"""Withdrawal in a run: in parts, bounded, behind the gate, and without harm to the run if the store fails."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from bookie.metadata.port import AccessDeniedError, StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.model.ids import LedgerId
+from bookie.model.run import Ended, RunState
+from spark_jobs.runs.gate import RunGate, Stop
+from spark_jobs.runs.port import Gate, OpenGate, RunStoppedError
+from spark_jobs.runs.withdrawal import WithdrawalStep, withdraw_ended
+
+
+class Marks:
+    """Marks of deleted ledgers, of which a step looks at two."""
+
+    def __init__(self, count: int, before_step: Callable[[], None] = lambda: None) -> None:
+        self.left = list(map(LedgerId, range(count)))
+        self._before_step = before_step
+
+    def withdraw_step(self, after: LedgerId | None, count_max: int) -> WithdrawalStep:
+        self._before_step()
+        looked_at = [each for each in self.left if after is None or each > after][:2]
+        gone = looked_at[:count_max]
+        next_after = looked_at[-1] if looked_at and looked_at[-1] != self.left[-1] else None
+        self.left = [each for each in self.left if each not in gone]
+        return WithdrawalStep(Counter({Ended.LEDGER_DELETED: len(gone)}), next_after)
+
+
+def run(marks: Marks, gate: Gate | None = None, count_max: int = 100) -> dict[str, int]:
+    return dict(withdraw_ended(marks, gate or OpenGate(), count_max))
+
+
+def test_every_part_of_the_marks_is_looked_at() -> None:
+    marks = Marks(7)
+    assert (run(marks), marks.left) == ({"ledger_deleted": 7}, [])
+
+
+def test_a_run_withdraws_a_bounded_number_and_the_next_run_the_rest() -> None:
+    marks = Marks(7)
+    assert (run(marks, count_max=5), marks.left) == ({"ledger_deleted": 5}, [5, 6])
+    assert (run(marks, count_max=5), marks.left) == ({"ledger_deleted": 2}, [])
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnavailableError("no answer"), WriteOutcomeUnknownError("answer lost"), AccessDeniedError("refused")]
+)
+def test_a_store_that_fails_ends_it_with_what_was_withdrawn(error: Exception) -> None:
+    steps = 0
+
+    def fail() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise error
+
+    assert run(Marks(7, fail)) == {"ledger_deleted": 4}
+
+
+def test_a_run_that_must_end_withdraws_no_further_part() -> None:
+    gate = RunGate()
+    marks = Marks(7, lambda: gate.stop(Stop("enough", RunState.CANCELLED)))
+    with pytest.raises(RunStoppedError, match="enough"):
+        run(marks, gate)
+    assert marks.left == [2, 3, 4, 5, 6]
