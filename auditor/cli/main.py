@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from auditor.cli import bench, quickstart
 from auditor.cli.audit import command as audit
-from auditor.cli.audit import remote, report
+from auditor.cli.audit import impact, remote, report
 from auditor.cli.cluster import (
     bookies,
     boost,
@@ -106,6 +106,7 @@ app.add_typer(maintenance.app, name="maintenance")
 app.command("decommission")(decommission.decommission)
 app.command("changes")(changes.changes)
 app.add_typer(report.app, name="report")
+app.command("impact")(impact.impact)
 app.add_typer(bookies.cluster_app, name="cluster")
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")

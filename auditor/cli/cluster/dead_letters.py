@@ -39,6 +39,7 @@ from auditor.cli.running import (
     metadata_uri,
     run,
 )
+from auditor.operating.owners import owner_text
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
@@ -86,8 +87,14 @@ def list_parked(
         output,
         "DeadLetterList",
         page,
-        ("LEDGER", "REASON", "AGE", "EVIDENCE"),
-        lambda row: (row["ledger_id"], row["reason"], duration(row["age_seconds"] * 1000), row["detail"]),
+        ("LEDGER", "REASON", "AGE", "TOPIC", "EVIDENCE"),
+        lambda row: (
+            row["ledger_id"],
+            row["reason"],
+            duration(row["age_seconds"] * 1000),
+            printable(owner_text(row)),
+            row["detail"],
+        ),
         right=(0, 2),
         nothing="no task is parked",
     )
