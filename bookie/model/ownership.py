@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote_plus
+from urllib.parse import quote_plus, unquote_plus
 
 NAME_BYTES_MAX: Final = 4096
 """Longer names are not decoded. Pulsar's names are parts of paths in ZooKeeper, and far shorter."""
@@ -59,6 +59,16 @@ class Topic:
     """With its tenant: ``public/default``."""
     name: str
     """In full: ``persistent://public/default/orders-partition-3``."""
+
+    @property
+    def managed_ledger(self) -> str:
+        """The name of its managed ledger."""
+        domain, _, path = self.name.partition("://")
+        local = path.removeprefix(f"{self.namespace}/")
+        if domain == _SEGMENT:
+            topic, _, segment = local.rpartition("/")
+            return f"{self.namespace}/{domain}/{encoded(topic)}/{encoded(segment)}"
+        return f"{self.namespace}/{domain}/{encoded(local)}"
 
     @property
     def role(self) -> SystemRole | None:
@@ -140,6 +150,11 @@ def decoded(text: str) -> str:
     if not _ENCODED.fullmatch(text):
         raise ValueError("not an encoded name")
     return unquote_plus(text, errors="strict")
+
+
+def encoded(text: str) -> str:
+    """Return ``text`` as Java's URLEncoder writes it."""
+    return quote_plus(text, safe="*").replace("~", "%7E")
 
 
 def partitioned_name(topic: str) -> str:
