@@ -67,14 +67,13 @@ class LedgerColumns:
         self._rows.append((ledger_id, None, None, None, None, None, None, None, None, None))
         self._fragment_counts.append(0)
         self._errors.append(reason)
-        self._owners.add(())
 
     def take_batch(self) -> pa.RecordBatch:
         """Return what was collected since the last call, possibly nothing, as one batch."""
         values = [*zip(*self._rows, strict=True)] or [()] * 10
         arrays = [pa.array(column, field.type) for column, field in zip(values, LEDGER_FIELDS, strict=False)]
-        arrays += [self._fragments(), pa.array(self._errors, pa.string()), *self._owners.take()]
         rows = len(self)
+        arrays += [self._fragments(), pa.array(self._errors, pa.string()), *self._owners.take(rows)]
         self.counts.returned += rows
         self._clear()
         return self._batch(arrays, rows)
@@ -124,7 +123,9 @@ class LedgerColumns:
                 starts,
                 ensembles,
             )
-            self._owners.add([(entry.key, entry.value) for entry in message.customMetadata])
+            if message.customMetadata:
+                custom = [(entry.key, entry.value) for entry in message.customMetadata]
+                self._owners.add(len(self._rows) - 1, custom)
         return True
 
     def _add_by_reference(self, ledger_id: int, data: bytes) -> None:
@@ -155,7 +156,8 @@ class LedgerColumns:
                 [fragment.first_entry_id for fragment in metadata.fragments],
                 ensembles,
             )
-            self._owners.add(metadata.custom)
+            if metadata.custom:
+                self._owners.add(len(self._rows) - 1, metadata.custom)
 
     def _append(self, row: _Row, starts: Sequence[int], ensembles: Sequence[Sequence[str]]) -> None:
         self._rows.append(row)

@@ -20,32 +20,29 @@ _Custom = Sequence[tuple[str, bytes]]
 
 
 class OwnerColumns:
-    """Collects the owners of ledgers. Not shared between threads."""
+    """Collects the owners of ledgers with custom metadata. Not shared between threads."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[str, bytes], ...], OwnerNames] = {}
-        self._rows: list[OwnerNames] = []
-        self._is_any = False
+        self._owners: dict[int, OwnerNames] = {}
+        """By the number of the row."""
 
-    def add(self, custom: _Custom) -> None:
-        """Take the custom metadata of the next ledger."""
-        if not custom:
-            self._rows.append(NO_OWNER)
-            return
+    def add(self, row: int, custom: _Custom) -> None:
+        """Take the custom metadata of the ledger in this row of the next batch."""
         key = tuple(custom)
         names = self._known.get(key)
         if names is None:
             names = self._decoded(key)
-        self._is_any = self._is_any or names is not NO_OWNER
-        self._rows.append(names)
+        if names is not NO_OWNER:
+            self._owners[row] = names
 
-    def take(self) -> list[pa.Array]:
-        """Return the columns of what was added since the last call."""
-        rows, self._rows = self._rows, []
-        if not self._is_any:
-            return [pa.nulls(len(rows), pa.string()) for _ in OWNER_COLUMNS]
-        self._is_any = False
-        return [pa.array(values, pa.string()) for values in zip(*rows, strict=True)]
+    def take(self, rows: int) -> list[pa.Array]:
+        """Return the columns of a batch of so many rows."""
+        owners, self._owners = self._owners, {}
+        if not owners:
+            return [pa.nulls(rows, pa.string()) for _ in OWNER_COLUMNS]
+        found = [owners.get(row, NO_OWNER) for row in range(rows)]
+        return [pa.array(values, pa.string()) for values in zip(*found, strict=True)]
 
     def _decoded(self, custom: tuple[tuple[str, bytes], ...]) -> OwnerNames:
         names = owner_names(owner_of(custom))
