@@ -11,9 +11,11 @@ Pulsar creates a ledger before it refers to it, and a compaction of hours before
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -153,17 +155,20 @@ class ReferenceCheck:
         """
         for root in self._roots:
             await self._store.sync(f"{root}/managed-ledgers")
-            async for nodes in PulsarTree(self._store, root).nodes():
-                for node in nodes:
-                    self._take(root, node)
-        async for ids, found in ledger_chunks(self._ledgers):
-            suspects: list[tuple[LedgerId, LedgerMetadata, Owner]] = []
-            for ledger_id, data in zip(ids, found, strict=True):
-                if data is not None:
-                    suspects += self._look(ledger_id, data)
-            for start in range(0, len(suspects), _READ):
-                await self._confirm(suspects[start : start + _READ])
-            advance(len(ids))
+            async with aclosing(PulsarTree(self._store, root).nodes()) as parts:
+                async for nodes in parts:
+                    for node in nodes:
+                        self._take(root, node)
+        async with aclosing(ledger_chunks(self._ledgers)) as chunks:
+            async for ids, found in chunks:
+                suspects: list[tuple[LedgerId, LedgerMetadata, Owner]] = []
+                for ledger_id, data in zip(ids, found, strict=True):
+                    if data is not None:
+                        suspects += self._look(ledger_id, data)
+                for start in range(0, len(suspects), _READ):
+                    await self._confirm(suspects[start : start + _READ])
+                advance(len(ids))
+                await asyncio.sleep(0)
         await self._confirm_lost()
         return self._result
 

@@ -115,7 +115,8 @@ def show_parked(
     row = next((row for row in page["items"] if row["ledger_id"] == ledger), None)
     if row is None:
         refuse(f"ledger {ledger} is not parked; `bkheal underreplicated list` shows all that is marked")
-    lines = [f"{name.replace('_', ' ')}: {', '.join(v) if isinstance(v, list) else v}" for name, v in row.items()]
+    known = {name: value for name, value in row.items() if value is not None}
+    lines = [f"{name.replace('_', ' ')}: {', '.join(v) if isinstance(v, list) else v}" for name, v in known.items()]
     show(output, "DeadLetter", row, lines)
 
 

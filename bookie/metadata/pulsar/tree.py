@@ -10,7 +10,7 @@ Source: docs/formats.md#references-of-pulsar.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,7 +61,7 @@ class PulsarTree:
         """Return whether Pulsar has managed ledgers here."""
         return await self._store.stat(f"{self._root}/managed-ledgers") is not None
 
-    async def nodes(self) -> AsyncIterator[Sequence[PulsarNode]]:
+    async def nodes(self) -> AsyncGenerator[Sequence[PulsarNode], None]:
         """Yield all nodes, a part at a time. One that is deleted meanwhile is left out.
 
         Raises:
@@ -72,7 +72,7 @@ class PulsarTree:
         async for part in self._below("schemas", 3):
             yield await self._read("schemas", [names for names in part if len(names) == 3])
 
-    async def _below(self, top: str, depth: int) -> AsyncIterator[list[tuple[str, ...]]]:
+    async def _below(self, top: str, depth: int) -> AsyncGenerator[list[tuple[str, ...]], None]:
         """Names of all nodes below ``top``, by levels within each part."""
         waiting: list[tuple[str, ...]] = [()]
         while waiting:
