@@ -33,6 +33,7 @@ from bookie.metadata.tasks.switches import AlreadyDisabledError, AlreadyEnabledE
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
+from bookie.model.ownership import NO_OWNER, owner_names, owner_of
 from bookie.model.severity import FragmentHealth, fragment_health
 from bookie.runtime.clock import Clock
 from bookie.wire.port import Status, Transport
@@ -211,7 +212,7 @@ def _view(task: Task, ledger: Versioned | Unreadable | None, around: _Around) ->
     is_locked = task.ledger_id in around.locked
     state = TaskState.IN_PROGRESS if is_locked else TaskState.PARKED if park else TaskState.WAITING
     condition, copies_min, detail = "gone", None, park.detail if park else ""
-    ledger_bytes = None
+    ledger_bytes, owner = None, NO_OWNER
     if isinstance(ledger, Unreadable):
         condition, detail = "unreadable", ledger.reason
     elif ledger is not None:
@@ -220,6 +221,7 @@ def _view(task: Task, ledger: Versioned | Unreadable | None, around: _Around) ->
         condition = severity.name.lower() if severity is not None else "healthy"
         copies_min = worst.copies_min if worst else None
         ledger_bytes = ledger.metadata.length
+        owner = owner_names(owner_of(ledger.metadata.custom))
     return TaskView(
         ledger_id=task.ledger_id,
         missing=task.missing,
@@ -230,4 +232,5 @@ def _view(task: Task, ledger: Versioned | Unreadable | None, around: _Around) ->
         ledger_bytes=ledger_bytes,
         park_reason=park.reason if park else None,
         detail=detail,
+        owner=owner,
     )

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ownership import NO_OWNER, OwnerNames
 
 
 class TaskState(enum.StrEnum):
@@ -51,6 +52,8 @@ class TaskView:
     park_reason: ParkReason | None = None
     detail: str = ""
     """Why it is parked, or what is wrong with its metadata."""
+    owner: OwnerNames = NO_OWNER
+    """What of Pulsar it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)

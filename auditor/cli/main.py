@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from auditor.cli import bench, quickstart
 from auditor.cli.audit import command as audit
-from auditor.cli.audit import remote, report
+from auditor.cli.audit import impact, remote, report
 from auditor.cli.cluster import (
     bookies,
     boost,
@@ -29,6 +29,7 @@ from auditor.cli.cluster import (
     ok_to_stop,
     progress,
     recovery,
+    references,
     status,
     throttle,
 )
@@ -100,12 +101,14 @@ app.command("recover")(recovery.recover)
 app.add_typer(throttle.app, name="throttle")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(debts.app, name="debts")
+app.command("references")(references.references)
 app.command("ok-to-stop")(ok_to_stop.ok_to_stop)
 app.add_typer(drain.app, name="drain")
 app.add_typer(maintenance.app, name="maintenance")
 app.command("decommission")(decommission.decommission)
 app.command("changes")(changes.changes)
 app.add_typer(report.app, name="report")
+app.command("impact")(impact.impact)
 app.add_typer(bookies.cluster_app, name="cluster")
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")

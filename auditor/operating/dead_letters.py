@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from auditor.operating.client import Actor, ClusterClient, Document, NotThereError
+from auditor.operating.owners import with_owners
 from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome
 from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
 from bookie.metadata.tasks.locks import Task
@@ -62,11 +63,12 @@ async def list_dead_letters(
             if task is None or reason not in (None, record.reason):
                 continue
             if len(rows) == limit:
-                return {"items": rows, "next_after": rows[-1]["ledger_id"]}
+                return {"items": await with_owners(client.ports.ledgers, rows), "next_after": rows[-1]["ledger_id"]}
             missing = task.missing if isinstance(task, Task) else ()
             rows.append(dead_letter_row(record, missing, client.ports.clock.epoch_ms()))
         examined += len(part)
-    return {"items": rows, "next_after": waiting[examined - 1] if examined < len(waiting) else None}
+    following = waiting[examined - 1] if examined < len(waiting) else None
+    return {"items": await with_owners(client.ports.ledgers, rows), "next_after": following}
 
 
 def dead_letter_row(record: ParkedTask, missing: Sequence[str], now_ms: int) -> Document:

@@ -7,12 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from auditor.operating.client import ClusterClient, Document, check_names
+from auditor.operating.owners import owner_text, with_owners
 from auditor.safety.scan import Advance, ScanResult, count, scan
 from auditor.safety.stopping import Risk, Worst, risk_of, room_problems
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
+from bookie.runtime.human import printable
 
 WORST_DEFAULT: Final = 10
 
@@ -56,7 +58,7 @@ async def stop_verdict(
         "ledgers": scanned.ledgers,
         "unreadable_ledgers": scanned.unreadable_count,
         "ledgers_at_risk": worst.count,
-        "worst": [_row(risk) for risk in worst.risks],
+        "worst": await with_owners(ports.ledgers, [_row(risk) for risk in worst.risks]),
         "placement_problems": problems,
         "not_registered": sorted(stopping - registered.registered),
     }
@@ -95,6 +97,10 @@ def _row(risk: Risk) -> Document:
     }
 
 
+def _of_topic(risk: Document) -> str:
+    return "" if risk.get("topic") is None else f", {printable(owner_text(risk))}"
+
+
 def stop_lines(document: Document) -> list[str]:
     """The verdict as text."""
     names = ", ".join(document["bookies"])
@@ -111,7 +117,7 @@ def reasons(document: Document) -> list[str]:
         growing = ", still written to" if risk["growing"] else ""
         lines.append(
             f"    ledger {risk['ledger_id']} from entry {risk['fragment_first_entry_id']}: "
-            f"{risk['copies_left']} copies left, {risk['copies_needed']} needed{growing}"
+            f"{risk['copies_left']} copies left, {risk['copies_needed']} needed{growing}{_of_topic(risk)}"
         )
     lines += [f"  {problem}" for problem in document["placement_problems"]]
     if document["unreadable_ledgers"]:

@@ -69,7 +69,7 @@ async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit
     result = ScanResult()
     wanted = frozenset(bookies)
     needles = [bookie.encode() for bookie in sorted(wanted)]
-    reading = _chunks(ledgers)
+    reading = ledger_chunks(ledgers)
     following = asyncio.ensure_future(anext(reading, None))
     try:
         while (chunk := await following) is not None:
@@ -125,7 +125,12 @@ def _note(result: ScanResult, seen: Glance) -> None:
         result.unclosed[Shape(seen.ensemble_size, seen.write_quorum)] += 1
 
 
-async def _chunks(ledgers: LedgerStore) -> AsyncGenerator[tuple[list[LedgerId], list[bytes | None]], None]:
+async def ledger_chunks(ledgers: LedgerStore) -> AsyncGenerator[tuple[list[LedgerId], list[bytes | None]], None]:
+    """Yield the ids of all ledgers with their metadata, a part at a time; None: it was deleted meanwhile.
+
+    Raises:
+        NotAClusterError, StoreUnavailableError: see ``scan``.
+    """
     parents = [parent for parent, _ in await ledgers.leaf_parents()]
     for start in range(0, len(parents), _PARENTS):
         ids = [one for found in await ledgers.ids_under_many(parents[start : start + _PARENTS]) for one in found]

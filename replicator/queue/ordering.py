@@ -4,6 +4,7 @@ A failure delays a task (``parking``) and does not change its rank: after the de
 copies left. Two kinds of tasks come last, because an attempt seldom changes anything: those that have lost every copy
 of some entries and nothing else, and parked ones that are tried again only because of the time that has passed.
 A boost (``bookie.metadata.tasks.boosts``) puts a task before the others of its rank, and before no task of another.
+Among the rest of a rank, ledgers of Pulsar's system topics come first (A18): many topics depend on each of them.
 Tasks that only request better placement come after all others: their ledgers lack nothing.
 Tasks of equal rank come in random order: workers that look at the same list then rarely reach for the same lock.
 """
@@ -21,6 +22,7 @@ from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.nodes import in_steps
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
+from bookie.model.ownership import owner_of
 
 AGE_STEP_MS: Final = 60_000
 """Ages within one minute count as equal: marks of one audit have no order among themselves."""
@@ -54,6 +56,8 @@ class Candidate:
     parked_attempts: int = 0
     is_large: bool = False
     """See ``is_large``."""
+    is_of_system_topic: bool = False
+    """See ``is_of_system_topic``."""
 
 
 def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:
@@ -88,7 +92,15 @@ def is_large(ledger: Versioned | Unreadable | None) -> bool:
     return length is None or last is None or length > SMALL_BYTES or last >= SMALL_ENTRIES
 
 
-_Key = tuple[bool, bool, int, bool, int, float, LedgerId]
+def is_of_system_topic(ledger: Versioned | Unreadable | None) -> bool:
+    """Return whether the custom metadata of a ledger names a topic of Pulsar's own."""
+    if not isinstance(ledger, Versioned) or not ledger.metadata.custom:
+        return False
+    owner = owner_of(ledger.metadata.custom)
+    return owner is not None and owner.topic is not None and owner.topic.role is not None
+
+
+_Key = tuple[bool, bool, int, bool, bool, int, float, LedgerId]
 _SORTED_AT_ONCE: Final = 5000
 """Candidates that are sorted between two turns of the loop: some milliseconds."""
 
@@ -170,7 +182,8 @@ def _ranked(candidates: Iterable[Candidate], rng: random.Random) -> list[tuple[_
 
 def _key(c: Candidate, rng: random.Random) -> _Key:
     age = c.ctime_ms // AGE_STEP_MS
-    return c.rank == MISPLACED, c.is_recheck, c.rank, not c.is_boosted, age, rng.random(), c.ledger_id
+    is_later = not c.is_boosted, not c.is_of_system_topic
+    return c.rank == MISPLACED, c.is_recheck, c.rank, *is_later, age, rng.random(), c.ledger_id
 
 
 def _copies_of_short_write_sets(metadata: LedgerMetadata, live: Collection[BookieId]) -> Iterator[int]:

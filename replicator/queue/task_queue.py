@@ -49,7 +49,7 @@ from replicator.knowledge.moving import why_not_moved
 from replicator.plan.planner import growing_losses, target_chooser
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
-from replicator.queue.ordering import MISPLACED, NO_COPY_LEFT, Candidate, Order, is_large, rank
+from replicator.queue.ordering import MISPLACED, NO_COPY_LEFT, Candidate, Order, is_large, is_of_system_topic, rank
 from replicator.queue.parking import Memory, Seen, seen, would_act, would_move
 from replicator.telemetry.events import Ending, Outlook
 
@@ -334,9 +334,8 @@ class TaskQueue:
                     attempts = 0 if park is None else park.attempts
                     is_parked, is_boosted = park is not None, task.ledger_id in boosted
                     flags = is_recheck, is_parked, is_boosted
-                    candidates.append(
-                        Candidate(task.ledger_id, urgency, task.ctime_ms, *flags, attempts, is_large(ledger))
-                    )
+                    judged = is_large(ledger), is_of_system_topic(ledger)
+                    candidates.append(Candidate(task.ledger_id, urgency, task.ctime_ms, *flags, attempts, *judged))
         waiting = [candidate for candidate in candidates if candidate.ledger_id not in self._completed]
         order = await Order.of(waiting, self._ports.rng)
         self._order, self._seen = order, circumstances

@@ -28,7 +28,9 @@ class FindingKind(enum.Enum):
 FINDING_DDL: Final = """
     kind string, ledger_id bigint, fragment_index int, fragment_first_entry_id bigint, fragment_last_entry_id bigint,
     is_last_fragment boolean, state string, missing_positions array<int>, missing array<string>, copies_min int,
-    severity string, severity_rank int, entries bigint, bytes_estimate bigint, detail string
+    severity string, severity_rank int, entries bigint, bytes_estimate bigint, detail string,
+    write_quorum int, ack_quorum int,
+    tenant string, namespace string, topic string, component string, subscription string
 """
 """Columns in order. Per kind some are null: an unreadable ledger has no fragment, severity or missing bookie.
 
@@ -36,5 +38,6 @@ FINDING_DDL: Final = """
 ``missing_positions`` are ensemble positions, ascending; ``missing`` the bookies there, each once. ``severity`` is a
 name of ``bookie.model.severity.Severity`` and ``severity_rank`` its value: smaller is worse. ``entries`` counts the
 fragment's entries, null if unknown. ``bytes_estimate`` is the payload that has to be copied, from the ledger's mean
-entry size; null unless the ledger is closed.
+entry size; null unless the ledger is closed. The last five columns are those of ``bk_ledgers``: what of Pulsar the
+ledger belongs to, null where its custom metadata does not name it.
 """

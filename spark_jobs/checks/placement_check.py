@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
 from bookie.model.ids import BookieId
+from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
@@ -33,14 +34,17 @@ _VERDICT_SCHEMA: Final = pa.schema(
         ("is_fixable", pa.bool_()),
     ]
 )
+_OF_LEDGER: Final = ("ledger_id", "state", "write_quorum", "ack_quorum", *OWNER_COLUMNS)
 _FRAGMENTS: Final = (
-    *("ledger_id", "state", "write_quorum", "last_entry_id AS ledger_last"),
+    *_OF_LEDGER,
+    "last_entry_id AS ledger_last",
     "size(fragments) AS fragment_count",
     "posexplode(fragments) AS (fragment_index, fragment)",
 )
 # A fragment beyond the end of its ledger holds nothing.
 _FRAGMENT: Final = (
-    *("ledger_id", "state", "write_quorum", "fragment_index"),
+    *_OF_LEDGER,
+    "fragment_index",
     "fragment.members AS members",
     "fragment.first_entry_id AS fragment_first_entry_id",
     "least(fragment.last_entry_id, ledger_last) AS fragment_last_entry_id",

@@ -19,6 +19,7 @@ from bookie.model.ids import InvalidIdError, bookie_id
 from bookie.model.metadata import DigestType, LedgerState
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.ledger_schema import FRAGMENT_TYPE, LEDGER_FIELDS, SUMMARY_FIELD, ledger_schema
+from spark_jobs.datasource.owner_columns import OwnerColumns
 from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
 
 _KNOWN_MEMBERS_MAX: Final = 100_000
@@ -44,6 +45,7 @@ class LedgerColumns:
         self._schema = ledger_schema(is_summarized=is_summarized)
         self._known_members: set[str] = set()
         """Names that the reference decoder accepted; those of live bookies need no such look."""
+        self._owners = OwnerColumns()
         self._clear()
 
     def __len__(self) -> int:
@@ -70,8 +72,8 @@ class LedgerColumns:
         """Return what was collected since the last call, possibly nothing, as one batch."""
         values = [*zip(*self._rows, strict=True)] or [()] * 10
         arrays = [pa.array(column, field.type) for column, field in zip(values, LEDGER_FIELDS, strict=False)]
-        arrays += [self._fragments(), pa.array(self._errors, pa.string())]
         rows = len(self)
+        arrays += [self._fragments(), pa.array(self._errors, pa.string()), *self._owners.take(rows)]
         self.counts.returned += rows
         self._clear()
         return self._batch(arrays, rows)
@@ -121,6 +123,9 @@ class LedgerColumns:
                 starts,
                 ensembles,
             )
+            if message.customMetadata:
+                custom = [(entry.key, entry.value) for entry in message.customMetadata]
+                self._owners.add(len(self._rows) - 1, custom)
         return True
 
     def _add_by_reference(self, ledger_id: int, data: bytes) -> None:
@@ -151,6 +156,8 @@ class LedgerColumns:
                 [fragment.first_entry_id for fragment in metadata.fragments],
                 ensembles,
             )
+            if metadata.custom:
+                self._owners.add(len(self._rows) - 1, metadata.custom)
 
     def _append(self, row: _Row, starts: Sequence[int], ensembles: Sequence[Sequence[str]]) -> None:
         self._rows.append(row)

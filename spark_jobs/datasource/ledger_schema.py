@@ -6,11 +6,13 @@ from typing import Final
 
 import pyarrow as pa
 
+from bookie.model.ownership import OWNER_COLUMNS
+
 LEDGER_DDL: Final = """
     ledger_id bigint, state string, ensemble_size int, write_quorum int, ack_quorum int, last_entry_id bigint,
     length bigint, digest_type string, ctime_ms bigint, format_version int,
     fragments array<struct<first_entry_id: bigint, last_entry_id: bigint, members: array<string>>>,
-    error string
+    error string, tenant string, namespace string, topic string, component string, subscription string
 """
 SUMMARY_DDL: Final = """
     summary struct<
@@ -42,6 +44,7 @@ LEDGER_FIELDS: Final = [
     pa.field("format_version", pa.int32()),
     pa.field("fragments", _list(FRAGMENT_TYPE)),
     pa.field("error", pa.string()),
+    *(pa.field(name, pa.string()) for name in OWNER_COLUMNS),
 ]
 _PARENT_TYPE: Final = pa.struct([pa.field("path", pa.string()), *_longs("planned", "listed")])
 _BOOKIE_TYPE: Final = pa.struct([pa.field("bookie_id", pa.string()), *_longs("ledgers", "fragments")])

@@ -8,6 +8,7 @@ from typing import Final
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.times import rfc3339
 from spark_jobs.report.held import held_ledgers, why_waiting, withdrawn_marks
+from spark_jobs.report.impact import Impact
 from spark_jobs.report.summary import PublishOutcome, PublishResult, RunSummary
 from spark_jobs.report.text import plain
 
@@ -19,6 +20,8 @@ _PUBLISHED: Final = {
     PublishOutcome.HELD: "nothing was marked",
     PublishOutcome.INTERRUPTED: "the metadata store stopped answering after {ledgers} ledgers were marked; run again",
 }
+
+_TOPICS_SHOWN: Final = 10
 
 
 def table(summary: RunSummary) -> str:
@@ -69,10 +72,25 @@ def _lines(summary: RunSummary) -> Iterator[str]:
             ("missing bookie", "ledgers", "fragments"),
             [(b.bookie_id, b.ledgers_found, b.fragments_found) for b in missing],
         )
+    yield from _topics(summary.impact)
     if summary.worst_ledgers:
         worst = [(w.ledger_id, w.severity.name, w.bytes_estimate, " ".join(w.missing)) for w in summary.worst_ledgers]
         yield ""
         yield from _grid(("worst ledger", "severity", "bytes", "missing"), worst)
+
+
+def _topics(impact: Impact) -> Iterator[str]:
+    if not impact.rows:
+        return
+    counts = [(each.severity.name, each.namespaces, each.topics, each.ledgers) for each in impact.severities]
+    yield ""
+    yield from _grid(("topics of Pulsar", "namespaces", "topics", "ledgers"), counts)
+    yield ""
+    shown = impact.topics[:_TOPICS_SHOWN]
+    rows = [(row.severity.name, row.standing.value, row.ledgers, row.topic, row.meaning) for row in shown]
+    yield from _grid(("worst topic", "effect", "ledgers", "topic", "meaning"), rows)
+    if impact.rows > len(shown):
+        yield f"... and {impact.rows - len(shown)} more: bkheal impact"
 
 
 def _grid(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from bookie.metadata.bookies.registration import BookieState
 from bookie.model.errors import PermanentError
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
+from spark_jobs.report.impact import Impact, impact_from_json
 from spark_jobs.report.summary import (
     API_VERSION,
     KIND,
@@ -90,6 +91,7 @@ def _summary(document: Mapping[str, Any]) -> RunSummary:
         placement=_placement(document.get("placement")),
         replicas=_replicas(document.get("replicas")),
         accepted=_accepted(document["accepted"]) if "accepted" in document else AcceptedCounts(),
+        impact=impact_from_json(document["impact"]) if "impact" in document else Impact(),
     )
 
 

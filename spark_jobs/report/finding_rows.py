@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FindingKind
 from spark_jobs.report.files import FINDINGS, is_run_id
@@ -36,6 +37,7 @@ COLUMNS: Final = (
     "entries",
     "bytes_estimate",
     "detail",
+    *OWNER_COLUMNS,
 )
 _ORDER: Final = ("ledger_id", "fragment_index", "kind")
 _BATCH_ROWS: Final = 65_536
@@ -97,7 +99,9 @@ def read_findings(
     kept: pa.Table | None = None
     try:
         table = ds.dataset(directory / FINDINGS, format="parquet")
-        for batch in table.to_batches(columns=list(COLUMNS), batch_size=_BATCH_ROWS, filter=_filter(wanted, after)):
+        # Tables of earlier releases have no columns of owners.
+        columns = [name for name in COLUMNS if name not in OWNER_COLUMNS or name in table.schema.names]
+        for batch in table.to_batches(columns=columns, batch_size=_BATCH_ROWS, filter=_filter(wanted, after)):
             if wanted.bookie is not None:
                 batch = batch.filter(_misses(batch, wanted.bookie))
             if not batch.num_rows:
@@ -151,6 +155,7 @@ def _misses(batch: pa.RecordBatch, bookie: str) -> pa.Array:
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
     index, severity = row["fragment_index"], row["severity"]
     return {
+        **dict.fromkeys(COLUMNS),
         **row,
         "kind": row["kind"].lower(),
         "fragment_index": None if index == -1 else index,

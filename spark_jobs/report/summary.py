@@ -13,6 +13,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from bookie.model.times import rfc3339, rfc3339_if_known
+from spark_jobs.report.impact import Impact
 from spark_jobs.settings import FailOn
 
 
@@ -117,6 +118,8 @@ class WorstLedger:
     fragments: int
     bytes_estimate: int
     missing: tuple[str, ...]
+    topic: str = ""
+    """Of Pulsar; empty: it names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +305,8 @@ class RunSummary:
     replicas: ReplicaCounts | None = None
     accepted: AcceptedCounts = AcceptedCounts()
     """Kinds ``bookies`` and ``replicas``."""
+    impact: Impact = field(default_factory=Impact)
+    """What the findings mean for the topics of Pulsar."""
 
     @property
     def is_complete(self) -> bool:
@@ -373,6 +378,7 @@ class RunSummary:
             "placement": None if self.placement is None else asdict(self.placement),
             "replicas": None if self.replicas is None else asdict(self.replicas),
             "accepted": asdict(self.accepted),
+            "impact": self.impact.to_json(),
         }
 
     def _fails(self, fail_on: FailOn) -> bool:

@@ -123,7 +123,8 @@ def accepted_counts(accepted: DataFrame) -> tuple[int, int]:
 
 def worst_ledgers(ledgers: DataFrame, count: int) -> tuple[WorstLedger, ...]:
     """The ``count`` ledgers of ``ledgers_found`` to look at first: by severity, then by bytes."""
-    order = ledgers.orderBy("severity_rank", F.desc("bytes_estimate"), "ledger_id").drop("found").limit(count)
+    order = ledgers.orderBy("severity_rank", F.desc("bytes_estimate"), "ledger_id").limit(count)
+    order = order.withColumn("topic", F.expr("found[0].topic")).drop("found")
     return tuple(
         WorstLedger(
             row["ledger_id"],
@@ -131,6 +132,7 @@ def worst_ledgers(ledgers: DataFrame, count: int) -> tuple[WorstLedger, ...]:
             row["fragments"],
             int(row["bytes_estimate"]),
             tuple(row["missing"]),
+            row["topic"] or "",
         )
         for row in order.collect()
     )

@@ -30,6 +30,7 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.tasks.decisions import LostFragment
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ownership import OWNER_COLUMNS
 from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.checks.replicas.task import COUNTS_DDL, TaskSettings, asking
@@ -57,7 +58,10 @@ from spark_jobs.runs.publish import publish
 
 CHUNK_LEDGERS: Final = 10_000
 """Some ten seconds of asking on two cores."""
-_COLUMNS: Final = ("ledger_id", "state", "write_quorum", "ack_quorum", "last_entry_id", "length", "fragments")
+_COLUMNS: Final = (
+    *("ledger_id", "state", "write_quorum", "ack_quorum", "last_entry_id", "length", "fragments"),
+    *OWNER_COLUMNS,
+)
 _NAMED_MAX: Final = 5
 _IS_ACCEPTED: Final = f"kind = {FindingKind.LOSS_ACCEPTED.value!r}"
 

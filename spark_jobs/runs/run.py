@@ -24,7 +24,7 @@ import logging
 import random
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -134,7 +134,7 @@ def run_check(
             raise
         cluster_name = ClusterName(settings.metadata_uri, cluster.cluster.instance_id)
         name = RunName(run_id, cluster_name, started_ms, clock.epoch_ms(), kind, settings.is_dry_run)
-        summary = assemble(name, cookies, outcome)
+        summary = replace(assemble(name, cookies, outcome), impact=report.impact())
         path = report.finish(summary, _topology(cluster, settings), settings.reports_kept)
         if _did_everything(summary) and not (is_report_needed and report.problem):
             try:

@@ -23,6 +23,9 @@ from pyspark.sql import DataFrame
 from bookie.model.topology import Topology
 from spark_jobs.report import writing
 from spark_jobs.report.files import FINDINGS, ReportDirError
+from spark_jobs.report.history import NoSuchReportError
+from spark_jobs.report.impact import Impact
+from spark_jobs.report.impact_rows import read_impact
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.findings import write_findings
 from spark_jobs.runs.held_back import HeldBookies
@@ -68,6 +71,17 @@ class RunReport:
         """Add findings (``findings.write_findings``), unless the report was given up. Call it in ``tolerated``."""
         if self.problem is None:
             write_findings(ledgers, others, self.directory, held)
+
+    def impact(self) -> Impact:
+        """What the findings that were written mean for topics; none if the report was given up."""
+        if self.problem is not None:
+            return Impact()
+        try:
+            return read_impact(self._report_dir, self.directory.name)
+        except NoSuchReportError as error:
+            run_id = self.directory.name
+            _log.warning("the impact of the run is unknown", extra={"run_id": run_id, "reason": str(error)})
+            return Impact()
 
     def finish(self, summary: RunSummary, topology: Topology | None, kept_max: int | None) -> Path:
         """Write everything but the findings, unless the report was given up; return the path of the summary."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from bookie.model.ownership import NO_OWNER, OWNER_COLUMNS
 from spark_jobs.checks.bookie_check import bookie_check
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.checks.metadata_check import unreadable_metadata
@@ -34,7 +35,7 @@ def ledger(
 
 
 def table(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
-    return spark.createDataFrame(list(rows), LEDGER_DDL)
+    return spark.createDataFrame([(*row, *NO_OWNER) for row in rows], LEDGER_DDL)
 
 
 def check(
@@ -68,6 +69,9 @@ def test_a_finding_names_fragment_positions_and_bookies(spark: SparkSession) -> 
             # 5 entries of 100 bytes, two of three positions, each with two thirds of the entries
             "bytes_estimate": 667,
             "detail": None,
+            "write_quorum": 2,
+            "ack_quorum": 2,
+            **dict.fromkeys(OWNER_COLUMNS),
         }
     ]
 

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from bookie.model.ownership import NO_OWNER
 from bookie.model.severity import fragment_health
 from spark_jobs.checks.bookie_check import bookie_check
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
@@ -55,7 +56,7 @@ def drawn_rows(count: int) -> list[tuple[Any, ...]]:
 
 def test_severity_equals_the_pure_function(spark: SparkSession) -> None:
     rows = drawn_rows(2_000)
-    table = bookie_check(spark.createDataFrame(rows, LEDGER_DDL), LIVE, DRAINING)
+    table = bookie_check(spark.createDataFrame([(*row, *NO_OWNER) for row in rows], LEDGER_DDL), LIVE, DRAINING)
     found = {row["ledger_id"]: row for row in table.collect()}
     expected = {}
     for ledger_id, _, _, write_quorum, ack_quorum, *_, fragments, _ in rows:

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.model.ids import BookieId
+from bookie.model.ownership import NO_OWNER
 from bookie.model.spread import PlacementPolicy
 from spark_jobs.checks.bookie_check import bookie_check
 from spark_jobs.checks.placement_check import ensemble_verdicts, placed_fragments, placement_check
@@ -42,7 +43,7 @@ def judged(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> tuple[list[d
 
 
 def table(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
-    return spark.createDataFrame(list(rows), LEDGER_DDL)
+    return spark.createDataFrame([(*row, *NO_OWNER) for row in rows], LEDGER_DDL)
 
 
 def test_each_kind_of_fragment_is_told_for_what_it_is(spark: SparkSession) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from bookie.model.ownership import NO_OWNER
 from bookie.model.severity import Severity
 from spark_jobs.checks.bookie_check import bookie_check, bookie_check_by_ledger
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
@@ -26,7 +27,7 @@ def row(ledger_id: int, *ensembles: str) -> tuple[Any, ...]:
 
 
 def ledgers(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
-    return spark.createDataFrame(list(rows), LEDGER_DDL)
+    return spark.createDataFrame([(*row, *NO_OWNER) for row in rows], LEDGER_DDL)
 
 
 def test_findings_judged_within_a_ledger_are_those_grouped_by_ledger(spark: SparkSession) -> None:

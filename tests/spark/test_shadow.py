@@ -19,6 +19,7 @@ from auditor.cli.audit import shadow as audit_shadow
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.layout import ledger_path, own_path, task_path
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ownership import NO_OWNER
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.datasource.tasks import TASKS_DDL
 from spark_jobs.shadow import run as shadow_run
@@ -36,7 +37,7 @@ def finding(ledger_id: int, missing: str, severity: str = "CRITICAL", kind: str 
 
 
 def findings(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
-    return spark.createDataFrame(list(rows), FINDING_DDL)
+    return spark.createDataFrame([(*row, 2, 2, *NO_OWNER) for row in rows], FINDING_DDL)
 
 
 def tasks(spark: SparkSession, marked: dict[int, str | None]) -> DataFrame:

@@ -12,6 +12,7 @@ from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBack
 from auditor.api.operations_port import BookieView, TaskPage, TaskView
 from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.runs.notes import KindPause
+from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.run import RunKind, RunRecord
 from bookie.model.times import rfc3339_if_known
 
@@ -156,6 +157,7 @@ def _task(task: TaskView) -> dict[str, Any]:
         "ledger_bytes": task.ledger_bytes,
         "park_reason": task.park_reason.value if task.park_reason else None,
         "detail": task.detail or None,
+        **dict(zip(OWNER_COLUMNS, task.owner, strict=True)),
     }
 
 

@@ -1,4 +1,7 @@
-"""``/api/v1/runs/{run_id}/findings``: what a run found, in pages, from the report on this server."""
+"""What a run found, in pages, and which topics it concerns, from the report on this server.
+
+``/api/v1/runs/{run_id}/findings`` and ``/api/v1/runs/{run_id}/impact``.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FindingKind
 from spark_jobs.report.finding_rows import CURSOR_PATTERN, FindingFilter, FindingPage, parse_cursor, read_findings
 from spark_jobs.report.history import NoSuchReportError
+from spark_jobs.report.impact_rows import ImpactFilter, read_impact_page
 
 T = TypeVar("T")
 
@@ -45,6 +49,10 @@ class FindingsRoutes:
             Route("GET", "/api/v1/runs/{run_id}/findings", "list_findings",
                   "What a run found; 404 if its report is not on this server.", self._list, (page,), tag="reports",
                   segments=(RUN_ID,), parameters=_PARAMETERS),
+            Route("GET", "/api/v1/runs/{run_id}/impact", "list_topic_impact",
+                  "Which topics of Pulsar the findings concern, worst first; 404 if the report is not on this server.",
+                  self._impact, (Answer(200, "The worst.", JSON, "TopicImpactList"),), tag="reports",
+                  segments=(RUN_ID,), parameters=_IMPACT_PARAMETERS),
         )  # fmt: skip
 
     async def _list(self, call: Call) -> web.Response:
@@ -71,6 +79,23 @@ class FindingsRoutes:
             except NoSuchReportError as error:
                 raise NotFoundError(str(error)) from error
         return web.json_response(finding_list(run_id, page))
+
+    async def _impact(self, call: Call) -> web.Response:
+        query = call.request.query
+        refuse_unknown(query, [parameter.name for parameter in _IMPACT_PARAMETERS], "parameter")
+        limit = whole_number(query.get("limit", str(_PAGE_DEFAULT)), "limit", 1, _PAGE_MAX)
+        wanted = ImpactFilter(
+            severity=_named("severity", query.get("severity"), _SEVERITIES),
+            namespace=query.get("namespace"),
+            topic=query.get("topic"),
+        )
+        run_id = call.request.match_info["run_id"]
+        async with self._readers:
+            try:
+                page = await asyncio.to_thread(read_impact_page, self._report_dir, run_id, limit, wanted)
+            except NoSuchReportError as error:
+                raise NotFoundError(str(error)) from error
+        return web.json_response(document("TopicImpactList", {"run_id": run_id, **page.to_json()}))
 
 
 def finding_list(run_id: str, page: FindingPage) -> dict[str, object]:
@@ -99,4 +124,11 @@ _PARAMETERS: Final = (
     Parameter("bookie", "Only those that miss this bookie.", {"type": "string", "pattern": BOOKIE_ID_PATTERN}),
     Parameter("ledger", "Only those of this ledger.", LEDGER_ID),
     Parameter("kind", "Only those of this kind.", {"type": "string", "enum": list(_KINDS)}),
+)  # fmt: skip
+_IMPACT_PARAMETERS: Final = (
+    _PARAMETERS[0],
+    Parameter("severity", "Only those of this severity.", {"type": "string", "enum": list(_SEVERITIES)}),
+    Parameter("namespace", "Only this namespace, with its tenant.", {"type": "string"}),
+    Parameter("topic", "Only this topic, by its name in full; without a number, all its partitions.",
+              {"type": "string"}),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from bookie.metadata.tasks.copy_limits import CopyProfile
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.metadata.tasks.switches import DELAY_S_MAX
 from bookie.model.ids import LEDGER_ID_MAX
+from bookie.model.impact import Effect, Standing
 from bookie.model.run import RunCause, RunKind, RunState
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FindingKind
@@ -120,6 +121,13 @@ _PAUSE: Final = {
     "paused_until": {**_TIME, "description": "When the pause of the schedule ends by itself."},
     "paused_by": _nullable(_TEXT),
 }
+_OWNER: Final[Mapping[str, Schema]] = {
+    "tenant": _nullable(_TEXT),
+    "namespace": {**_nullable(_TEXT), "description": "Of Pulsar, with its tenant. Null: the ledger does not name it."},
+    "topic": {**_nullable(_TEXT), "description": "The name in full."},
+    "component": {**_nullable(_TEXT), "description": "What the ledger contains: managed-ledger, cursor, schema, ..."},
+    "subscription": _nullable(_TEXT),
+}
 _PART: Final = _fields({"ledgers": _COUNT, "bytes_estimate": _COUNT, "oldest": _TIME})
 _WINDOW: Final = _fields(
     {
@@ -196,6 +204,7 @@ _TASK: Final = _fields(
         "ledger_bytes": _nullable(_COUNT),
         "park_reason": _one_of([reason.value for reason in ParkReason], or_null=True),
         "detail": _nullable(_TEXT),
+        **_OWNER,
     }
 )
 _BOOKIE: Final = _fields(
@@ -256,6 +265,7 @@ _VERDICT: Final = {
                 "copies_needed": _COUNT,
                 "growing": _TRUTH,
                 "bookies": _list(_TEXT),
+                **_OWNER,
             }
         )
     ),
@@ -295,10 +305,39 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
                         "entries": _nullable(_COUNT),
                         "bytes_estimate": _nullable(_COUNT),
                         "detail": _nullable(_TEXT),
+                        **_OWNER,
                     }
                 )
             ),
             "next_after": {**_nullable(_TEXT), "description": "Value of `after` for the next page; null: none."},
+        },
+    ),
+    "TopicImpactList": _document(
+        "TopicImpactList",
+        {
+            "run_id": _TEXT,
+            "items": _list(
+                _fields(
+                    {
+                        "severity": _one_of([severity.name for severity in Severity]),
+                        "standing": _one_of([standing.value for standing in Standing]),
+                        "effect": _one_of([effect.name for effect in Effect]),
+                        "meaning": {**_TEXT, "description": "What it means for clients."},
+                        "system": {**_nullable(_TEXT), "description": "What a topic of Pulsar's own is for."},
+                        "tenant": _TEXT,
+                        "namespace": _TEXT,
+                        "topic": _TEXT,
+                        "component": _TEXT,
+                        "subscription": _nullable(_TEXT),
+                        "ledgers": _COUNT,
+                        "bytes_estimate": _COUNT,
+                        "first_ledger": {**_COUNT, "description": "The lowest id."},
+                    }
+                )
+            ),
+            "total": {**_COUNT, "description": "Rows that the parameters select."},
+            "unnamed_ledgers": {**_COUNT, "description": "Ledgers of the run with findings that name no topic."},
+            "cut": {**_TRUTH, "description": "Whether there are so many topics that some are not counted."},
         },
     ),
     "DeadLetterList": _document(
@@ -314,6 +353,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
                         "missing": _list(_TEXT),
                         "detail": _TEXT,
                         "advice": _TEXT,
+                        **_OWNER,
                     }
                 )
             ),

@@ -192,11 +192,7 @@ def _findings_there(
     limit: int,
     after: str | None,
 ) -> dict[str, Any]:
-    if run == "latest":
-        reports = service.ask("GET", "/reports")["items"]
-        if not reports:
-            raise typer.BadParameter("the service has no report")
-        run = reports[0]["run_id"]
+    run = latest_there(service) if run == "latest" else run
     rows: list[dict[str, Any]] = []
     while True:
         query = {"severity": severity, "bookie": bookie, "ledger": ledger, "after": after}
@@ -206,6 +202,18 @@ def _findings_there(
         after = page["next_after"]
         if after is None or len(rows) >= limit:
             return {"run_id": run, "items": rows, "next_after": after}
+
+
+def latest_there(service: Service) -> str:
+    """The id of the newest run that left a report with a service.
+
+    Raises:
+        typer.BadParameter: there is none.
+    """
+    reports = service.ask("GET", "/reports")["items"]
+    if not reports:
+        raise typer.BadParameter("the service has no report")
+    return str(reports[0]["run_id"])
 
 
 @app.command("diff")

@@ -39,6 +39,7 @@ from auditor.cli.running import (
     metadata_uri,
     run,
 )
+from auditor.operating.owners import owner_text
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
@@ -86,8 +87,14 @@ def list_parked(
         output,
         "DeadLetterList",
         page,
-        ("LEDGER", "REASON", "AGE", "EVIDENCE"),
-        lambda row: (row["ledger_id"], row["reason"], duration(row["age_seconds"] * 1000), row["detail"]),
+        ("LEDGER", "REASON", "AGE", "TOPIC", "EVIDENCE"),
+        lambda row: (
+            row["ledger_id"],
+            row["reason"],
+            duration(row["age_seconds"] * 1000),
+            printable(owner_text(row)),
+            row["detail"],
+        ),
         right=(0, 2),
         nothing="no task is parked",
     )
@@ -108,7 +115,8 @@ def show_parked(
     row = next((row for row in page["items"] if row["ledger_id"] == ledger), None)
     if row is None:
         refuse(f"ledger {ledger} is not parked; `bkheal underreplicated list` shows all that is marked")
-    lines = [f"{name.replace('_', ' ')}: {', '.join(v) if isinstance(v, list) else v}" for name, v in row.items()]
+    known = {name: value for name, value in row.items() if value is not None}
+    lines = [f"{name.replace('_', ' ')}: {', '.join(v) if isinstance(v, list) else v}" for name, v in known.items()]
     show(output, "DeadLetter", row, lines)
 
 

@@ -12,6 +12,7 @@ from auditor.cli.cluster.paging import LIMIT_DEFAULT, AfterOption, LimitOption, 
 from auditor.cli.cluster.watching import IntervalOption, WatchOption, shown
 from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
+from auditor.operating.owners import owner_text
 from bookie.model.ids import LedgerId
 from bookie.model.times import rfc3339_if_known
 from bookie.runtime.human import duration, printable, size
@@ -155,9 +156,10 @@ def list_tasks(
         output,
         "UnderReplicatedLedgerList",
         page,
-        ("LEDGER", "STATE", "SINCE", "MISSING", "DETAIL"),
+        ("LEDGER", "STATE", "SINCE", "MISSING", "TOPIC", "DETAIL"),
         lambda row: (
-            row["ledger_id"], _state(row), row["since"] or "-", ",".join(row["missing"]) or "-", row["detail"]
+            row["ledger_id"], _state(row), row["since"] or "-", ",".join(row["missing"]) or "-",
+            printable(owner_text(row)), row["detail"],
         ),
         right=(0,),
         nothing="no ledger is marked under-replicated",
@@ -181,6 +183,7 @@ async def _listed(uri: str, missing: str | None, limit: int, after: int | None) 
 
 async def _part(client: ConnectedBookKeeper, missing: str | None, limit: int, after: int | None) -> dict[str, Any]:
     """The rows of the next places of the tree; it may be short, or empty, although more follow."""
+    from auditor.operating.owners import with_owners
     from bookie.metadata.tasks.boosts import Boosts
     from bookie.metadata.tasks.locks import Task
 
@@ -210,4 +213,4 @@ async def _part(client: ConnectedBookKeeper, missing: str | None, limit: int, af
                 "detail": park.detail if park else "",
             }
         )
-    return {"items": rows, "next_after": following}
+    return {"items": await with_owners(client.ports.ledgers, rows), "next_after": following}

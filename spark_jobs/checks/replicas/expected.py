@@ -13,6 +13,7 @@ from typing import Any, Final
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
+from bookie.model.ownership import NO_OWNER, OwnerNames, owner_names, owner_of
 from bookie.model.schedule import Stripe
 
 _STILL_GROWING: Final = 2
@@ -40,6 +41,8 @@ class SettledLedger:
     entry_bytes: float | None
     """Mean payload of an entry; None unless the ledger is closed."""
     fragments: tuple[SettledFragment, ...]
+    owner: OwnerNames = NO_OWNER
+    """Values of ``OWNER_COLUMNS``."""
 
     def holders(self) -> list[BookieId]:
         """Bookies that should hold some entry, sorted."""
@@ -107,6 +110,7 @@ def settled_row(row: Mapping[str, Any]) -> SettledLedger:
         (row["write_quorum"], row["ack_quorum"]),
         (row["last_entry_id"], row["length"]),
         parts,
+        (row["tenant"], row["namespace"], row["topic"], row["component"], row["subscription"]),
     )
 
 
@@ -122,6 +126,7 @@ def settled_metadata(ledger_id: LedgerId, metadata: LedgerMetadata) -> SettledLe
         (metadata.write_quorum, metadata.ack_quorum),
         (metadata.last_entry_id, metadata.length),
         parts,
+        owner_names(owner_of(metadata.custom)),
     )
 
 
@@ -131,6 +136,7 @@ def _settled(
     quorums: tuple[int, int],
     end: tuple[int | None, int | None],
     parts: Sequence[tuple[int, int | None, Sequence[str]]],
+    owner: OwnerNames,
 ) -> SettledLedger:
     last_entry, length = end
     is_closed = state == LedgerState.CLOSED.name
@@ -145,4 +151,4 @@ def _settled(
             )
     has_size = last_entry is not None and last_entry >= 0 and length is not None
     entry_bytes = length / (last_entry + 1) if has_size and length is not None and last_entry is not None else None
-    return SettledLedger(ledger_id, state, *quorums, entry_bytes, tuple(fragments))
+    return SettledLedger(ledger_id, state, *quorums, entry_bytes, tuple(fragments), owner)

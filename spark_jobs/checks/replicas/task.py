@@ -21,6 +21,7 @@ from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.tasks.decisions import LostFragment
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.severity import Severity
 from bookie.runtime.clock import SystemClock
 from bookie.wire.routing import open_transport
@@ -53,6 +54,9 @@ _FINDING_FIELDS: Final = [
     ("entries", pa.int64()),
     ("bytes_estimate", pa.int64()),
     ("detail", pa.string()),
+    ("write_quorum", pa.int32()),
+    ("ack_quorum", pa.int32()),
+    *((name, pa.string()) for name in OWNER_COLUMNS),
 ]
 _UNKNOWN: Final = pa.struct(
     [("bookie_id", pa.string()), ("status", pa.string()), ("ledgers", pa.int64()), ("detail", pa.string())]
@@ -160,6 +164,9 @@ def _row(ledger: SettledLedger, finding: FragmentFinding) -> dict[str, Any]:
         "entries": part.last - part.first + 1,
         "bytes_estimate": finding.bytes_estimate,
         "detail": finding.detail,
+        "write_quorum": ledger.write_quorum,
+        "ack_quorum": ledger.ack_quorum,
+        **dict(zip(OWNER_COLUMNS, ledger.owner, strict=True)),
     }
 
 

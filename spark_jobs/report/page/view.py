@@ -35,6 +35,7 @@ from spark_jobs.report.text import number, percent, some
 _FACTS_LINES: Final = 16
 """About how many lines the facts of a run take in a column."""
 
+_TOPICS_SHOWN: Final = 25
 _FEW_BOOKIES: Final = 12
 """Up to here the table of bookies can be taken in at one look."""
 
@@ -86,6 +87,8 @@ class PageView:
     """``left`` or ``right``, in the column that is shorter without them; else ``below`` both."""
     facts: tuple[tuple[str, str], ...]
     has_findings_table: bool
+    topics_max: int
+    """Rows of namespaces and of topics that are shown."""
 
 
 def page_view(
@@ -138,6 +141,7 @@ def page_view(
         facts_in=_facts_in(_lines_right(compared, run) - _lines_left(steps, trend)),
         facts=tuple(_facts(run)),
         has_findings_table=has_checked(run),
+        topics_max=_TOPICS_SHOWN,
     )
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode, encode
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
+from bookie.model.ownership import OWNER_COLUMNS, owner_names, owner_of
 from spark_jobs.datasource import counts as counts_module
 from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.ledger_schema import ledger_schema
@@ -25,6 +26,16 @@ BOOKIES = [BookieId(f"bookie-{number}.example.org:3181") for number in range(6)]
 STATE_COUNTS = {LedgerState.OPEN: "open", LedgerState.IN_RECOVERY: "in_recovery", LedgerState.CLOSED: "closed"}
 
 relaxed = settings(deadline=None)  # the first example also imports
+
+
+def custom_metadata() -> st.SearchStrategy[tuple[tuple[str, bytes], ...]]:
+    """Anything, and what Pulsar writes, whole and damaged."""
+    name = st.sampled_from([b"t/n/persistent/a", b"t/n/persistent/%zz", b"\xff"])
+    anything = st.dictionaries(st.text(max_size=4), st.binary(max_size=3)).map(dict.items)
+    pulsars = name.map(
+        lambda text: [("application", b"pulsar"), ("component", b"managed-ledger"), ("pulsar/managed-ledger", text)]
+    )
+    return st.one_of(anything, pulsars).map(tuple)
 
 
 @st.composite
@@ -48,7 +59,7 @@ def ledger_metadata(draw: st.DrawFn, versions: Sequence[int] = (3, 3, 3, 2, 1)) 
         digest_type=None if version == 1 else draw(st.sampled_from(DigestType)),
         password=None if version == 1 else draw(st.binary(max_size=3) | st.binary(min_size=126, max_size=130)),
         ctime_ms=None if version == 1 else draw(st.none() | st.integers(0, 1 << 50) | st.integers(-5, -1)),
-        custom=() if version == 1 else tuple(draw(st.dictionaries(st.text(max_size=4), st.binary(max_size=3))).items()),
+        custom=() if version == 1 else draw(custom_metadata()),
         ctoken=draw(st.none() | big) if version == 3 else None,
         format_version=version,
     )
@@ -79,6 +90,7 @@ def expected_row(data: bytes) -> Mapping[str, Any]:
         "format_version": metadata.format_version,
         "fragments": fragments,
         "error": None,
+        **dict(zip(OWNER_COLUMNS, owner_names(owner_of(metadata.custom)), strict=True)),
     }
 
 

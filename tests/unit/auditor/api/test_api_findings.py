@@ -113,3 +113,36 @@ async def test_wrong_parameters_are_refused(world: ApiWorld, query: str) -> None
     reply = await world.operate("GET", f"{PATH}?{query}")
     assert (reply.status, reply.problem) == (400, "invalid-request")
     await check(world, "GET", f"{PATH}?{query}", reply)
+
+
+@pytest.mark.parametrize(
+    ("query", "topics"),
+    [
+        ("", ["persistent://t/n/a", "persistent://t/n/b"]),
+        ("?namespace=t/n&limit=1", ["persistent://t/n/a"]),
+        ("?topic=persistent://t/n/b", ["persistent://t/n/b"]),
+        ("?severity=lost", []),
+    ],
+)
+async def test_topics_are_listed_with_their_effect(
+    world: ApiWorld, tmp_path: Path, query: str, topics: list[str]
+) -> None:
+    named = {"tenant": "t", "namespace": "t/n", "component": "managed-ledger", "subscription": None}
+    quorums = {"write_quorum": 2, "ack_quorum": 2}
+    rows = [
+        finding(1, 0, "a:1") | named | quorums | {"topic": "persistent://t/n/b"},
+        finding(2, 0, "a:1", "NO_LIVE_COPY", 1) | named | quorums | {"topic": "persistent://t/n/a"},
+    ]
+    fields = [*((name, pa.string()) for name in (*named, "topic")), *((name, pa.int32()) for name in quorums)]
+    (path,) = list(tmp_path.rglob(f"{RUN}/findings.parquet"))
+    for part in path.iterdir():
+        part.unlink()
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema([*SCHEMA, *fields])), path / "part.parquet")
+    document = (await good(world, "GET", f"/api/v1/runs/{RUN}/impact{query}")).json
+    assert [row["topic"] for row in document["items"]] == topics
+
+
+@pytest.mark.parametrize("query", ["severity=CRITICAL", "limit=0", "limit=1001", "after=1", "page=2"])
+async def test_wrong_parameters_of_the_impact_are_refused(world: ApiWorld, query: str) -> None:
+    assert (await world.operate("GET", f"/api/v1/runs/{RUN}/impact?{query}")).status == 400
+    assert (await world.operate("GET", f"/api/v1/runs/{RUN[:-1]}f/impact")).status == 404

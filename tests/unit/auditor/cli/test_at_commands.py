@@ -122,3 +122,10 @@ def test_findings_are_listed_from_the_directory_too(tmp_path: Path) -> None:
     words = ["report", "findings", RUN, "--report-dir", str(tmp_path), "--limit", "2", "-o", "jsonl"]
     refused = CliRunner().invoke(app, words)
     assert "holds no report" in str(refused.exception), "a run without a summary may still be active"
+
+
+async def test_the_impact_of_the_newest_run_is_asked_of_the_service(world: ApiWorld) -> None:
+    listed = await document(world, "impact", "--severity", "critical")
+    assert (listed["kind"], listed["run_id"], listed["items"]) == ("TopicImpactList", RUN, [])
+    printed = await call(world, "impact", RUN)
+    assert "no finding names a topic of Pulsar" in printed.stdout

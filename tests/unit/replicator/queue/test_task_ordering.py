@@ -10,7 +10,15 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from replicator.queue.ordering import AGE_STEP_MS, NO_COPY_LEFT, NOTHING_LOST, Candidate, in_order, rank
+from replicator.queue.ordering import (
+    AGE_STEP_MS,
+    NO_COPY_LEFT,
+    NOTHING_LOST,
+    Candidate,
+    in_order,
+    is_of_system_topic,
+    rank,
+)
 from tests.worlds.ledgers import name_set, names
 
 HOUR_MS = 3_600_000
@@ -52,6 +60,29 @@ def test_a_boost_comes_before_everything_of_its_rank_and_before_nothing_more_sev
         candidate(5, 1, is_recheck=True, is_boosted=True),
     ]
     assert order(*tasks) == [3, 2, 1, 4, 5]
+
+
+def test_system_topics_come_first_within_their_rank_and_after_boosts() -> None:
+    tasks = [
+        candidate(1, 2, -1),
+        Candidate(LedgerId(2), 2, 3 * HOUR_MS, is_of_system_topic=True),
+        candidate(3, 1, 3 * HOUR_MS),
+        candidate(4, 2, is_boosted=True),
+        Candidate(LedgerId(5), 3, -1, is_of_system_topic=True),
+    ]
+    assert order(*tasks) == [3, 4, 2, 1, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [(b"t/n/persistent/__change_events", True), (b"t/n/persistent/orders", False), (b"damage", False)],
+)
+def test_system_topics_are_known_from_the_metadata_that_is_read_anyway(name: bytes, expected: bool) -> None:
+    custom = (("application", b"pulsar"), ("component", b"managed-ledger"), ("pulsar/managed-ledger", name))
+    metadata = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), names("a b")),), custom=custom)
+    assert is_of_system_topic(Versioned(LedgerId(1), metadata, 0)) is expected
+    assert not is_of_system_topic(Unreadable(LedgerId(1), "cut"))
+    assert not is_of_system_topic(None)
 
 
 def test_what_cannot_be_repaired_comes_after_everything_that_can() -> None:

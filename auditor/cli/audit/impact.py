@@ -1,0 +1,94 @@
+"""``bkheal impact``: which namespaces and topics of Pulsar the findings of an audit concern, worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from auditor.cli.audit.report import ReportDirOption, RunArgument, SeverityName, latest_there
+from auditor.cli.cluster.at import Service, reachable
+from auditor.cli.cluster.paging import AT_ONCE_LISTED, print_page
+from auditor.cli.output import StreamFormat, print_note
+from auditor.cli.running import StreamOutputOption
+from bookie.model.severity import Severity
+from bookie.runtime.human import printable
+
+_LIMIT_DEFAULT = 100
+_LIMIT_MAX = 100_000
+
+
+@reachable
+def impact(
+    run: RunArgument = "latest",
+    report_dir: ReportDirOption = Path("reports"),
+    severity: Annotated[SeverityName | None, typer.Option(help="Only this severity.", show_default=False)] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="Only this namespace of Pulsar, as `public/default`.", show_default=False)
+    ] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(help="Only this topic, as `persistent://public/default/orders`.", show_default=False),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=_LIMIT_MAX, help="How many at most, the worst.")] = _LIMIT_DEFAULT,
+    output: StreamOutputOption = StreamFormat.TABLE,
+    *,
+    service: Service | None = None,
+) -> None:
+    """List the topics of Pulsar that the findings of an audit concern, and what it means for them, worst first.
+
+    A topic is listed once for each severity, effect, component and subscription. With --at, the report is the one of
+    the auditor there.
+
+    Example: `bkheal impact --namespace public/default`
+    """
+    named = severity.value if severity else None
+    if service is None:
+        page = _here(report_dir, run, named, namespace, topic, limit)
+    else:
+        query = {"severity": named, "namespace": namespace, "topic": topic, "limit": min(limit, AT_ONCE_LISTED)}
+        run = latest_there(service) if run == "latest" else run
+        page = service.ask("GET", f"/runs/{quote(run, safe='')}/impact", query)
+    print_page(
+        output,
+        "TopicImpactList",
+        page,
+        ("SEVERITY", "EFFECT", "LEDGERS", "TOPIC", "COMPONENT", "MEANING"),
+        _cells,
+        right=(2,),
+        nothing="no finding names a topic of Pulsar",
+    )
+    if page["total"] > len(page["items"]):
+        print_note(f"{page['total'] - len(page['items'])} more rows are not listed; --limit lists more")
+    if page["cut"]:
+        print_note("the run found so many topics that some are not counted")
+    if page["unnamed_ledgers"]:
+        print_note(f"{page['unnamed_ledgers']} ledgers with findings name no topic of Pulsar")
+
+
+def _cells(row: dict[str, Any]) -> Sequence[object]:
+    component = row["component"] if row["subscription"] is None else f"{row['component']} of {row['subscription']}"
+    topic = row["topic"] if row["system"] is None else f"{row['topic']} ({row['system']})"
+    return (
+        row["severity"].lower(),
+        row["standing"],
+        row["ledgers"],
+        printable(topic),
+        printable(component),
+        row["meaning"],
+    )
+
+
+def _here(
+    report_dir: Path, run: str, severity: str | None, namespace: str | None, topic: str | None, limit: int
+) -> dict[str, Any]:
+    from spark_jobs.report.history import find
+    from spark_jobs.report.impact_rows import ImpactFilter, read_impact_page
+
+    run_id = find(report_dir, run).run_id
+    level = None if severity is None else Severity[severity.upper()]
+    page = read_impact_page(report_dir, run_id, limit, ImpactFilter(level, namespace, topic))
+    return {"run_id": run_id, **page.to_json()}

@@ -1,0 +1,166 @@
+"""What the nodes of Pulsar's managed ledgers, cursors and schemas refer to. Pure.
+
+The invariant: a node is decoded in full or refused. A reference that was overlooked would make a ledger in use look
+unused, so a message with a field that this release does not know, a damaged compression head and a codec that is not
+installed are all refusals.
+
+Source: docs/formats.md#references-of-pulsar.
+"""
+
+from __future__ import annotations
+
+import enum
+import zlib
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from bookie.metadata.proto.managed_ledgers_pb2 import (
+    CompressionHead,
+    ManagedCursorInfo,
+    ManagedLedgerInfo,
+    SchemaLocator,
+)
+from bookie.model.errors import PermanentError
+
+M = TypeVar("M", bound=Message)
+
+_MAGIC: Final = b"\x47\x78"
+_HEAD_AT: Final = len(_MAGIC) + 4
+_SIZE_MAX: Final = 64 << 20
+"""Bytes of a node when it is decompressed: far more than any store holds, and a bound against damage."""
+_CODECS: Final = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
+_COMPACTED: Final = "CompactedTopicLedger"
+_BUCKET: Final = "#pulsar.internal.delayed.bucket"
+
+
+class UndecodableNodeError(PermanentError):
+    """The node of a managed ledger, cursor or schema that cannot be decoded."""
+
+
+class Copy(enum.Enum):
+    """Where the entries of a referenced ledger are."""
+
+    BOOKKEEPER = "bookkeeper"
+    BOTH = "both"
+    """Also in another storage, and the copy in BookKeeper will be deleted."""
+    OFFLOADED = "offloaded"
+    """In another storage alone: Pulsar deleted the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerReference:
+    """A ledger of a topic's messages."""
+
+    ledger_id: int
+    copy: Copy
+    is_empty: bool
+    """It ended without entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class CursorReferences:
+    """What a subscription refers to."""
+
+    ledgers: tuple[int, ...]
+    is_partial: bool
+    """Whether its position is in a ledger, which then contains the reference to a compacted ledger, if there is one."""
+
+
+def managed_ledger_references(data: bytes) -> tuple[LedgerReference, ...]:
+    """Return the ledgers of a topic. A new topic, and a node above topics, has no data.
+
+    Raises:
+        UndecodableNodeError: see above.
+    """
+    info = _parsed(ManagedLedgerInfo, _uncompressed(data))
+    return tuple(map(_reference, info.ledgerInfo))
+
+
+def cursor_references(data: bytes) -> CursorReferences:
+    """Return the ledgers of a subscription: of its position, of a compacted topic, and of delayed messages.
+
+    Raises:
+        UndecodableNodeError: see above.
+    """
+    if not data:
+        return CursorReferences((), is_partial=False)
+    info = _parsed(ManagedCursorInfo, _uncompressed(data))
+    found = [info.cursorsLedgerId] if info.cursorsLedgerId >= 0 else []
+    found += [each.value for each in info.properties if each.name == _COMPACTED]
+    for each in info.cursorProperties:
+        if each.name.startswith(_BUCKET):
+            if not each.value.isascii() or not each.value.isdigit():
+                raise UndecodableNodeError("a bucket of delayed messages has no ledger id")
+            found.append(int(each.value))
+    return CursorReferences(tuple(found), is_partial=info.cursorsLedgerId >= 0)
+
+
+def schema_references(data: bytes) -> tuple[int, ...]:
+    """Return the ledgers of the versions of a schema.
+
+    Raises:
+        UndecodableNodeError: see above.
+    """
+    if not data:
+        return ()
+    locator = _parsed(SchemaLocator, data)
+    return tuple(dict.fromkeys(each.position.ledgerId for each in (locator.info, *locator.index)))
+
+
+def _reference(info: ManagedLedgerInfo.LedgerInfo) -> LedgerReference:
+    copy = Copy.BOOKKEEPER
+    if info.offloadContext.complete:
+        copy = Copy.OFFLOADED if info.offloadContext.bookkeeperDeleted else Copy.BOTH
+    return LedgerReference(info.ledgerId, copy, is_empty=info.timestamp > 0 and info.entries == 0)
+
+
+def _parsed(kind: type[M], data: bytes) -> M:
+    try:
+        message = kind.FromString(data)
+    except DecodeError as error:
+        raise UndecodableNodeError(f"{len(data)} bytes are not a {kind.DESCRIPTOR.name}") from error
+    if not message.IsInitialized():
+        raise UndecodableNodeError(f"a {kind.DESCRIPTOR.name} lacks a field")
+    if len(UnknownFieldSet(message)):
+        raise UndecodableNodeError(f"a {kind.DESCRIPTOR.name} has a field that this release does not know")
+    return message
+
+
+def _uncompressed(data: bytes) -> bytes:
+    if not data.startswith(_MAGIC):
+        return data
+    size = int.from_bytes(data[len(_MAGIC) : _HEAD_AT], "big", signed=True)
+    payload_at = _HEAD_AT + size
+    if len(data) < _HEAD_AT or size < 0 or len(data) < payload_at:
+        raise UndecodableNodeError("the head of a compressed node is cut")
+    head = _parsed(CompressionHead, data[_HEAD_AT:payload_at])
+    if not 0 <= head.uncompressedSize <= _SIZE_MAX:
+        raise UndecodableNodeError(f"a node of {head.uncompressedSize} bytes, uncompressed")
+    payload = data[payload_at:]
+    found = (
+        payload if head.compressionType == 0 else _decompressed(head.compressionType, payload, head.uncompressedSize)
+    )
+    if len(found) != head.uncompressedSize:
+        raise UndecodableNodeError("a compressed node has another size than its head")
+    return found
+
+
+def _decompressed(kind: int, payload: bytes, size: int) -> bytes:
+    if kind == 2:
+        try:
+            return zlib.decompressobj().decompress(payload, size + 1)  # it ends with a flush, without an end marker
+        except zlib.error as error:
+            raise UndecodableNodeError("a compressed node is damaged") from error
+    if kind not in _CODECS:
+        raise UndecodableNodeError(f"a node is compressed in an unknown way ({kind})")
+    try:
+        import pyarrow as pa
+    except ModuleNotFoundError as error:
+        raise UndecodableNodeError(f"a node is compressed with {_CODECS[kind]}: install bkheal[spark]") from error
+    try:
+        return bytes(pa.Codec(_CODECS[kind]).decompress(payload, decompressed_size=size, asbytes=True))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UndecodableNodeError("a compressed node is damaged") from error

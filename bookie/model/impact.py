@@ -1,0 +1,86 @@
+"""What a finding means for the topics of Pulsar that the ledger belongs to (pure).
+
+Source of the rules: docs/topics.md#what-a-finding-means. They describe a broker with default settings. A finding that
+costs no copy of any entry has no effect.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from bookie.model.ownership import Component, SystemRole
+from bookie.model.severity import Severity
+
+
+class Effect(enum.Enum):
+    """What happens to clients if the entries of a ledger cannot be read. Worst first."""
+
+    NAMESPACE_DOWN = "no topic of the namespace loads: its topic policies cannot be read"
+    SYSTEM_DOWN = "a part of Pulsar that topics depend on fails"
+    TOPIC_DOWN = "the topic does not load again after it was unloaded or its broker was restarted"
+    NO_CONNECT = "producers and consumers that use the schema cannot connect"
+    READS_STOP = "reads stop at this ledger: subscriptions with older positions do not proceed"
+    COMPACTED_VIEW = "readers of the compacted topic fail"
+    REWINDS = "the subscription is set back: messages are delivered again"
+    DELAYED = "the index of delayed messages of the subscription cannot be read"
+    UNKNOWN = "not known: the custom metadata of the ledger does not name its use"
+
+    @property
+    def rank(self) -> int:
+        """Smaller is worse."""
+        return _RANKS[self]
+
+
+_RANKS = {effect: rank for rank, effect in enumerate(Effect)}
+
+
+class Standing(enum.Enum):
+    """Whether the effect is there. Worst first."""
+
+    NOW = "now"
+    """Entries cannot be read, unless a bookie returns."""
+    AT_RISK = "at risk"
+    """Copies are missing; the effect begins if the last ones are lost."""
+    NONE = "none"
+    """Every entry has its copies."""
+
+
+def effect_of(component: Component, role: SystemRole | None, *, is_closed: bool) -> Effect:
+    """Return what it means if the ledger cannot be read.
+
+    Args:
+        component: what the ledger contains.
+        role: of its topic, if it is Pulsar's own.
+        is_closed: a topic's ledger that is not closed is its last one, which a broker has to recover before it can
+            load the topic.
+    """
+    if role is not None and component in (Component.MANAGED_LEDGER, Component.COMPACTED, Component.SCHEMA):
+        return Effect.NAMESPACE_DOWN if role is SystemRole.TOPIC_POLICIES else Effect.SYSTEM_DOWN
+    match component:
+        case Component.MANAGED_LEDGER:
+            return Effect.READS_STOP if is_closed else Effect.TOPIC_DOWN
+        case Component.SCHEMA:
+            return Effect.NO_CONNECT
+        case Component.COMPACTED:
+            return Effect.COMPACTED_VIEW
+        case Component.CURSOR:
+            return Effect.REWINDS
+        case Component.DELAYED_INDEX:
+            return Effect.DELAYED
+        case Component.UNKNOWN:
+            return Effect.UNKNOWN
+
+
+def is_unrecoverable(*, is_open_end: bool, copies_min: int, write_quorum: int, ack_quorum: int) -> bool:
+    """Return whether so few bookies of a write set are left that the end of an open ledger cannot be determined.
+
+    docs/formats.md#coverage: fewer than the ack quorum of each write set may be unknown.
+    """
+    return is_open_end and write_quorum - copies_min >= ack_quorum
+
+
+def standing_of(severity: Severity, *, is_end_unknown: bool) -> Standing:
+    """Return whether the effect of a finding is there. ``is_end_unknown``: see ``is_unrecoverable``."""
+    if severity <= Severity.NO_LIVE_COPY or is_end_unknown:
+        return Standing.NOW
+    return Standing.AT_RISK if severity <= Severity.BELOW_WRITE_QUORUM else Standing.NONE

@@ -1,0 +1,201 @@
+"""The impact of a run, from the table of findings that it left. Needs no Spark.
+
+The table is read in batches and grouped by Arrow, so that a million findings cost a second and the memory of a batch
+and of the groups, of which there is a bounded number. Findings of one ledger follow each other in the table.
+
+Findings of a loss that an operator accepted are left out, as in all counts by severity, and so are those that only note
+that a place is unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from bookie.model.impact import effect_of, is_unrecoverable, standing_of
+from bookie.model.metadata import LedgerState
+from bookie.model.ownership import OWNER_COLUMNS, Component, partitioned_name, system_role
+from bookie.model.severity import Severity
+from spark_jobs.checks.findings import FindingKind
+from spark_jobs.report.files import FINDINGS, is_run_id
+from spark_jobs.report.history import NoSuchReportError
+from spark_jobs.report.impact import Impact, ImpactRow, impact_of
+
+_log = logging.getLogger(__name__)
+
+_BATCH_ROWS: Final = 65_536
+_ROWS_MAX: Final = 200_000
+"""Rows of topics that are kept: some 200 MB. A run that finds more says so."""
+_LEFT_OUT: Final = (FindingKind.LOSS_ACCEPTED.value, FindingKind.UNKNOWN_PLACE.value)
+_NUMBERS: Final = ("severity_rank", "copies_min", "write_quorum", "ack_quorum")
+_COLUMNS: Final = ("kind", "ledger_id", "state", "is_last_fragment", "bytes_estimate", *_NUMBERS, *OWNER_COLUMNS)
+_KEY: Final = (*OWNER_COLUMNS, "severity_rank", "is_closed", "is_last_fragment", *_NUMBERS[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class ImpactFilter:
+    """Which rows; None: any."""
+
+    severity: Severity | None = None
+    namespace: str | None = None
+    """With its tenant."""
+    topic: str | None = None
+    """Its name in full; without the number of a partition it means all of them."""
+
+    def has(self, row: ImpactRow) -> bool:
+        """Return whether a row is wanted."""
+        return (
+            (self.severity is None or row.severity is self.severity)
+            and (self.namespace is None or row.namespace == self.namespace)
+            and (self.topic is None or self.topic in (row.topic, partitioned_name(row.topic)))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ImpactPage:
+    """The worst rows of those that a filter selects."""
+
+    rows: tuple[ImpactRow, ...]
+    total: int
+    """Rows that the filter selects."""
+    unnamed_ledgers: int
+    """Ledgers of the whole run with findings that name no topic."""
+    is_cut: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "items": [row.to_json() for row in self.rows],
+            "total": self.total,
+            "unnamed_ledgers": self.unnamed_ledgers,
+            "cut": self.is_cut,
+        }
+
+
+def read_impact(report_dir: Path, run_id: str) -> Impact:
+    """Return the impact of a run. One without a table of findings, or one of an earlier release, has none.
+
+    Raises:
+        NoSuchReportError: there is no report of this run here, or its table cannot be read.
+    """
+    rows, unnamed, is_cut = _read(report_dir, run_id)
+    return impact_of(rows, unnamed, is_cut=is_cut)
+
+
+def read_impact_page(report_dir: Path, run_id: str, limit: int, wanted: ImpactFilter = ImpactFilter()) -> ImpactPage:
+    """Return the worst rows of topics that are wanted.
+
+    Raises:
+        NoSuchReportError: there is no report of this run here, or its table cannot be read.
+    """
+    rows, unnamed, is_cut = _read(report_dir, run_id)
+    found = sorted((row for row in rows if wanted.has(row)), key=lambda row: row.order)
+    return ImpactPage(tuple(found[:limit]), len(found), unnamed, is_cut)
+
+
+def _read(report_dir: Path, run_id: str) -> tuple[list[ImpactRow], int, bool]:
+    directory = report_dir / run_id
+    if not is_run_id(run_id) or not directory.is_dir():
+        raise NoSuchReportError(f"there is no report of the run {run_id[:100]!r} here")
+    if not (directory / FINDINGS).is_dir():
+        return [], 0, False
+    try:
+        table = ds.dataset(directory / FINDINGS, format="parquet")
+        if not set(OWNER_COLUMNS) <= set(table.schema.names):
+            return [], 0, False
+        wanted = ~ds.field("kind").isin(_LEFT_OUT)
+        groups = _Groups()
+        for batch in table.to_batches(columns=list(_COLUMNS), batch_size=_BATCH_ROWS, filter=wanted):
+            if batch.num_rows:
+                groups.add(pa.Table.from_batches([batch]))
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        _log.warning("findings are unreadable", extra={"run_id": run_id, "reason": str(error)})
+        raise NoSuchReportError(f"the findings of run {run_id} cannot be read") from error
+    return groups.rows(), groups.unnamed, groups.is_cut
+
+
+class _Groups:
+    """Findings as rows of topics, batch by batch."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[Any, ...], list[int]] = {}
+        """Ledgers, bytes and the lowest id of each row."""
+        self._last: tuple[int, frozenset[tuple[Any, ...]]] = (-1, frozenset())
+        """The ledger at the end of the last batch, and the rows that count it: the next batch may go on with it."""
+        self.unnamed = 0
+        self.is_cut = False
+
+    def add(self, found: pa.Table) -> None:
+        is_closed = pc.equal(found["state"], LedgerState.CLOSED.name)
+        found = found.append_column("is_closed", pc.fill_null(is_closed, False))
+        found = found.set_column(
+            found.column_names.index("is_last_fragment"),
+            "is_last_fragment",
+            pc.fill_null(found["is_last_fragment"], False),
+        )
+        counted: set[tuple[Any, ...]] = set()
+        last = found["ledger_id"][-1].as_py()
+        per_ledger = found.group_by([*_KEY, "ledger_id"], use_threads=False).aggregate([("bytes_estimate", "sum")])
+        sums = per_ledger.group_by(list(_KEY), use_threads=False).aggregate(
+            [("ledger_id", "list"), ("bytes_estimate_sum", "sum")]
+        )
+        merged: dict[tuple[Any, ...], tuple[set[int], int]] = {}
+        for group in sums.to_pylist():
+            row = _row_key(group)
+            ledgers, size = merged.get(row, (set(), 0))
+            ledgers.update(group["ledger_id_list"])
+            merged[row] = ledgers, size + (group["bytes_estimate_sum_sum"] or 0)
+        for row, (ledgers, size) in merged.items():
+            is_known = self._last[0] in ledgers and row in self._last[1]
+            if last in ledgers:
+                counted.add(row)
+            self._count(row, len(ledgers) - is_known, size, min(ledgers))
+        if last == self._last[0]:
+            counted |= self._last[1]
+        self._last = last, frozenset(counted)
+
+    def _count(self, row: tuple[Any, ...], ledgers: int, size: int, first: int) -> None:
+        if row == _UNNAMED:
+            self.unnamed += ledgers
+        elif row in self._rows:
+            known = self._rows[row]
+            self._rows[row] = [known[0] + ledgers, known[1] + size, min(known[2], first)]
+        elif len(self._rows) < _ROWS_MAX:
+            self._rows[row] = [ledgers, size, first]
+        else:
+            self.is_cut = True
+
+    def rows(self) -> list[ImpactRow]:
+        return [ImpactRow(*row, *counts) for row, counts in self._rows.items()]
+
+
+_UNNAMED: Final = ()
+_COMPONENTS: Final = {component.value: component for component in Component}
+
+
+def _row_key(group: dict[str, Any]) -> tuple[Any, ...]:
+    """What a row of ``ImpactRow`` is distinguished by; ``_UNNAMED`` for findings that name no topic."""
+    if group["topic"] is None or group["severity_rank"] is None:
+        return _UNNAMED
+    severity = Severity(group["severity_rank"])
+    component = _COMPONENTS.get(group["component"], Component.UNKNOWN)
+    quorums = group["copies_min"], group["write_quorum"], group["ack_quorum"]
+    is_end_unknown = None not in quorums and is_unrecoverable(
+        is_open_end=group["is_last_fragment"] and not group["is_closed"],
+        copies_min=quorums[0],
+        write_quorum=quorums[1],
+        ack_quorum=quorums[2],
+    )
+    role = system_role(group["namespace"], group["topic"])
+    return (
+        severity,
+        standing_of(severity, is_end_unknown=is_end_unknown),
+        effect_of(component, role, is_closed=group["is_closed"]),
+        *(group[name] for name in OWNER_COLUMNS),
+    )

@@ -1,0 +1,180 @@
+"""The nodes of Pulsar's managed ledgers, cursors and schemas: decoded in full, or refused.
+
+Bytes are made by hand from docs/formats.md#references-of-pulsar.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.metadata.proto.managed_ledgers_pb2 import ManagedCursorInfo, ManagedLedgerInfo
+from bookie.metadata.pulsar.decoding import (
+    Copy,
+    CursorReferences,
+    LedgerReference,
+    UndecodableNodeError,
+    cursor_references,
+    managed_ledger_references,
+    schema_references,
+)
+from bookie.metadata.pulsar.tree import NodeKind, PulsarTree
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.model.ownership import topic_of_managed_ledger
+
+# ledger 7 with 5 entries, 100 bytes, ended at 1; ledger 8 without an end.
+ONE = b"\x0a\x08\x08\x07\x10\x05\x18\x64\x20\x01"
+OPEN = b"\x0a\x02\x08\x08"
+REFERENCES = (LedgerReference(7, Copy.BOOKKEEPER, is_empty=False), LedgerReference(8, Copy.BOOKKEEPER, is_empty=False))
+
+
+def headed(kind: int, size: int, payload: bytes) -> bytes:
+    """A compressed node, by the form of its head."""
+    head = bytes((0x08, kind, 0x10, size))
+    return b"\x47\x78" + len(head).to_bytes(4, "big") + head + payload
+
+
+def flushed(data: bytes) -> bytes:
+    compressor = zlib.compressobj()
+    return compressor.compress(data) + compressor.flush(zlib.Z_SYNC_FLUSH)
+
+
+def packed(codec: str, data: bytes) -> bytes:
+    return bytes(pa.Codec(codec).compress(data, asbytes=True))
+
+
+def cut_references(data: bytes) -> tuple[LedgerReference, ...] | None:
+    """None: refused. The last bytes of a flush contain nothing."""
+    try:
+        return managed_ledger_references(data)
+    except UndecodableNodeError:
+        return None
+
+
+def test_a_topic_refers_to_its_ledgers() -> None:
+    assert managed_ledger_references(ONE + OPEN) == REFERENCES
+    assert managed_ledger_references(b"") == ()
+
+
+@pytest.mark.parametrize(
+    ("offload", "copy"),
+    [(b"", Copy.BOOKKEEPER), (b"\x18\x01", Copy.BOTH), (b"\x18\x01\x20\x01", Copy.OFFLOADED)],
+)
+def test_where_the_entries_are_follows_from_the_offload(offload: bytes, copy: Copy) -> None:
+    ledger = b"\x08\x07\x20\x01\x2a" + bytes((len(offload),)) + offload
+    data = b"\x0a" + bytes((len(ledger),)) + ledger
+    assert managed_ledger_references(data) == (LedgerReference(7, copy, is_empty=True),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (0, ONE + OPEN),
+        (1, packed("lz4_raw", ONE + OPEN)),
+        (2, flushed(ONE + OPEN)),
+        (3, packed("zstd", ONE + OPEN)),
+        (4, packed("snappy", ONE + OPEN)),
+    ],
+)
+def test_every_compression_is_read(kind: int, payload: bytes) -> None:
+    data = headed(kind, len(ONE + OPEN), payload)
+    assert managed_ledger_references(data) == REFERENCES
+    for end in range(1, len(data)):
+        assert cut_references(data[:end]) in (None, REFERENCES)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x47\x78\xff\xff\xff\xff",
+        headed(5, 1, b"x"),
+        headed(2, 12, b"x" * 12),
+        headed(3, 12, b"x" * 12),
+        headed(0, 11, ONE + OPEN),
+        b"\x47\x78\x00\x00\x00\x07\x08\x01\x10\xff\xff\xff\x7f",
+        ONE + b"\x22\x00",  # a field of a later release
+        b"\x0a\x02\x10\x05",  # no ledger id
+        b"\x08\x07",
+        ONE[:-1],
+    ],
+)
+def test_what_may_hide_a_reference_is_refused(data: bytes) -> None:
+    with pytest.raises(UndecodableNodeError):
+        managed_ledger_references(data)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
+    for decode in (managed_ledger_references, cursor_references, schema_references):
+        try:
+            decode(data)
+        except UndecodableNodeError:
+            continue
+
+
+@given(st.lists(st.integers(0, (1 << 63) - 1), max_size=20))
+def test_no_reference_is_lost(ids: list[int]) -> None:
+    info = ManagedLedgerInfo(ledgerInfo=[ManagedLedgerInfo.LedgerInfo(ledgerId=number) for number in ids])
+    assert [each.ledger_id for each in managed_ledger_references(info.SerializeToString())] == ids
+
+
+def test_a_subscription_refers_to_its_position_the_compacted_ledger_and_buckets() -> None:
+    info = ManagedCursorInfo(cursorsLedgerId=-1)
+    info.properties.add(name="CompactedTopicLedger", value=9)
+    info.properties.add(name="another", value=10)
+    info.cursorProperties.add(name="#pulsar.internal.delayed.bucket_1_2", value="11")
+    info.cursorProperties.add(name="another", value="x")
+    assert cursor_references(info.SerializeToString()) == CursorReferences((9, 11), is_partial=False)
+    assert cursor_references(b"\x08\x05") == CursorReferences((5,), is_partial=True)
+    info.cursorProperties.add(name="#pulsar.internal.delayed.bucket_3_4", value="x")
+    with pytest.raises(UndecodableNodeError):
+        cursor_references(info.SerializeToString())
+
+
+def test_a_schema_refers_to_the_ledger_of_each_version() -> None:
+    position = b"\x08\x00\x12\x04\x08\x07\x10\x00\x1a\x00"
+    other = position.replace(b"\x07", b"\x08")
+    entries = [b"\x0a\x0a" + position, b"\x12\x0a" + position, b"\x12\x0a" + other]
+    assert schema_references(b"".join(entries)) == (7, 8)
+
+
+async def test_the_tree_is_read_with_old_and_new_names() -> None:
+    store = MemoryStore(MemoryCell())
+    names = [
+        "managed-ledgers/t/n/persistent/a",
+        "managed-ledgers/t/n/persistent/a/s",
+        "managed-ledgers/t/c/n/persistent/b",
+        "managed-ledgers/t/c/n/persistent/b/s",
+        "managed-ledgers/t/n/segment/x/0",
+        "managed-ledgers/t/n/segment/x/0/s",
+        "schemas/t/n/a",
+    ]
+    for name in names:
+        parts = name.split("/")
+        for end in range(1, len(parts) + 1):
+            path = "/p/" + "/".join(parts[:end])
+            if await store.stat("/p") is None:
+                await store.create("/p")
+            if await store.stat(path) is None:
+                await store.create(path, name.encode() if end == len(parts) else b"")
+    tree = PulsarTree(store, "/p")
+    assert await tree.exists()
+    assert not await PulsarTree(store, "").exists()
+    found = [node async for part in tree.nodes() for node in part]
+    assert sorted((node.kind.name, node.name, node.cursor, node.data.decode()) for node in found) == [
+        ("CURSOR", "t/c/n/persistent/b", "s", names[3]),
+        ("CURSOR", "t/n/persistent/a", "s", names[1]),
+        ("CURSOR", "t/n/segment/x/0", "s", names[5]),
+        ("MANAGED_LEDGER", "t/c/n/persistent/b", None, names[2]),
+        ("MANAGED_LEDGER", "t/n/persistent/a", None, names[0]),
+        ("MANAGED_LEDGER", "t/n/segment/x/0", None, names[4]),
+        ("SCHEMA", "t/n/a", None, names[6]),
+    ]
+    for node in found:
+        if node.kind is not NodeKind.SCHEMA:
+            assert topic_of_managed_ledger(node.name).managed_ledger == node.name
