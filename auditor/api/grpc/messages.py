@@ -83,6 +83,18 @@ def status_message(status: ServiceStatus) -> pb.Status:
             pb.Pause(kind=KINDS[kind], owner=pause.owner, until=_time(pause.until_ms))
             for kind, pause in status.paused_kinds.items()
         ],
+        maintenance=[
+            pb.MaintenanceWindow(
+                target=window.target,
+                bookies=window.bookies,
+                by=window.by,
+                since=_time(window.since_ms),
+                until=_time(window.until_ms),
+                hold_critical=window.holds_critical,
+                note=window.note,
+            )
+            for window in status.windows
+        ],
     )
 
 

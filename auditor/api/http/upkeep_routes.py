@@ -79,7 +79,12 @@ class UpkeepRoutes:
                     segments=(_LEDGER,), body="BoostRequest"),
             _change("DELETE", f"{boosts}/{{ledger_id}}", "end_boost", "End a boost.", self._end_boost, "Boost",
                     segments=(_LEDGER,)),
-            _read(f"{_API}/progress", "get_progress", "How far repairs are.", self._progress, "RepairProgress"),
+            _read(f"{_API}/progress", "get_progress",
+                  "How far repairs are. 503 with Retry-After while the marks are read: send it again.",
+                  self._progress, "RepairProgress"),
+            _read(f"{_API}/cluster", "get_cluster_status",
+                  "One look at the cluster. 503 with Retry-After while the marks are read: send it again.",
+                  self._cluster, "ClusterStatus"),
             _read(f"{_API}/changes", "list_changes", "What operators changed, by command and by API, newest first.",
                   self._changes, "ChangeList", (_CHANGES_LIMIT,)),
         )  # fmt: skip
@@ -222,6 +227,10 @@ class UpkeepRoutes:
     async def _progress(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")
         return _answer("RepairProgress", await self._upkeep.progress())
+
+    async def _cluster(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, (), "parameter")
+        return _answer("ClusterStatus", await self._upkeep.cluster_status())
 
     async def _changes(self, call: Call) -> web.Response:
         query = call.request.query

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import DryRunOption, connected, refuse, show, unknown_names, whoami
 from auditor.cli.cluster.spans import span_s
 from auditor.cli.output import OutputFormat
@@ -15,6 +16,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, bookie_id
 from bookie.model.times import rfc3339
 from bookie.model.topology import Topology, location
+from bookie.runtime.human import printable
 
 if TYPE_CHECKING:
     from bookie.client.connect import ConnectedBookKeeper
@@ -79,15 +81,23 @@ def start(
 
 
 @app.command("list", epilog=_EXIT_CODES)
+@reachable
 def list_windows(
-    uri: MetadataUriOption = None, config: ConfigOption = None, output: OutputOption = OutputFormat.TABLE
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    *,
+    service: Service | None = None,
 ) -> None:
     """List the windows that are open."""
     from auditor.api.http.documents import window_document
 
-    windows = run(_list(metadata_uri(uri, config)))
-    lines = [line(window) for window in windows] or ["no maintenance window is open"]
-    show(output, "MaintenanceWindowList", {"items": [window_document(window) for window in windows]}, lines)
+    if service is not None:
+        rows = service.ask("GET", "/status")["maintenance"]
+    else:
+        rows = [window_document(window) for window in run(_list(metadata_uri(uri, config)))]
+    lines = [line(row) for row in rows] or ["no maintenance window is open"]
+    show(output, "MaintenanceWindowList", {"items": rows}, lines)
 
 
 @app.command("end", epilog=_EXIT_CODES)
@@ -106,12 +116,12 @@ def end(
     show(output, "MaintenanceEnd", {"dry_run": is_dry_run, "target": name, "was_open": is_open}, [text])
 
 
-def line(window: Window) -> str:
-    """A window in one line for people."""
-    critical = ", holds critical ledgers" if window.holds_critical else ""
-    bookies = "" if window.bookies == (window.target,) else f" ({', '.join(window.bookies)})"
-    note = f": {window.note}" if window.note else ""
-    return f"{window.target}{bookies} until {rfc3339(window.until_ms)}{critical}, by {window.by}{note}"
+def line(window: dict[str, Any]) -> str:
+    """The document of a window in one line for people."""
+    critical = ", holds critical ledgers" if window["hold_critical"] else ""
+    bookies = "" if window["bookies"] == [window["target"]] else f" ({', '.join(window['bookies'])})"
+    note = f": {window['note']}" if window["note"] else ""
+    return printable(f"{window['target']}{bookies} until {window['until']}{critical}, by {window['by']}{note}")
 
 
 def _target(text: str) -> str:

@@ -31,6 +31,8 @@ from bookie.runtime.clock import Clock
 
 WINDOW_S: Final = 300.0
 """Time over which a rate is computed: long enough that single large ledgers do not dominate it."""
+LOOK_SHARE: Final = 0.2
+"""Largest share of the time that is spent on looking: a large backlog is read less often."""
 IN_FLIGHT_MAX: Final = 200
 """Ledgers in flight whose reservation is read in one look: each costs a request."""
 HEALTHY: Final = "healthy"
