@@ -175,7 +175,7 @@ def _kind_row(status: ServiceStatus, kind: RunKind) -> KindRow:
 def _backlog_rows(status: ServiceStatus) -> list[BacklogRow]:
     backlog = status.backlog
     parts: list[tuple[str, SeverityBacklog]] = [
-        (severity.name.lower(), part) for severity, part in sorted(backlog.severities.items())
+        (severity.label, part) for severity, part in sorted(backlog.severities.items())
     ]
     if backlog.healthy.ledgers:
         parts.append(("healthy", backlog.healthy))

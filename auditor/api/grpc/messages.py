@@ -58,7 +58,7 @@ def run_message(record: RunRecord) -> pb.Run:
 
 def status_message(status: ServiceStatus) -> pb.Status:
     """The service and its cluster."""
-    severities = {severity.name.lower(): part.ledgers for severity, part in status.backlog.severities.items()}
+    severities = {severity.label: part.ledgers for severity, part in status.backlog.severities.items()}
     return pb.Status(
         version=status.version,
         process=status.process,

@@ -188,7 +188,7 @@ _TASK: Final = _fields(
     {
         "ledger_id": _COUNT,
         "state": _one_of([state.value for state in TaskState]),
-        "condition": _one_of([*(severity.name.lower() for severity in Severity), "healthy", "unreadable", "gone"]),
+        "condition": _one_of([*(severity.label for severity in Severity), "healthy", "unreadable", "gone"]),
         "missing": _list(_TEXT),
         "marked": _TIME,
         "copies_min": _nullable(_COUNT),
@@ -290,7 +290,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
                         "state": _nullable(_TEXT),
                         "missing": _list(_TEXT),
                         "copies_min": _nullable(_COUNT),
-                        "severity": _one_of([severity.name.lower() for severity in Severity], or_null=True),
+                        "severity": _one_of([severity.label for severity in Severity], or_null=True),
                         "entries": _nullable(_COUNT),
                         "bytes_estimate": _nullable(_COUNT),
                         "detail": _nullable(_TEXT),

@@ -181,7 +181,7 @@ class RepairWatch:
         return LedgerInFlight(ledger_id, owners[ledger_id], severity, tuple(copies))
 
 
-_ORDER: Final = (*(severity.name.lower() for severity in Severity), HEALTHY, UNREADABLE)
+_ORDER: Final = (*(severity.label for severity in Severity), HEALTHY, UNREADABLE)
 
 
 def copy_progress(ledger: LedgerMetadata, reservation: Reservation) -> CopyProgress:
@@ -271,7 +271,7 @@ def _judged(
     severity = verdict.severity
     if severity is None and not task.missing:  # a repair of the placement names no bookie
         severity = Severity.MISPLACED
-    return HEALTHY if severity is None else severity.name.lower(), verdict.bytes_estimate
+    return HEALTHY if severity is None else severity.label, verdict.bytes_estimate
 
 
 def _add(part: SeverityLook, size: int, task: Task | UnreadableTask) -> None:
