@@ -373,6 +373,23 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             )
         },
     ),
+    "PlacementDebtList": _document(
+        "PlacementDebtList",
+        {
+            "items": _list(
+                _fields(
+                    {
+                        "ledger_id": _COUNT,
+                        "state": _one_of(["waiting", "marked"]),
+                        "since": _TIME,
+                        "fragments": {**_list(_COUNT), "description": "First entries of the fragments."},
+                        "detail": _TEXT,
+                    }
+                )
+            ),
+            "next_after": _nullable(_COUNT),
+        },
+    ),
     "DrainList": _document(
         "DrainList",
         {

@@ -17,9 +17,10 @@ from auditor.cli.main import app
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.tasks.boosts import Boosts
+from bookie.metadata.tasks.debts import PlacementDebt, PlacementDebts
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.exit_codes import ExitCode
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.run import RunKind
 from bookie.model.times import rfc3339
 from tests.unit.auditor.api.test_api_findings import RUN, write_findings
@@ -170,3 +171,14 @@ async def test_bookies_and_windows_are_listed(world: ApiWorld) -> None:
     assert [row["bookie_id"] for row in listed] == [view.bookie_id for view in world.operations.known]
     assert listed[-1]["state"] == "lost"
     assert "no maintenance window" in (await call(world, "maintenance", "list")).stdout
+
+
+async def test_placement_debts_are_listed(world: ApiWorld) -> None:
+    await world.upkeep.fill()
+    debts = PlacementDebts(world.upkeep.cluster.keeper, ROOT)
+    for ledger in (9, 11):
+        assert await debts.add(PlacementDebt(LedgerId(ledger), EPOCH_MS, (EntryId(0),), "one rack"))
+    items = (await document(world, "debts", "list"))["items"]
+    assert [(row["ledger_id"], row["state"]) for row in items] == [(9, "marked"), (11, "waiting")]
+    page = (await world.operate("GET", "/api/v1/debts?limit=1")).json
+    assert (page["items"], page["next_after"]) == (items[:1], 9)
