@@ -132,6 +132,7 @@ def _target(text: str) -> str:
 async def _start(
     uri: str, target: str, seconds: int, is_critical_held: bool, note: str, topology_file: Path | None, is_dry_run: bool
 ) -> Window:
+    from auditor.operating.client import Actor
     from bookie.metadata.bookies.maintenance import (
         BOOKIES_MAX,
         MaintenanceWindows,
@@ -152,6 +153,8 @@ async def _start(
         now_ms = client.ports.clock.epoch_ms()
         window = Window(target, bookies, whoami(), now_ms, now_ms + seconds * 1000, is_critical_held, note[:200])
         if not is_dry_run:
+            detail = f"{target} until {rfc3339(window.until_ms)}{' with critical' if is_critical_held else ''}"
+            await Actor(window.by, "command").record(client, "maintenance start", detail)
             try:
                 await MaintenanceWindows(client.store, client.cluster.root).start(window)
             except TooManyWindowsError as error:
@@ -186,11 +189,13 @@ async def _list(uri: str) -> list[Window]:
 
 
 async def _end(uri: str, target: str, is_dry_run: bool) -> bool:
+    from auditor.operating.client import Actor
     from bookie.metadata.bookies.maintenance import MaintenanceWindows
 
     async with connected(uri) as client:
         windows = MaintenanceWindows(client.store, client.cluster.root)
         is_open = any(window.target == target for window in await windows.open_at(client.ports.clock.epoch_ms()))
         if not is_dry_run:
+            await Actor(whoami(), "command").record(client, "maintenance end", target)
             await windows.end(target)
         return is_open
