@@ -149,7 +149,11 @@ def why_no_next_run(status: ServiceStatus, kind: RunKind) -> str:
 
 
 class Control(Protocol):
-    """The control of a service: its runs and its status."""
+    """The control of a service: its runs and its status.
+
+    What an operator asks for is recorded before it is done (``/bkheal/changes``): ``owner`` is who asks, and ``via``
+    (of a start: ``cause``) by which way. Without an answer to the record nothing is changed.
+    """
 
     def status(self) -> ServiceStatus:
         """The service as it is known now; never waits, so it may be some seconds old."""
@@ -184,7 +188,7 @@ class Control(Protocol):
         """
         ...
 
-    async def cancel_run(self, run_id: str, *, owner: str) -> RunRecord:
+    async def cancel_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
         """Ask a run of this process to end; it ends within seconds. What it marked stays.
 
         Raises:
@@ -192,7 +196,7 @@ class Control(Protocol):
         """
         ...
 
-    async def pause_run(self, run_id: str, *, owner: str) -> RunRecord:
+    async def pause_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
         """Hold a run at its next gate for the time of the option ``pause_s``; again: for that time from now.
 
         Raises:
@@ -200,7 +204,7 @@ class Control(Protocol):
         """
         ...
 
-    async def resume_run(self, run_id: str, *, owner: str) -> RunRecord:
+    async def resume_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
         """Let a paused run go on.
 
         Raises:
@@ -208,7 +212,7 @@ class Control(Protocol):
         """
         ...
 
-    async def pause_kind(self, kind: RunKind, *, owner: str) -> KindPause:
+    async def pause_kind(self, kind: RunKind, *, owner: str, via: str) -> KindPause:
         """Let no scheduled run of a kind begin for the time of ``pause_s``; again: for that time from now.
 
         A run that comes due in the meantime begins afterwards, once. Runs that are asked for, and the reaction to a
@@ -219,7 +223,7 @@ class Control(Protocol):
         """
         ...
 
-    async def resume_kind(self, kind: RunKind, *, owner: str) -> None:
+    async def resume_kind(self, kind: RunKind, *, owner: str, via: str) -> None:
         """Undo ``pause_kind``. Idempotent.
 
         Raises:

@@ -100,7 +100,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("version", "process", "is_leader", "leader", "is_store_connected", "metadata_uri", "instance_id", "is_recovery_enabled", "lost_bookie_delay_seconds", "writable", "read_only", "lost", "held_because", "underreplicated_ledgers", "underreplicated_by_severity", "counted", "running", "last", "paused_kinds", "pauses")
+    __slots__ = ("version", "process", "is_leader", "leader", "is_store_connected", "metadata_uri", "instance_id", "is_recovery_enabled", "lost_bookie_delay_seconds", "writable", "read_only", "lost", "held_because", "underreplicated_ledgers", "underreplicated_by_severity", "counted", "running", "last", "paused_kinds", "pauses", "maintenance")
     class UnderreplicatedBySeverityEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class Status(_message.Message):
     LAST_FIELD_NUMBER: _ClassVar[int]
     PAUSED_KINDS_FIELD_NUMBER: _ClassVar[int]
     PAUSES_FIELD_NUMBER: _ClassVar[int]
+    MAINTENANCE_FIELD_NUMBER: _ClassVar[int]
     version: str
     process: str
     is_leader: bool
@@ -148,7 +149,26 @@ class Status(_message.Message):
     last: _containers.RepeatedCompositeFieldContainer[Run]
     paused_kinds: _containers.RepeatedScalarFieldContainer[RunKind]
     pauses: _containers.RepeatedCompositeFieldContainer[Pause]
-    def __init__(self, version: _Optional[str] = ..., process: _Optional[str] = ..., is_leader: _Optional[bool] = ..., leader: _Optional[str] = ..., is_store_connected: _Optional[bool] = ..., metadata_uri: _Optional[str] = ..., instance_id: _Optional[str] = ..., is_recovery_enabled: _Optional[bool] = ..., lost_bookie_delay_seconds: _Optional[int] = ..., writable: _Optional[_Iterable[str]] = ..., read_only: _Optional[_Iterable[str]] = ..., lost: _Optional[_Iterable[str]] = ..., held_because: _Optional[str] = ..., underreplicated_ledgers: _Optional[int] = ..., underreplicated_by_severity: _Optional[_Mapping[str, int]] = ..., counted: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., running: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., last: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., paused_kinds: _Optional[_Iterable[_Union[RunKind, str]]] = ..., pauses: _Optional[_Iterable[_Union[Pause, _Mapping]]] = ...) -> None: ...
+    maintenance: _containers.RepeatedCompositeFieldContainer[MaintenanceWindow]
+    def __init__(self, version: _Optional[str] = ..., process: _Optional[str] = ..., is_leader: _Optional[bool] = ..., leader: _Optional[str] = ..., is_store_connected: _Optional[bool] = ..., metadata_uri: _Optional[str] = ..., instance_id: _Optional[str] = ..., is_recovery_enabled: _Optional[bool] = ..., lost_bookie_delay_seconds: _Optional[int] = ..., writable: _Optional[_Iterable[str]] = ..., read_only: _Optional[_Iterable[str]] = ..., lost: _Optional[_Iterable[str]] = ..., held_because: _Optional[str] = ..., underreplicated_ledgers: _Optional[int] = ..., underreplicated_by_severity: _Optional[_Mapping[str, int]] = ..., counted: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., running: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., last: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., paused_kinds: _Optional[_Iterable[_Union[RunKind, str]]] = ..., pauses: _Optional[_Iterable[_Union[Pause, _Mapping]]] = ..., maintenance: _Optional[_Iterable[_Union[MaintenanceWindow, _Mapping]]] = ...) -> None: ...
+
+class MaintenanceWindow(_message.Message):
+    __slots__ = ("target", "bookies", "by", "since", "until", "hold_critical", "note")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    BOOKIES_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    HOLD_CRITICAL_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    bookies: _containers.RepeatedScalarFieldContainer[str]
+    by: str
+    since: _timestamp_pb2.Timestamp
+    until: _timestamp_pb2.Timestamp
+    hold_critical: bool
+    note: str
+    def __init__(self, target: _Optional[str] = ..., bookies: _Optional[_Iterable[str]] = ..., by: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., hold_critical: _Optional[bool] = ..., note: _Optional[str] = ...) -> None: ...
 
 class Pause(_message.Message):
     __slots__ = ("kind", "owner", "until")

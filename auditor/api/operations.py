@@ -218,7 +218,7 @@ def _view(task: Task, ledger: Versioned | Unreadable | None, around: _Around) ->
     elif ledger is not None:
         worst = worst_fragment(ledger.metadata, around.bookies)
         severity = worst.severity if worst else None
-        condition = severity.name.lower() if severity is not None else "healthy"
+        condition = severity.label if severity is not None else "healthy"
         copies_min = worst.copies_min if worst else None
         ledger_bytes = ledger.metadata.length
         owner = owner_names(owner_of(ledger.metadata.custom))

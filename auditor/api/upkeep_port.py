@@ -38,5 +38,9 @@ class Upkeep(Protocol):
         ...
 
     async def progress(self) -> Document:
-        """How far repairs are, with a rate once there were two looks. Raises StoreUnavailableError."""
+        """How far repairs are, with a rate once there were two looks. Raises as ``ask_long``."""
+        ...
+
+    async def cluster_status(self) -> Document:
+        """One look at the whole cluster, as ``bkheal status`` shows it. Raises as ``ask_long``."""
         ...

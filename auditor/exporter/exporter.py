@@ -72,6 +72,7 @@ class Exporter:
             ),
             missing_share_max=settings.missing_share_max,
             settle_s=SETTLE_SESSIONS * settings.session_timeout_s,
+            rules=settings.marking_rules,
         )
 
     async def run(self, stop: asyncio.Event) -> None:

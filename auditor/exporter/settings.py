@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
+from bookie.metadata.bookies.marking_policy import MarkingRules
+from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
+from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
+from bookie.metadata.bookies.returned import FLAPPING_DELAY_S
 from bookie.metadata.uri import uri_problems
 from bookie.model.option import Group, Option
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
+from spark_jobs.marking_options import CriticalDelay, FlappingDelay, MissingShareMax, RackOutageDelay
 
 PORT: Final = 8002
 """Beside a bookie (8000) and a replicator (8001) on one machine."""
@@ -40,15 +45,11 @@ class ExporterSettings:
         float, Option("Time between two counts of the ledgers marked for repair.", minimum=1, maximum=3600)
     ] = 15.0
     """Counting that takes long is followed by a longer pause."""
-    missing_share_max: Annotated[
-        float,
-        Option(
-            "Show the mass-loss brake as held when a larger share of the known bookies is missing: the limit that "
-            "audits have.",
-            minimum=0,
-            maximum=1,
-        ),
-    ] = MISSING_SHARE_MAX
+    missing_share_max: MissingShareMax = MISSING_SHARE_MAX
+    """This option and the next three need the values that the audits have: then the reasons and times are the same."""
+    critical_delay_s: CriticalDelay = CRITICAL_DELAY_S
+    rack_outage_delay_s: RackOutageDelay = RACK_OUTAGE_DELAY_S
+    flapping_delay_s: FlappingDelay = FLAPPING_DELAY_S
     session_timeout_s: Annotated[
         float, Option("How long ZooKeeper waits for a silent exporter before its session ends.", minimum=2, maximum=40)
     ] = 10.0
@@ -69,3 +70,8 @@ class ExporterSettings:
             problems.append(f"topology_file: there is no file {self.topology_file}")
         if problems:
             raise ConfigurationError(problems)
+
+    @property
+    def marking_rules(self) -> MarkingRules:
+        """What holds the ledgers of lost bookies back, as the audits are configured."""
+        return MarkingRules(self.critical_delay_s, self.rack_outage_delay_s, self.flapping_delay_s, self.topology_file)

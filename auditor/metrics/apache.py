@@ -102,7 +102,7 @@ def _of_cluster(status: ServiceStatus) -> Iterator[Metric]:
 def _found(record: RunRecord | None, severities: Iterable[Severity]) -> int:
     if record is None:
         return 0
-    wanted = {severity.name.lower() for severity in severities}
+    wanted = {severity.label for severity in severities}
     return sum(count for name, count in record.findings.items() if name.lower() in wanted)
 
 

@@ -168,7 +168,7 @@ def families(definitions: Iterable[Definition], values: Mapping[Key, float]) -> 
 
 
 def _backlog_values(backlog: Backlog, now_ms: int) -> dict[Key, float]:
-    parts = {severity.name.lower(): part for severity, part in backlog.severities.items()}
+    parts = {severity.label: part for severity, part in backlog.severities.items()}
     parts |= {names.HEALTHY: backlog.healthy, names.UNREADABLE: SeverityBacklog(backlog.unreadable)}
     values: dict[Key, float] = {(names.LOCKED,): backlog.locked, (names.COUNTED,): backlog.counted_ms / 1000}
     for name, part in parts.items():
@@ -176,8 +176,8 @@ def _backlog_values(backlog: Backlog, now_ms: int) -> dict[Key, float]:
         values[names.MARKED_BYTES, name] = part.bytes_estimate
         values[names.MARKED_AGE, name] = max(0, now_ms - part.oldest_ms) / 1000 if part.oldest_ms > 0 else 0
     for severity, part in backlog.repairable.items():
-        values[names.REPAIRABLE_LEDGERS, severity.name.lower()] = part.ledgers
-        values[names.REPAIRABLE_BYTES, severity.name.lower()] = part.bytes_estimate
+        values[names.REPAIRABLE_LEDGERS, severity.label] = part.ledgers
+        values[names.REPAIRABLE_BYTES, severity.label] = part.bytes_estimate
     values |= {(names.BOOKIE_LEDGERS, bookie): count for bookie, count in backlog.by_bookie.items()}
     values |= {(names.RACK_LEDGERS, rack): count for rack, count in backlog.by_rack.items()}
     return values | {(names.PARKED, reason.value): count for reason, count in backlog.parked.items()}

@@ -47,7 +47,7 @@ async def audit(tour: Tour, display: Display) -> None:
             )
         severities = Counter(finding.severity for finding in found)
         for severity in sorted(severities):
-            step.note(f"{severities[severity]} fragments {severity.name}")
+            step.note(f"{severities[severity]} fragments {severity.label}")
         if tour.is_kept:
             step.note(f"report: {report}")
         step.result.count = f"{len({finding.ledger_id for finding in found})} ledgers, {len(found)} fragments found"

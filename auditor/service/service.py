@@ -34,6 +34,7 @@ from bookie.metadata.port import MetadataStore, StoreUnavailableError
 from bookie.metadata.runs.election import Election, Leadership
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.records import Runs
+from bookie.metadata.tasks.changes import Changes
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode
@@ -132,6 +133,7 @@ class _Parts:
     overview: Overview
     windows: MaintenanceWindows
     returned: ReturnedBookies
+    changes: Changes
 
 
 class AuditorService(Control):
@@ -243,21 +245,22 @@ class AuditorService(Control):
         return record
 
     @override
-    async def cancel_run(self, run_id: str, *, owner: str) -> RunRecord:
-        return await self._there().manager.cancel(run_id, owner)
+    async def cancel_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
+        return await self._there().manager.cancel(run_id, owner, via)
 
     @override
-    async def pause_run(self, run_id: str, *, owner: str) -> RunRecord:
-        return await self._there().manager.pause(run_id, owner)
+    async def pause_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
+        return await self._there().manager.pause(run_id, owner, via)
 
     @override
-    async def resume_run(self, run_id: str, *, owner: str) -> RunRecord:
-        return await self._there().manager.resume(run_id)
+    async def resume_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
+        return await self._there().manager.resume(run_id, owner, via)
 
     @override
-    async def pause_kind(self, kind: RunKind, *, owner: str) -> KindPause:
+    async def pause_kind(self, kind: RunKind, *, owner: str, via: str) -> KindPause:
         parts = self._there()
         pause = KindPause(owner, self._ports.clock.epoch_ms() + int(self._settings.pause_s * 1000))
+        await parts.changes.record(owner, via, "schedule pause", f"{kind.value} for {self._settings.pause_s:g} s")
         await parts.runs.pause_kind(kind, owner, pause.until_ms)
         fields = {"kind": kind.value, "owner": owner, "until": rfc3339(pause.until_ms)}
         _log.info("schedule paused", extra=fields)
@@ -265,8 +268,9 @@ class AuditorService(Control):
         return pause
 
     @override
-    async def resume_kind(self, kind: RunKind, *, owner: str) -> None:
+    async def resume_kind(self, kind: RunKind, *, owner: str, via: str) -> None:
         parts = self._there()
+        await parts.changes.record(owner, via, "schedule resume", kind.value)
         await parts.runs.resume_kind(kind)
         _log.info("schedule resumed", extra={"kind": kind.value, "owner": owner})
         parts.overview.poke()
@@ -466,7 +470,7 @@ class AuditorService(Control):
         settings, ports = self._settings, self._ports
         store, cluster = connection.store, connection.cluster
         election = Election(store, cluster.root, ports.name, ports.clock, session_timeout_s=settings.session_timeout_s)
-        runs = Runs(store, cluster.root)
+        runs, changes = Runs(store, cluster.root), Changes(store, cluster.root, ports.clock)
         manager = RunManager(
             runs,
             election,
@@ -475,6 +479,7 @@ class AuditorService(Control):
             clock=ports.clock,
             rng=ports.rng,
             pause_s=settings.pause_s,
+            note=changes.record,
         )
         registrations, tasks = Registrations(store, cluster), UnderReplication(store, cluster, ports.clock)
         counter = ports.counter or backlog_counter(store, cluster, ports.clock)
@@ -506,7 +511,7 @@ class AuditorService(Control):
 
         manager.on_ended(ended)
         windows, returned = MaintenanceWindows(store, cluster.root), ReturnedBookies(store, cluster.root)
-        return _Parts(connection, election, runs, manager, watch, overview, windows, returned)
+        return _Parts(connection, election, runs, manager, watch, overview, windows, returned, changes)
 
     def _make_scheduler(self, fire: Callable[[RunKind], Awaitable[None]]) -> SchedulerPort:
         settings = self._settings

@@ -37,6 +37,8 @@ T = TypeVar("T")
 CALL_DEADLINE_S: Final = 10.0
 """The tab has its own, shorter bounds; this one frees its thread."""
 RUNS_SHOWN: Final = 20
+_VIA: Final = "spark ui"
+"""In the record of changes."""
 
 
 class SparkTab(SparkFace):
@@ -88,15 +90,15 @@ class LoopActions(TabActions):
 
     @override
     def cancel(self, run_id: str, user: str, address: str) -> ActionResult:
-        return self._act(self._control.cancel_run(run_id, owner=_owner(user, address)), "asked to end")
+        return self._act(self._control.cancel_run(run_id, owner=_owner(user, address), via=_VIA), "asked to end")
 
     @override
     def pause(self, run_id: str, user: str, address: str) -> ActionResult:
-        return self._act(self._control.pause_run(run_id, owner=_owner(user, address)), "paused")
+        return self._act(self._control.pause_run(run_id, owner=_owner(user, address), via=_VIA), "paused")
 
     @override
     def resume(self, run_id: str, user: str, address: str) -> ActionResult:
-        return self._act(self._control.resume_run(run_id, owner=_owner(user, address)), "goes on")
+        return self._act(self._control.resume_run(run_id, owner=_owner(user, address), via=_VIA), "goes on")
 
     def _act(self, action: Coroutine[Any, Any, RunRecord], done: str) -> ActionResult:
         try:
@@ -152,6 +154,9 @@ def _facts(status: ServiceStatus) -> list[Fact]:
     for kind, pause in status.paused_kinds.items():
         until = rfc3339_if_known(pause.until_ms) or "not known"
         facts.append(Fact(f"schedule of {kind.value}", f"paused by {pause.owner} until {until}", is_bad=True))
+    for window in status.windows:
+        until = rfc3339_if_known(window.until_ms) or "not known"
+        facts.append(Fact(f"maintenance of {window.target}", f"by {window.by} until {until}"))
     return facts + ([Fact("brake", status.held_because, is_bad=True)] if status.held_because else [])
 
 
@@ -170,7 +175,7 @@ def _kind_row(status: ServiceStatus, kind: RunKind) -> KindRow:
 def _backlog_rows(status: ServiceStatus) -> list[BacklogRow]:
     backlog = status.backlog
     parts: list[tuple[str, SeverityBacklog]] = [
-        (severity.name.lower(), part) for severity, part in sorted(backlog.severities.items())
+        (severity.label, part) for severity, part in sorted(backlog.severities.items())
     ]
     if backlog.healthy.ledgers:
         parts.append(("healthy", backlog.healthy))

@@ -22,8 +22,9 @@ from typing_extensions import override
 from auditor.api.problems import OverloadedError
 from auditor.api.upkeep_port import StillWorkingError, Upkeep, Work
 from auditor.operating.client import ClusterClient, Document
+from auditor.service.watch.cluster_status import cluster_status
 from auditor.service.watch.progress import progress_document, watch_of
-from auditor.service.watch.repairs import RateMeter, RepairWatch
+from auditor.service.watch.repairs import LOOK_SHARE, Rate, RateMeter, RepairLook, RepairWatch
 from bookie.metadata.port import StoreUnavailableError
 from bookie.runtime.clock import Clock
 
@@ -36,7 +37,7 @@ PATIENCE_S: Final = 20.0
 KEPT_S: Final = 30.0
 """How long a result waits for the request that asks again, counted from its end."""
 LOOK_INTERVAL_S: Final = 5.0
-"""Between two looks at the repairs: more requests receive the last one."""
+"""Between two looks at the repairs, at least: more requests receive the last one."""
 
 OpenClient = Callable[[AsyncExitStack], Awaitable[ClusterClient]]
 """Opens a client; the stack closes it. Raises StoreUnavailableError."""
@@ -105,23 +106,29 @@ class LongWork:
 
 
 class ProgressLook:
-    """Looks at the repairs of one cluster, at most once in ``LOOK_INTERVAL_S``."""
+    """Looks at the repairs of one cluster, at most once in ``LOOK_INTERVAL_S``, and for ``LOOK_SHARE`` of the time.
+
+    A look reads every mark, so at a large backlog it takes minutes: the last one is shown in the meantime.
+    """
 
     def __init__(self, watch: RepairWatch, clock: Clock) -> None:
         self._watch = watch
         self._clock = clock
         self._meter = RateMeter()
         self._one = asyncio.Lock()
-        self._last: tuple[float, Document] | None = None
+        self._last: tuple[RepairLook, Rate] | None = None
+        self._next_s = 0.0
 
-    async def look(self) -> Document:
+    async def look(self) -> tuple[RepairLook, Rate]:
         """The last look, or a new one. Raises StoreUnavailableError."""
         async with self._one:
-            if self._last is None or self._clock.monotonic_s() - self._last[0] >= LOOK_INTERVAL_S:
+            begun_s = self._clock.monotonic_s()
+            if self._last is None or begun_s >= self._next_s:
                 look = await self._watch.look()
                 now_s = self._clock.monotonic_s()
-                self._last = now_s, progress_document(look, self._meter.add(look, now_s))
-            return self._last[1]
+                self._last = look, self._meter.add(look, now_s)
+                self._next_s = now_s + max(LOOK_INTERVAL_S, (now_s - begun_s) / LOOK_SHARE)
+            return self._last
 
 
 class UpkeepApart(Upkeep):
@@ -150,7 +157,11 @@ class UpkeepApart(Upkeep):
 
     @override
     async def progress(self) -> Document:
-        return await self._apart(self._progressed())
+        return await self.ask_long("progress", self._progressed)
+
+    @override
+    async def cluster_status(self) -> Document:
+        return await self.ask_long("cluster status", self._status)
 
     async def close(self) -> None:
         """End the work, the session and the thread. Idempotent."""
@@ -182,15 +193,16 @@ class UpkeepApart(Upkeep):
             await self._drop(client)
             raise
 
-    async def _progressed(self) -> Document:
-        client = await self._there()
+    async def _progressed(self, client: ClusterClient) -> Document:
+        return progress_document(*await self._look(client))
+
+    async def _status(self, client: ClusterClient) -> Document:
+        return await cluster_status(client, *await self._look(client))
+
+    async def _look(self, client: ClusterClient) -> tuple[RepairLook, Rate]:
         if self._progress is None:
             self._progress = ProgressLook(watch_of(client), self._clock)
-        try:
-            return await self._progress.look()
-        except StoreUnavailableError:
-            await self._drop(client)
-            raise
+        return await self._progress.look()
 
     async def _there(self) -> ClusterClient:
         async with self._opening:

@@ -30,6 +30,20 @@ class Severity(enum.IntEnum):
     DRAIN = 7
     """The metadata names a bookie that is being drained; it serves its copies until they are elsewhere."""
 
+    @property
+    def label(self) -> str:
+        """Its name in documents, metrics and texts, such as ``no_live_copy``."""
+        return self.name.lower()
+
+    @classmethod
+    def of_label(cls, label: str) -> Severity:
+        """Return the level of a name in a document, also of one that an earlier release wrote in upper case.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return cls[label.upper()]
+
 
 @dataclass(frozen=True, slots=True)
 class FragmentHealth:

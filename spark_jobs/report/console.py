@@ -62,19 +62,19 @@ def _lines(summary: RunSummary) -> Iterator[str]:
     if summary.accepted.ledgers_returned:
         yield f"returned    {summary.accepted.ledgers_returned} ledgers with an accepted loss: a bookie is back"
     if summary.severities:
-        rows = [(c.severity.name, c.ledgers, c.fragments, c.bytes_estimate) for c in summary.severities]
+        rows = [(c.severity.label, c.ledgers, c.fragments, c.bytes_estimate) for c in summary.severities]
         yield ""
         yield from _grid(("severity", "ledgers", "fragments", "bytes"), rows)
     missing = [b for b in summary.bookies if b.state is BookieState.UNREGISTERED and b.ledgers_found]
     if missing:
         yield ""
         yield from _grid(
-            ("missing bookie", "ledgers", "fragments"),
+            ("lost bookie", "ledgers", "fragments"),
             [(b.bookie_id, b.ledgers_found, b.fragments_found) for b in missing],
         )
     yield from _topics(summary.impact)
     if summary.worst_ledgers:
-        worst = [(w.ledger_id, w.severity.name, w.bytes_estimate, " ".join(w.missing)) for w in summary.worst_ledgers]
+        worst = [(w.ledger_id, w.severity.label, w.bytes_estimate, " ".join(w.missing)) for w in summary.worst_ledgers]
         yield ""
         yield from _grid(("worst ledger", "severity", "bytes", "missing"), worst)
 

@@ -75,11 +75,13 @@ def _summary(document: Mapping[str, Any]) -> RunSummary:
         finished_ms=_epoch_ms(document["finished"]),
         counts=_made(LedgerCounts, document["counts"]),
         severities=tuple(
-            _made(SeverityCount, item, severity=Severity[item["severity"]]) for item in document["findings"]
+            _made(SeverityCount, item, severity=Severity.of_label(item["severity"])) for item in document["findings"]
         ),
-        bookies=tuple(_made(BookieCount, item, state=BookieState(item["state"])) for item in document["bookies"]),
+        bookies=tuple(
+            _made(BookieCount, item, state=BookieState.of_label(item["state"])) for item in document["bookies"]
+        ),
         worst_ledgers=tuple(
-            _made(WorstLedger, item, severity=Severity[item["severity"]], missing=_texts(item["missing"]))
+            _made(WorstLedger, item, severity=Severity.of_label(item["severity"]), missing=_texts(item["missing"]))
             for item in document["worst_ledgers"]
         ),
         published=published,

@@ -85,7 +85,7 @@ class ReportDiff:
             "caveats": list(self.caveats),
             "ledgers": _json(self.ledgers),
             "unreadable": _json(self.unreadable),
-            "findings": [{"severity": level.name, **(_json(c) or {})} for level, c in self.severities.items()],
+            "findings": [{"severity": level.label, **(_json(c) or {})} for level, c in self.severities.items()],
             "bookies": asdict(self.bookies),
             "worst_ledgers_appeared": list(self.worst_appeared),
         }

@@ -369,9 +369,9 @@ class RunSummary:
             "problems": list(self.problems),
             "held_because": self.held_because,
             "counts": asdict(self.counts),
-            "findings": [asdict(count) | {"severity": count.severity.name} for count in self.severities],
-            "bookies": [asdict(count) | {"state": count.state.value} for count in self.bookies],
-            "worst_ledgers": [asdict(ledger) | {"severity": ledger.severity.name} for ledger in self.worst_ledgers],
+            "findings": [asdict(count) | {"severity": count.severity.label} for count in self.severities],
+            "bookies": [asdict(count) | {"state": count.state.label} for count in self.bookies],
+            "worst_ledgers": [asdict(ledger) | {"severity": ledger.severity.label} for ledger in self.worst_ledgers],
             "published": asdict(self.published)
             | {"outcome": self.published.outcome.value, "ledgers_waiting": self.published.ledgers_waiting},
             "waiting": [_waiting(bookie) for bookie in self.waiting],

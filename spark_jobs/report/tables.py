@@ -43,7 +43,7 @@ def runs_table(summary: RunSummary) -> pa.Table:
     """The run as one row: scalars of the summary, and ledgers, fragments and bytes of every severity as columns."""
     found = {count.severity: count for count in summary.severities}
     severities = {
-        f"{unit}_{severity.name.lower()}": value
+        f"{unit}_{severity.label}": value
         for severity in Severity
         for unit, value in _sizes(found.get(severity, SeverityCount(severity, 0, 0, 0)))
     }
@@ -122,7 +122,7 @@ def _row(path: Path) -> Mapping[str, Any] | None:
 
 
 def _point(row: Mapping[str, Any]) -> TrendPoint:
-    by_severity = {severity: int(row[f"ledgers_{severity.name.lower()}"]) for severity in Severity}
+    by_severity = {severity: int(row[f"ledgers_{severity.label}"]) for severity in Severity}
     return TrendPoint(
         run_id=str(row["run_id"]),
         finished_ms=round(row["finished"].timestamp() * 1000),

@@ -94,7 +94,7 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "") -> Ru
         summary.verdict.value,
         is_complete and is_marked and not summary.is_dry_run,
         summary.counts.ledgers,
-        {count.severity.name.lower(): count.ledgers for count in summary.severities if count.ledgers},
+        {count.severity.label: count.ledgers for count in summary.severities if count.ledgers},
         summary.published.tasks_changed,
         "" if why_no_report else str(report),
         dict(summary.published.held_back),

@@ -48,10 +48,12 @@ class AuditorProcess:
             log_path=directory / f"{name}.log",
         )
         self.base = ""
+        self.grpc_address = ""
 
     async def ready(self) -> AuditorProcess:
         """Wait until it has reached ZooKeeper and serves."""
-        self.base = (await self.process.wait_for_line(READY, STATE_S))[1]
+        ready = await self.process.wait_for_line(READY, STATE_S)
+        self.base, self.grpc_address = ready[1], ready[2]
         return self
 
     async def get(self, path: str) -> tuple[int, str]:

@@ -7,8 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
+from auditor.api import control_pb2 as pb
+from auditor.api import control_pb2_grpc as rpc
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
@@ -43,6 +47,22 @@ async def test_operators_work_through_an_auditor_that_reconnects(tmp_path: Path)
             assert await client.ports.tasks.switches.lost_bookie_delay_s() == 600
             (change,) = (await document("changes", uri=cluster.metadata_uri))["items"]
             assert (change["by"], change["via"], change["action"]) == ("anonymous", "http", "recovery delay")
+
+            direct, there = await document("status", uri=cluster.metadata_uri), await document("status")
+            assert there.keys() == direct.keys()
+            for name in ("bookies", "auditor", "held_because", "maintenance", "running"):
+                assert there[name] == direct[name]
+            assert (await document("underreplicated", "list"))["items"] == []
+
+            async with grpc.aio.insecure_channel(auditor.grpc_address) as channel:
+                stub = rpc.AuditorServiceStub(channel)  # type: ignore[no-untyped-call]
+                run = await stub.StartRun(pb.StartRunRequest(kind=pb.RUN_KIND_BOOKIES, is_dry_run=True))
+                await stub.CancelRun(pb.ChangeRunRequest(run_id=run.run_id))
+            recorded = json.loads((await auditor.get("/api/v1/changes?limit=2"))[1])["items"]
+            assert [(each["via"], each["action"], each["detail"]) for each in reversed(recorded)] == [
+                ("grpc", "run start", f"{run.run_id} bookies dry run"),
+                ("grpc", "run cancel", f"{run.run_id} bookies"),
+            ]
 
             cluster.zookeeper.kill()
             await auditor.served.until_status("/readyz", 503)

@@ -39,9 +39,11 @@ from auditor.api.operations_port import (
 from auditor.api.peer_port import PeerReports
 from auditor.api.settings import ApiSettings
 from auditor.api.upkeep_port import Work
-from auditor.operating.client import Document
+from auditor.operating.client import ClusterClient, Document
 from auditor.service.upkeep import LongWork, ProgressLook
-from auditor.service.watch.progress import watch_of
+from auditor.service.watch.cluster_status import cluster_status
+from auditor.service.watch.progress import progress_document, watch_of
+from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.locks import Task
@@ -68,6 +70,7 @@ class TwinControl:
         self.is_leader = True
         self.is_connected = True
         self.problems: tuple[str, ...] = ()
+        self.windows: tuple[Window, ...] = ()
         self.may_start = asyncio.Event()
         """Starting a run waits for it."""
         self.may_start.set()
@@ -97,6 +100,7 @@ class TwinControl:
             lost=(LostBookie(f"d{EVIL}", NOW_MS, NOW_MS + 60_000),),
             held_because="",
             problems=self.problems,
+            windows=self.windows,
             backlog=Backlog(
                 counted_ms=NOW_MS,
                 severities={Severity.CRITICAL: SeverityBacklog(2, 100, NOW_MS), Severity.DRAIN: SeverityBacklog(1)},
@@ -152,21 +156,21 @@ class TwinControl:
         await self.put(run)
         return run
 
-    async def cancel_run(self, run_id: str, *, owner: str) -> RunRecord:
+    async def cancel_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
         return await self._move(run_id, RunState.CANCELLED, f"cancelled by {owner}")
 
-    async def pause_run(self, run_id: str, *, owner: str) -> RunRecord:
+    async def pause_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
         return await self._move(run_id, RunState.PAUSED, f"paused by {owner}")
 
-    async def resume_run(self, run_id: str, *, owner: str) -> RunRecord:
+    async def resume_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
         return await self._move(run_id, RunState.RUNNING, "")
 
-    async def pause_kind(self, kind: RunKind, *, owner: str) -> KindPause:
+    async def pause_kind(self, kind: RunKind, *, owner: str, via: str) -> KindPause:
         self._connected()
         self.paused_kinds[kind] = KindPause(owner, NOW_MS + 3_600_000)
         return self.paused_kinds[kind]
 
-    async def resume_kind(self, kind: RunKind, *, owner: str) -> None:
+    async def resume_kind(self, kind: RunKind, *, owner: str, via: str) -> None:
         self._connected()
         self.paused_kinds.pop(kind, None)
 
@@ -276,7 +280,16 @@ class TwinUpkeep:
         return await self.long.result(key, lambda: self.ask(work))
 
     async def progress(self) -> Document:
-        return await self.ask(lambda client: ProgressLook(watch_of(client), ManualClock()).look())
+        return await self.ask(self._progressed)
+
+    async def cluster_status(self) -> Document:
+        return await self.ask(self._status)
+
+    async def _progressed(self, client: ClusterClient) -> Document:
+        return progress_document(*await ProgressLook(watch_of(client), ManualClock()).look())
+
+    async def _status(self, client: ClusterClient) -> Document:
+        return await cluster_status(client, *await ProgressLook(watch_of(client), ManualClock()).look())
 
     async def fill(self) -> None:
         """Create the cluster, once."""

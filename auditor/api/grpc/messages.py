@@ -58,7 +58,7 @@ def run_message(record: RunRecord) -> pb.Run:
 
 def status_message(status: ServiceStatus) -> pb.Status:
     """The service and its cluster."""
-    severities = {severity.name.lower(): part.ledgers for severity, part in status.backlog.severities.items()}
+    severities = {severity.label: part.ledgers for severity, part in status.backlog.severities.items()}
     return pb.Status(
         version=status.version,
         process=status.process,
@@ -82,6 +82,18 @@ def status_message(status: ServiceStatus) -> pb.Status:
         pauses=[
             pb.Pause(kind=KINDS[kind], owner=pause.owner, until=_time(pause.until_ms))
             for kind, pause in status.paused_kinds.items()
+        ],
+        maintenance=[
+            pb.MaintenanceWindow(
+                target=window.target,
+                bookies=window.bookies,
+                by=window.by,
+                since=_time(window.since_ms),
+                until=_time(window.until_ms),
+                hold_critical=window.holds_critical,
+                note=window.note,
+            )
+            for window in status.windows
         ],
     )
 

@@ -154,7 +154,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
     ) -> pb.Run:
         async def work(who: Principal, trail: Trail) -> RunRecord:
             trail.run_id = run_id[:100]
-            return await change(run_id, owner=who.name)
+            return await change(run_id, owner=who.name, via="grpc")
 
         return await self._changing(context, action, work)
 

@@ -110,7 +110,7 @@ def _backlog(backlog: Backlog) -> dict[str, Any]:
     return {
         "counted": rfc3339_if_known(backlog.counted_ms),
         "ledgers": backlog.ledgers,
-        "severities": {severity.name.lower(): _part(part) for severity, part in backlog.severities.items()},
+        "severities": {severity.label: _part(part) for severity, part in backlog.severities.items()},
         "healthy": _part(backlog.healthy),
         "unreadable": backlog.unreadable,
         "locked": backlog.locked,

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _PAGE_DEFAULT: Final = 100
 _PAGE_MAX: Final = 1_000
-_SEVERITIES: Final = {severity.name.lower(): severity for severity in Severity}
+_SEVERITIES: Final = {severity.label: severity for severity in Severity}
 _KINDS: Final = {kind.value.lower(): kind for kind in FindingKind}
 _READERS: Final = 2
 """Pages read at a time: each reads the whole table."""

@@ -26,6 +26,7 @@ _RUNS_DEFAULT: Final = 50
 _KEY: Final = "Idempotency-Key"
 KEY_SCHEMA: Final = {"type": "string", "pattern": f"^{KEY_PATTERN}$"}
 _REPLAYED: Final = "Idempotent-Replayed"
+_VIA: Final = "http"
 _TARGETS: Final = (RunState.PAUSED, RunState.RUNNING, RunState.CANCELLED)
 _SCHEDULE_TARGETS: Final = (RunState.PAUSED.value, RunState.RUNNING.value)
 
@@ -114,11 +115,11 @@ class RunRoutes:
         owner = call.who.name
         match name:
             case RunState.PAUSED.value:
-                run = await self._control.pause_run(run_id, owner=owner)
+                run = await self._control.pause_run(run_id, owner=owner, via=_VIA)
             case RunState.RUNNING.value:
-                run = await self._control.resume_run(run_id, owner=owner)
+                run = await self._control.resume_run(run_id, owner=owner, via=_VIA)
             case RunState.CANCELLED.value:
-                run = await self._control.cancel_run(run_id, owner=owner)
+                run = await self._control.cancel_run(run_id, owner=owner, via=_VIA)
             case _:
                 wanted = ", ".join(state.value for state in _TARGETS)
                 raise InvalidRequestError(f"a run can be brought into the states {wanted}, not {name[:40]!r}")
@@ -132,7 +133,7 @@ class RunRoutes:
     async def _change_schedule(self, call: Call) -> web.Response:
         kind, name = run_kind(call.request.match_info["kind"]), call.request.match_info["state"]
         call.trail.check, call.trail.detail = kind.value, name[:20]
-        query, actor = call.request.query, Actor(call.who.name, "http")
+        query, actor = call.request.query, Actor(call.who.name, _VIA)
         refuse_unknown(query, ("seconds",), "parameter")
         span_s = whole_number(query["seconds"], "seconds", PAUSE_S_MIN, SPAN_S_MAX) if "seconds" in query else None
         match name:
@@ -140,10 +141,10 @@ class RunRoutes:
                 done = await self._upkeep.ask(lambda client: pause_schedule(client, actor, kind, span_s))
                 return web.json_response(document("Schedule", done))
             case RunState.PAUSED.value:
-                pause = await self._control.pause_kind(kind, owner=call.who.name)
+                pause = await self._control.pause_kind(kind, owner=call.who.name, via=_VIA)
                 return web.json_response(schedule_document(kind, pause))
             case RunState.RUNNING.value:
-                await self._control.resume_kind(kind, owner=call.who.name)
+                await self._control.resume_kind(kind, owner=call.who.name, via=_VIA)
                 return web.json_response(schedule_document(kind, None))
             case _:
                 raise InvalidRequestError(f"a schedule can be paused or running, not {name[:40]!r}")

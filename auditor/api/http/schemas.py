@@ -197,7 +197,7 @@ _TASK: Final = _fields(
     {
         "ledger_id": _COUNT,
         "state": _one_of([state.value for state in TaskState]),
-        "condition": _one_of([*(severity.name.lower() for severity in Severity), "healthy", "unreadable", "gone"]),
+        "condition": _one_of([*(severity.label for severity in Severity), "healthy", "unreadable", "gone"]),
         "missing": _list(_TEXT),
         "marked": _TIME,
         "copies_min": _nullable(_COUNT),
@@ -301,7 +301,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
                         "state": _nullable(_TEXT),
                         "missing": _list(_TEXT),
                         "copies_min": _nullable(_COUNT),
-                        "severity": _one_of([severity.name.lower() for severity in Severity], or_null=True),
+                        "severity": _one_of([severity.label for severity in Severity], or_null=True),
                         "entries": _nullable(_COUNT),
                         "bytes_estimate": _nullable(_COUNT),
                         "detail": _nullable(_TEXT),
@@ -414,6 +414,23 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             )
         },
     ),
+    "PlacementDebtList": _document(
+        "PlacementDebtList",
+        {
+            "items": _list(
+                _fields(
+                    {
+                        "ledger_id": _COUNT,
+                        "state": _one_of(["waiting", "marked"]),
+                        "since": _TIME,
+                        "fragments": {**_list(_COUNT), "description": "First entries of the fragments."},
+                        "detail": _TEXT,
+                    }
+                )
+            ),
+            "next_after": _nullable(_COUNT),
+        },
+    ),
     "DrainList": _document(
         "DrainList",
         {
@@ -507,6 +524,50 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             "ledgers_per_second": {"type": ["number", "null"]},
             "bytes_per_second": {"type": ["number", "null"]},
             "eta_seconds": {"type": ["number", "null"]},
+        },
+    ),
+    "ClusterStatus": _document(
+        "ClusterStatus",
+        {
+            "ledgers_root": _TEXT,
+            "instance_id": _TEXT,
+            "looked": {**_TIME, "description": "When the marks were read; the rest may be newer."},
+            "auditor": _nullable(_TEXT),
+            "recovery_enabled": _TRUTH,
+            "lost_bookie_delay_seconds": {**_nullable(_COUNT), "description": "Null: it cannot be read."},
+            "held_because": {**_nullable(_TEXT), "description": "Why the mass-loss brake holds."},
+            "bookies": _fields(
+                {"writable": _COUNT, "read_only": _COUNT, "draining": _list(_TEXT), "lost": _list(_TEXT)}
+            ),
+            "underreplicated": _fields(
+                {
+                    **dict.fromkeys(("ledgers", "in_progress", "waiting", "parked"), _COUNT),
+                    "parked_by_reason": _map(_COUNT),
+                    "severities": _map(_PART),
+                    "oldest_age_seconds": _nullable(_COUNT),
+                    "ledgers_per_second": {"type": ["number", "null"]},
+                    "eta_seconds": {"type": ["number", "null"]},
+                }
+            ),
+            "running": _list(
+                _fields(
+                    {
+                        "run_id": _TEXT,
+                        "kind": _one_of([kind.value for kind in RunKind]),
+                        "state": _one_of([state.value for state in RunState]),
+                        "dry_run": _TRUTH,
+                        "phase": _TEXT,
+                        "done": _COUNT,
+                        "total": _nullable(_COUNT),
+                        "started": _TIME,
+                        "eta": _TIME,
+                        "paused_until": _TIME,
+                        "process": _TEXT,
+                    }
+                )
+            ),
+            "maintenance": _list(_WINDOW),
+            "pauses": _list(_fields({"check": _one_of([kind.value for kind in RunKind]), "by": _TEXT, "until": _TIME})),
         },
     ),
     "ChangeList": _document(

@@ -152,7 +152,7 @@ def _paused(pause: KindPause | None) -> str:
 def _backlog(status: ServiceStatus) -> Sequence[BacklogLine]:
     return [
         *(
-            BacklogLine(severity.name.lower().replace("_", " "), part.ledgers, rfc3339_if_known(part.oldest_ms) or "")
+            BacklogLine(severity.label.replace("_", " "), part.ledgers, rfc3339_if_known(part.oldest_ms) or "")
             for severity, part in sorted(status.backlog.severities.items())
         ),
         BacklogLine("healthy again", status.backlog.healthy.ledgers),

@@ -19,7 +19,7 @@ from auditor.api.http.routes import JSON, Answer, Call, Parameter, Route, segmen
 from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID
 from auditor.api.problems import InvalidRequestError, NotFoundError, NotOkToStopError
 from auditor.api.upkeep_port import Upkeep
-from auditor.operating import boosting, dead_letters, drains, limits, switches
+from auditor.operating import boosting, dead_letters, debts, drains, limits, switches
 from auditor.operating.client import Actor, ClusterClient, Document, RefusedError, changes_of
 from auditor.operating.stopping import reasons, stop_verdict
 from bookie.metadata.tasks.changes import CHANGES_MAX
@@ -55,6 +55,8 @@ class UpkeepRoutes:
                     "DeadLetterDecision", body="DropRequest", role=Role.ADMINISTER),
             _read(f"{_API}/accepted-losses", "list_accepted_losses", "Ledgers whose losses were accepted.",
                   self._accepted, "AcceptedLossList"),
+            _read(f"{_API}/debts", "list_debts", "Ledgers with copies in bad places, by ledger id.", self._debts,
+                  "PlacementDebtList", _PAGING),
             _read(f"{_API}/drains", "list_drains", "Bookies that are being drained.", self._drains, "DrainList"),
             _change("PUT", f"{_API}/drains/{{bookie_id}}", "start_drain",
                     "Drain a bookie. 503 with Retry-After while the metadata is read: send it again.",
@@ -79,7 +81,12 @@ class UpkeepRoutes:
                     segments=(_LEDGER,), body="BoostRequest"),
             _change("DELETE", f"{boosts}/{{ledger_id}}", "end_boost", "End a boost.", self._end_boost, "Boost",
                     segments=(_LEDGER,)),
-            _read(f"{_API}/progress", "get_progress", "How far repairs are.", self._progress, "RepairProgress"),
+            _read(f"{_API}/progress", "get_progress",
+                  "How far repairs are. 503 with Retry-After while the marks are read: send it again.",
+                  self._progress, "RepairProgress"),
+            _read(f"{_API}/cluster", "get_cluster_status",
+                  "One look at the cluster. 503 with Retry-After while the marks are read: send it again.",
+                  self._cluster, "ClusterStatus"),
             _read(f"{_API}/changes", "list_changes", "What operators changed, by command and by API, newest first.",
                   self._changes, "ChangeList", (_CHANGES_LIMIT,)),
         )  # fmt: skip
@@ -127,6 +134,15 @@ class UpkeepRoutes:
     async def _accepted(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")
         return _answer("AcceptedLossList", await self._upkeep.ask(dead_letters.list_accepted))
+
+    async def _debts(self, call: Call) -> web.Response:
+        query = call.request.query
+        refuse_unknown(query, ("limit", "after"), "parameter")
+        limit = whole_number(query.get("limit", str(_PAGE_DEFAULT)), "limit", 1, _PAGE_MAX)
+        after = LedgerId(whole_number(query["after"], "after", 0, LEDGER_ID_MAX)) if "after" in query else None
+        return _answer(
+            "PlacementDebtList", await self._upkeep.ask(lambda client: debts.list_debts(client, limit, after))
+        )
 
     async def _drains(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")
@@ -223,6 +239,10 @@ class UpkeepRoutes:
         refuse_unknown(call.request.query, (), "parameter")
         return _answer("RepairProgress", await self._upkeep.progress())
 
+    async def _cluster(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, (), "parameter")
+        return _answer("ClusterStatus", await self._upkeep.cluster_status())
+
     async def _changes(self, call: Call) -> web.Response:
         query = call.request.query
         refuse_unknown(query, ("limit",), "parameter")
@@ -303,9 +323,9 @@ _LIMIT: Final = Parameter(
 _CHANGES_LIMIT: Final = Parameter(
     "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": CHANGES_MAX, "default": _PAGE_DEFAULT}
 )
+_PAGING: Final = (_LIMIT, Parameter("after", "Begin after this ledger.", LEDGER_ID))
 _LETTER_PAGING: Final = (
-    _LIMIT,
-    Parameter("after", "Begin after this ledger.", LEDGER_ID),
+    *_PAGING,
     Parameter("reason", "Only those with this reason.", {"type": "string", "enum": [why.value for why in ParkReason]}),
 )
 _STOPPING: Final = (

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import httpx
 
 TOKEN_VARIABLE: Final = "BKHEAL_TOKEN"  # noqa: S105  # a name
+RUNS_MAX: Final = 200
+"""Runs that a service lists."""
 _EXPIRES_H_MAX: Final = 3650 * 24
 _ANSWER_BYTES_MAX: Final = 64 << 20
 _NOT_LEADER: Final = "urn:bkheal:problem:not-leader"
@@ -155,9 +157,10 @@ class Remote:
         """The service's status document. Raises as ``run``."""
         return self._ask("GET", "/api/v1/status")
 
-    def runs(self, limit: int = 50) -> Sequence[RemoteRun]:
-        """The newest runs first. Raises as ``run``."""
-        items = self._ask("GET", f"/api/v1/runs?limit={limit}").get("items")
+    def runs(self, limit: int = 50, kind: RunKind | None = None) -> Sequence[RemoteRun]:
+        """The newest runs first, at most ``RUNS_MAX``; None: of every kind. Raises as ``run``."""
+        wanted = "" if kind is None else f"&kind={kind.value}"
+        items = self._ask("GET", f"/api/v1/runs?limit={min(limit, RUNS_MAX)}{wanted}").get("items")
         if not isinstance(items, list):
             raise self._stranger()
         return [self._one({"run": item}) for item in items]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from spark_jobs.report.diff import Change, ReportDiff
     from spark_jobs.report.summary import RunSummary
 
-SeverityName = StrEnum("SeverityName", [(level.name, level.name.lower()) for level in Severity])  # type: ignore[misc]
+SeverityName = StrEnum("SeverityName", [(level.name, level.label) for level in Severity])  # type: ignore[misc]
 """The severities as documents name them."""
 
 app = typer.Typer(help="Reports of audits: list, show, compare, open in a browser.", no_args_is_help=True)
@@ -176,7 +176,7 @@ def _findings(
     if after is not None and not re.fullmatch(CURSOR_PATTERN, after):
         raise typer.BadParameter("it must be the value that the page before ends with", param_hint="--after")
     run_id = find(report_dir, run).run_id
-    level = None if severity is None else Severity[severity.upper()]
+    level = None if severity is None else Severity.of_label(severity)
     wanted = FindingFilter(level, bookie, ledger)
     page = read_findings(report_dir, run_id, limit, wanted, None if after is None else parse_cursor(after))
     following = None if page.next_after is None else str(page.next_after)

@@ -9,7 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -20,7 +20,6 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, m
 from auditor.cli.running import run as run_to_end
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import PAUSE_S, RunKind, RunRecord, RunState
-from bookie.model.times import rfc3339_if_known
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.human import printable
 
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_RECORDS_MAX: Final = 500
+"""Runs that are read in search of those of one kind."""
+
 
 def list_runs(
     uri: MetadataUriOption = None,
@@ -36,31 +38,39 @@ def list_runs(
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 20,
     kind: Annotated[RunKind | None, typer.Option(help="Only this check.", show_default=False)] = None,
     output: OutputOption = OutputFormat.TABLE,
+    at: opt.AtOption = None,
+    token_file: opt.TokenFileOption = None,
+    ca: opt.CaOption = None,
+    client_cert: opt.ClientCertOption = None,
+    client_key: opt.ClientKeyOption = None,
 ) -> None:
-    """List the newest runs of all processes, as ZooKeeper has them."""
-    records = [each for each in run_to_end(_list(metadata_uri(uri, config), limit)) if kind in (None, each.kind)]
+    """List the newest runs of all processes, as ZooKeeper has them. A service lists at most 200."""
+    if at:
+        remotes = services(at, token_file, ca, client_cert, client_key)
+        documents = [dict(each.fields) for each in first_answer(remotes, lambda remote: remote.runs(limit, kind))]
+    else:
+        documents = [each.to_json() for each in run_to_end(_list(metadata_uri(uri, config), limit, kind))]
     if output is OutputFormat.JSON:
-        print_json("AuditRunList", items=[record.to_json() for record in records])
+        print_json("AuditRunList", items=documents)
         return
-    if not records:
+    if not documents:
         print_line("no run is on record")
         return
     print_table(
         ("RUN", "KIND", "STATE", "VERDICT", "LEDGERS", "MARKED", "CAUSE", "OWNER"),
         [
             (
-                *(each.run_id, each.kind.value, _state(each), each.verdict or "-", each.ledgers),
-                *(each.tasks_changed, each.cause.value, printable(each.owner)),
+                *(each["run_id"], each["kind"], _state(each), each["verdict"] or "-", each["ledgers"]),
+                *(each["tasks_changed"], each["cause"], printable(each["owner"])),
             )
-            for each in records
+            for each in documents
         ],
         right=(4, 5),
     )
 
 
-def _state(record: RunRecord) -> str:
-    until = rfc3339_if_known(record.pause_ends_ms, "seconds")
-    return f"{record.state.value} until {until}" if until else record.state.value
+def _state(run: Mapping[str, Any]) -> str:
+    return f"{run['state']} until {run['paused_until']}" if run["paused_until"] else str(run["state"])
 
 
 def show(
@@ -68,15 +78,25 @@ def show(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
+    at: opt.AtOption = None,
+    token_file: opt.TokenFileOption = None,
+    ca: opt.CaOption = None,
+    client_cert: opt.ClientCertOption = None,
+    client_key: opt.ClientKeyOption = None,
 ) -> None:
     """Show one run: its owner and cause, progress, findings and report."""
-    record = run_to_end(_get(metadata_uri(uri, config), run_id))
-    if record is None:
-        raise typer.BadParameter(f"no run {run_id!r} is on record; see `bkheal audit list`")
+    if at:
+        remotes = services(at, token_file, ca, client_cert, client_key)
+        fields = dict(first_answer(remotes, lambda remote: remote.run(run_id)).fields)
+    else:
+        record = run_to_end(_get(metadata_uri(uri, config), run_id))
+        if record is None:
+            raise typer.BadParameter(f"no run {run_id!r} is on record; see `bkheal audit list`")
+        fields = record.to_json()
     if output is OutputFormat.JSON:
-        print_json("AuditRun", run=record.to_json())
+        print_json("AuditRun", run=fields)
         return
-    _print_fields(record.to_json())
+    _print_fields(fields)
 
 
 def cancel(
@@ -258,11 +278,12 @@ def _print_fields(fields: Any) -> None:
             print_line(f"{name.replace('_', ' '):<14}{printable(text)}")
 
 
-async def _list(uri: str, limit: int) -> Sequence[RunRecord]:
+async def _list(uri: str, limit: int, kind: RunKind | None) -> Sequence[RunRecord]:
     from spark_jobs.connect import opened_runs
 
     async with opened_runs(uri) as runs:
-        return await runs.list(limit)
+        found = await runs.list(limit if kind is None else _RECORDS_MAX)
+    return [each for each in found if kind in (None, each.kind)][:limit]
 
 
 async def _get(uri: str, run_id: str) -> RunRecord | None:

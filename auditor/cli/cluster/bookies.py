@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
@@ -19,11 +20,19 @@ cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
 _INFO_TIMEOUT_S = 5.0
 
 
+@reachable
 def bookies(
-    uri: MetadataUriOption = None, config: ConfigOption = None, output: OutputOption = OutputFormat.TABLE
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    *,
+    service: Service | None = None,
 ) -> None:
-    """List bookies: every one that ever joined, its state, address and disk."""
-    rows = run(_bookies(metadata_uri(uri, config)))
+    """List bookies: every one that ever joined, its state, address and disk.
+
+    With --at, the figures are those that the auditor has, at most 15 seconds old.
+    """
+    rows = _bookies_there(service) if service else run(_bookies(metadata_uri(uri, config)))
     if output is OutputFormat.JSON:
         print_json("BookieList", items=rows)
         return
@@ -53,6 +62,27 @@ def init(uri: MetadataUriOption = None, config: ConfigOption = None) -> None:
     target = metadata_uri(uri, config)
     run(_init(target))
     print_line(f"created an empty cluster at {target}; start bookies with `bkheal bookie --metadata-uri {target} ...`")
+
+
+def _bookies_there(service: Service) -> list[dict[str, Any]]:
+    draining = {row["bookie_id"] for row in service.ask("GET", "/drains")["items"]}
+    return [_row_of(view, draining) for view in service.ask("GET", "/bookies")["items"]]
+
+
+def _row_of(view: dict[str, Any], draining: set[str]) -> dict[str, Any]:
+    """The row of a bookie, of the service's description of it, which has no incarnation and no reason of silence."""
+    is_draining = view["state"] != "lost" and view["bookie_id"] in draining
+    endpoint = f"{view['protocol']}://{view['host']}:{view['port']}" if view["protocol"] else None
+    return {
+        "bookie_id": view["bookie_id"],
+        "state": "draining" if is_draining else view["state"],
+        "endpoint": endpoint,
+        "incarnation": None,
+        "ledgers": view["ledger_count"],
+        "disk_free_bytes": view["disk_free_bytes"],
+        "disk_total_bytes": view["disk_total_bytes"],
+        "detail": None,
+    }
 
 
 async def _bookies(uri: str) -> list[dict[str, Any]]:

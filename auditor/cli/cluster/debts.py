@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import typer
 
+from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import connected
+from auditor.cli.cluster.paging import AT_ONCE_LISTED, joined_pages
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
-from bookie.model.times import rfc3339_if_known
+from bookie.metadata.tasks.debts import DEBTS_MAX
 from bookie.runtime.human import printable
+
+_LISTED_MAX: Final = 2 * DEBTS_MAX
+"""Many workers at a time may record some more than the bound."""
 
 app = typer.Typer(help="Copies in places that the placement policy forbids.", no_args_is_help=True)
 
@@ -21,8 +26,13 @@ def _debts() -> None:
 
 
 @app.command("list")
+@reachable
 def list_debts(
-    uri: MetadataUriOption = None, config: ConfigOption = None, output: OutputOption = OutputFormat.TABLE
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    *,
+    service: Service | None = None,
 ) -> None:
     """List the ledgers with copies that repair had to put in a bad place, because no better bookie was registered.
 
@@ -32,7 +42,7 @@ def list_debts(
 
     Exit codes: 0 listed, 2 wrong usage, 3 the store did not answer.
     """
-    rows = run(_list(metadata_uri(uri, config)))
+    rows = _there(service) if service else run(_list(metadata_uri(uri, config)))
     if output is OutputFormat.JSON:
         print_json("PlacementDebtList", items=rows)
         return
@@ -49,19 +59,15 @@ def list_debts(
     )
 
 
+def _there(service: Service) -> list[dict[str, Any]]:
+    def page(left: int, after: int | None) -> dict[str, Any]:
+        return service.ask("GET", "/debts", {"limit": min(left, AT_ONCE_LISTED), "after": after})
+
+    return list(joined_pages(page, _LISTED_MAX, None)["items"])
+
+
 async def _list(uri: str) -> list[dict[str, Any]]:
-    from bookie.metadata.tasks.debts import PlacementDebts
+    from auditor.operating.debts import list_debts
 
     async with connected(uri) as client:
-        debts = await PlacementDebts(client.store, client.cluster.root).list()
-        tasks = await client.ports.tasks.read_many([debt.ledger_id for debt in debts])
-        return [
-            {
-                "ledger_id": debt.ledger_id,
-                "state": "waiting" if task is None else "marked",
-                "since": rfc3339_if_known(debt.since_ms),
-                "fragments": list(debt.first_entry_ids),
-                "detail": debt.detail,
-            }
-            for debt, task in zip(debts, tasks, strict=True)
-        ]
+        return list((await list_debts(client, _LISTED_MAX))["items"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import DryRunOption, connected, refuse, show, unknown_names, whoami
 from auditor.cli.cluster.spans import span_s
 from auditor.cli.output import OutputFormat
@@ -15,6 +16,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, bookie_id
 from bookie.model.times import rfc3339
 from bookie.model.topology import Topology, location
+from bookie.runtime.human import printable
 
 if TYPE_CHECKING:
     from bookie.client.connect import ConnectedBookKeeper
@@ -79,15 +81,23 @@ def start(
 
 
 @app.command("list", epilog=_EXIT_CODES)
+@reachable
 def list_windows(
-    uri: MetadataUriOption = None, config: ConfigOption = None, output: OutputOption = OutputFormat.TABLE
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    *,
+    service: Service | None = None,
 ) -> None:
     """List the windows that are open."""
     from auditor.api.http.documents import window_document
 
-    windows = run(_list(metadata_uri(uri, config)))
-    lines = [line(window) for window in windows] or ["no maintenance window is open"]
-    show(output, "MaintenanceWindowList", {"items": [window_document(window) for window in windows]}, lines)
+    if service is not None:
+        rows = service.ask("GET", "/status")["maintenance"]
+    else:
+        rows = [window_document(window) for window in run(_list(metadata_uri(uri, config)))]
+    lines = [line(row) for row in rows] or ["no maintenance window is open"]
+    show(output, "MaintenanceWindowList", {"items": rows}, lines)
 
 
 @app.command("end", epilog=_EXIT_CODES)
@@ -106,12 +116,12 @@ def end(
     show(output, "MaintenanceEnd", {"dry_run": is_dry_run, "target": name, "was_open": is_open}, [text])
 
 
-def line(window: Window) -> str:
-    """A window in one line for people."""
-    critical = ", holds critical ledgers" if window.holds_critical else ""
-    bookies = "" if window.bookies == (window.target,) else f" ({', '.join(window.bookies)})"
-    note = f": {window.note}" if window.note else ""
-    return f"{window.target}{bookies} until {rfc3339(window.until_ms)}{critical}, by {window.by}{note}"
+def line(window: dict[str, Any]) -> str:
+    """The document of a window in one line for people."""
+    critical = ", holds critical ledgers" if window["hold_critical"] else ""
+    bookies = "" if window["bookies"] == [window["target"]] else f" ({', '.join(window['bookies'])})"
+    note = f": {window['note']}" if window["note"] else ""
+    return printable(f"{window['target']}{bookies} until {window['until']}{critical}, by {window['by']}{note}")
 
 
 def _target(text: str) -> str:
@@ -122,6 +132,7 @@ def _target(text: str) -> str:
 async def _start(
     uri: str, target: str, seconds: int, is_critical_held: bool, note: str, topology_file: Path | None, is_dry_run: bool
 ) -> Window:
+    from auditor.operating.client import Actor
     from bookie.metadata.bookies.maintenance import (
         BOOKIES_MAX,
         MaintenanceWindows,
@@ -142,6 +153,8 @@ async def _start(
         now_ms = client.ports.clock.epoch_ms()
         window = Window(target, bookies, whoami(), now_ms, now_ms + seconds * 1000, is_critical_held, note[:200])
         if not is_dry_run:
+            detail = f"{target} until {rfc3339(window.until_ms)}{' with critical' if is_critical_held else ''}"
+            await Actor(window.by, "command").record(client, "maintenance start", detail)
             try:
                 await MaintenanceWindows(client.store, client.cluster.root).start(window)
             except TooManyWindowsError as error:
@@ -176,11 +189,13 @@ async def _list(uri: str) -> list[Window]:
 
 
 async def _end(uri: str, target: str, is_dry_run: bool) -> bool:
+    from auditor.operating.client import Actor
     from bookie.metadata.bookies.maintenance import MaintenanceWindows
 
     async with connected(uri) as client:
         windows = MaintenanceWindows(client.store, client.cluster.root)
         is_open = any(window.target == target for window in await windows.open_at(client.ports.clock.epoch_ms()))
         if not is_dry_run:
+            await Actor(whoami(), "command").record(client, "maintenance end", target)
             await windows.end(target)
         return is_open

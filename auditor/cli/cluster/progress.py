@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from bookie.runtime.clock import Clock
 
 KIND: Final = "RepairProgress"
-LOOK_SHARE: Final = 0.2
-"""Largest share of the time that is spent on looking: a large backlog is read less often."""
 _SHOWN_MAX: Final = 20
 """Ledgers in flight that the text shows."""
 
@@ -74,7 +72,7 @@ async def _progress(uri: str, output: StreamFormat, interval_s: float, *, is_wat
 async def looks(watch: RepairWatch, clock: Clock, interval_s: float) -> AsyncIterator[dict[str, Any]]:
     """Yield documents, one for each look, without an end."""
     from auditor.service.watch.progress import progress_document
-    from auditor.service.watch.repairs import RateMeter
+    from auditor.service.watch.repairs import LOOK_SHARE, RateMeter
 
     meter = RateMeter()
     while True:

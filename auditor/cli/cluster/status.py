@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import connected
-from auditor.cli.cluster.paging import LIMIT_DEFAULT, AfterOption, LimitOption, print_page
-from auditor.cli.cluster.watching import IntervalOption, WatchOption, shown
+from auditor.cli.cluster.paging import (
+    AT_ONCE_LISTED,
+    LIMIT_DEFAULT,
+    AfterOption,
+    LimitOption,
+    joined_pages,
+    print_page,
+)
+from auditor.cli.cluster.watching import IntervalOption, WatchOption, shown, watched
 from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
 from auditor.operating.owners import owner_text
@@ -25,18 +33,27 @@ KIND: Final = "ClusterStatus"
 _PLACES_AT_ONCE: Final = 5_000
 
 
+@reachable
 def status(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: StreamOutputOption = StreamFormat.TABLE,
     is_watching: WatchOption = False,
     interval_s: IntervalOption = 5.0,
+    *,
+    service: Service | None = None,
 ) -> None:
     """One look at the cluster: bookies, leader, backlog by severity, what is parked, runs, brake, delay and pauses.
 
-    Everything is read from ZooKeeper, so no service is needed. The remaining time needs two looks: use --watch.
+    Everything is read from ZooKeeper, so no service is needed; with --at, an auditor reads it and the document is the
+    same. The remaining time needs two looks: use --watch. An auditor keeps its last looks.
     """
-    run(_status(metadata_uri(uri, config), output, interval_s, is_watching=is_watching))
+    if service is None:
+        run(_status(metadata_uri(uri, config), output, interval_s, is_watching=is_watching))
+    elif is_watching:
+        watched(output, one_line, lines, KIND, lambda: service.ask("GET", "/cluster"), interval_s)
+    else:
+        _print(output, service.ask("GET", "/cluster"))
 
 
 async def _status(uri: str, output: StreamFormat, interval_s: float, *, is_watching: bool) -> None:
@@ -46,7 +63,10 @@ async def _status(uri: str, output: StreamFormat, interval_s: float, *, is_watch
                 async for document in looks(client, interval_s):
                     show(document)
             return
-        document = await anext(looks(client, interval_s))
+        _print(output, await anext(looks(client, interval_s)))
+
+
+def _print(output: StreamFormat, document: dict[str, Any]) -> None:
     if output is StreamFormat.JSON:
         print_json(KIND, **document)
     elif output is StreamFormat.JSONL:
@@ -57,10 +77,9 @@ async def _status(uri: str, output: StreamFormat, interval_s: float, *, is_watch
 
 async def looks(client: ConnectedBookKeeper, interval_s: float) -> AsyncIterator[dict[str, Any]]:
     """Yield documents, one for each look, without an end."""
-    from auditor.cli.cluster.progress import LOOK_SHARE
     from auditor.service.watch.cluster_status import cluster_status
     from auditor.service.watch.progress import watch_of
-    from auditor.service.watch.repairs import RateMeter
+    from auditor.service.watch.repairs import LOOK_SHARE, RateMeter
 
     watch, meter, clock = watch_of(client), RateMeter(), client.ports.clock
     while True:
@@ -139,6 +158,7 @@ def _eta(backlog: dict[str, Any]) -> str:
 
 
 @underreplicated_app.command("list")
+@reachable
 def list_tasks(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
@@ -146,12 +166,17 @@ def list_tasks(
     missing: Annotated[str | None, typer.Option(help="Only ledgers that miss a copy on this bookie.")] = None,
     limit: LimitOption = LIMIT_DEFAULT,
     after: AfterOption = None,
+    *,
+    service: Service | None = None,
 ) -> None:
     """List under-replicated ledgers with the bookies they miss, since when, and why they wait, by ledger id.
 
     If there are more than --limit, a note on standard error names the value of --after for the next page.
     """
-    page = run(_listed(metadata_uri(uri, config), missing, limit, after))
+    if service is not None:
+        page = _listed_there(service, missing, limit, after)
+    else:
+        page = run(_listed(metadata_uri(uri, config), missing, limit, after))
     print_page(
         output,
         "UnderReplicatedLedgerList",
@@ -168,6 +193,29 @@ def list_tasks(
 
 def _state(row: dict[str, Any]) -> str:
     return f"{row['state']}, boosted" if row["boosted_until"] else str(row["state"])
+
+
+def _listed_there(service: Service, missing: str | None, limit: int, after: int | None) -> dict[str, Any]:
+    def page(left: int, following: int | None) -> dict[str, Any]:
+        query = {"limit": min(left, AT_ONCE_LISTED), "after": following, "missing": missing}
+        return service.ask("GET", "/underreplicated", query)
+
+    found = joined_pages(page, limit, after)
+    ends = {boost["ledger_id"]: boost["until"] for boost in service.ask("GET", "/boosts")["items"]}
+    return {"items": [_row_of(task, ends) for task in found["items"]], "next_after": found["next_after"]}
+
+
+def _row_of(task: dict[str, Any], boosts: dict[int, str]) -> dict[str, Any]:
+    """The row of a marked ledger, of the service's description of it."""
+    parked = f"parked: {task['park_reason']}"
+    return {
+        "ledger_id": task["ledger_id"],
+        "state": {"in_progress": "in progress", "parked": parked}.get(task["state"], task["state"]),
+        "since": task["marked"],
+        "missing": task["missing"],
+        "boosted_until": boosts.get(task["ledger_id"]),
+        "detail": task["detail"] or "",
+    }
 
 
 async def _listed(uri: str, missing: str | None, limit: int, after: int | None) -> dict[str, Any]:

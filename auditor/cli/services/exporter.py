@@ -23,6 +23,9 @@ def exporter(
     lists of bookies and runs every 15 seconds, the marked ledgers every --backlog-interval-s, less often if there are
     many. One is enough; a second one, or an auditor beside it, does no harm, because the rules take the maximum.
 
+    Give it the values of --critical-delay-s, --rack-outage-delay-s, --flapping-delay-s, --missing-share-max and
+    --topology-file that the audits have. It then shows the same reasons and times of what they do not mark yet.
+
     Look at http://127.0.0.1:8002/metrics. Liveness is /livez, readiness /readyz (a session with ZooKeeper, and the
     cluster was read within a minute). Without that, the figures are left out rather than stale.
 

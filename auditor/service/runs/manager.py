@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
@@ -70,6 +70,17 @@ class ElectionView(Protocol):
         ...
 
 
+VIA: Final[Mapping[RunCause, str]] = {RunCause.HTTP: "http", RunCause.GRPC: "grpc", RunCause.SPARK_UI: "spark ui"}
+"""The ways by which an operator starts a run here; the service itself starts others."""
+NoteChange = Callable[[str, str, str, str], Awaitable[None]]
+"""Records a change: who, by which way, action, detail. Raises StoreUnavailableError, WriteOutcomeUnknownError; then
+nothing is changed."""
+
+
+async def _note_nothing(owner: str, via: str, action: str, detail: str) -> None:
+    pass
+
+
 RunEnded = Callable[[RunRecord], None]
 """Receives the record of each ended run. Must not block."""
 
@@ -87,7 +98,20 @@ class RunManager:
         clock: Clock,
         rng: random.Random,
         pause_s: float = PAUSE_S,
+        note: NoteChange | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            runs: the records in the store.
+            leads: whether this process leads.
+            runner: does the work of a run.
+            process: the name of this process in records.
+            clock: for times.
+            rng: for ids of runs.
+            pause_s: how long a pause lasts.
+            note: records what an operator asks for, before it is done; None: nothing is recorded.
+        """
         self._runs = runs
         self._leads = leads
         self._runner = runner
@@ -95,6 +119,7 @@ class RunManager:
         self._clock = clock
         self._rng = rng
         self._pause_s = pause_s
+        self._note = note or _note_nothing
         self._active: dict[str, RunLifeCycle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._beginning: dict[RunLane, asyncio.Task[RunRecord]] = {}
@@ -151,6 +176,7 @@ class RunManager:
         run_id, kind = record.run_id, record.kind
         gate = RunGate(lambda: "" if self._leads.is_leader(term) else "this auditor does not lead any more")
         run = RunLifeCycle(self._runs, record, gate, self._clock, self._changed.fire)
+        await self._announce(record, options)
         try:
             await run.begin()
         except RunLockedError as error:
@@ -166,15 +192,20 @@ class RunManager:
         _log.info("run started", extra=fields)
         return record
 
-    async def cancel(self, run_id: str, owner: str) -> RunRecord:
-        """Cancel a run (``Control.cancel_run``). The leader asks the process of another run to end it."""
+    async def cancel(self, run_id: str, owner: str, via: str = "") -> RunRecord:
+        """Cancel a run (``Control.cancel_run``). The leader asks the process of another run to end it.
+
+        Without ``via`` it is not an operator who asks, and nothing is recorded.
+        """
         active = self._active.get(run_id)
+        record = await self._elsewhere(run_id) if active is None else active.record
+        if record.state.is_final:
+            raise RunOverError(f"run {run_id} is over: {record.state.value}")
+        if via:
+            await self._note(owner, via, "run cancel", f"{run_id} {record.kind.value}")
         if active is None:
-            record = await self._elsewhere(run_id)
             await self._runs.request_cancel(run_id, owner)
             return record
-        if active.record.state.is_final:
-            raise RunOverError(f"run {run_id} is over: {active.record.state.value}")
         active.cancel(owner)
         return active.record
 
@@ -197,15 +228,17 @@ class RunManager:
         _log.warning("run makes way for the reaction to a lost bookie", extra={"run_id": record.run_id})
         await self.cancel(record.run_id, reason)
 
-    async def pause(self, run_id: str, owner: str) -> RunRecord:
+    async def pause(self, run_id: str, owner: str, via: str) -> RunRecord:
         """Pause a run (``Control.pause_run``)."""
         active = await self._own(run_id)
+        await self._note(owner, via, "run pause", f"{run_id} {active.record.kind.value}")
         await active.pause(owner, self._pause_s)
         return active.record
 
-    async def resume(self, run_id: str) -> RunRecord:
+    async def resume(self, run_id: str, owner: str, via: str) -> RunRecord:
         """Resume a run (``Control.resume_run``)."""
         active = await self._own(run_id)
+        await self._note(owner, via, "run resume", f"{run_id} {active.record.kind.value}")
         await active.resume()
         return active.record
 
@@ -296,6 +329,23 @@ class RunManager:
                 _log.error("run failed", extra={"run_id": request.run_id, "reason": str(error)}, exc_info=unforeseen)
             return outcome
 
+    async def _announce(self, record: RunRecord, options: Mapping[str, Any]) -> None:
+        """Record that an operator starts a run, unless another one is under way. The lock decides in the end.
+
+        Raises:
+            RunBusyError: another process runs one.
+            StoreUnavailableError: it cannot be recorded, so it must not begin.
+        """
+        via = VIA.get(record.cause)
+        if via is None:
+            return
+        if (holder := await self._runs.holder(lane_of(record))) is not None:
+            raise RunBusyError(record.kind, holder.run_id, holder.process, is_dry_run=record.is_dry_run)
+        try:
+            await self._note(record.owner, via, "run start", _described(record, options))
+        except WriteOutcomeUnknownError as error:
+            raise StoreUnavailableError(f"the run was not started: {error}") from error
+
     async def _own(self, run_id: str) -> RunLifeCycle:
         """A run of this process that may be paused.
 
@@ -318,3 +368,9 @@ class RunManager:
         if not self._leads.is_leader():
             raise NotLeaderError(self._leads.state.leader)
         return record
+
+
+def _described(record: RunRecord, options: Mapping[str, Any]) -> str:
+    """What is started, for people."""
+    chosen = [f"{name}={value}" for name, value in sorted(options.items())]
+    return " ".join([record.run_id, record.kind.value, *(["dry run"] if record.is_dry_run else []), *chosen])

@@ -1,7 +1,8 @@
 """The backlog as it is: every ledger that is marked for repair, judged by its metadata and the bookies of this moment.
 
-The findings of the last audit do not show later repairs, so this is counted from the store. Ledgers are read and judged
-in parts, so that a huge backlog neither fills the memory nor keeps the loop from other work.
+The findings of the last audit do not show later repairs, so this is counted from the store. Marks and ledgers are read
+and judged in parts, and each part is forgotten before the next one is read. So a huge backlog neither fills the memory
+nor keeps the loop from other work: what a count keeps is sums, and the ids of parked and of locked ledgers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -27,9 +28,9 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
 from bookie.metadata.port import AccessDeniedError, MetadataStore
 from bookie.metadata.tasks.locks import Task
-from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.tasks.parked import ParkedTasks, ParkReason
 from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity, fragment_health
 from bookie.model.topology import Topology
@@ -39,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 READ_LEDGERS: Final = 500
 """Judged between two turns of the loop: some ten milliseconds."""
+PLACES_AT_ONCE: Final = 5_000
+"""Places of the tree of tasks in one part: some megabytes."""
 PARTS_MAX: Final = 50
 """Bookies, and racks, that are counted by name: each is a series in Prometheus. Few are lost at a time."""
 OTHER: Final = "other"
@@ -78,17 +81,23 @@ _WITHOUT_COPY: Final = frozenset({Severity.LOST, Severity.NO_LIVE_COPY})
 
 @dataclass(slots=True)
 class _Tally:
-    parked: AbstractSet[int]
     topology: Topology
     by_severity: dict[Severity | None, _Sum] = field(default_factory=dict)
     repairable: dict[Severity, _Sum] = field(default_factory=dict)
     unreadable: int = 0
     by_bookie: Counter[str] = field(default_factory=Counter)
     by_rack: Counter[str] = field(default_factory=Counter)
-    marked: set[int] = field(default_factory=set)
+    parked: Counter[ParkReason] = field(default_factory=Counter)
+    locked: int = 0
 
-    def add(self, task: Task | UnreadableTask, ledger: LedgerMetadata | Unreadable | None, bookies: Bookies) -> None:
-        self.marked.add(task.ledger_id)
+    def add(
+        self,
+        task: Task | UnreadableTask,
+        ledger: LedgerMetadata | Unreadable | None,
+        bookies: Bookies,
+        *,
+        is_parked: bool,
+    ) -> None:
         if isinstance(task, UnreadableTask) or isinstance(ledger, Unreadable):
             self.unreadable += 1
             return
@@ -103,7 +112,7 @@ class _Tally:
         self.by_rack.update({self.topology.known(each) or UNKNOWN for each in away})
         self.by_severity.setdefault(judged.severity, _Sum()).add(judged, task.ctime_ms)
         severity = judged.severity
-        if severity is not None and severity not in _WITHOUT_COPY and task.ledger_id not in self.parked:
+        if severity is not None and severity not in _WITHOUT_COPY and not is_parked:
             self.repairable.setdefault(severity, _Sum()).add(judged, task.ctime_ms)
 
 
@@ -167,28 +176,46 @@ class BacklogCounter:
         bookies = await self._registrations.list()
         if self._drains is not None:
             bookies = bookies.with_draining((await self._drains.draining()).bookies)
-        parked = await self._parked.list()
-        topology = Topology() if self._topology is None else await self._topology()
-        tally = _Tally(frozenset(item.ledger_id for item in parked), topology)
-        tasks = await self._tasks.list_all()
-        for start in range(0, len(tasks), READ_LEDGERS):
-            part = tasks[start : start + READ_LEDGERS]
-            ledgers = await self._ledgers.read_many_metadata([task.ledger_id for task in part])
-            for task, ledger in zip(part, ledgers, strict=True):
-                tally.add(task, ledger, bookies)
-            await asyncio.sleep(0)
+        parked = await self._parked.ids()
+        tally = _Tally(Topology() if self._topology is None else await self._topology())
         locked = await self._tasks.locks.locked()
+        after: LedgerId | None = None
+        while True:
+            page = await self._tasks.page(after, PLACES_AT_ONCE)
+            after = page.next_after
+            for start in range(0, len(page.tasks), READ_LEDGERS):
+                await self._add(tally, page.tasks[start : start + READ_LEDGERS], bookies, parked, locked)
+            if after is None:
+                break
         return Backlog(
             counted_ms=counted_ms,
             severities={severity: part.total() for severity, part in tally.by_severity.items() if severity is not None},
             healthy=tally.by_severity.get(None, _Sum()).total(),
             unreadable=tally.unreadable,
-            parked=dict(Counter(item.reason for item in parked if item.ledger_id in tally.marked)),
-            locked=len(locked & tally.marked),
+            parked=dict(tally.parked),
+            locked=tally.locked,
             repairable={severity: part.total() for severity, part in tally.repairable.items()},
             by_bookie=largest(tally.by_bookie),
             by_rack=largest(tally.by_rack),
         )
+
+    async def _add(
+        self,
+        tally: _Tally,
+        part: Sequence[Task | UnreadableTask],
+        bookies: Bookies,
+        parked: AbstractSet[LedgerId],
+        locked: AbstractSet[LedgerId],
+    ) -> None:
+        ids = [task.ledger_id for task in part]
+        aside = await self._parked.read_many([each for each in ids if each in parked], {})
+        parked_now = {item.ledger_id for item in aside}
+        tally.parked.update(item.reason for item in aside)
+        tally.locked += sum(each in locked for each in ids)
+        ledgers = await self._ledgers.read_many_metadata(ids)
+        for task, ledger in zip(part, ledgers, strict=True):
+            tally.add(task, ledger, bookies, is_parked=task.ledger_id in parked_now)
+        await asyncio.sleep(0)
 
 
 def judge(ledger: LedgerMetadata, live: _Live, draining: _Live = frozenset()) -> LedgerVerdict:

@@ -31,6 +31,8 @@ from bookie.runtime.clock import Clock
 
 WINDOW_S: Final = 300.0
 """Time over which a rate is computed: long enough that single large ledgers do not dominate it."""
+LOOK_SHARE: Final = 0.2
+"""Largest share of the time that is spent on looking: a large backlog is read less often."""
 IN_FLIGHT_MAX: Final = 200
 """Ledgers in flight whose reservation is read in one look: each costs a request."""
 HEALTHY: Final = "healthy"
@@ -179,7 +181,7 @@ class RepairWatch:
         return LedgerInFlight(ledger_id, owners[ledger_id], severity, tuple(copies))
 
 
-_ORDER: Final = (*(severity.name.lower() for severity in Severity), HEALTHY, UNREADABLE)
+_ORDER: Final = (*(severity.label for severity in Severity), HEALTHY, UNREADABLE)
 
 
 def copy_progress(ledger: LedgerMetadata, reservation: Reservation) -> CopyProgress:
@@ -269,7 +271,7 @@ def _judged(
     severity = verdict.severity
     if severity is None and not task.missing:  # a repair of the placement names no bookie
         severity = Severity.MISPLACED
-    return HEALTHY if severity is None else severity.name.lower(), verdict.bytes_estimate
+    return HEALTHY if severity is None else severity.label, verdict.bytes_estimate
 
 
 def _add(part: SeverityLook, size: int, task: Task | UnreadableTask) -> None:

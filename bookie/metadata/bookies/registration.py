@@ -390,6 +390,20 @@ class BookieState(enum.Enum):
     """A source of copies: not missing (S8, R17)."""
     UNREGISTERED = "UNREGISTERED"
 
+    @property
+    def label(self) -> str:
+        """Its name in documents: ``writable``, ``read_only``, or ``lost``."""
+        return "lost" if self is BookieState.UNREGISTERED else self.value.lower()
+
+    @classmethod
+    def of_label(cls, label: str) -> BookieState:
+        """Return the state of a name in a document, also of one that an earlier release wrote in upper case.
+
+        Raises:
+            ValueError: there is none.
+        """
+        return cls.UNREGISTERED if label == cls.UNREGISTERED.label else cls(label.upper())
+
 
 def state_of(bookie: BookieId, bookies: Bookies) -> BookieState:
     """Return the state of ``bookie`` in a listing."""

@@ -42,7 +42,7 @@ class Change:
     by: str
     """A user and host, or the name of a token."""
     via: str
-    """``command``, ``http`` or ``grpc``."""
+    """``command``, ``http``, ``grpc`` or ``spark ui``."""
     action: str
     """Such as ``recovery disable``."""
     detail: str

@@ -20,6 +20,8 @@ from auditor.api.access.tokens import Role
 from auditor.api.grpc.messages import KINDS, STATES
 from auditor.api.grpc.server import LIVENESS, READINESS, GrpcFace
 from auditor.api.grpc.servicer import peer_address
+from bookie.metadata.bookies.maintenance import Window
+from bookie.model.ids import BookieId
 from bookie.model.run import RunKind, RunState
 from tests.deadlines import STATE_S
 from tests.worlds.api import EVIL, NOW_MS, TwinControl, settings_in
@@ -116,7 +118,7 @@ async def test_watching_shows_each_change_until_the_end(world: GrpcWorld) -> Non
     async for shown in world.stub.WatchRun(pb.GetRunRequest(run_id=run.run_id)):
         seen.append(shown.state)
         if shown.state == pb.RUN_STATE_RUNNING:
-            await world.control.pause_run(run.run_id, owner="x")
+            await world.control.pause_run(run.run_id, owner="x", via="http")
         elif shown.state == pb.RUN_STATE_PAUSED:
             await world.control.finish(run.run_id)
     assert seen == [pb.RUN_STATE_RUNNING, pb.RUN_STATE_PAUSED, pb.RUN_STATE_DONE]
@@ -307,10 +309,15 @@ async def test_a_run_is_started_with_options_and_wrong_ones_are_refused(tmp_path
         assert world.control.started == 1
 
 
-async def test_the_end_of_a_pause_is_shown(tmp_path: Path) -> None:
+async def test_pauses_and_maintenance_windows_are_shown_with_their_ends(tmp_path: Path) -> None:
     async with serving(tmp_path) as world:
-        await world.control.pause_kind(RunKind.REPLICAS, owner="me")
+        await world.control.pause_kind(RunKind.REPLICAS, owner="me", via="http")
         (pause,) = (await world.stub.GetStatus(pb.GetStatusRequest(), metadata=world.read)).pauses
+        world.control.windows = (Window("rack:/r1", (BookieId("a"),), "me", NOW_MS, NOW_MS + 9_000, True, "switch"),)
+        (window,) = (await world.stub.GetStatus(pb.GetStatusRequest(), metadata=world.read)).maintenance
+        assert (window.target, list(window.bookies), window.by, window.until.seconds, window.hold_critical) == (
+            "rack:/r1", ["a"], "me", NOW_MS // 1000 + 9, True,
+        )  # fmt: skip
         assert (pause.kind, pause.owner, pause.until.seconds) == (pb.RUN_KIND_REPLICAS, "me", NOW_MS // 1000 + 3600)
         run = await world.stub.StartRun(pb.StartRunRequest(kind=pb.RUN_KIND_BOOKIES), metadata=world.operate)
         assert not run.HasField("paused_until")

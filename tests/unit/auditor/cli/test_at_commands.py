@@ -12,10 +12,16 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from auditor.api.access.tokens import Role
+from auditor.cli.cluster import status
 from auditor.cli.main import app
+from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.runs.records import Runs
 from bookie.metadata.tasks.boosts import Boosts
+from bookie.metadata.tasks.debts import PlacementDebt, PlacementDebts
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.run import RunKind
 from bookie.model.times import rfc3339
 from tests.unit.auditor.api.test_api_findings import RUN, write_findings
 from tests.worlds.api import ApiWorld, running
@@ -129,3 +135,57 @@ async def test_the_impact_of_the_newest_run_is_asked_of_the_service(world: ApiWo
     assert (listed["kind"], listed["run_id"], listed["items"]) == ("TopicImpactList", RUN, [])
     printed = await call(world, "impact", RUN)
     assert "no finding names a topic of Pulsar" in printed.stdout
+
+
+async def test_the_status_is_the_document_of_the_direct_command(world: ApiWorld) -> None:
+    await world.upkeep.fill()
+    async with world.upkeep.cluster.connected("") as client:
+        await Runs(client.store, ROOT).pause_kind(RunKind.PLACEMENT, "me", EPOCH_MS + 60_000)
+        window = Window("c", (BookieId("c"),), "me", EPOCH_MS, EPOCH_MS + 60_000, False, "disk")
+        await MaintenanceWindows(client.store, ROOT).start(window)
+        await client.ports.tasks.switches.set_lost_bookie_delay_s(600)
+        direct = await anext(status.looks(client, 5.0))
+    there = await document(world, "status")
+    assert {name: there[name] for name in direct} == direct
+    assert there["underreplicated"]["severities"]["no_live_copy"]["ledgers"] == 3
+    assert (there["pauses"][0]["check"], there["maintenance"][0]["target"]) == ("placement", "c")
+    text = (await call(world, "status")).stdout
+    for line in ("delay       600 s", "maintenance c until", "paused      the schedule of placement"):
+        assert line in text
+
+
+async def test_marked_ledgers_are_listed_in_pages(world: ApiWorld) -> None:
+    ids = [task.ledger_id for task in world.operations.tasks]
+    first = await document(world, "underreplicated", "list", "--limit", "1")
+    assert ([row["ledger_id"] for row in first["items"]], first["next_after"]) == (ids[:1], ids[0])
+    rest = (await document(world, "underreplicated", "list", "--after", str(ids[0])))["items"]
+    assert [row["ledger_id"] for row in rest] == ids[1:]
+    assert {row["state"] for row in first["items"] + rest} <= {"waiting", "in progress", "parked: no_live_copy"}
+
+
+async def test_runs_are_listed_and_shown(world: ApiWorld) -> None:
+    run_id = await world.start()
+    assert [row["run_id"] for row in (await document(world, "audit", "list"))["items"]] == [run_id]
+    kind = world.control.status().running[0].kind
+    others = [each.value for each in RunKind if each is not kind]
+    assert (await document(world, "audit", "list", "--kind", others[0]))["items"] == []
+    assert run_id in (await call(world, "audit", "list")).stdout
+    assert (await document(world, "audit", "show", run_id))["run"]["kind"] == kind.value
+
+
+async def test_bookies_and_windows_are_listed(world: ApiWorld) -> None:
+    listed = (await document(world, "bookies"))["items"]
+    assert [row["bookie_id"] for row in listed] == [view.bookie_id for view in world.operations.known]
+    assert listed[-1]["state"] == "lost"
+    assert "no maintenance window" in (await call(world, "maintenance", "list")).stdout
+
+
+async def test_placement_debts_are_listed(world: ApiWorld) -> None:
+    await world.upkeep.fill()
+    debts = PlacementDebts(world.upkeep.cluster.keeper, ROOT)
+    for ledger in (9, 11):
+        assert await debts.add(PlacementDebt(LedgerId(ledger), EPOCH_MS, (EntryId(0),), "one rack"))
+    items = (await document(world, "debts", "list"))["items"]
+    assert [(row["ledger_id"], row["state"]) for row in items] == [(9, "marked"), (11, "waiting")]
+    page = (await world.operate("GET", "/api/v1/debts?limit=1")).json
+    assert (page["items"], page["next_after"]) == (items[:1], 9)

@@ -10,18 +10,19 @@ import pytest
 from typer.testing import CliRunner
 
 from auditor.cli.audit import runs
-from auditor.cli.cluster import boost, changes, dead_letters, decommission, drain, recovery, throttle
+from auditor.cli.cluster import boost, changes, dead_letters, decommission, drain, maintenance, recovery, throttle
 from auditor.cli.main import app
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.runs.records import Runs
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.times import rfc3339
 from tests.worlds.clocks import EPOCH_MS, ManualClock
 from tests.worlds.cluster import ROOT
 from tests.worlds.commands import CommandCluster
 
-MODULES: tuple[ModuleType, ...] = (boost, dead_letters, decommission, drain, recovery, runs, throttle)
+MODULES: tuple[ModuleType, ...] = (boost, dead_letters, decommission, drain, maintenance, recovery, runs, throttle)
 RUN = "20261120T100001Z-0a1b2c"
 
 
@@ -70,6 +71,8 @@ def recorded() -> list[tuple[str, str, str, str]]:
         (["drain", "start", "c", "--yes", "--force"], "drain start", "c"),
         (["recover", "a", "b", "--yes", "--force"], "recover", "a, b: 3 ledgers"),
         (["decommission", "gone", "--yes"], "decommission", "gone"),
+        (["maintenance", "start", "c"], "maintenance start", f"c until {rfc3339(EPOCH_MS + 3_600_000)}"),
+        (["maintenance", "end", "c"], "maintenance end", "c"),
         (["audit", "cancel", RUN], "run cancel", RUN),
         (["audit", "pause", "--kind", "replicas", "--for", "2h"], "schedule pause", "replicas for 7200 s"),
         (["audit", "resume", "--kind", "replicas"], "schedule resume", "replicas"),
@@ -89,4 +92,6 @@ def test_what_changes_nothing_is_not_recorded(cluster: CommandCluster) -> None:
     call("throttle", "show")
     call("underreplicated", "boost", "9", "--dry-run")
     call("dead-letters", "drop", "8", "--dry-run")
+    call("maintenance", "start", "c", "--dry-run")
+    call("maintenance", "end", "c", "--dry-run")
     assert call("changes") == "no change is on record\n"

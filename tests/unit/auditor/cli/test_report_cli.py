@@ -54,7 +54,7 @@ def test_two_runs_are_compared(reports: Path) -> None:
     assert "lost        bookie-00" in text
     assert "No live copy: 0 -> 3 (+3) ledgers" in text
     back = json.loads(bkheal("diff", SECOND.run_id, FIRST.run_id, "-o", "json", reports=reports))
-    assert back["findings"][0] == {"severity": "NO_LIVE_COPY", "before": 3, "now": 0, "change": -3}
+    assert back["findings"][0] == {"severity": "no_live_copy", "before": 3, "now": 0, "change": -3}
     assert "nothing changed" in bkheal("diff", "latest", reports=reports)
 
 

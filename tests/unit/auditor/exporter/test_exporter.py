@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -14,6 +14,9 @@ from auditor.exporter.settings import ExporterServerSettings, ExporterSettings
 from auditor.metrics import definitions as names
 from auditor.metrics.cluster_metrics import CLUSTER, exporter_metrics
 from auditor.service.watch.backlog import backlog_counter
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.layout import cookie_path
+from bookie.metadata.nodes import ensure_path
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.runs.election import Election
 from bookie.metadata.runs.records import RunLane, Runs
@@ -53,10 +56,10 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def exporting(cluster: MemoryCluster) -> AsyncIterator[Watched]:
+async def exporting(cluster: MemoryCluster, settings: ExporterSettings = SETTINGS) -> AsyncIterator[Watched]:
     store = cluster.session()
     counter = backlog_counter(store, cluster.cluster, cluster.clock)
-    exporter = Exporter(SETTINGS, "1", store, cluster.cluster, counter, cluster.clock)
+    exporter = Exporter(settings, "1", store, cluster.cluster, counter, cluster.clock)
     watched = Watched(cluster, store, exporter_metrics("1", exporter.status, cluster.clock), exporter)
     running = asyncio.ensure_future(exporter.run(watched.stop))
     try:
@@ -183,3 +186,24 @@ def test_wrong_settings_are_named_together() -> None:
     with pytest.raises(ConfigurationError) as raised:
         ExporterSettings(metadata_uri="", missing_share_max=2, http=ExporterServerSettings(port=70_000))
     assert len(raised.value.problems) == 3
+
+
+@in_virtual_time
+async def test_what_holds_marks_back_is_shown_as_audits_with_the_same_options_decide_it() -> None:
+    """Without the options of the audits, an exporter showed reasons and times of the default ones."""
+    cluster = await MemoryCluster().found()
+    await cluster.register(A)
+    await cluster.register(B)
+    await ensure_path(cluster.store, cookie_path(ROOT, C))
+    await cluster.tasks.switches.set_lost_bookie_delay_s(600)
+    await FirstSeenDown(cluster.store, ROOT).reconcile(frozenset({C}), cluster.clock.epoch_ms())
+    due: list[int] = []
+    for critical_delay_s in (ExporterSettings(metadata_uri="zk://h:2181/ledgers").critical_delay_s, 42.0):
+        settings = replace(SETTINGS, critical_delay_s=critical_delay_s)
+        async with exporting(cluster, settings) as watched:
+            await asyncio.sleep(1)
+            status = watched.exporter.status()
+            assert status is not None
+            (lost,) = status.lost
+            due.append(lost.critical_due_ms - lost.first_seen_down_ms)
+    assert due == [300_000, 42_000]

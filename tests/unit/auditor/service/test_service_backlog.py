@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.api.control import Backlog, SeverityBacklog
+from auditor.service.watch import backlog
 from auditor.service.watch.backlog import (
     OTHER,
     READ_LEDGERS,
@@ -22,14 +26,18 @@ from auditor.service.watch.backlog import (
     largest,
 )
 from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.layout import task_path
 from bookie.metadata.nodes import create_with_parents
+from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
+from bookie.metadata.tasks.underreplication import TaskPart, UnreadableTask
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity
 from tests.worlds.cluster import ROOT, MemoryCluster
+from tests.worlds.ledgers import make_metadata
 from tests.worlds.virtual_time import in_virtual_time
 
 A, B, C, D = (BookieId(f"bk{name}:1") for name in "abcd")
@@ -199,3 +207,48 @@ def test_what_has_to_be_copied_is_estimated_from_the_length() -> None:
     assert judge(opened, live) == LedgerVerdict(Severity.CRITICAL, 0)
     empty = LedgerMetadata(2, 2, 1, (Fragment(EntryId(0), (A, C)),)).closed(EntryId(-1), 0)
     assert judge(empty, live) == LedgerVerdict(Severity.METADATA_ONLY, 0)
+
+
+class EndlessTasks:
+    """So many marked ledgers that a list of them would be large; made while they are asked for."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.locks = self
+
+    async def locked(self) -> frozenset[LedgerId]:
+        return frozenset()
+
+    async def page(self, after: LedgerId | None, places_max: int) -> TaskPart:
+        first = 0 if after is None else after + 1
+        ids = range(first, min(self.count, first + places_max))
+        tasks: list[Task | UnreadableTask] = [Task(LedgerId(each), (BookieId("b"),), 1000 + each, 0) for each in ids]
+        return TaskPart(tasks, LedgerId(ids[-1]) if ids.stop < self.count else None)
+
+
+class SameLedgers:
+    async def read_many_metadata(self, ids: Sequence[LedgerId]) -> list[LedgerMetadata]:
+        return [make_metadata((0, "a b"), quorum=(2, 2), last=9) for _ in ids]
+
+
+async def peak_bytes(cluster: MemoryCluster, count: int) -> int:
+    """The most memory that one count of so many marked ledgers takes."""
+    registrations, parked = Registrations(cluster.store, cluster.cluster), ParkedTasks(cluster.store, ROOT)
+    tasks, ledgers = cast(Any, EndlessTasks(count)), cast(Any, SameLedgers())
+    counter = BacklogCounter(tasks, ledgers, registrations, parked, cluster.clock)
+    tracemalloc.start()
+    try:
+        counted = await counter.count()
+        assert counted.ledgers == count
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@in_virtual_time
+async def test_the_memory_of_a_count_does_not_grow_with_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "PLACES_AT_ONCE", 100)
+    cluster = await MemoryCluster().found()
+    await cluster.register(BookieId("a"))
+    few = await peak_bytes(cluster, 100)
+    assert await peak_bytes(cluster, 5_000) < 1.5 * few

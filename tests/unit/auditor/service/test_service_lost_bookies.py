@@ -155,7 +155,7 @@ async def test_a_loss_waits_for_no_run_of_its_kind(world: ServiceWorld, is_pause
     other = await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me")
     await asyncio.sleep(50)
     if is_paused:
-        await auditor.service.pause_run(other.run_id, owner="me")
+        await auditor.service.pause_run(other.run_id, owner="me", via="http")
     world.check_s = 1
     await world.down(A)
     await when(lambda: bool(world.marked), 30)
@@ -174,7 +174,7 @@ async def test_a_loss_goes_on_beside_a_dry_run_of_its_kind(world: ServiceWorld, 
     other = await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=True)
     await asyncio.sleep(50)
     if is_paused:
-        await auditor.service.pause_run(other.run_id, owner="me")
+        await auditor.service.pause_run(other.run_id, owner="me", via="http")
     world.check_s = 1
     await world.down(A)
     await when(lambda: bool(world.marked), 30)

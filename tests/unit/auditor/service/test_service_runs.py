@@ -16,6 +16,7 @@ from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.election import Leadership
 from bookie.metadata.runs.records import RunLane, Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.tasks.changes import Changes
 from bookie.model.run import PAUSE_S, RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded
 from spark_jobs.runs.gate import RunGate
@@ -152,17 +153,17 @@ async def test_a_paused_run_waits_and_goes_on(world: ServiceWorld) -> None:
     auditor = await world.leader()
     record = await start(auditor.service)
     await asyncio.sleep(3)
-    assert (await auditor.service.pause_run(record.run_id, owner="me")).state is RunState.PAUSED
+    assert (await auditor.service.pause_run(record.run_id, owner="me", via="http")).state is RunState.PAUSED
     await asyncio.sleep(500)
     paused = await auditor.service.run(record.run_id)
     assert paused.state is RunState.PAUSED
     assert await Runs(world.session(), ROOT).get(record.run_id) == paused
-    assert (await auditor.service.resume_run(record.run_id, owner="me")).state is RunState.RUNNING
+    assert (await auditor.service.resume_run(record.run_id, owner="me", via="http")).state is RunState.RUNNING
     final = await ended(auditor.service, record.run_id)
     assert final.state is RunState.DONE
-    assert final.finished_ms - final.started_ms >= 510_000
+    assert final.finished_ms - final.started_ms >= 500_000
     with pytest.raises(RunOverError):
-        await auditor.service.pause_run(record.run_id, owner="me")
+        await auditor.service.pause_run(record.run_id, owner="me", via="http")
 
 
 @in_service_world
@@ -171,13 +172,13 @@ async def test_a_cancelled_run_ends_and_frees_its_kind(world: ServiceWorld) -> N
     auditor = await world.leader()
     record = await start(auditor.service)
     await asyncio.sleep(5)
-    await auditor.service.pause_run(record.run_id, owner="me")
-    await auditor.service.cancel_run(record.run_id, owner="you")
+    await auditor.service.pause_run(record.run_id, owner="me", via="http")
+    await auditor.service.cancel_run(record.run_id, owner="you", via="http")
     final = await ended(auditor.service, record.run_id)
     assert (final.state, final.detail, final.exit_code) == (RunState.CANCELLED, "cancelled by you", 7)
     await when(lambda: not auditor.service.status().running)
     with pytest.raises(RunOverError, match="cancelled"):
-        await auditor.service.cancel_run(record.run_id, owner="you")
+        await auditor.service.cancel_run(record.run_id, owner="you", via="http")
     assert auditor.service.status().last_success_ms == {}
     await start(auditor.service)
 
@@ -276,11 +277,11 @@ async def test_a_pause_ends_by_itself_and_another_one_extends_it(world: ServiceW
     world.check_s = 100
     auditor = await world.leader()
     run = await start(auditor.service)
-    paused = await auditor.service.pause_run(run.run_id, owner="me")
+    paused = await auditor.service.pause_run(run.run_id, owner="me", via="http")
     assert paused.pause_ends_ms == world.clock.epoch_ms() + PAUSE_S * 1000
     assert (await Runs(world.session(), ROOT).get(run.run_id)) == paused
     await asyncio.sleep(PAUSE_S - 100)
-    await auditor.service.pause_run(run.run_id, owner="me")
+    await auditor.service.pause_run(run.run_id, owner="me", via="http")
     await asyncio.sleep(PAUSE_S - 100)
     assert (await auditor.service.run(run.run_id)).state is RunState.PAUSED
     await asyncio.sleep(150)
@@ -296,8 +297,8 @@ async def test_the_length_of_a_pause_is_an_option(world: ServiceWorld) -> None:
     world.check_s = 100
     auditor = await world.leader(pause_s=60)
     run = await start(auditor.service)
-    await auditor.service.pause_run(run.run_id, owner="me")
-    await auditor.service.pause_kind(RunKind.REPLICAS, owner="me")
+    await auditor.service.pause_run(run.run_id, owner="me", via="http")
+    await auditor.service.pause_kind(RunKind.REPLICAS, owner="me", via="http")
     await asyncio.sleep(50)
     assert (await auditor.service.run(run.run_id)).state is RunState.PAUSED
     await asyncio.sleep(15)
@@ -348,17 +349,17 @@ async def test_a_follower_knows_the_schedules_without_their_times(world: Service
 async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for(world: ServiceWorld) -> None:
     auditor = await world.leader(bookies_schedule="1h")
     await when(lambda: len(auditor.counted.ended) == 1, 30)
-    await auditor.service.pause_kind(RunKind.BOOKIES, owner="me")
+    await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
     for _ in range(4):  # each pause extends the one before
         await asyncio.sleep(PAUSE_S - 100)
-        pause = await auditor.service.pause_kind(RunKind.BOOKIES, owner="me")
+        pause = await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
         assert (pause.owner, pause.until_ms) == ("me", world.clock.epoch_ms() + PAUSE_S * 1000)
     await asyncio.sleep(1)
     assert len(auditor.counted.ended) == 1
     assert auditor.service.status().paused_kinds == {RunKind.BOOKIES: pause}
     await start(auditor.service)
     await when(lambda: len(auditor.counted.ended) == 2)
-    await auditor.service.resume_kind(RunKind.BOOKIES, owner="me")
+    await auditor.service.resume_kind(RunKind.BOOKIES, owner="me", via="http")
     await when(lambda: len(auditor.counted.ended) == 3, 20)
     assert auditor.counted.ended[2].cause is RunCause.SCHEDULE
     await asyncio.sleep(100)
@@ -370,7 +371,7 @@ async def test_the_pause_of_a_kind_ends_by_itself_and_its_run_follows(world: Ser
     auditor = await world.leader(bookies_schedule="24h", session_timeout_s=40.0, backlog_interval_s=3600.0)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await asyncio.sleep(24 * 3600 - 100)
-    await auditor.service.pause_kind(RunKind.BOOKIES, owner="me")
+    await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
     await asyncio.sleep(PAUSE_S - 100)
     assert len(auditor.counted.ended) == 1
     await when(lambda: len(auditor.counted.ended) == 2, 200)
@@ -381,7 +382,7 @@ async def test_the_pause_of_a_kind_ends_by_itself_and_its_run_follows(world: Ser
 async def test_a_loss_is_audited_while_its_kind_is_paused(world: ServiceWorld) -> None:
     auditor = await world.leader(bookies_schedule="1h")
     await when(lambda: len(auditor.counted.ended) == 1, 30)
-    await auditor.service.pause_kind(RunKind.BOOKIES, owner="me")
+    await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
     await asyncio.sleep(10)
     await world.down(BOOKIES[0])
     await when(lambda: bool(world.marked), 30)
@@ -490,6 +491,55 @@ async def test_a_run_that_somebody_called_abandoned_stops() -> None:
     (record,) = manager.running
     await store.delete(f"{own_path('runs', ROOT)}/locks/bookies")
     await Runs(store, ROOT).abandon_orphans(1)
-    await manager.pause(record.run_id, "me")
+    await manager.pause(record.run_id, "me", "http")
     with pytest.raises(RunStoppedError, match="changed by another process"):
         gate.pass_through()
+
+
+@in_service_world
+async def test_what_operators_ask_for_is_recorded_by_every_way(world: ServiceWorld) -> None:
+    world.check_s = 60
+    service = (await world.leader()).service
+    run = await service.start_run(
+        RunKind.REPLICAS, cause=RunCause.GRPC, owner="ann", is_dry_run=True, options={"sample": 0.5}
+    )
+    with pytest.raises(RunBusyError):
+        await service.start_run(RunKind.REPLICAS, cause=RunCause.HTTP, owner="ben", is_dry_run=True)
+    await service.pause_run(run.run_id, owner="ben", via="http")
+    await service.resume_run(run.run_id, owner="ben", via="spark ui")
+    await service.cancel_run(run.run_id, owner="ann", via="grpc")
+    await service.pause_kind(RunKind.REPLICAS, owner="ann", via="grpc")
+    await service.resume_kind(RunKind.REPLICAS, owner="ann", via="grpc")
+    await service.start_run(RunKind.BOOKIES, cause=RunCause.SCHEDULE, owner="a/1")
+    newest = await Changes(world.session(), ROOT, world.clock).newest(10)
+    assert [(each.by, each.via, each.action) for each in reversed(newest)] == [
+        ("ann", "grpc", "run start"),
+        ("ben", "http", "run pause"),
+        ("ben", "spark ui", "run resume"),
+        ("ann", "grpc", "run cancel"),
+        ("ann", "grpc", "schedule pause"),
+        ("ann", "grpc", "schedule resume"),
+    ]
+    assert newest[-1].detail == f"{run.run_id} replicas dry run sample=0.5"
+
+
+@in_virtual_time
+async def test_a_run_that_cannot_be_recorded_does_not_begin() -> None:
+    store = MemoryStore(MemoryCell())
+
+    async def no_answer(owner: str, via: str, action: str, detail: str) -> None:
+        raise StoreUnavailableError("no answer")
+
+    manager = RunManager(
+        Runs(store, ROOT),
+        ElectionView(),
+        Standing(),
+        process="a:1",
+        clock=VirtualClock(),
+        rng=random.Random(1),
+        note=no_answer,
+    )
+    with pytest.raises(StoreUnavailableError):
+        await manager.start(RunKind.BOOKIES, cause=RunCause.HTTP, owner="me", options={})
+    assert await Runs(store, ROOT).list(10) == []
+    await manager.start(RunKind.BOOKIES, cause=RunCause.BOOKIE_LOSS, owner="bk1", options={})

@@ -20,10 +20,13 @@ from auditor.api.control import (
     UnknownRunError,
 )
 from auditor.service.spark_tab import LoopActions
+from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.notes import KindPause
+from bookie.model.ids import BookieId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
+from bookie.model.times import rfc3339
 from bookie.runtime.clock import SystemClock
 from spark_jobs.ui.port import ActionOutcome, BacklogRow, KindRow, RunView
 
@@ -71,19 +74,19 @@ class FakeControl:
     ) -> RunRecord:
         return self._answer("start", kind, cause, owner)
 
-    async def cancel_run(self, run_id: str, *, owner: str) -> RunRecord:
+    async def cancel_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
         return self._answer("cancel", run_id, owner)
 
-    async def pause_run(self, run_id: str, *, owner: str) -> RunRecord:
+    async def pause_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
         return self._answer("pause", run_id, owner)
 
-    async def pause_kind(self, kind: RunKind, *, owner: str) -> KindPause:
+    async def pause_kind(self, kind: RunKind, *, owner: str, via: str) -> KindPause:
         raise AssertionError
 
-    async def resume_kind(self, kind: RunKind, *, owner: str) -> None:
+    async def resume_kind(self, kind: RunKind, *, owner: str, via: str) -> None:
         raise AssertionError
 
-    async def resume_run(self, run_id: str, *, owner: str) -> RunRecord:
+    async def resume_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
         return self._answer("resume", run_id, owner)
 
     async def wait_changed(self, run_id: str, seen: RunRecord) -> RunRecord:
@@ -158,6 +161,16 @@ async def test_the_page_shows_the_service_also_while_the_store_is_away() -> None
         assert KindRow("bookies", False, "run r1 is under way") in state.kinds
         assert KindRow("replicas", True, "", 77, why_no_next="") in state.kinds
         assert [fact.value for fact in state.facts if fact.is_bad] == ["bk1:1"]
+
+
+async def test_pauses_and_maintenance_windows_are_shown_with_their_ends() -> None:
+    control = FakeControl()
+    window = Window("rack:/r1", (BookieId("bk1:1"),), "ann", 1_000, 61_000, False, "")
+    control.now = replace(STATUS, windows=(window,), paused_kinds={RunKind.REPLICAS: KindPause("ben", 61_000)})
+    facts = {fact.label: fact.value for fact in (await elsewhere(actions(control).snapshot)).facts}
+    until = rfc3339(61_000)
+    assert facts["maintenance of rack:/r1"] == f"by ann until {until}"
+    assert facts["schedule of replicas"] == f"paused by ben until {until}"
 
 
 async def test_an_auditor_that_does_not_lead_shows_the_schedules_and_no_times() -> None:

@@ -128,4 +128,4 @@ async def test_repairs_are_not_looked_at_for_each_request() -> None:
         assert await look.look() is first
         clock.now_s += 10
         second = await look.look()
-        assert (second is first, second["measured_seconds"]) == (False, 10.0)
+        assert (second is first, second[1].measured_s) == (False, 10.0)

@@ -103,7 +103,7 @@ def test_the_summary_file_is_a_versioned_document(tmp_path: Path) -> None:
     assert (document["apiVersion"], document["kind"]) == ("bkheal/v1", "AuditReport")
     assert (document["started"], document["finished"]) == ("2026-01-02T03:04:05.000Z", "2026-01-02T03:04:07.500Z")
     assert (document["verdict"], document["complete"]) == ("under-replicated", True)
-    assert document["findings"][0] == {"severity": "CRITICAL", "ledgers": 3, "fragments": 4, "bytes_estimate": 1000}
+    assert document["findings"][0] == {"severity": "critical", "ledgers": 3, "fragments": 4, "bytes_estimate": 1000}
     assert document["worst_ledgers"][0]["missing"] == ["b:3181"]
     assert document["published"] == {
         "outcome": "published",
@@ -114,7 +114,7 @@ def test_the_summary_file_is_a_versioned_document(tmp_path: Path) -> None:
         "ledgers_waiting": 0,
     }
     assert (document["run_kind"], document["dry_run"], document["replicas"]) == ("bookies", False, None)
-    assert document["bookies"][1]["state"] == "UNREGISTERED"
+    assert document["bookies"][1]["state"] == "lost"
 
 
 def test_history_grows_by_a_run_at_a_time(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_an_unwritable_report_directory_is_said(tmp_path: Path) -> None:
 
 def test_the_table_for_people_says_what_to_do() -> None:
     text = table(replace(FOUND, problems=("2 ledgers were not listed",)))
-    for words in ("incomplete", "2 ledgers were not listed", "CRITICAL", "b:3181", "4 ledgers marked for repair"):
+    for words in ("incomplete", "2 ledgers were not listed", "critical", "b:3181", "4 ledgers marked for repair"):
         assert words in text
     assert "auto-recovery is disabled" in table(replace(FOUND, published=PublishResult(PublishOutcome.DISABLED)))
 

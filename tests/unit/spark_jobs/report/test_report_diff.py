@@ -56,7 +56,7 @@ def test_findings_appear_and_go_by_severity_worst_first() -> None:
     ]
     assert (changes.ledgers, changes.unreadable) == (Change(1284, 1300), Change(0, 2))
     assert changes.severities[Severity.CRITICAL].by == -3
-    assert changes.to_json()["findings"][1] == {"severity": "CRITICAL", "before": 3, "now": 0, "change": -3}
+    assert changes.to_json()["findings"][1] == {"severity": "critical", "before": 3, "now": 0, "change": -3}
     assert not changes.is_empty
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from auditor.api.operations_port import BookieState as ApiState
 from bookie.model.run import RunKind
+from bookie.model.severity import Severity
 from spark_jobs.report.decoding import DamagedReportError, decode_summary
 from spark_jobs.report.summary import RunSummary
 from tests.worlds import report as world
@@ -83,3 +85,15 @@ def test_a_report_of_before_there_were_reasons_has_the_delay_as_its_reason() -> 
     summary = decode_summary(old)
     assert summary.published.held_back == {"delay": 452}
     assert (summary.waiting[0].reason, summary.waiting[0].critical_until_ms) == ("delay", 0)
+
+
+def test_severities_and_states_have_the_names_of_the_api_and_older_reports_are_read() -> None:
+    """Reports had ``CRITICAL`` and ``UNREGISTERED`` for what the API, the metrics and the commands call otherwise."""
+    parsed = json.loads(json.dumps(world.NO_LIVE_COPY.to_json()))
+    assert {item["severity"] for item in parsed["findings"]} <= {level.label for level in Severity}
+    assert {item["state"] for item in parsed["bookies"]} <= {state.value for state in ApiState}
+    for item in [*parsed["findings"], *parsed["worst_ledgers"]]:
+        item["severity"] = item["severity"].upper()
+    for item in parsed["bookies"]:
+        item["state"] = {"lost": "UNREGISTERED"}.get(item["state"], item["state"].upper())
+    assert decode_summary(parsed) == world.NO_LIVE_COPY
