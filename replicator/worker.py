@@ -108,6 +108,7 @@ class Worker:
         """The rank of each large one."""
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
+        """Set to look at once: a repair ended, the session or the bookies changed, or the worker should stop."""
         self._unreleased: list[Lease] = []
         self._refused: Mapping[str, str] = {}
         self._fatal: FatalError | None = None
@@ -223,7 +224,7 @@ class Worker:
                 _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
                 return RunEnd.UNSETTLED
             self._note_allowed(_TASKS)
-            await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()], self._running.values())
+            await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()])
             self._queue.note_change()  # the tasks were not watched during this time
             return None
         await self._give_back_again()
@@ -241,7 +242,7 @@ class Worker:
         if not self._running and (self._queue.is_stale or (self._is_called and self._queue.is_idle)):
             return None
         changes = [self._wake.wait(), self._queue.wait_first_task(), self._ports.clock.sleep(self._queue.next_look_s)]
-        await first_of(changes, self._running.values())
+        await first_of(changes)
         return None
 
     async def _wait_for_work(self) -> None:
@@ -312,6 +313,7 @@ class Worker:
     def _ended(self, ledger_id: LedgerId, work: asyncio.Task[None]) -> None:
         del self._running[ledger_id], self._ranks[ledger_id]
         self._large_ranks.pop(ledger_id, None)
+        self._wake.set()
 
     async def _work(self, turn: Turn) -> None:
         """One task's turn, from lock to release. Its failure is its own."""

@@ -23,8 +23,9 @@ async def cancel(task: asyncio.Task[Any] | None) -> None:
     """Cancel ``task`` and wait until it has ended. Its error, if any, is logged and not raised."""
     if task is None or task is asyncio.current_task():
         return
-    task.cancel()
-    await asyncio.wait([task])
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
 
 
 def _finished(task: asyncio.Task[Any]) -> None:

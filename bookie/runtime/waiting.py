@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -61,6 +62,11 @@ async def results_as_they_come(works: Iterable[Coroutine[Any, Any, T]], at_once:
             awaited.
     """
     waiting = iter(works)
+    begun = list(itertools.islice(waiting, 2)) if at_once > 1 else []
+    if len(begun) == 1:  # usual, and worth no task
+        yield await begun[0]
+        return
+    waiting = itertools.chain(begun, waiting)
     results: asyncio.Queue[T] = asyncio.Queue(at_once)
 
     async def run() -> None:
