@@ -97,16 +97,18 @@ class Effort:
     """Whether a target failed, or the task was parked: then the copy may begin again, perhaps elsewhere."""
     acknowledged: set[tuple[BookieId, str, EntryId]] = field(default_factory=set)
 
-    def useful_bytes(self, named: Collection[BookieId]) -> int:
-        """Each copy on a bookie that the metadata has named. One copy of an entry is useful in any case.
+    def useful_bytes(self, named: Collection[BookieId], drains: int) -> int:
+        """Each copy on a bookie that the metadata has named. One copy of an entry is useful in any case, and one more
+        for each of its ``drains``.
 
-        If the lost bookie returns during the copy, the metadata names no target, and nobody could know that before.
+        If the lost bookie returns during the copy, or the drain is withdrawn, the metadata names no target, and nobody
+        could know that before.
         """
         copies: dict[EntryId, list[int]] = defaultdict(list)
         for (target, entry_id), size in self.useful.items():
             copies[entry_id].append(size * (target in named))
         sizes = {entry_id: size for (_, entry_id), size in self.useful.items()}
-        return sum(max(sum(found), sizes[entry_id]) for entry_id, found in copies.items())
+        return sum(max(sum(found), sizes[entry_id] * min(len(found), 1 + drains)) for entry_id, found in copies.items())
 
 
 @dataclass(slots=True)
@@ -195,7 +197,7 @@ class Repairs:
                         f"{effort.repeated} bytes of {ledger_id} were copied again to targets that had them, "
                         f"{effort.interruptions} interruptions",
                     )
-            useful = effort.useful_bytes(truth.named)
+            useful = effort.useful_bytes(truth.named, len(self._world.drained & truth.named))
             allowed: float = useful
             if effort.faults:
                 if window_bytes is None:
