@@ -1,7 +1,12 @@
 """Marks the ledgers with placement debts for better placement, as soon as a better place appears.
 
-The invariant: a debt ends only if its ledger is gone, or adheres to the policy. Marking is idempotent, and the mark is
-an ordinary one: a worker that takes it plans again from fresh metadata (R1), and moves what can be moved.
+The invariant: a debt ends only if its ledger is gone, or adheres to the policy and has no task. A repair records a
+debt before the metadata names the bad place (R57), so as long as it has a task, a ledger that adheres may soon adhere
+no more. The tasks are read after the debts and before the metadata. So if there is no task, the repair that recorded
+the debt has ended, and the metadata is at least as new as its end.
+
+Marking is idempotent, and the mark is an ordinary one: a worker that takes it plans again from fresh metadata (R1), and
+moves what can be moved.
 
 Only lookouts look (``queue.duty``), so the number of idle workers does not matter. A look reads all debts, which are
 bounded, and the metadata of their ledgers. It is made when the writable bookies or the topology have changed, at most
@@ -99,14 +104,17 @@ class Repayment:
     async def _better(
         self, debts: Sequence[PlacementDebt], bookies: Bookies, known: dict[_Shape, bool]
     ) -> list[LedgerId]:
-        """Those whose copies can be moved. Debts of ledgers that are gone or adhere are ended."""
+        """Those whose copies can be moved. Debts of ledgers that are gone, or adhere and have no task, are ended."""
         ports, better = self._ports, []
-        ledgers = await ports.ledgers.read_many([debt.ledger_id for debt in debts])
-        for number, (debt, ledger) in enumerate(zip(debts, ledgers, strict=True), start=1):
+        ids = [debt.ledger_id for debt in debts]
+        tasks = await ports.tasks.read_many(ids)
+        ledgers = await ports.ledgers.read_many(ids)
+        for number, (debt, task, ledger) in enumerate(zip(debts, tasks, ledgers, strict=True), start=1):
             if number % _PLANNED_AT_ONCE == 0:
                 await asyncio.sleep(0)
             if ledger is None or (isinstance(ledger, Versioned) and self._is_paid(ledger)):
-                await ports.debts.end(debt.ledger_id)
+                if ledger is None or task is None:
+                    await ports.debts.end(debt.ledger_id)
             elif isinstance(ledger, Versioned):
                 shape = _shape(ledger.metadata)
                 if shape not in known:

@@ -13,6 +13,7 @@ from tests.simulation.defects import DEFECTS
 from tests.simulation.detection import FOUND, REFRESH, differences, outdated, record, search
 from tests.simulation.history import Outcome
 from tests.simulation.profiles import PROFILES
+from tests.simulation.progress import noting, read_progress
 from tests.simulation.runner import Summary, run_one, run_seeds, with_progress
 
 CORPUS: Final = Path(__file__).with_name("corpus.json")
@@ -42,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--first", type=int, default=None, help="first seed (default: a fresh one each time)")
     run.add_argument("--profile", choices=names, help="one profile instead of all in turn")
     run.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    run.add_argument("--progress", type=Path, help="file of what has run; the same command continues it. Needs --first")
     run.add_argument("--output", choices=("text", "json"), default="text")
     run.set_defaults(act=_run)
     replay = commands.add_parser("replay", help="run some seeds again, with a readable trace")
@@ -68,12 +70,23 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     is_fresh = options.first is None
+    if is_fresh and options.progress is not None:
+        print("--progress needs --first: a fresh seed cannot be continued", file=sys.stderr)
+        return 2
     first = int.from_bytes(os.urandom(4), "big") if is_fresh else options.first
     print(f"seeds {first} to {first + options.seeds - 1}", file=sys.stderr)
     summary = Summary()
     digests = {}
     seeds = range(first, first + options.seeds)
-    for outcome in with_progress(run_seeds(seeds, options.profile, options.jobs), len(seeds)):
+    done = [] if options.progress is None else read_progress(options.progress)
+    for outcome in done:
+        summary.take(outcome)
+        digests[outcome.seed] = f"{outcome.digest:08x}"
+    left = [seed for seed in seeds if seed not in digests]
+    outcomes = run_seeds(left, options.profile, options.jobs)
+    if options.progress is not None:
+        outcomes = noting(outcomes, options.progress)
+    for outcome in with_progress(outcomes, len(left)):
         summary.take(outcome)
         digests[outcome.seed] = f"{outcome.digest:08x}"
         if outcome.violations:

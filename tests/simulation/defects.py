@@ -4,12 +4,19 @@ from collections.abc import Mapping
 from typing import Final
 
 from tests.simulation.planted_client import CLIENT_DEFECTS
+from tests.simulation.planted_placement import PLACEMENT_DEFECTS
 from tests.simulation.planted_repair import REPAIR_DEFECTS
 from tests.simulation.planted_storage import STORAGE_DEFECTS
 from tests.simulation.planted_turns import TURN_DEFECTS
 from tests.simulation.planting import Defect
 
-DEFECTS: dict[str, Defect] = {**STORAGE_DEFECTS, **CLIENT_DEFECTS, **REPAIR_DEFECTS, **TURN_DEFECTS}
+DEFECTS: dict[str, Defect] = {
+    **STORAGE_DEFECTS,
+    **CLIENT_DEFECTS,
+    **REPAIR_DEFECTS,
+    **TURN_DEFECTS,
+    **PLACEMENT_DEFECTS,
+}
 
 SAFETY_RULES: Final[Mapping[str, tuple[str, ...]]] = {
     "S1": ("repair-without-lock",),
@@ -44,6 +51,8 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "copy-without-recovery-flag": "new disks",
     "corruption-is-denial": "rot",
     "critical-waits": "repair",
+    "debt-never-paid": "placement",
+    "debt-not-recorded": "placement",
     "cut-off-log-kept": "power loss",
     "delay-not-respected": "repair",
     "deletion-is-failure": "deletion",
@@ -59,9 +68,15 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "loss-forgotten": "lost witness",
     "lost-disks-not-urgent": "new disks",
     "memory-by-guess": "repair",
+    "moved-before-copied": "placement",
+    "moves-first": "placement",
     "never-parked": "gray",
     "no-floor": "power loss",
     "partial-scan-completes": "clock jumps",
+    "pull-counts-unstored": "placement",
+    "pull-ends-early": "placement",
+    "pull-goes-on-behind": "placement",
+    "pull-unverified": "placement",
     "read-only-target": "gray",
     "recovery-does-not-fence-reads": "zombie writer",
     "repair-without-lock": "new disks",

@@ -9,7 +9,7 @@ import logging
 import random
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -18,11 +18,15 @@ from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.options import WriterOptions
 from bookie.client.recovery.recovery import recover_ledger
 from bookie.metadata.layout import disable_path
-from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
-from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
+from bookie.metadata.tasks.debts import PlacementDebts
+from bookie.metadata.tasks.locks import Task
+from bookie.metadata.tasks.moves import MOVES_MAX, MovedLedgers
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
+from bookie.model.topology import Topology, location
 from bookie.runtime.fault_points import deciding_by
 from bookie.runtime.tasks import _running as guarded_tasks
 from tests.simulation import apps, services
@@ -206,7 +210,10 @@ class History:
         world, profile, rng = self.world, self._profile, self._rng
         count = rng.randint(*profile.bookies)
         world.collect_s = profile.collect_s * self._scale
-        await world.found([f"b{number}" for number in range(count)])
+        names = [f"b{number}" for number in range(count)]
+        if profile.has_racks:
+            self._build_racks([*names, *(f"b{count + number}" for number in range(profile.joins_max))])
+        await world.found(names)
         nemesis = Nemesis(world, profile, random.Random(rng.getrandbits(64)))
         world.on_event = nemesis.on_event
         world.on_lost_disks = self._mark_later
@@ -222,6 +229,20 @@ class History:
         trouble.cancel()
         await self._heal()
 
+    def _build_racks(self, names: Sequence[str]) -> None:
+        """Put bookies into a large and a small rack, or three. Only some auditors check placement."""
+        world, rng = self.world, self._rng
+        large = len(names) - 3
+        racks = (
+            [at % 3 for at in range(len(names))] if rng.random() < 0.4 else [at >= large for at in range(len(names))]
+        )
+        world.topology = Topology(
+            {name: location(f"/rack{int(rack)}") for name, rack in zip(names, racks, strict=True)}
+        )
+        world.marks_misplaced = rng.random() < 0.5
+        world.flip_share = 0.05
+        world.trace.event("WORLD", f"racks: {dict(world.topology.locations)}, marks: {world.marks_misplaced}")
+
     def _start_applications(self, nemesis: Nemesis) -> list[asyncio.Task[None]]:
         profile, rng = self._profile, self._rng
         works: list[asyncio.Task[None]] = []
@@ -236,6 +257,8 @@ class History:
     def _application(self, name: str, nemesis: Nemesis) -> SimClient:
         client = self.world.client(name)
         client.use(self._variation.client(self._profile.add_timeout_s))
+        if self._profile.has_racks and self._rng.random() < 0.5:
+            client.place_by(self.world.placement())
         self.applications.append(client)
         nemesis.targets.append(client)
         return client
@@ -437,7 +460,32 @@ class History:
         if world.truth.is_doomed:
             parked = await ParkedTasks(doctor.store, world.cluster.root).list()
             return {task.ledger_id for task in tasks} <= {task.ledger_id for task in parked}
+        if world.topology.locations:
+            return not marked and await self._is_placed(doctor, tasks)
         return not marked and not tasks
+
+    async def _is_placed(self, doctor: SimClient, tasks: Sequence[Task]) -> bool:
+        """Nothing is left to repair, and no copy can be placed better, apart from those that were moved too often.
+
+        Without an auditor that checks placement, this holds for ledgers with a debt.
+        """
+        world, root = self.world, self.world.cluster.root
+        try:
+            parked = {one.ledger_id for one in await self._parked_records(doctor) if one.reason is ParkReason.MISPLACED}
+            debts = {debt.ledger_id for debt in await PlacementDebts(doctor.store, root).list()}
+            bookies = await doctor.ports.registrations.list()
+            if any(task.missing or task.ledger_id not in parked for task in tasks):
+                return False
+            ids = sorted(world.truth.metadata if world.marks_misplaced else debts | parked)
+            moves = MovedLedgers(doctor.store, root)
+            for found in await doctor.ports.ledgers.read_many(ids):
+                if not isinstance(found, Versioned) or not services.is_movable(world, found, bookies):
+                    continue
+                if await moves.count(found.ledger_id, doctor.clock.epoch_ms()) < MOVES_MAX:
+                    return False
+        except BkhealError:
+            return False
+        return True
 
     async def _say_what_is_left(self, doctor: SimClient) -> None:
         world = self.world
@@ -473,7 +521,10 @@ class History:
 
     async def _parked(self, doctor: SimClient) -> set[LedgerId]:
         """Ledgers whose repair is parked with a reason, for an operator to see."""
-        return {parked.ledger_id for parked in await ParkedTasks(doctor.store, self.world.cluster.root).list()}
+        return {parked.ledger_id for parked in await self._parked_records(doctor)}
+
+    async def _parked_records(self, doctor: SimClient) -> Sequence[ParkedTask]:
+        return await ParkedTasks(doctor.store, self.world.cluster.root).list()
 
     async def _judge_reading(self, doctor: SimClient, ledger_id: LedgerId) -> None:
         """What was acknowledged is read, and nothing else than what was written."""

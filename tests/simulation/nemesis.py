@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
@@ -43,6 +44,7 @@ class Nemesis:
         self._rates = {name: profile.rates[name] / self._scale for name in chosen}
         self._wipes = 0
         self._lost = 0
+        self._joined = 0
         self._recoverers = 0
         self._about: LedgerId | None = None
         """The ledger at whose event a fault strikes."""
@@ -84,6 +86,8 @@ class Nemesis:
             "jump clock": self._jump_clock,
             "wipe one and lose another": self._wipe_one_and_lose_another,
             "lose for good": self._lose_for_good,
+            "kill rack": self._kill_rack,
+            "join": self._join,
             "interrupt collector": self._interrupt_collector,
             "busy bookie": self._busy_bookie,
             "cut worker": self._cut_worker,
@@ -168,6 +172,33 @@ class Nemesis:
         for node in self._rng.sample(living, len(living) * 3 // 4):
             node.crash(is_power_lost=False)
             world.start_later(node, 3.0 * self._scale + self._down_s())
+        return True
+
+    def _kill_rack(self) -> bool:
+        """All bookies of the smallest rack are gone, long enough for their ledgers to be repaired elsewhere."""
+        world = self._world
+        living = world.living_bookies()
+        if len(living) < len(world.bookies):
+            return False
+        racks = Counter(world.topology.location_of(node.bookie) for node in living)
+        rack = min(sorted(racks), key=lambda name: racks[name])
+        down_s = 10.0 * self._scale + 2 * self._down_s()
+        self._note(f"rack {rack} is gone")
+        for node in living:
+            if world.topology.location_of(node.bookie) == rack:
+                node.crash(is_power_lost=False)
+                world.start_later(node, down_s)
+        return True
+
+    def _join(self) -> bool:
+        """A bookie joins whose rack the topology has from the beginning."""
+        world = self._world
+        if self._joined >= self._profile.joins_max:
+            return False
+        self._joined += 1
+        name = f"b{len(world.bookies)}"
+        self._note(f"{name} joins")
+        world.process.run("join", world.join(name))
         return True
 
     def _wipe(self) -> bool:

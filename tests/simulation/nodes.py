@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from bookie.client.bookkeeper import BookKeeper
+from bookie.client.placement.placement import Placement
 from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
@@ -33,6 +34,7 @@ from bookie.wire.port import (
     AddBatch,
     AddReply,
     CopyReply,
+    EntryResult,
     FenceReply,
     ListReply,
     ReadReply,
@@ -126,6 +128,35 @@ class WitnessedCopying(Copying):
             return reply
 
         return await super().copy(copy, witnessed)
+
+
+class Flipping(Transport):
+    """What a bookie reads from others may be damaged on its way, which no check of the source can find."""
+
+    def __init__(self, inner: Transport, rng: random.Random, share: float) -> None:
+        self._inner = inner
+        self._rng = rng
+        self._share = share
+
+    @override
+    async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
+        return await self._inner.add(bookie, batch, timeout_s)
+
+    @override
+    async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+        reply = await self._inner.ask(bookie, request, timeout_s)
+        if isinstance(reply, ReadReply):
+            return replace(reply, results=[self._arrived(result) for result in reply.results])
+        return reply
+
+    @override
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def _arrived(self, result: EntryResult) -> EntryResult:
+        if not result.packet or self._rng.random() >= self._share:
+            return result
+        return replace(result, packet=result.packet[:-1] + bytes([result.packet[-1] ^ 1]))
 
 
 @dataclass(slots=True)
@@ -268,7 +299,9 @@ class SimBookie:
         self._witness_collection()
         await self._compare_with_truth()
         registrations = Registrations(self.store, world.cluster)
-        sources = SimTransport(world.network, self.process, RegistrationResolver(registrations, self.clock))
+        sources: Transport = SimTransport(world.network, self.process, RegistrationResolver(registrations, self.clock))
+        if world.flip_share:
+            sources = Flipping(sources, random.Random(f"flips {self.process.name}"), world.flip_share)
         identity = BookieIdentity(incarnation, "sim")
         service = BookieService(self.storage, self._ledgers, identity, copying=WitnessedCopying(self, sources))
         self.service = service
@@ -365,6 +398,11 @@ class SimClient:
     def use(self, settings: ClientSettings) -> None:
         """Work with other bounds from now on."""
         self.ports = replace(self.ports, settings=settings)
+        self.client = BookKeeper(self.ports)
+
+    def place_by(self, placement: Placement) -> None:
+        """Choose bookies by their racks from now on."""
+        self.ports = replace(self.ports, placement=placement)
         self.client = BookKeeper(self.ports)
 
     def be_well(self) -> None:

@@ -33,6 +33,8 @@ class Profile:
         has_fault_points: whether unlikely branches of the code may be forced.
         is_stubborn: one bookie may go on refusing copies while the rest of the cluster heals.
         is_large: ledgers are written at once, before trouble begins, and some are large.
+        has_racks: the bookies are in racks, and copies are placed, judged and moved by them.
+        joins_max: bookies that may join.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Profile:
     has_fault_points: bool = True
     is_stubborn: bool = False
     is_large: bool = False
+    has_racks: bool = False
+    joins_max: int = 0
 
 
 PROFILES: Final[tuple[Profile, ...]] = (
@@ -251,5 +255,25 @@ PROFILES: Final[tuple[Profile, ...]] = (
         wipes_max=1,
         deletes=0.2,
         collect_s=1.0,
+    ),
+    Profile(
+        "placement",
+        {
+            "kill bookie": 0.1,
+            "kill rack": 0.12,
+            "lose for good": 0.1,
+            "join": 0.1,
+            "lose a worker's session": 0.05,
+            "busy bookie": 0.05,
+        },
+        {"copied": (("kill bookie", 0.01), ("lose a worker's session", 0.01), ("cut worker", 0.01))},
+        quorums=((3, 3, 2), (2, 2, 2), (3, 2, 2), (4, 3, 2)),
+        bookies=(6, 7),
+        left_open=0.1,
+        collect_s=1.0,
+        trouble_s=40.0,
+        lost_max=1,
+        has_racks=True,
+        joins_max=1,
     ),
 )

@@ -19,7 +19,7 @@ from typing_extensions import override
 from bookie.metadata.layout import disable_path, lock_path, own_path, task_name
 from bookie.metadata.tasks.failures import FailedTask
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.model.metadata import LedgerMetadata
+from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.packet import packet_ids
 from bookie.model.records import decode_record
 from bookie.wire.port import AddBatch, AddReply, CopyReply, ReadReply, ReplyT, Request, Status, Transport
@@ -97,16 +97,18 @@ class Effort:
     """Whether a target failed, or the task was parked: then the copy may begin again, perhaps elsewhere."""
     acknowledged: set[tuple[BookieId, str, EntryId]] = field(default_factory=set)
 
-    def useful_bytes(self, named: Collection[BookieId]) -> int:
-        """Each copy on a bookie that the metadata has named. One copy of an entry is useful in any case.
+    def useful_bytes(self, named: Collection[BookieId], drains: int) -> int:
+        """Each copy on a bookie that the metadata has named. One copy of an entry is useful in any case, and one more
+        for each of its ``drains``.
 
-        If the lost bookie returns during the copy, the metadata names no target, and nobody could know that before.
+        If the lost bookie returns during the copy, or the drain is withdrawn, the metadata names no target, and nobody
+        could know that before.
         """
         copies: dict[EntryId, list[int]] = defaultdict(list)
         for (target, entry_id), size in self.useful.items():
             copies[entry_id].append(size * (target in named))
         sizes = {entry_id: size for (_, entry_id), size in self.useful.items()}
-        return sum(max(sum(found), sizes[entry_id]) for entry_id, found in copies.items())
+        return sum(max(sum(found), sizes[entry_id] * min(len(found), 1 + drains)) for entry_id, found in copies.items())
 
 
 @dataclass(slots=True)
@@ -129,6 +131,10 @@ class Repairs:
         self._pulled: dict[tuple[BookieId, LedgerId, EntryId], int] = {}
         """The sizes of what targets copied by themselves."""
         self.limits = Limits(world)
+        self.moved_copies = 0
+        """Copies that were moved for better placement."""
+        self.debts_checked = 0
+        """Copies in bad places that were to have a debt."""
 
     def now_s(self) -> float:
         return self._world.loop.time()
@@ -148,6 +154,10 @@ class Repairs:
         """A target acknowledged what it copied by itself."""
         refused = {refusal.entry_id for refusal in reply.refusals}
         stored = [entry_id for entry_id in copy.entry_ids[: reply.covered] if entry_id not in refused]
+        missing = [entry_id for entry_id in stored if (target, copy.ledger_id, entry_id) not in self._pulled]
+        if missing:
+            self._truth.fail("S11", f"{target} acknowledged {copy.ledger_id} entries {missing} that it has not copied")
+            return
         sizes = {entry_id: self._pulled[target, copy.ledger_id, entry_id] for entry_id in stored}
         self._acknowledged(target, copy.ledger_id, copy.incarnation, sizes)
 
@@ -187,7 +197,7 @@ class Repairs:
                         f"{effort.repeated} bytes of {ledger_id} were copied again to targets that had them, "
                         f"{effort.interruptions} interruptions",
                     )
-            useful = effort.useful_bytes(truth.named)
+            useful = effort.useful_bytes(truth.named, len(self._world.drained & truth.named))
             allowed: float = useful
             if effort.faults:
                 if window_bytes is None:
@@ -233,23 +243,48 @@ class Repairs:
         if not who.startswith("worker") or not old.is_closed:
             return
         for before, after in zip(old.fragments, new.fragments, strict=False):
+            if before.members != after.members and self._world.topology.locations:
+                self._check_placed(who, ledger_id, new, before, after)
             for gone, target in zip(before.members, after.members, strict=True):
                 if gone != target:
                     self._check_replaced(who, ledger_id, old, gone, target)
+
+    def _check_placed(
+        self, who: str, ledger_id: LedgerId, metadata: LedgerMetadata, before: Fragment, after: Fragment
+    ) -> None:
+        """R57: a copy that a repair puts in a bad place has a debt, and a move makes no fragment worse.
+
+        A debt is not recorded if the store does not answer, so this is not checked while a worker has trouble with it.
+        """
+        world, truth = self._world, self._truth
+        judge = world.placement().judge()
+        cost, old_cost = (judge.faults(each.members, metadata.write_quorum).cost for each in (after, before))
+        replaced = {gone for gone, new in zip(before.members, after.members, strict=True) if gone != new}
+        if replaced.isdisjoint(truth.of(ledger_id).ever_missing | truth.rotten):
+            self.moved_copies += len(replaced)
+            if cost > old_cost:
+                truth.fail("R57", f"{who} moved copies of {ledger_id} to a worse place: {before} to {after}")
+        elif cost > (0, 0) and not truth.of(ledger_id).was_misplaced and world.is_reachable(who):
+            self.debts_checked += 1
+            path = f"{own_path('debts', ROOT)}/{ledger_id}"
+            if world.cell.stat(path) is None:
+                truth.fail("R57", f"{who} placed copies of {ledger_id} badly without a debt: {after}")
 
     def _check_replaced(
         self, who: str, ledger_id: LedgerId, metadata: LedgerMetadata, gone: BookieId, target: BookieId
     ) -> None:
         world, truth = self._world, self._truth
         is_damaged = gone in truth.rotten  # its position gets another bookie if it does not take good copies (R41)
-        if gone not in truth.of(ledger_id).ever_missing and gone not in world.drained and not is_damaged:
+        is_moved = truth.of(ledger_id).was_misplaced and bool(world.topology.locations)
+        is_named = gone in truth.of(ledger_id).ever_missing or gone in world.drained
+        if not is_named and not is_damaged and not is_moved:
             truth.fail("R39", f"{who} replaced {gone} in {ledger_id}, which no task has named")
         settled_s = SETTLED_S * world.variation.scale
         now_s = self.now_s()
         if now_s - world.read_only_since_s.get(target, now_s) > settled_s / 3:
             truth.fail("S8", f"{who} named {target} in {ledger_id}, which is read-only")
         is_there = now_s - world.registered_since_s(gone) > settled_s and gone not in world.drained
-        if is_there and gone not in truth.rotten and not truth.is_short(gone, ledger_id, metadata):
+        if is_there and not is_moved and gone not in truth.rotten and not truth.is_short(gone, ledger_id, metadata):
             truth.fail("S8", f"{who} replaced {gone} in {ledger_id}, which is registered and has everything")
 
     # Workers
@@ -408,7 +443,7 @@ class _Watched:
         found = {}
         for ledger_id, named in truth.tasks.items():
             metadata = truth.metadata.get(ledger_id)
-            if metadata is not None and metadata.is_closed and named:
+            if metadata is not None and metadata.is_closed and (named or self._world.topology.locations):
                 least, most = (
                     copies_left(metadata, registered - named, least=0),
                     copies_left(metadata, registered - named),
@@ -432,12 +467,18 @@ class _Watched:
         return turn
 
     def _check_order(self, ledger_id: LedgerId) -> None:
-        listed, now = self._listed, self._copies_left()
+        listed, now, truth_tasks = self._listed, self._copies_left(), self._truth.tasks
         if ledger_id not in now or ledger_id not in listed.copies_left or self._world.truth.is_doomed:
             return
         mine, _ = _range(listed.copies_left[ledger_id], now[ledger_id])
         for other, left in sorted(listed.copies_left.items()):
-            if other == ledger_id or other not in now or other in self._taken or not self._is_due(other):
+            if (
+                other == ledger_id
+                or other not in now
+                or not truth_tasks.get(other)
+                or other in self._taken
+                or not self._is_due(other)
+            ):
                 continue
             least, most = _range(left, now[other])
             if least > 0 and most < mine:  # without any copy it comes last

@@ -7,10 +7,11 @@ publisher. Spark's way of computing the same verdict is held equal to it by a pr
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from bookie.metadata.bookies.drains import Drains
-from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Registrations
+from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Bookies, Registrations
 from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
 from bookie.metadata.store.combining import CombiningStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
@@ -24,6 +25,7 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import fragment_health
 from bookie.wire.circuits import Circuits, CircuitTransport
 from replicator.knowledge.evidence import CorruptCopy
+from replicator.plan.moves import plan_moves
 from replicator.ports import RepairPorts
 from replicator.telemetry.events import Outlook, TaskResult
 from replicator.worker import Worker
@@ -61,12 +63,33 @@ async def audit(world: SimWorld, client: SimClient) -> int:
     markings = [
         (ledger.ledger_id, missing) for ledger in ledgers if (missing := wanted(ledger, bookies.registered, drained))
     ]
+    if world.marks_misplaced:
+        await _mark_misplaced(world, client, ledgers, bookies)
     if not markings:
         return 0
     world.about_to_mark(client.process.name, known, bookies.registered)
     await Publisher(ports.tasks).mark(markings)
     world.trace.event(client.process.name, f"marked {[ledger_id for ledger_id, _ in markings]}")
     return len(markings)
+
+
+async def _mark_misplaced(world: SimWorld, client: SimClient, ledgers: Sequence[Versioned], bookies: Bookies) -> None:
+    """Mark the closed ledgers with copies that can be placed better, unless such a mark is parked."""
+    parked = {parked.ledger_id for parked in await ParkedTasks(client.store, world.cluster.root).list()}
+    misplaced = [
+        ledger.ledger_id
+        for ledger in ledgers
+        if ledger.ledger_id not in parked and ledger.metadata.is_closed and is_movable(world, ledger, bookies)
+    ]
+    if misplaced:
+        await Publisher(client.ports.tasks).mark([(ledger_id, ()) for ledger_id in misplaced])
+        world.trace.event(client.process.name, f"marked {misplaced} for better placement")
+
+
+def is_movable(world: SimWorld, ledger: Versioned, bookies: Bookies) -> bool:
+    """Whether copies of a ledger can be placed better, if it lacks none."""
+    is_whole = ledger.metadata.members() <= bookies.registered
+    return is_whole and bool(plan_moves(ledger, bookies, world.placement()).steps)
 
 
 def wanted(ledger: Versioned, registered: frozenset[BookieId], drained: frozenset[BookieId]) -> tuple[BookieId, ...]:
@@ -122,6 +145,7 @@ def worker(world: SimWorld, client: SimClient) -> Worker:
         reservations=Reservations(store, world.cluster.root),
         standby=StandbyWorkers(store, world.cluster.root),
         failures=FailedTasks(store, world.cluster.root),
+        placement=world.placement(),
         circuits=circuits,
     )
     made = Worker(

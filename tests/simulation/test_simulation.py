@@ -86,6 +86,18 @@ def test_each_safety_rule_is_broken_by_a_planted_defect() -> None:
     assert set(SEARCHED_IN.values()) <= {profile.name for profile in PROFILES}
 
 
+def test_a_run_that_was_interrupted_is_continued(tmp_path: Path) -> None:
+    progress = tmp_path / "progress.jsonl"
+    arguments = ("run", "--first", "0", "--jobs", "1", "--output", "json", "--progress", str(progress))
+    begun = json.loads(simulate(*arguments, "--seeds", "2").stdout)
+    with progress.open("a") as file:
+        file.write('{"seed": 2, "prof')
+    whole = json.loads(simulate(*arguments, "--seeds", "3").stdout)
+    assert whole["histories"] == 3
+    assert begun["digests"].items() < whole["digests"].items()
+    assert [json.loads(line)["seed"] for line in progress.read_text().splitlines()] == [0, 1, 2]
+
+
 def test_a_seed_can_be_read_event_by_event() -> None:
     ended = simulate("replay", "--seed", "1", "--trace")
     assert "b0           serves" in ended.stdout

@@ -62,6 +62,8 @@ class LedgerTruth:
     """Every bookie that its metadata has ever named."""
     ever_missing: set[BookieId] = field(default_factory=set)
     """Every bookie that a task of it has ever named."""
+    was_misplaced: bool = False
+    """Whether a task ever requested better placement."""
     is_deleted: bool = False
     is_forgotten: bool = False
     """A bookie of Apache's lost entries and fences of it, and does not know that. Its denials are false, and it takes
@@ -355,6 +357,7 @@ class Truth:
             named = frozenset(decode_task(after).missing)
             self.tasks[ledger_id] = named
             self.of(ledger_id).ever_missing |= named
+            self.of(ledger_id).was_misplaced |= not named
             return
         self.tasks.pop(ledger_id, None)
         if before is not None:

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from bookie.client.placement.placement import Placement
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import bookie_path, locks_path
 from bookie.metadata.port import ANY_VERSION
@@ -15,6 +16,7 @@ from bookie.metadata.tasks.copy_limits import CopyLimits
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.topology import Topology
 from bookie.server.joining.admission import Place, admit
 from bookie.server.joining.limbo import finish_start
 from bookie.server.upkeep.collector import Collector
@@ -75,6 +77,12 @@ class SimWorld:
         self.limits_changed_s = 0.0
         self.counts_cost = False
         """Whether the history has so many small tasks that their mean cost can be judged."""
+        self.topology = Topology()
+        """The racks of the bookies, also of those that have not joined yet; empty: nothing is known of racks."""
+        self.flip_share = 0.0
+        """Share of the entries that a bookie reads from another one and that are damaged on their way."""
+        self.marks_misplaced = False
+        """Whether auditors mark ledgers for better placement."""
         self.points: FaultPoints
         self._fault_times_s: list[float] = []
         self.on_lost_disks: Callable[[SimBookie], None] = lambda node: None
@@ -91,6 +99,15 @@ class SimWorld:
         for name in bookie_names:
             self.bookies[name] = SimBookie(self, name, is_apache=self.variation.is_apache(self.rng))
             await self.bookies[name].begin()
+
+    async def join(self, name: str) -> None:
+        """Start a bookie that was never there before."""
+        self.bookies[name] = SimBookie(self, name, is_apache=self.variation.is_apache(self.rng))
+        await self.bookies[name].begin()
+
+    def placement(self) -> Placement:
+        """What a process chooses bookies by."""
+        return Placement(topology=self.topology)
 
     def session(self, process: Process, rng: random.Random, faults: StoreFaults | None = None) -> SimStore:
         """A session of ``process`` with the store."""

@@ -218,3 +218,20 @@ async def test_a_damaged_record_is_a_debt_of_its_ledger() -> None:
         await world.add_bookies("y")
         assert (await heal(world)).endings() == [Ending.MOVED]
         assert await debts(world).list() == []
+
+
+@in_virtual_time
+async def test_a_debt_does_not_end_before_the_repair_that_recorded_it() -> None:
+    async with a_world("a b x") as world:
+        await in_one_rack(world)
+        await debts(world).add(PlacementDebt(LEDGER, 1))  # a repair is about to name b, and the metadata names x
+        store = world.session()
+        ports = replace(world.ports(store), placement=await load_placement(store, world.cluster))
+        repayment = Repayment(ports, Worker(ports, ReplicatorSettings("zk://m/l"), Recorder(), "w")._absences)
+        await repayment.look()
+        assert [debt.ledger_id for debt in await debts(world).list()] == [LEDGER]
+        await world.register("x")
+        assert (await heal(world)).endings() == [Ending.NOTHING_MISSING]
+        await world.clock.sleep(ROUND_S)
+        await repayment.look()
+        assert await debts(world).list() == []

@@ -1,0 +1,41 @@
+"""What a long run of histories has got done, in a file, so that it can be continued after an interruption.
+
+A line for each history, in the order of its end. A line that was cut short by the interruption does not count: its
+history runs again. The file is only valid for the code that wrote it, which nothing checks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.simulation.history import Outcome
+from tests.simulation.truth import Violation
+
+
+def read_progress(path: Path) -> list[Outcome]:
+    """Outcomes of the histories that have run; none if there is no file."""
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        path.write_text("".join(lines[:-1]))
+        lines = lines[:-1]
+    return [_outcome(line) for line in lines]
+
+
+def noting(outcomes: Iterable[Outcome], path: Path) -> Iterator[Outcome]:
+    """Pass outcomes on, each after it is in the file."""
+    with path.open("a") as file:
+        for outcome in outcomes:
+            file.write(json.dumps({**asdict(outcome), "lines": ()}) + "\n")
+            file.flush()
+            yield outcome
+
+
+def _outcome(line: str) -> Outcome:
+    fields = json.loads(line)
+    violations = tuple(Violation(**violation) for violation in fields["violations"])
+    return Outcome(**{**fields, "violations": violations, "lines": ()})
