@@ -1,9 +1,9 @@
 """The live migration of a cluster's metadata from ZooKeeper to Oxia (Pulsar's PIP-454), as far as we must obey it.
 
 Pulsar's coordinator records the phase in one node beside the ledgers root. While it prepares and copies, a write of
-ours would be lost or torn; after it has completed, the tree in ZooKeeper is an old copy, and a repair from it would rewrite
-dead metadata. So nothing is opened, led, marked or repaired then (R88). A phase that cannot be read or that we do not
-support counts as copying: unknown is never treated as absent.
+ours would be lost or torn; after it has completed, the tree in ZooKeeper is an old copy, and a repair from it would
+rewrite dead metadata. So nothing is opened, led, marked or repaired then (R88). A phase that cannot be read or that we
+do not support counts as copying: unknown is never treated as absent.
 
 Every process reads the node when it opens the cluster. Afterwards the election and the replicator watch it, and an
 audit reads it again before each batch of marks.

@@ -1,8 +1,8 @@
 """Metadata service URIs: Apache's ``zk[+<layout>]://host1:port;host2:port/path``, Pulsar's ``metadata-store:zk:...``.
 
 Pulsar's driver reads the path of its URI as a chroot: its ledgers root is always ``<path>/ledgers``, and its ledgers
-have the hierarchical layout. Only ZooKeeper is spoken here, and only the layouts that this project reads. Everything else is
-refused with a text that contains the right form, because people type URIs.
+have the hierarchical layout. Only ZooKeeper is spoken here, and only the layouts that this project reads. Everything
+else is refused with a text that contains the right form, because people type URIs.
 
 Source: docs/formats.md#metadata-service-uri.
 """
