@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -189,7 +188,10 @@ async def test_a_bookie_is_drained_under_producers_once_its_topics_are_unloaded_
         with load(topics[:1]):
             started = await bkheal("drain", "start", bookie.bookie_id, "--yes", uri=uri)
             assert started.exit_code == 0, started.errors
-            for name in _names((await here.admin("GET", f"persistent/{NAMESPACE}")).decode()):
+            seen = await bkheal("drain", "status", bookie.bookie_id, "--output", "json", uri=uri)
+            named = seen.document["open_topics"]
+            assert set(named) & {f"persistent://{NAMESPACE}/{topic.name}" for topic in topics}
+            for name in named:
                 await here.unload(name)
             drained = await bkheal(
                 "drain", "status", bookie.bookie_id, "--wait", "--timeout", "60", uri=uri, deadline_s=PROGRAM_S
@@ -203,7 +205,3 @@ async def test_a_bookie_is_drained_under_producers_once_its_topics_are_unloaded_
         for topic in topics:
             await asyncio.to_thread(topic.send, 3)
             assert await asyncio.to_thread(topic.read, messages) == topic.sent
-
-
-def _names(listed: str) -> list[str]:
-    return [name.rpartition("/")[2] for name in json.loads(listed)]

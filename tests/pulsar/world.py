@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.deadlines import PROGRAM_S, STATE_S
-from tests.pulsar.cluster import NAMESPACE, Broker, PulsarCluster
+from tests.pulsar.cluster import Broker, PulsarCluster
 
 if TYPE_CHECKING:
     import pulsar
@@ -39,8 +39,8 @@ class PulsarWorld:
         await asyncio.to_thread(_request, url, "PUT", {"readOnly": is_read_only})
 
     async def unload(self, topic: str) -> None:
-        """Close the ledgers of a topic, which opens others when it is used next."""
-        await self.admin("PUT", f"persistent/{NAMESPACE}/{topic}/unload")
+        """Close the ledgers of a topic, by its full name; it opens others when it is used next."""
+        await self.admin("PUT", f"{topic.replace('://', '/')}/unload")
 
 
 def _request(url: str, method: str, body: Any) -> bytes:
