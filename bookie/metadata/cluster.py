@@ -144,7 +144,7 @@ async def _kind_without_layout(store: MetadataStore, root: str, wanted: str | No
     )
     hint = (
         f"If it is one of those, use the {PULSAR_DRIVER}: URI of its bookies, "
-        f"or write zk+{LayoutKind.HIERARCHICAL.value}:// in the present one"
+        f"or write zk+{LayoutKind.HIERARCHICAL.value}:// in the URI"
     )
     if wanted is None:
         raise NotAClusterError(f"{about}. {hint}; otherwise its LAYOUT was lost, and must be put back")
