@@ -32,3 +32,11 @@ if [ -z "${BKHEAL_APACHE_LIB:-}" ]; then
         mvn -q -B -f .ci/apache/pom.xml dependency:copy-dependencies -DoutputDirectory="$BKHEAL_APACHE_LIB"
     fi
 fi
+# And to a real Pulsar.
+if [ -z "${BKHEAL_PULSAR_LIB:-}" ]; then
+    export BKHEAL_PULSAR_LIB="$cache/apache-pulsar-4.0.7"
+    if ! ls "$BKHEAL_PULSAR_LIB"/pulsar-broker-*.jar > /dev/null 2>&1; then
+        mvn -q -B -f .ci/pulsar/pom.xml dependency:copy-dependencies -DincludeScope=runtime \
+            -DoutputDirectory="$BKHEAL_PULSAR_LIB"
+    fi
+fi

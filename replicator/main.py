@@ -19,6 +19,7 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.topology import topology_text
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.migration import MigratedError, read_migration, wait_migrating
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.store.combining import CombiningStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
@@ -134,6 +135,7 @@ async def _run_on(
     is_from_file = settings.topology_file is not None
     feed = feed_of(ports.placement, store, ports.cluster, ports.transport, ports.clock, is_from_file=is_from_file)
     feeding = guarded("placement feed", feed.run())
+    guarding: asyncio.Task[None] | None = None
     try:
         events = _sinks(settings, (progress, *telemetry.sinks), sys.stdout)
         worker = Worker(ports, settings, events, owner=socket.gethostname())
@@ -141,13 +143,31 @@ async def _run_on(
         live = {"bytes_per_second": worker.set_rate}
         async with following(config, live, ports.clock, worker.stop):
             with _stopping_on_signals(worker):
+                guarding = guarded("migration guard", _stop_if_migrated(store, ports.cluster.root, worker))
                 _say({"event": "ready"}, "replicator ready", settings, sys.stdout)
                 end = await worker.run()
+        if why := (await read_migration(store, ports.cluster.root)).refusal:
+            raise MigratedError(why)
     finally:
+        await cancel(guarding)
         await cancel(feeding)
         await ports.transport.close()
         _log.info("replicator ended", extra=_totals(progress.snapshot()))
     return ExitCode.BUSY if end is RunEnd.UNSETTLED else ExitCode.OK
+
+
+async def _stop_if_migrated(store: MetadataStore, root: str, worker: Worker) -> None:
+    """Stop the worker when the metadata begins to migrate away from ZooKeeper (R88)."""
+    while True:
+        session = store.session
+        try:
+            why = await wait_migrating(store, root)
+        except TransientError:
+            await store.wait_session_changed(session)
+            continue
+        _log.error("replicator stops", extra={"reason": why})
+        worker.stop()
+        return
 
 
 async def _ports(store: MetadataStore, uri: MetadataUri, settings: ReplicatorSettings) -> RepairPorts:

@@ -15,7 +15,18 @@ from typing import Final, NoReturn
 import pytest
 
 VARIABLE: Final = "BKHEAL_REQUIRE"
-NAMES: Final = ("browser", "promtool", "prometheus", "helm", "apache", "openssl", "apiserver", "image", "schemathesis")
+NAMES: Final = (
+    "browser",
+    "promtool",
+    "prometheus",
+    "helm",
+    "apache",
+    "openssl",
+    "apiserver",
+    "image",
+    "schemathesis",
+    "pulsar",
+)
 
 
 def required() -> frozenset[str]:

@@ -6,6 +6,7 @@ from bookie.client.errors import EntryLostError, LedgerDeletedError, LedgerFence
 from bookie.client.log.values import LogDeposedError
 from bookie.metadata.bookies.cookies import ForeignClusterError
 from bookie.metadata.cluster import NotAClusterError
+from bookie.metadata.migration import MigratedError
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.uri import InvalidUriError
 from bookie.model.errors import BkhealError, ConflictError, FatalError, OutcomeUnknownError, TransientError
@@ -25,6 +26,7 @@ def exit_code_of(error: BkhealError) -> ExitCode:
         case (
             InvalidUriError()
             | NotAClusterError()
+            | MigratedError()
             | ForeignClusterError()
             | ConfigurationError()
             | AccessDeniedError()

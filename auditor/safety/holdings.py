@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from auditor.safety.open_topics import topic_of
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 
@@ -16,6 +17,8 @@ class Holdings:
     ledgers: dict[LedgerId, tuple[BookieId, ...]] = field(default_factory=dict)
     """Ledgers that name them, with those that they name."""
     unclosed: set[LedgerId] = field(default_factory=set)
+    open_topics: set[str] = field(default_factory=set)
+    """The Pulsar topics of the unclosed ones."""
     fragments: int = 0
     bytes: int = 0
     """Payload in closed ledgers, by the average size of each ledger's entries; what unclosed ones hold is not known."""
@@ -31,6 +34,8 @@ class Holdings:
             self.bytes += _bytes_on(metadata, named)
         else:
             self.unclosed.add(ledger_id)
+            if topic := topic_of(metadata.custom_map):
+                self.open_topics.add(topic)
 
 
 def _bytes_on(metadata: LedgerMetadata, bookies: AbstractSet[BookieId]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.layout import INSTANCE_ID, LAYOUT, LayoutKind, available_path
+from bookie.metadata.migration import check_not_migrating, migration_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, parent_of, reread
 from bookie.metadata.port import (
     AccessDeniedError,
@@ -18,7 +19,7 @@ from bookie.metadata.port import (
     Operation,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.uri import MetadataUri, parse_uri
+from bookie.metadata.uri import DEFAULT_ROOT, PULSAR_DRIVER, MetadataUri, parse_uri
 from bookie.model.errors import ConflictError, PermanentError
 
 _LAYOUT_FORMAT: Final = 2
@@ -99,25 +100,31 @@ async def open_cluster(store: MetadataStore, where: MetadataUri | str) -> Cluste
     """Read the cluster at ``where``: a parsed URI, a URI, or a root path.
 
     A root with INSTANCEID and without LAYOUT is one of Pulsar's metadata driver, which writes none and keeps ledgers as
-    the hierarchical layout does. It is opened if the URI names that layout, and nothing is written.
+    the hierarchical layout does. It is opened if the URI names that layout or driver, and nothing is written.
 
     Raises:
         NotAClusterError: nothing there, no LAYOUT or INSTANCEID, or another layout than the asked or supported ones.
         ClusterClosedError: its ACL does not allow to read it.
+        MigratedError: its metadata was migrated away from ZooKeeper, or is being migrated (R88).
         InvalidUriError: ``where`` is an unusable URI.
         StoreUnavailableError: no answer.
     """
-    if isinstance(where, str) and "://" in where:
+    if isinstance(where, str) and not where.startswith("/"):
         where = parse_uri(where)
     root, wanted = (where, None) if isinstance(where, str) else (where.ledgers_root, where.layout)
     try:
-        layout, instance_id = await store.get_many_data([f"{root}/{LAYOUT}", f"{root}/{INSTANCE_ID}"])
+        paths = [f"{root}/{LAYOUT}", f"{root}/{INSTANCE_ID}", migration_path(root)]
+        layout, instance_id, migration = await store.get_many_data(paths)
         is_there = layout is not None or await store.stat(root) is not None
     except AccessDeniedError as error:
         raise ClusterClosedError(f"the cluster at {root} cannot be opened: {error}") from error
+    check_not_migrating(migration)
     if layout is None and not instance_id:
         why = "it has no LAYOUT node and no INSTANCEID" if is_there else "it does not exist"
-        raise NotAClusterError(f"no cluster at {root}: {why}. Check the path in the URI, or create a cluster there")
+        advice = "Check the path in the URI, or create a cluster there"
+        if root.endswith(DEFAULT_ROOT * 2):  # what Pulsar's driver makes of a path that is meant as the ledgers root
+            advice = f"In a {PULSAR_DRIVER}: URI, the path is a chroot without {DEFAULT_ROOT}"
+        raise NotAClusterError(f"no cluster at {root}: {why}. {advice}")
     kind = await _kind_without_layout(store, root, wanted) if layout is None else decode_layout(layout, root)
     if wanted is not None and wanted != kind.value:
         raise NotAClusterError(
@@ -135,7 +142,10 @@ async def _kind_without_layout(store: MetadataStore, root: str, wanted: str | No
         f"the cluster at {root} has an INSTANCEID and no LAYOUT node: that is how Pulsar's metadata driver "
         "(metadata-store:...) makes one, which keeps its ledgers in the layout hierarchical"
     )
-    hint = f"If it is one of those, write zk+{LayoutKind.HIERARCHICAL.value}:// in the URI, and nothing else changes"
+    hint = (
+        f"If it is one of those, use the {PULSAR_DRIVER}: URI of its bookies, "
+        f"or write zk+{LayoutKind.HIERARCHICAL.value}:// in the URI"
+    )
     if wanted is None:
         raise NotAClusterError(f"{about}. {hint}; otherwise its LAYOUT was lost, and must be put back")
     if wanted != LayoutKind.HIERARCHICAL.value:

@@ -1,7 +1,8 @@
-"""Metadata service URIs, as Apache writes them: ``zk[+<layout>]://host1:port;host2:port/path``.
+"""Metadata service URIs: Apache's ``zk[+<layout>]://host1:port;host2:port/path``, Pulsar's ``metadata-store:zk:...``.
 
-Only ZooKeeper is spoken here, and only the layouts that this project reads. Everything else is refused with a text that
-contains the right form, because people type URIs.
+Pulsar's driver reads the path of its URI as a chroot: its ledgers root is always ``<path>/ledgers``, and its ledgers
+have the hierarchical layout. Only ZooKeeper is spoken here, and only the layouts that this project reads. Everything
+else is refused with a text that contains the right form, because people type URIs.
 
 Source: docs/formats.md#metadata-service-uri.
 """
@@ -17,6 +18,7 @@ from bookie.model.errors import PermanentError
 DEFAULT_PORT: Final = 2181
 DEFAULT_ROOT: Final = "/ledgers"
 _EXAMPLE: Final = "zk://zk1:2181;zk2:2181/ledgers"
+_PULSAR_EXAMPLE: Final = "metadata-store:zk:zk1:2181,zk2:2181"
 _LAYOUTS: Final = frozenset({"hierarchical", "longhierarchical", "flat"})
 _ANY_LAYOUT: Final = frozenset({"null", "none"})
 _OTHER_LAYOUTS: Final = {
@@ -25,11 +27,12 @@ _OTHER_LAYOUTS: Final = {
 }
 
 
-_OTHER_DRIVERS: Final = {
-    "etcd": "metadata in etcd is not supported, only in ZooKeeper",
-    "metadata-store": "Pulsar's metadata-store driver is not supported. If it keeps its data in ZooKeeper, name that "
-    "with its layout: metadata-store:zk:zk1:2181,zk2:2181 is zk+hierarchical://zk1:2181;zk2:2181/ledgers",
-}
+PULSAR_DRIVER: Final = "metadata-store"
+"""Scheme of a URI of Pulsar's metadata driver, which has no ``//``."""
+_PULSAR_LAYOUT: Final = "hierarchical"
+_ONLY_ZOOKEEPER: Final = "metadata in {} is not supported, only in ZooKeeper"
+_OTHER_STORES: Final = {"etcd": "etcd", "oxia": "Oxia", "rocksdb": "RocksDB", "memory": "memory"}
+_OTHER_DRIVERS: Final = {"etcd": _ONLY_ZOOKEEPER.format("etcd")}
 
 
 class InvalidUriError(PermanentError):
@@ -52,8 +55,11 @@ def parse_uri(text: str) -> MetadataUri:
     """Read a metadata service URI. Hosts may be separated by ``;`` or ``,``; the default port is 2181.
 
     Raises:
-        InvalidUriError: another scheme, an unknown layout, no host, a bad port, or no path.
+        InvalidUriError: another scheme or store, an unknown layout, no host, a bad port, or no path.
     """
+    driver, _, store = text.strip().partition(":")
+    if driver.lower() == PULSAR_DRIVER:
+        return _pulsar_uri(text, store)
     if (why := _OTHER_DRIVERS.get(text.strip().partition(":")[0].lower())) is not None:
         raise _refuse(text, why)
     scheme, separator, rest = text.strip().partition("://")
@@ -61,8 +67,20 @@ def parse_uri(text: str) -> MetadataUri:
         raise _refuse(text, "it has no scheme")
     layout = _layout(text, scheme.lower())
     authority, _, path = rest.partition("/")
-    hosts = ",".join(_host(text, host.strip()) for host in authority.replace(";", ",").split(","))
+    hosts = _hosts(text, authority)
     return MetadataUri(hosts, _root(text, path), layout)
+
+
+def _pulsar_uri(text: str, store: str) -> MetadataUri:
+    """``zk:<hosts>[/<chroot>]``, after the name of Pulsar's driver."""
+    kind, _, address = store.partition(":")
+    if kind.lower() in _OTHER_STORES:
+        raise _refuse(text, _ONLY_ZOOKEEPER.format(_OTHER_STORES[kind.lower()]), _PULSAR_EXAMPLE)
+    if kind.lower() != "zk" or address.startswith("//"):
+        raise _refuse(text, "Pulsar's driver names ZooKeeper as zk:, followed by the hosts", _PULSAR_EXAMPLE)
+    authority, _, path = address.partition("/")
+    chroot = _root(text, path) if path.rstrip("/") else ""
+    return MetadataUri(_hosts(text, authority), chroot + DEFAULT_ROOT, _PULSAR_LAYOUT)
 
 
 def uri_problems(text: str) -> Iterator[str]:
@@ -86,6 +104,10 @@ def _layout(text: str, scheme: str) -> str | None:
         return None
     why = _OTHER_LAYOUTS.get(layout, f"known layouts are {', '.join(sorted(_LAYOUTS))}")
     raise _refuse(text, f"the layout {layout!r} is not supported: {why}")
+
+
+def _hosts(text: str, authority: str) -> str:
+    return ",".join(_host(text, host.strip()) for host in authority.replace(";", ",").split(","))
 
 
 def _host(text: str, host: str) -> str:
@@ -116,5 +138,5 @@ def _root(text: str, path: str) -> str:
     return "/" + "/".join(parts)
 
 
-def _refuse(text: str, why: str) -> InvalidUriError:
-    return InvalidUriError(f"cannot use the metadata service URI {text!r}: {why} (example: {_EXAMPLE})")
+def _refuse(text: str, why: str, example: str = _EXAMPLE) -> InvalidUriError:
+    return InvalidUriError(f"cannot use the metadata service URI {text!r}: {why} (example: {example})")

@@ -17,6 +17,8 @@ from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.topology import TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.tree import LedgerTree
+from bookie.metadata.migration import read_migration
+from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.metadata.tasks.decisions import Decision, Decisions
 from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
@@ -72,8 +74,12 @@ class ClusterView:
         return self._runner.run(self._publisher.is_disabled())
 
     def mark(self, batch: Sequence[Marking]) -> int | None:
-        """Mark a batch of ledgers; see ``Publisher.mark``."""
-        return self._runner.run(self._publisher.mark(batch))
+        """Mark a batch of ledgers; see ``Publisher.mark``.
+
+        Raises:
+            StoreUnavailableError: the metadata is being migrated away from ZooKeeper (R88).
+        """
+        return self._runner.run(self._mark(batch))
 
     def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
         """Whether each ledger is marked with all of its bookies; a task that cannot be read is left as it is."""
@@ -140,6 +146,11 @@ class ClusterView:
     def write_check_time(self, kind: CheckKind, time_ms: int) -> None:
         """Record a completed check for Apache's auditor."""
         self._runner.run(CheckTimes(self._connection.store, self.cluster).write(kind, time_ms))
+
+    async def _mark(self, batch: Sequence[Marking]) -> int | None:
+        if why := (await read_migration(self._connection.store, self.cluster.root)).refusal:
+            raise StoreUnavailableError(why)
+        return await self._publisher.mark(batch)
 
     async def _bookies(self) -> Bookies:
         registered = await self._registrations.list()

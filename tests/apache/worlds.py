@@ -54,6 +54,7 @@ _KNOWN_TO_APACHE: Final = (
     "underreplication",
     "underreplication/(LAYOUT|disable|lostBookieRecoveryDelay)",
     r"underreplication/auditorelection(/V_\d{10})?",
+    "underreplication/leader",
     "underreplication/(checkallledgersctime|placementpolicycheckctime|replicascheckctime)",
     r"underreplication/ledgers(/[0-9a-f]{4}){0,4}",
     rf"underreplication/ledgers(/[0-9a-f]{{4}}){{4}}/{_TASK}",

@@ -71,7 +71,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
         ("bookkeeper.metadataServiceUri", "zookeeper:2181/ledgers"),
         ("bookkeeper.metadataServiceUri", "zk://zookeeper:2181"),
         ("bookkeeper.metadataServiceUri", "oxia://oxia:6648/bookkeeper"),
-        ("bookkeeper.metadataServiceUri", "metadata-store:zk:zookeeper:2181/ledgers"),
+        ("bookkeeper.metadataServiceUri", "metadata-store:oxia://oxia:6648/bookkeeper"),
         ("bookkeeper.metadataServiceUri", "zk://user:pass@zookeeper:2181/ledgers"),
         ("image.digest", "sha256:abc"),
         ("image.pullPolicy", "Sometimes"),
@@ -259,6 +259,8 @@ def test_templates_refuse_what_does_not_go_together(values: dict[str, Any], text
         "zk+hierarchical://zk-0.zk:2181;zk-1.zk:2181/a/ledgers",
         "zk+longhierarchical://10.0.0.1:2181,10.0.0.2:2181/ledgers",
         "zk+null://[::1]:2181/ledgers",
+        "metadata-store:zk:zk-0.zk:2181,zk-1.zk:2181",
+        "metadata-store:zk:zookeeper:2181/prefix",
     ],
 )
 def test_uris_that_processes_take(uri: str) -> None:

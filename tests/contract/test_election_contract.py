@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
-from bookie.metadata.nodes import ensure_path
-from bookie.metadata.port import MetadataStore
+from bookie.metadata.migration import migration_path
+from bookie.metadata.nodes import ensure_path, put
+from bookie.metadata.port import Create, Delete, MetadataStore
 from bookie.metadata.runs.election import Election, current_auditor, decode_vote, election_path, encode_vote
 from bookie.metadata.runs.election import candidates as listed
+from bookie.metadata.runs.pulsar_leader import leader_path
+from bookie.model.ids import bookie_id
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.tasks import cancel, guarded
 from tests.contract.conftest import Backend
@@ -148,6 +152,112 @@ async def test_votes_of_another_auditor_count(candidates: Candidates, backend: B
     assert await current_auditor(store, candidates.root) == "apache:3181"
     await apache.delete(vote)
     await soon(leads(ours))
+
+
+async def test_while_pulsars_auditor_leads_ours_waits_and_leads_after_it(
+    candidates: Candidates, backend: Backend, soon: Soon
+) -> None:
+    """Auditors of Pulsar's driver do not look at votes (R87). The name that is shown is theirs."""
+    pulsars, theirs = await backend.open(), leader_path(candidates.root)
+    await ensure_path(pulsars, election_path(candidates.root))
+    await pulsars.create(theirs, b'"pulsar-1:3181"', is_ephemeral=True)
+    ours, store = await candidates.stand("a:1")
+    await soon(knows(ours, "pulsar-1:3181"))
+    second, _ = await candidates.stand("b:1")
+    await soon(knows(second, "pulsar-1:3181"))
+    assert not ours.is_leader()
+    assert await current_auditor(store, candidates.root) == "pulsar-1:3181"
+    assert (await store.get(theirs)).data == b'"pulsar-1:3181"'
+    await pulsars.close()
+    await soon(leads(ours))
+    await soon(knows(second, "a:1"))
+    assert await current_auditor(store, candidates.root) == "a:1"
+
+
+async def test_while_ours_leads_pulsars_auditor_does_not_begin(candidates: Candidates, soon: Soon) -> None:
+    """What it finds in its node: a JSON string that is the id of no bookie, in a node that ends with the session."""
+    ours, store = await candidates.stand("host 1/x:4711")
+    await soon(leads(ours))
+    node = await store.get(leader_path(candidates.root))
+    assert json.loads(node.data) == bookie_id("bkheal-host-1-x:4711")
+    assert node.stat.ephemeral_owner == store.session.session_id
+    await cancel(candidates.tasks["host 1/x:4711"])
+    await ours.resign()
+    assert await store.stat(leader_path(candidates.root)) is None
+
+
+async def test_an_auditor_whose_node_is_deleted_leads_no_more_while_pulsars_has_it(
+    candidates: Candidates, backend: Backend, soon: Soon
+) -> None:
+    """A closing auditor of Pulsar's driver deletes the node unconditionally; ours never deletes theirs."""
+    ours, store = await candidates.stand("a:1")
+    await soon(leads(ours))
+    pulsars, theirs = await backend.open(), leader_path(candidates.root)
+    await pulsars.multi([Delete(theirs), Create(theirs, b'"pulsar-1:3181"', is_ephemeral=True)])
+    await soon(knows(ours, "pulsar-1:3181"))
+    assert not ours.is_leader()
+    await cancel(candidates.tasks["a:1"])
+    await ours.resign()
+    assert (await store.get(theirs)).data == b'"pulsar-1:3181"'
+    assert (await store.children(election_path(candidates.root))).names == ()
+
+
+async def test_a_resignation_that_lost_the_node_to_pulsars_auditor_leaves_it(
+    candidates: Candidates, backend: Backend, soon: Soon
+) -> None:
+    ours, store = await candidates.stand("a:1")
+    await soon(leads(ours))
+    await cancel(candidates.tasks["a:1"])
+    pulsars, theirs = await backend.open(), leader_path(candidates.root)
+    await pulsars.multi([Delete(theirs), Create(theirs, b'"pulsar-1:3181"', is_ephemeral=True)])
+    await ours.resign()
+    assert (await store.get(theirs)).data == b'"pulsar-1:3181"'
+    assert (await store.children(election_path(candidates.root))).names == ()
+
+
+async def test_a_candidate_whose_vote_was_deleted_gives_pulsars_node_to_the_next(
+    candidates: Candidates, soon: Soon
+) -> None:
+    first, store = await candidates.stand("a:1")
+    await soon(leads(first))
+    second, second_store = await candidates.stand("b:1")
+    await soon(knows(second, "a:1"))
+    path = election_path(candidates.root)
+    await store.delete(f"{path}/{min((await store.children(path)).names)}")
+    await soon(leads(second))
+    held = await store.stat(leader_path(candidates.root))
+    assert held is not None
+    assert held.ephemeral_owner == second_store.session.session_id
+
+
+async def test_no_auditor_leads_while_the_metadata_migrates(candidates: Candidates, soon: Soon) -> None:
+    """R88: neither one that led before nor a new one; a migration that failed ends the pause."""
+    first, store = await candidates.stand("a:1")
+    await soon(leads(first))
+    await put(store, migration_path(candidates.root), b'{"phase":"PREPARATION","targetUrl":"oxia://o"}')
+
+    async def leads_no_more() -> None:
+        while first.is_leader():
+            await first.wait_changed(first.state)
+
+    await soon(leads_no_more())
+    second, _ = await candidates.stand("b:1")
+
+    async def said() -> None:
+        while not (first.problem and second.problem):  # noqa: ASYNC110  # a property, without a signal
+            await asyncio.sleep(0.01)
+
+    await soon(said())
+    assert "oxia://o" in first.problem
+    assert (await store.children(election_path(candidates.root))).names == ()
+    assert await store.stat(leader_path(candidates.root)) is None
+    await put(store, migration_path(candidates.root), b'{"phase":"FAILED"}')
+
+    async def one_leads() -> None:
+        while first.is_leader() == second.is_leader():  # noqa: ASYNC110  # either may win
+            await asyncio.sleep(0.01)
+
+    await soon(one_leads())
 
 
 async def test_a_deleted_vote_is_cast_again_behind_the_others(candidates: Candidates, soon: Soon) -> None:

@@ -28,7 +28,8 @@ from bookie.metadata.ledgers.ledgers import (
     Versioned,
 )
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode, encode
-from bookie.metadata.nodes import create_with_parents
+from bookie.metadata.migration import MigratedError, migration_path
+from bookie.metadata.nodes import create_with_parents, put
 from bookie.metadata.port import ANY_VERSION, MetadataStore
 from bookie.metadata.uri import MetadataUri
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, EntryId, InvalidIdError, LedgerId
@@ -95,6 +96,31 @@ async def test_what_is_not_a_cluster_is_refused(store: MetadataStore, cluster: C
     await store.delete(f"{root}/LAYOUT")
     with pytest.raises(NotAClusterError, match="no LAYOUT"):
         await open_cluster(store, root)
+
+
+async def test_a_cluster_whose_metadata_migrates_is_not_opened(store: MetadataStore, cluster: Cluster) -> None:
+    """R88; a phase of a later release is not taken for the absence of a migration."""
+    path = migration_path(cluster.root)
+    for record in (b'{"phase":"NOT_STARTED"}', b'{"phase":"FAILED","targetUrl":"oxia://o:6648"}'):
+        await put(store, path, record)
+        assert await open_cluster(store, cluster.root) == cluster
+    for phase in ("PREPARATION", "COPYING", "COMPLETED"):
+        await put(store, path, b'{"phase":"%s","targetUrl":"oxia://o:6648/broker"}' % phase.encode())
+        with pytest.raises(MigratedError, match="oxia://o:6648/broker"):
+            await open_cluster(store, cluster.root)
+    for damaged in (b"", b"{", b'{"phase":"VERIFYING"}', b"[]"):
+        await put(store, path, damaged)
+        with pytest.raises(MigratedError, match="cannot be read"):
+            await open_cluster(store, cluster.root)
+
+
+async def test_a_cluster_of_pulsars_driver_is_opened_by_its_own_uri(store: MetadataStore, base: str) -> None:
+    await put(store, f"{base}/ledgers/INSTANCEID", b"8d1e7bbf-9a2c-4a7c-8d1e-7bbf9a2c4a7c")
+    opened = await open_cluster(store, f"metadata-store:zk:h:2181{base}")
+    assert opened.root == f"{base}/ledgers"
+    assert opened.kind is LayoutKind.HIERARCHICAL
+    with pytest.raises(NotAClusterError, match="chroot without /ledgers"):
+        await open_cluster(store, f"metadata-store:zk:h:2181{base}/ledgers")
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,18 @@ async def test_missing_parent_of_registrations_is_not_the_same_as_no_bookies(sto
         await Registrations(store, Cluster(f"{base}/gone", LayoutKind.HIERARCHICAL, "x")).list()
 
 
+async def test_registrations_whose_parents_vanished_with_the_last_bookie_are_none_and_are_watched(
+    store: MetadataStore, cluster: Cluster, registrations: Registrations, soon: Any
+) -> None:
+    """ZooKeeper deletes the empty container nodes of Pulsar's driver (R86)."""
+    await store.delete(f"{cluster.root}/available/readonly")
+    await store.delete(f"{cluster.root}/available")
+    assert await registrations.list() == NOBODY
+    waiting = asyncio.create_task(registrations.wait_changed(NOBODY))
+    await _register(registrations, is_read_only=False)
+    assert (await soon(waiting)).writable == {BK1}
+
+
 async def test_damaged_registration_has_no_endpoints(
     store: MetadataStore, cluster: Cluster, registrations: Registrations
 ) -> None:

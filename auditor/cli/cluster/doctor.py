@@ -16,6 +16,7 @@ from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import MetadataUriOption, OutputOption, metadata_uri, run
 from auditor.operating.doctor import Checked, State, examine, worst
 from bookie.metadata.cluster import NotAClusterError
+from bookie.metadata.migration import MigratedError
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.uri import InvalidUriError, parse_uri
 from bookie.model.errors import PermanentError
@@ -84,7 +85,7 @@ def _cluster_checks(uri: str | None, config: Any, checks: list[Checked]) -> Exit
         advice = "start ZooKeeper, or open the way to it from this machine"
         checks.append(Checked("zookeeper", hosts, State.FAILED, str(error), advice))
         return ExitCode.STORE_UNREACHABLE
-    except NotAClusterError as error:
+    except (NotAClusterError, MigratedError) as error:
         advice = "correct the path in the URI, or create a cluster: `bkheal cluster init`"
         checks.append(Checked("cluster", target, State.FAILED, str(error), advice))
         return ExitCode.CONFIGURATION

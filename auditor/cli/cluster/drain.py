@@ -285,6 +285,8 @@ async def _status(uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, tim
 
 
 def _document(seen: DrainLook) -> dict[str, Any]:
+    from auditor.safety.open_topics import SHOWN_MAX
+
     left = seen.left
     return {
         "bookies": [
@@ -306,6 +308,7 @@ def _document(seen: DrainLook) -> dict[str, Any]:
             for record in left.examples
         ],
         "open_ledgers": len(left.holdings.unclosed),
+        "open_topics": sorted(left.holdings.open_topics)[:SHOWN_MAX],
         "unreadable_ledgers": left.scanned.unreadable_count,
         "recovery_enabled": seen.is_enabled,
         "ledgers_per_second": seen.ledgers_per_s,
@@ -328,6 +331,9 @@ def _lines(document: dict[str, Any]) -> list[str]:
         lines.append(f"  {document['unmarked']} not marked: `bkheal drain start` marks them")
     lines += [f"  {count} parked: {reason}" for reason, count in document["parked"].items()]
     lines += [f"    ledger {item['ledger_id']}: {item['detail']}" for item in document["examples"]]
+    if document["open_topics"]:
+        lines.append(f"  {document['open_ledgers']} not closed; unloading their topics closes them at once:")
+        lines += [f"    pulsar-admin topics unload '{printable(topic)}'" for topic in document["open_topics"]]
     if _OPEN in document["parked"]:
         lines.append(
             "  for ledgers whose writer has ended, `bkheal ledger recover LEDGER` finds the end and closes them"

@@ -19,6 +19,7 @@ from typing import Final
 
 from auditor.api.control import LostBookie, NotLeaderError, RunBusyError
 from auditor.service.events import ServiceEvents
+from auditor.service.watch.changing import ChangingBookies
 from auditor.service.watch.lost_bookies import BookieLook, Decision, decide, lost_now
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.bookies.maintenance import Window
@@ -109,6 +110,7 @@ class BookieWatch:
         self._missing_share_max = missing_share_max
         self._policies = MarkingPolicies(ports.store, ports.cluster, ports.tasks, rules)
         self._settle_s = settle_s
+        self._changing = ChangingBookies()
         self._poked = Signal()
         self._pokes = 0
         self._epoch: int | None = None
@@ -186,8 +188,10 @@ class BookieWatch:
     async def _look(self) -> tuple[Bookies, Decision]:
         self._settle_after_outage()
         version = await self._ports.registrations.version()  # before the list, which thus is no older
-        bookies = await self._bookies()
+        listed = await self._bookies()
         known = await self._ports.registrations.known()
+        changing = self._changing.look(known, listed.registered, self._ports.clock.monotonic_s())
+        bookies = replace(listed, read_only=listed.read_only | changing)
         switches = await self._read_switches()
         now_ms = self._ports.clock.epoch_ms()
         lost = lost_now(known, bookies.registered)
@@ -215,7 +219,7 @@ class BookieWatch:
             policy.windows,
         )
         self.looked_s = self._ports.clock.monotonic_s()
-        return bookies, decision
+        return listed, decision
 
     def _settle_after_outage(self) -> None:
         """A session that followed another was lost in an outage, which bookies had as well."""
@@ -341,7 +345,9 @@ class BookieWatch:
 
     def _wait_s(self, decision: Decision) -> float:
         clock = self._ports.clock
-        left_s = [] if decision.next_look_ms is None else [(decision.next_look_ms - clock.epoch_ms()) / 1000]
+        changing_s = self._changing.left_s(clock.monotonic_s())
+        left_s = [] if changing_s is None else [changing_s]
+        left_s += [] if decision.next_look_ms is None else [(decision.next_look_ms - clock.epoch_ms()) / 1000]
         if decision.wanted and not decision.wanted - self._tried:
             left_s.append(self._next_try_s - clock.monotonic_s())
         soonest_s = min((left for left in left_s if left > 0), default=LOOK_INTERVAL_S)

@@ -23,7 +23,7 @@ from bookie.metadata.bookies.service_info import (
     encode_service_info,
 )
 from bookie.metadata.cluster import Cluster, NotAClusterError
-from bookie.metadata.layout import COOKIES, READ_ONLY, available_path, bookie_path
+from bookie.metadata.layout import COOKIES, INSTANCE_ID, READ_ONLY, available_path, bookie_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
 from bookie.metadata.port import (
     BadVersionError,
@@ -100,9 +100,9 @@ class _Listing:
     bookies: Bookies
     is_stable: bool
     """Whether the read-only bookies were the same before and after the writable ones were listed."""
-    writable: Children
+    writable: Children | None
     read_only: Children | None
-    """None if the parent of read-only registrations does not exist."""
+    """None if the parent of these registrations does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,14 @@ class Registrations:
     async def list(self) -> Bookies:
         """Return the registered bookies, no older than this call.
 
-        A bookie that changes between writable and read-only during the call is in the result: it is registered in both
-        ways for a moment. One that is in both sets counts as read-only.
+        A bookie of BookKeeper's driver that changes between writable and read-only during the call is in the result: it
+        is registered in both ways for a moment. One that is in both sets counts as read-only. Pulsar's driver deletes
+        first and creates then, so its bookie may be missing for a moment (R85).
 
         Raises:
-            NotAClusterError: the parent of all registrations does not exist, which is not the same as no bookies.
+            NotAClusterError: the parent of all registrations does not exist, and no INSTANCEID: there is no cluster,
+                which is not the same as no bookies. With an INSTANCEID no bookie is registered: Pulsar's driver makes
+                container nodes, which ZooKeeper deletes when they are empty (R86).
             StoreUnavailableError: no answer.
         """
         await self._store.sync(available_path(self._root, is_read_only=False))
@@ -299,8 +302,11 @@ class Registrations:
             if not listing.is_stable:
                 continue
             read_only = available_path(self._root, is_read_only=True)
+            writable = available_path(self._root, is_read_only=False)
             await first_to_end(
-                self._store.wait_children_changed(available_path(self._root, is_read_only=False), listing.writable),
+                self._store.wait_node_changed(writable, None)
+                if listing.writable is None
+                else self._store.wait_children_changed(writable, listing.writable),
                 self._store.wait_node_changed(read_only, None)
                 if listing.read_only is None
                 else self._store.wait_children_changed(read_only, listing.read_only),
@@ -312,7 +318,7 @@ class Registrations:
         for attempt in range(1, _STABLE_LISTING_ATTEMPTS + 1):
             writable = await self._children(is_read_only=False)
             after = await self._children(is_read_only=True)
-            if writable is None:
+            if writable is None and await self._store.stat(f"{self._root}/{INSTANCE_ID}") is None:
                 raise NotAClusterError(f"no cluster at {self._root}: it has no node for registrations")
             is_stable = (before and before.version) == (after and after.version)
             if is_stable or attempt == _STABLE_LISTING_ATTEMPTS:

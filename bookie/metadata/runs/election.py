@@ -2,6 +2,9 @@
 
 The invariant: at most one auditor leads at a time (A1), and a process that stood still stops leading before another one
 begins (A2). A vote is an ephemeral sequential node, and the lowest number leads, whichever kind of auditor cast it.
+Auditors of Pulsar's driver elect their leader by another node, so the candidate with the lowest vote leads only while
+it holds that node as well (R87, ``pulsar_leader``). Votes come first, so candidates of ours never wait for each other's
+node with a lower vote behind them. While the metadata migrates elsewhere, no candidate votes (R88).
 
 A leadership is bounded twice: by the session, with which the vote ends (S14), and by the candidate's own clock. It
 lasts only while the vote was confirmed less than ``FRESH_SHARE`` of the session timeout ago. The time is taken before
@@ -30,24 +33,31 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.layout import UNDERREPLICATION
+from bookie.metadata.migration import Migration, migration_path, read_migration
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.port import (
     ANY_VERSION,
     AccessDeniedError,
     Children,
+    Delete,
     MetadataStore,
+    MultiFailedError,
+    Node,
     NoNodeError,
     Session,
     SessionState,
+    Stat,
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
 from bookie.metadata.proto.metadata_formats_pb2 import AuditorVoteFormat
 from bookie.metadata.proto.text import UnreadableTextError, parse_text, quoted
+from bookie.metadata.runs.pulsar_leader import Holder, LeaderNode, decode_leader, leader_path
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.runtime.clock import Clock
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.signal import Signal, waiting_for
+from bookie.runtime.waiting import first_to_end
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +84,7 @@ class Leadership:
     is_leader: bool = False
     term: int = 0
     leader: str = ""
-    """Name in the lowest vote when it was last read; empty: none, or unknown."""
+    """Name of the leader, of any kind, when it was last read; empty: none, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +109,10 @@ class Election:
         self._state = Leadership()
         self._changed = Signal()
         self._vote: _Vote | None = None
+        self._leader_node = LeaderNode(store, ledgers_root, name)
+        self._held: Stat | None = None
+        """Of the node of Pulsar's election, while this session owns it."""
+        self._migration: Migration | None = None
         self._confirmed_s = float("-inf")
         self._refusals = GrowingPause(_RETRY_S, _REFUSED_RETRY_S_MAX)
         self._problem = ""
@@ -170,31 +184,77 @@ class Election:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; the end of the session withdraws it.
         """
         self._end("it resigned")
+        await self._withdraw()
+
+    async def _withdraw(self) -> None:
+        """Give up the vote, and the node of Pulsar's election if it is held; never that of another session."""
         vote, self._vote = self._vote, None
+        held, self._held = self._held, None
         if vote is None or not self._is_session(vote.session):
             return
+        if held is not None:
+            # While the own vote exists, no other candidate of ours may hold the node.
+            with contextlib.suppress(MultiFailedError):
+                await self._store.multi([Delete(vote.path), self._leader_node.deletion(held)])
+                return
         with contextlib.suppress(NoNodeError):
             await self._store.delete(vote.path)
 
     async def _stand(self, session: Session) -> None:
-        """Until the vote is deleted or the session is another one."""
+        """Until the vote is deleted, the session is another one, or a migration begins."""
+        migration = self._migration = await read_migration(self._store, self._root)
+        if migration.refusal:
+            await self._stand_aside(session, migration)
+            return
         await ensure_path(self._store, self._base, self._root)
         vote = self._vote = await self._cast(session)
         self._problem = ""
         self._refusals.reset()
         while self._is_session(session):
-            asked_s = self._clock.monotonic_s()
             votes = await self._votes()
             own = vote.path.rpartition("/")[2]
             names = _ordered(votes)
             if own not in names:
                 _log.warning("own vote no longer exists, casting another", extra={"candidate": self._name})
                 return
-            if names[0] == own:
-                await self._lead(vote, asked_s)
+            holder = await self._follow_or_take(session, names[0], own)
+            if holder is not None and names[0] == own and holder.is_own:
+                await self._lead(vote, holder)
                 return
-            await self._note_leader(names[0])
-            await self._store.wait_children_changed(self._base, votes)
+            await first_to_end(
+                self._store.wait_children_changed(self._base, votes),
+                self._store.wait_node_changed(self._leader_node.path, holder.stat if holder else None),
+                self._store.wait_node_changed(migration_path(self._root), migration.stat),
+            )
+            if await self._has_migration_changed():
+                return
+
+    async def _stand_aside(self, session: Session, migration: Migration) -> None:
+        """Withdraw, and wait for the next phase of a migration."""
+        self._problem = migration.refusal
+        _log.error("this auditor stands aside", extra={"candidate": self._name, "reason": migration.refusal})
+        self._end(migration.refusal)
+        self._become(Leadership(False, self._state.term, ""))
+        await self._withdraw()
+        await self._leader_node.leave(session)
+        await self._store.wait_node_changed(migration_path(self._root), migration.stat)
+
+    async def _follow_or_take(self, session: Session, first: str, own: str) -> Holder | None:
+        """Take the node of Pulsar's election with the lowest vote, else note the leader; who holds it then."""
+        if first == own:
+            holder = await self._leader_node.take(session)
+            if not holder.is_own:
+                self._become(Leadership(False, self._state.term, holder.name))
+            return holder
+        await self._leader_node.leave(session)  # taken with an earlier vote of this session
+        self._held = None
+        await self._note_leader(first)
+        return await self._leader_node.holder(session)
+
+    async def _has_migration_changed(self) -> bool:
+        stat = await self._store.stat(migration_path(self._root))
+        seen = None if self._migration is None else self._migration.stat
+        return (stat and stat.mzxid) != (seen and seen.mzxid)
 
     async def _cast(self, session: Session) -> _Vote:
         """The vote of this session, whether by this attempt or by an earlier one whose answer was lost."""
@@ -224,15 +284,20 @@ class Election:
             if node is not None and node.stat.ephemeral_owner == session.session_id
         ]
 
-    async def _lead(self, vote: _Vote, asked_s: float) -> None:
-        """Until the vote is deleted or the session changes; the leadership may end and return before that."""
-        await self._confirm(vote, asked_s)
+    async def _lead(self, vote: _Vote, holder: Holder) -> None:
+        """Until the vote or Pulsar's node is deleted, a migration begins, or the session changes.
+
+        The leadership may end and return before that.
+        """
+        self._held = holder.stat
+        if not await self._confirm(vote, self._clock.monotonic_s()):
+            return
         with contextlib.suppress(
             StoreUnavailableError, WriteOutcomeUnknownError, AccessDeniedError
         ):  # read by people alone
             await self._store.set(self._base, encode_vote(self._name), ANY_VERSION)
         while self._is_session(vote.session):
-            await self._pause(vote.session, self._timeout_s * _CONFIRM_SHARE)
+            await self._pause_while_held(vote.session, self._timeout_s * _CONFIRM_SHARE)
             if not await self._look(vote):
                 return
 
@@ -256,7 +321,7 @@ class Election:
             looking.cancel()
 
     async def _confirm(self, vote: _Vote, asked_s: float) -> bool:
-        """Look at the own vote, and lead from then on; the time that counts is that before the request.
+        """Look at the own vote and at Pulsar's node, and lead from then on; the time before the request counts.
 
         The ``sync`` makes the server ask the ZooKeeper leader. A server that has lost the leader would go on answering
         reads for a while, although the leader may let the session expire and another auditor lead.
@@ -265,6 +330,10 @@ class Election:
         stat = await self._store.stat(vote.path)
         if stat is None or stat.czxid != vote.czxid or not self._is_session(vote.session):
             return False
+        held = await self._store.stat(self._leader_node.path)
+        if self._held is None or held is None or held.czxid != self._held.czxid or await self._has_migration_changed():
+            return False
+        self._held = held
         self._confirmed_s = asked_s
         if not self._state.is_leader and self._clock.monotonic_s() - asked_s < self._fresh_s:
             _log.warning("this auditor leads", extra={"auditor": self._name, "vote": vote.path})
@@ -280,10 +349,24 @@ class Election:
             async with asyncio.timeout(seconds):
                 await self._store.wait_session_changed(session)
 
+    async def _pause_while_held(self, session: Session, seconds: float) -> None:
+        """As ``_pause``; also return at once when Pulsar's node or the migration changes."""
+        held, migration = self._held, self._migration
+        if held is None or migration is None or self._store.session != session:
+            await self._pause(session, seconds)
+            return
+        with contextlib.suppress(TimeoutError, StoreUnavailableError):
+            async with asyncio.timeout(seconds):
+                await first_to_end(
+                    self._pause(session, seconds),
+                    self._store.wait_node_changed(self._leader_node.path, held),
+                    self._store.wait_node_changed(migration_path(self._root), migration.stat),
+                )
+
     async def _note_leader(self, name: str) -> None:
-        with contextlib.suppress(NoNodeError):
-            leader = decode_vote((await self._store.get(f"{self._base}/{name}")).data)
-            self._become(Leadership(False, self._state.term, leader))
+        vote, node = await self._store.get_many([f"{self._base}/{name}", self._leader_node.path])
+        if vote is not None:
+            self._become(Leadership(False, self._state.term, _leader_in(vote, node)))
 
     async def _votes(self) -> Children:
         return await self._store.children(self._base)
@@ -304,7 +387,7 @@ class Election:
 
 
 async def current_auditor(store: MetadataStore, ledgers_root: str) -> str:
-    """Name in the lowest vote: the auditor, ours or Apache's; empty without a vote.
+    """Name of the auditor that leads: ours, Apache's, or one of Pulsar's driver; empty without one.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -313,10 +396,12 @@ async def current_auditor(store: MetadataStore, ledgers_root: str) -> str:
     for _ in range(_LISTINGS_MAX):
         try:
             names = _ordered(await store.children(base))
-            return decode_vote((await store.get(f"{base}/{names[0]}")).data) if names else ""
         except NoNodeError:
-            if await store.stat(base) is None:
-                return ""
+            names = []
+        paths = [leader_path(ledgers_root), *(f"{base}/{name}" for name in names[:1])]
+        node, *votes = await store.get_many(paths)
+        if not names or votes[0] is not None:
+            return _leader_in(votes[0] if votes else None, node)
     return ""
 
 
@@ -332,6 +417,13 @@ async def candidates(store: MetadataStore, ledgers_root: str) -> list[str]:
     except NoNodeError:
         return []
     return [decode_vote(data) for data in await store.get_many_data([f"{base}/{name}" for name in names]) if data]
+
+
+def _leader_in(vote: Node | None, node: Node | None) -> str:
+    """The leader, by the lowest vote and the node of Pulsar's election; a vote waits while another session holds it."""
+    if node is not None and (vote is None or vote.stat.ephemeral_owner != node.stat.ephemeral_owner):
+        return decode_leader(node.data)
+    return "" if vote is None else decode_vote(vote.data)
 
 
 def election_path(ledgers_root: str) -> str:

@@ -34,6 +34,7 @@ from typing import Final
 
 from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
+from bookie.metadata.migration import MigratedError
 from bookie.metadata.port import (
     Check,
     Create,
@@ -190,7 +191,7 @@ class Collector:
         self._check_session()
         try:
             current = await open_cluster(self._store, self._cluster.root)
-        except NotAClusterError as error:
+        except (NotAClusterError, MigratedError) as error:
             raise _PassEndedError(str(error)) from error
         if current != self._cluster:
             raise _PassEndedError(f"{self._cluster.root} is another cluster than the one this bookie joined")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import random
@@ -15,6 +16,7 @@ import pytest
 
 import replicator.__main__
 from bookie.metadata.cluster import format_cluster
+from bookie.metadata.nodes import put
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.metadata.store.zookeeper import ZooKeeperStore
@@ -28,7 +30,7 @@ from bookie.wire.port import Status
 from bookie.wire.requests import Info
 from replicator.__main__ import main
 from replicator.knowledge.evidence import CorruptCopy
-from replicator.main import _ports, _Telemetry
+from replicator.main import _ports, _stop_if_migrated, _Telemetry
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, Fanout, Outlook, TaskResult
 from replicator.telemetry.status import JsonEvents, LogEvents, Progress
@@ -69,6 +71,23 @@ def test_a_replicator_process_loads_no_spark_and_no_command_line_framework() -> 
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     top_level = {name.partition(".")[0] for name in loaded}
     assert not top_level & {"pyspark", "py4j", "typer", "rich", "pandas", "pyarrow", "spark_jobs", "auditor"}
+
+
+async def test_a_replicator_stops_when_the_metadata_migrates(caplog: pytest.LogCaptureFixture) -> None:
+    """R88; also if the session is lost while it watches."""
+    store, stopped = MemoryStore(MemoryCell()), asyncio.Event()
+    worker = cast("Worker", SimpleNamespace(stop=stopped.set))
+    guarding = asyncio.create_task(_stop_if_migrated(store, "/p/ledgers", worker))
+    await asyncio.sleep(0.01)
+    store.expire()
+    await asyncio.sleep(0.01)
+    store.resume()
+    await put(store, "/p/pulsar/migration-coordinator/migration", b'{"phase":"NOT_STARTED"}')
+    assert not stopped.is_set()
+    await put(store, "/p/pulsar/migration-coordinator/migration", b'{"phase":"COPYING","targetUrl":"oxia://o"}')
+    async with asyncio.timeout(10):
+        await guarding
+    assert stopped.is_set()
 
 
 def test_a_replicator_that_is_refused_is_not_ready_and_says_why() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from auditor.service.service import HOUSEKEEPING_S
 from auditor.service.watch.bookie_watch import SETTLE_SESSIONS
+from auditor.service.watch.changing import CHANGE_S
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.layout import cookie_path, disable_path
 from bookie.metadata.nodes import ensure_path
@@ -35,6 +36,20 @@ async def test_without_a_delay_a_loss_is_audited_at_once(world: ServiceWorld) ->
     assert world.marked_bookies == [{A}]
     assert [entry.audit_due_ms for entry in auditor.service.status().lost] == [0]
     assert [0 <= loss_s < world.check_s + 1 for loss_s in auditor.counted.losses_s] == [True]
+
+
+@in_service_world
+async def test_a_bookie_in_neither_list_while_it_changes_its_registration_is_not_lost(world: ServiceWorld) -> None:
+    """Pulsar's driver deletes the registration first, and creates the other one then (R85)."""
+    auditor = await world.leader()
+    for _ in range(5):
+        await world.down(A)
+        await asyncio.sleep(CHANGE_S / 2)
+        assert auditor.service.status().lost == ()
+        await world.up(A)
+        await asyncio.sleep(20)
+    assert auditor.runner.requests == []
+    assert auditor.service.status().lost == ()
 
 
 @in_service_world

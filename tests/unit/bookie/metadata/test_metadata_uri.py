@@ -23,6 +23,11 @@ from bookie.metadata.uri import InvalidUriError, MetadataUri, parse_uri
         ("zk+null://h/ledgers", MetadataUri("h:2181", "/ledgers", None)),
         ("ZK+None://H/Ledgers", MetadataUri("H:2181", "/Ledgers", None)),
         ("  zk://[::1]:2182;[fe80::2]/ledgers ", MetadataUri("[::1]:2182,[fe80::2]:2181", "/ledgers", None)),
+        ("metadata-store:zk:h:2181", MetadataUri("h:2181", "/ledgers", "hierarchical")),
+        ("metadata-store:zk:h1:1,h2:2/", MetadataUri("h1:1,h2:2", "/ledgers", "hierarchical")),
+        ("Metadata-Store:ZK:h1;h2:2/p/q", MetadataUri("h1:2181,h2:2", "/p/q/ledgers", "hierarchical")),
+        # The path is a chroot, also if it looks like the ledgers root.
+        ("metadata-store:zk:h:2181/ledgers", MetadataUri("h:2181", "/ledgers/ledgers", "hierarchical")),
     ],
 )
 def test_accepted(text: str, expected: MetadataUri) -> None:
@@ -38,9 +43,6 @@ def test_accepted(text: str, expected: MetadataUri) -> None:
         ("etcd:http://h:2379/ledgers", "in etcd is not supported"),
         ("etcd:h", "in etcd is not supported"),
         ("http://h/ledgers", "'http' is not supported"),
-        ("metadata-store:oxia://h:6648/ledgers", "not supported"),
-        ("metadata-store:zk:h:2181/ledgers", "zk1:2181,zk2:2181 is zk+hierarchical://"),
-        ("metadata-store:zk://h:2181/ledgers", "name that with its layout"),
         ("zk+ms://h/ledgers", "metastore"),
         ("zk+legacyhierarchical://h/ledgers", "leave the layout out"),
         ("zk+unheard://h/ledgers", "flat, hierarchical, longhierarchical"),
@@ -69,7 +71,28 @@ def test_refusal_names_the_fault_and_shows_an_example(text: str, why: str) -> No
     assert "zk://zk1:2181;zk2:2181/ledgers" in str(caught.value)
 
 
-@given(st.text(max_size=40) | st.text(max_size=30).map("zk://".__add__))
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("metadata-store:oxia://h:6648/ledgers", "in Oxia is not supported, only in ZooKeeper"),
+        ("metadata-store:etcd:http://h:2379", "in etcd is not supported, only in ZooKeeper"),
+        ("metadata-store:rocksdb:///data/metadata", "in RocksDB is not supported, only in ZooKeeper"),
+        ("metadata-store:zk://h:2181/ledgers", "followed by the hosts"),
+        ("metadata-store:h:2181", "followed by the hosts"),
+        ("metadata-store:", "followed by the hosts"),
+        ("metadata-store:zk:", "not a host"),
+        ("metadata-store:zk:/p", "not a host"),
+        ("metadata-store:zk:h:2181//p", "plain names"),
+    ],
+)
+def test_refusal_of_a_uri_of_pulsars_driver_shows_one_that_works(text: str, why: str) -> None:
+    with pytest.raises(InvalidUriError) as caught:
+        parse_uri(text)
+    assert why in str(caught.value)
+    assert parse_uri(str(caught.value).rpartition("(example: ")[2].rstrip(")")).hosts == "zk1:2181,zk2:2181"
+
+
+@given(st.text(max_size=40) | st.text(max_size=30).map("zk://".__add__) | st.text().map("metadata-store:zk:".__add__))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         uri = parse_uri(text)

@@ -1,0 +1,36 @@
+"""Bookies that disappear for a moment because they change between writable and read-only (R85). Pure.
+
+A bookie of Pulsar's driver deletes its registration first and creates the other one then, so a look in between finds it
+in neither list. A bookie that this process saw registered therefore counts as registered until it has been absent for
+``CHANGE_S``. Beside the timeout of a session, after which a dead bookie disappears, this is short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from bookie.model.ids import BookieId
+
+CHANGE_S: Final = 0.5
+"""Two requests to ZooKeeper, with room for a busy server."""
+
+
+class ChangingBookies:
+    """The absences that may be changes, as one process sees them."""
+
+    def __init__(self) -> None:
+        self._registered: AbstractSet[BookieId] = frozenset()
+        self._until_s: dict[BookieId, float] = {}
+
+    def look(self, known: AbstractSet[BookieId], registered: AbstractSet[BookieId], now_s: float) -> set[BookieId]:
+        """Known bookies that are absent and may be changing their registration. ``now_s`` is monotonic."""
+        absent = known - registered
+        since = dict.fromkeys(absent & self._registered, now_s + CHANGE_S)
+        self._until_s = since | {bookie: self._until_s[bookie] for bookie in absent & self._until_s.keys()}
+        self._registered = registered
+        return {bookie for bookie, until_s in self._until_s.items() if now_s < until_s}
+
+    def left_s(self, now_s: float) -> float | None:
+        """Seconds until the next absence counts; None: none is waited for."""
+        return min((until_s - now_s for until_s in self._until_s.values() if now_s < until_s), default=None)

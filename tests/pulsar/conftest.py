@@ -1,0 +1,97 @@
+"""The ring that talks to a real Pulsar: a broker, bookies under Pulsar's metadata driver, and its auto-recovery.
+
+One world serves every test of a session, because its start takes 25 seconds. A test gives back what it takes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie.client.connect import ConnectedBookKeeper
+from bookie.embedded.apache_jars import ApacheJvm
+from bookie.runtime.java import JavaNotFoundError, find_java
+from bookie.runtime.ports import free_loopback_port
+from tests.apache.programs import Audit, audit_in
+from tests.apache.worlds import connect, end_cluster
+from tests.deadlines import STATE_S
+from tests.pulsar.cluster import Broker, PulsarCluster, pulsar_jvm, pulsar_lib, pulsar_options
+from tests.pulsar.world import PulsarWorld
+from tests.required import missing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def _missing() -> str:
+    if not any(pulsar_lib().glob("pulsar-broker-*.jar")):
+        return (
+            f"no Pulsar in {pulsar_lib()}: do mvn -B -f .ci/pulsar/pom.xml dependency:copy-dependencies "
+            f"-DincludeScope=runtime -DoutputDirectory={pulsar_lib()}"
+        )
+    try:
+        find_java()
+    except JavaNotFoundError as error:
+        return str(error)
+    return "" if importlib.util.find_spec("pulsar") else "pulsar-client is not installed: pip install '.[dev]'"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("pulsar") is not None and (why := _missing()):
+        missing("pulsar", why)
+
+
+@pytest.fixture(scope="session")
+def pulsar_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarWorld]:
+    """Four bookies, the first of which has an HTTP API, and a broker."""
+    stack = AsyncExitStack()
+
+    async def start() -> PulsarWorld:
+        jvm = pulsar_jvm(ApacheJvm(find_java(), pulsar_lib()))
+        cluster = await PulsarCluster.start(
+            tmp_path_factory.mktemp("pulsar"),
+            bookies=0,
+            options=pulsar_options(),
+            is_zookeeper_durable=False,
+            jvm_options=jvm.options,
+            java=jvm.java,
+            lib=jvm.lib,
+        )
+        assert isinstance(cluster, PulsarCluster)
+        stack.push_async_callback(end_cluster, cluster)
+        http_port = free_loopback_port(random.SystemRandom())
+        http = {
+            "httpServerEnabled": "true",
+            "httpServerPort": str(http_port),
+            "httpServerHost": "127.0.0.1",
+            "httpServerClass": "org.apache.bookkeeper.http.vertx.VertxHttpServer",
+        }
+        await asyncio.gather(cluster.add_bookies(1, extra=http), cluster.add_bookies(3))
+        broker = await Broker.start(cluster)
+        stack.push_async_callback(broker.process.wait, STATE_S)
+        stack.callback(broker.process.kill9)
+        return PulsarWorld(cluster, broker, http_port)
+
+    try:
+        yield asyncio.run(start())
+    finally:
+        asyncio.run(stack.aclose())
+
+
+@pytest.fixture
+async def client(pulsar_world: PulsarWorld) -> AsyncIterator[ConnectedBookKeeper]:
+    """Our client, which reaches the cluster by the URI of Pulsar's bookies."""
+    async with await connect(pulsar_world.cluster.metadata_uri) as ours:
+        yield ours
+
+
+@pytest.fixture
+def audit(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Audit:
+    """Run a check in the Spark session of the tests."""
+    return audit_in(spark, monkeypatch)

@@ -1,0 +1,219 @@
+"""bkheal on a real Pulsar: bookies, auto-recovery and a broker with Pulsar's metadata driver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from auditor.safety.draining import holdings_of
+from bookie.client.connect import ConnectedBookKeeper
+from bookie.embedded.apache import ApacheBookie
+from bookie.metadata.bookies.registration import BookieState, state_of
+from bookie.metadata.runs.election import Election, current_auditor
+from bookie.metadata.runs.pulsar_leader import leader_path
+from bookie.model.ids import BookieId, LedgerId
+from bookie.runtime.clock import SystemClock
+from tests.apache.programs import Audit, Replicator, bkheal
+from tests.apache.waiting import until
+from tests.apache.worlds import connect, gone
+from tests.deadlines import PROGRAM_S
+from tests.pulsar.cluster import NAMESPACE
+from tests.pulsar.world import PulsarWorld, Topic, load, pulsar_client
+from tests.sessions import LONG_SESSION_S, kill9
+
+pytestmark = pytest.mark.pulsar
+
+T = TypeVar("T")
+TOPICS_MAX = 50
+"""How many are made until the ledger of one lands on a certain bookie; every second one does."""
+
+
+async def members(client: ConnectedBookKeeper) -> dict[LedgerId, set[BookieId]]:
+    """The bookies that each ledger names."""
+    ledgers = client.ports.ledgers
+    parents = [parent for parent, _ in await ledgers.leaf_parents()]
+    ids = [one for found in await ledgers.ids_under_many(parents) for one in found]
+    return {one: set((await ledgers.read(one)).metadata.members()) for one in ids}
+
+
+async def open_topics(client: ConnectedBookKeeper, bookie: ApacheBookie) -> set[str]:
+    """The topics with an open ledger on the bookie."""
+    found, _ = await holdings_of(client.ports.ledgers, [bookie.bookie_id], lambda done: None)
+    return found.open_topics
+
+
+async def repaired(uri: str, directory: Path) -> None:
+    """Repair until nothing is left."""
+    replicator = await Replicator.start(uri, directory, "--once", "--open-ledger-grace", "1")
+    assert await replicator.wait() == 0
+
+
+async def test_a_bookie_killed_under_load_is_healed_and_every_message_is_read(
+    pulsar_world: PulsarWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
+) -> None:
+    import pulsar
+
+    here, cluster, uri = pulsar_world, pulsar_world.cluster, pulsar_world.cluster.metadata_uri
+    await here.admin("PUT", f"persistent/{NAMESPACE}/parts/partitions", 2)
+    with pulsar_client(here) as messages:
+        topics = [Topic.make(messages, name) for name in ("plain", "parts-partition-0", "parts-partition-1", "keyed")]
+        topics.append(Topic.make(messages, "schema", schema=pulsar.schema.BytesSchema()))
+        idle = Topic.make(messages, "idle")
+        subscription = messages.subscribe("plain", "sub", initial_position=pulsar.InitialPosition.Earliest)
+        for topic in (*topics, idle):
+            await asyncio.to_thread(topic.send, 110)
+        for _ in range(70):
+            subscription.acknowledge(subscription.receive(timeout_millis=round(1000 * PROGRAM_S)))
+        compaction = f"persistent/{NAMESPACE}/keyed/compaction"
+        await here.admin("PUT", compaction)
+        await until(lambda: here.admin("GET", compaction), lambda said: b"SUCCESS" in said, "compacted", PROGRAM_S)
+        victim = cluster.bookies[1]
+        with load(topics):
+            before = {topic.name: len(topic.sent) for topic in topics}
+            await kill9(cluster.zookeeper, victim)
+            await gone(client, victim.bookie_id)
+            await until(_sent_since(topics, before), bool, "producers go on", PROGRAM_S)
+        assert any(victim.bookie_id in named for named in (await members(client)).values())
+        await audit(uri, tmp_path)
+        await repaired(uri, tmp_path / "replicator")
+        assert (await audit(uri, tmp_path))["verdict"] == "clean"
+        assert not any(victim.bookie_id in named for named in (await members(client)).values())
+        for topic in (*topics, idle):
+            await asyncio.to_thread(topic.send, 3)
+            assert await asyncio.to_thread(topic.read, messages) == topic.sent, topic.name
+        backlog = [subscription.receive(timeout_millis=round(1000 * PROGRAM_S)).data() for _ in topics[0].sent[70:]]
+        assert backlog == topics[0].sent[70:]
+    await victim.start()
+
+
+def _sent_since(topics: Sequence[Topic], before: dict[str, int]) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        return all(len(topic.sent) > before[topic.name] + 5 for topic in topics)
+
+    return look
+
+
+@asynccontextmanager
+async def standing(client: ConnectedBookKeeper, name: str) -> AsyncIterator[Election]:
+    root = client.cluster.root
+    election = Election(client.store, root, name, SystemClock(), session_timeout_s=LONG_SESSION_S)
+    running = asyncio.create_task(election.run())
+    try:
+        yield election
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await election.resign()
+
+
+async def test_one_auditor_leads_ours_or_pulsars_whichever_came_first(
+    pulsar_world: PulsarWorld, client: ConnectedBookKeeper
+) -> None:
+    cluster, uri, root = pulsar_world.cluster, pulsar_world.cluster.metadata_uri, client.cluster.root
+
+    async def leader() -> str:
+        return await current_auditor(client.store, root)
+
+    theirs = await cluster.start_auto_recovery()
+    await until(leader, lambda name: name == theirs.address, "Pulsar's auditor leads")
+    async with await connect(uri) as second, standing(second, "ours") as election:
+        await until(_of(lambda: election.state.leader), lambda name: name == theirs.address, "ours follows")
+        assert not election.is_leader()
+        assert (await bkheal("status", "--output", "json", uri=uri)).document["auditor"] == theirs.address
+        await kill9(cluster.zookeeper, theirs)
+        await until(_of(election.is_leader), bool, "ours leads after it")
+        again = await cluster.start_auto_recovery()
+        node = await client.store.get(leader_path(root))
+        victim = cluster.bookies[2]
+        await victim.stop()  # Pulsar's auditor would mark its ledgers at once
+        await gone(client, victim.bookie_id)
+        assert again.running.is_running
+        assert await leader() == "ours"
+        assert await client.ports.tasks.list() == []
+        await victim.start()
+        assert (await client.store.get(leader_path(root))).stat.czxid == node.stat.czxid
+        assert election.is_leader()
+    await until(leader, lambda name: name == again.address, "Pulsar's auditor leads after ours resigned")
+    await kill9(cluster.zookeeper, again)
+
+
+def _state(client: ConnectedBookKeeper, bookie: BookieId) -> Callable[[], Awaitable[BookieState]]:
+    async def look() -> BookieState:
+        return state_of(bookie, await client.ports.registrations.list())
+
+    return look
+
+
+def _of(look: Callable[[], T]) -> Callable[[], Awaitable[T]]:
+    async def looked() -> T:
+        return look()
+
+    return looked
+
+
+async def test_a_bookie_that_becomes_read_only_and_writable_again_is_not_lost(
+    pulsar_world: PulsarWorld, client: ConnectedBookKeeper
+) -> None:
+    from auditor.service.watch.changing import ChangingBookies
+
+    bookie, changing, clock = pulsar_world.cluster.bookies[0].bookie_id, ChangingBookies(), SystemClock()
+    lost: list[set[BookieId]] = []
+    known = await client.ports.registrations.known()
+    assert bookie in known
+
+    async def watch() -> None:
+        seen = await client.ports.registrations.list()
+        while True:
+            absent = changing.look(known, seen.registered, clock.monotonic_s())
+            lost.append(set(known) - seen.registered - absent)
+            seen = await client.ports.registrations.wait_changed(seen)
+
+    watching = asyncio.create_task(watch())
+    for _ in range(3):
+        for is_read_only in (True, False):
+            await pulsar_world.set_read_only(is_read_only=is_read_only)
+            state = BookieState.READ_ONLY if is_read_only else BookieState.WRITABLE
+            await until(_state(client, bookie), state.__eq__, f"the bookie is {state.value}")
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert lost
+    assert not any(bookie in some for some in lost)
+
+
+async def test_a_bookie_is_drained_under_producers_once_its_topics_are_unloaded_and_decommissioned(
+    pulsar_world: PulsarWorld, client: ConnectedBookKeeper, tmp_path: Path
+) -> None:
+    here, uri, bookie = pulsar_world, pulsar_world.cluster.metadata_uri, pulsar_world.cluster.bookies[0]
+    with pulsar_client(here) as messages:
+        topics = [Topic.make(messages, "busy")]
+        while (idle := f"persistent://{NAMESPACE}/{topics[-1].name}") not in await open_topics(client, bookie):
+            assert len(topics) < TOPICS_MAX
+            topics.append(Topic.make(messages, f"idle-{len(topics)}"))
+            await asyncio.to_thread(topics[-1].send, 20)
+        await here.set_read_only(is_read_only=True)
+        replicator = await Replicator.start(uri, tmp_path / "replicator")
+        with load(topics[:1]):
+            started = await bkheal("drain", "start", bookie.bookie_id, "--yes", uri=uri)
+            assert started.exit_code == 0, started.errors
+            seen = await bkheal("drain", "status", bookie.bookie_id, "--output", "json", uri=uri)
+            named = seen.document["open_topics"]
+            assert idle in named
+            for name in named:
+                await here.unload(name)
+            drained = await bkheal(
+                "drain", "status", bookie.bookie_id, "--wait", "--timeout", "60", uri=uri, deadline_s=PROGRAM_S
+            )
+            assert drained.exit_code == 0, drained.printed + drained.errors
+        await replicator.stop()
+        await bookie.stop()
+        ended = await bkheal("decommission", bookie.bookie_id, "--yes", uri=uri)
+        assert ended.exit_code == 0, ended.errors
+        assert bookie.bookie_id not in await client.ports.registrations.known()
+        for topic in topics:
+            await asyncio.to_thread(topic.send, 3)
+            assert await asyncio.to_thread(topic.read, messages) == topic.sent

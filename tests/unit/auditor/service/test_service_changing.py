@@ -1,0 +1,34 @@
+"""Bookies that change their registration as Pulsar's driver does: absent for a moment, and not lost."""
+
+from __future__ import annotations
+
+from auditor.service.watch.changing import CHANGE_S, ChangingBookies
+from bookie.model.ids import BookieId
+
+A, B = BookieId("a:1"), BookieId("b:1")
+
+
+def test_an_absence_counts_only_if_it_lasts() -> None:
+    changing = ChangingBookies()
+    assert changing.look({A, B}, {A, B}, 10.0) == set()
+    assert changing.look({A, B}, {B}, 20.0) == {A}
+    assert changing.left_s(20.0) == CHANGE_S
+    assert changing.look({A, B}, {B}, 20.0 + CHANGE_S / 2) == {A}
+    assert changing.look({A, B}, {B}, 20.0 + CHANGE_S) == set()
+    assert changing.left_s(20.0 + CHANGE_S) is None
+    assert changing.look({A, B}, {B}, 30.0 + CHANGE_S) == set()
+
+
+def test_each_absence_is_waited_for_anew() -> None:
+    changing = ChangingBookies()
+    changing.look({A}, {A}, 0.0)
+    assert changing.look({A}, set(), 1.0) == {A}
+    assert changing.look({A}, {A}, 1.1) == set()
+    assert changing.look({A}, set(), 5.0) == {A}
+    assert changing.look({A}, set(), 5.0 + CHANGE_S) == set()
+
+
+def test_what_was_lost_before_this_process_looked_and_what_has_no_cookie_any_more_are_not_waited_for() -> None:
+    changing = ChangingBookies()
+    assert changing.look({A, B}, {B}, 0.0) == set()
+    assert changing.look({A}, set(), 1.0) == set()
