@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
+from bookie.metadata.access import access_in_use
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.model.errors import FatalError
 from bookie.model.ids import LEDGER_ID_MAX
@@ -69,6 +70,7 @@ def scan_ledgers(
     read = (
         spark.read.format(NAME)
         .option(options.METADATA_URI, settings.metadata_uri)
+        .option(options.ACCESS, access_in_use().to_text())
         .option(options.PLAN, options.plan_text(plan))
         .option(options.NUM_PARTITIONS, settings.num_partitions or partition_count(plan, cores))
         .option(options.CONNECT_TIMEOUT_S, settings.connect_timeout_s)

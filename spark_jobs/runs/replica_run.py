@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 from pyspark.sql.types import BooleanType
 
+from bookie.metadata.access import access_in_use
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.tasks.decisions import LostFragment
@@ -161,7 +162,12 @@ class ReplicaRun:
             seed, share = self._seed, settings.sample
             rows = rows.where(F.udf(lambda ledger_id: is_sampled(ledger_id, seed, share), BooleanType())("ledger_id"))
         task = TaskSettings(
-            settings.metadata_uri, settings.connect_timeout_s, bookies.registered, settings.security, self._accepted
+            settings.metadata_uri,
+            settings.connect_timeout_s,
+            bookies.registered,
+            settings.security,
+            access_in_use(),
+            self._accepted,
         )
         tasks = max(1, self._context.spark.sparkContext.defaultParallelism - 1)
         return rows.repartition(tasks, "ledger_id").mapInArrow(asking(task), f"{FINDING_DDL}, {COUNTS_DDL}")
