@@ -120,7 +120,10 @@ def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     **given: Any,
 ) -> None:
-    """Options before the command apply to all commands; those about bookies only if a command has none itself."""
+    """Options before the command apply to all commands; those about bookies only if a command has none itself.
+
+    Each of them also has an environment variable: BKHEAL_ and its name, such as BKHEAL_ZK_TLS_CA.
+    """
     made = build(CallOptions, given)
     set_for_this_call(made.security)
     use_access(made.zookeeper)

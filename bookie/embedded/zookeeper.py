@@ -167,6 +167,11 @@ class EmbeddedZooKeeper:
         return f"127.0.0.1:{self._launch.secure_port}"
 
     @property
+    def used_connect_string(self) -> str:
+        """The port that a cluster uses: the one with TLS, if there is one."""
+        return self.connect_string if self._launch.security is None else self.secure_connect_string
+
+    @property
     def pid(self) -> int:
         """Process id of the server, another one after a restart."""
         return self.process.pid

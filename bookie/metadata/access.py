@@ -21,25 +21,32 @@ from typing import Annotated, Any, Final
 
 from bookie.model.errors import PermanentError
 from bookie.model.option import Option
-from bookie.runtime.configuration.options import SettingsOption, build, options_of
+from bookie.runtime.configuration.options import build, options_of
 from bookie.runtime.configuration.settings import ConfigurationError
 
 VARIABLES: Final = "BKHEAL_"
 """Prefix of the environment variable of each option: ``BKHEAL_ZK_TLS_CA``."""
-KEY_PASSWORD_VARIABLE: Final = "BKHEAL_ZK_TLS_KEY_PASSWORD"  # noqa: S105 (a name)
-SASL_PASSWORD_VARIABLE: Final = "BKHEAL_ZK_SASL_PASSWORD"  # noqa: S105 (a name)
+KEY_PASSWORD_VARIABLE: Final = "BKHEAL_ZK_TLS_PASSWORD"  # noqa: S105 (a name)
+SASL_PASSWORD_VARIABLE: Final = "BKHEAL_ZK_PASSWORD"  # noqa: S105 (a name)
 DIGEST_VARIABLE: Final = "BKHEAL_ZK_DIGEST"
 """Secrets that are not in files. The names are fixed: a value of an option could end up in a log."""
 
 _LETTERS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
 _ALL: Final = 31
 _ENTRIES_MAX: Final = 64
-_TRUE: Final = frozenset({"true", "1", "yes", "on"})
-_FALSE: Final = frozenset({"false", "0", "no", "off"})
 
 
 class ZooKeeperAccessError(PermanentError):
     """ZooKeeper cannot be reached with these settings: a file, a certificate or a login is wrong."""
+
+
+class TlsVerify(enum.Enum):
+    """What the certificate of a server must prove."""
+
+    HOST = "host"
+    """It is signed by the authority, and names the host of the metadata URI."""
+    AUTHORITY = "authority"
+    """It is signed by the authority. Any server that has such a certificate is accepted in place of any other."""
 
 
 class ZooKeeperLogin(enum.Enum):
@@ -77,49 +84,45 @@ class ZooKeeperAccess:
         ConfigurationError: values contradict each other; names every problem.
     """
 
-    tls: Annotated[bool, Option("Speak TLS to ZooKeeper. --zk-tls-ca implies it.", "zk_tls")] = False
-    """Without a CA, the authorities of the system are trusted."""
     tls_ca: Annotated[
         Path | None,
-        Option("PEM file: ZooKeeper's servers speak TLS, with certificates of this authority.", "zk_tls_ca"),
+        Option("PEM file: ZooKeeper's servers speak TLS, signed by this.", "zk_tls_ca"),
     ] = None
     tls_cert: Annotated[Path | None, Option("PEM file of this side's certificate chain.", "zk_tls_cert")] = None
     tls_key: Annotated[Path | None, Option("PEM file of its key.", "zk_tls_key")] = None
     tls_key_password_file: Annotated[
         Path | None,
         Option(
-            f"Its first line is the password of the key; else ${KEY_PASSWORD_VARIABLE}, if set.",
-            "zk_tls_key_password_file",
+            "Its first line is the password of the key.",
+            "zk_tls_password_file",
         ),
     ] = None
-    tls_check_hostname: Annotated[
-        bool,
-        Option("Servers' certificates must name the host of the metadata URI.", "zk_tls_check_hostname"),
-    ] = True
-    """Without it, any certificate of the authority is accepted from any server."""
-    login: Annotated[ZooKeeperLogin, Option("Log in at ZooKeeper by SASL.", "zk_sasl_mechanism")] = ZooKeeperLogin.NONE
+    tls_verify: Annotated[
+        TlsVerify,
+        Option(
+            "What servers' certificates must prove: the host of the metadata URI, or the authority.", "zk_tls_verify"
+        ),
+    ] = TlsVerify.HOST
+    login: Annotated[ZooKeeperLogin, Option("Log in at ZooKeeper by SASL.", "zk_login")] = ZooKeeperLogin.NONE
     sasl_username: Annotated[
-        str, Option("User of the login; with GSSAPI the principal, by default the ticket's.", "zk_sasl_username")
+        str, Option("User of the login; with GSSAPI the principal, by default the ticket's.", "zk_username")
     ] = ""
     sasl_password_file: Annotated[
         Path | None,
-        Option(f"Its first line is the password; else ${SASL_PASSWORD_VARIABLE}.", "zk_sasl_password_file"),
+        Option("Its first line is the password.", "zk_password_file"),
     ] = None
-    sasl_service: Annotated[str, Option("First part of the servers' Kerberos principals.", "zk_sasl_service")] = (
-        "zookeeper"
-    )
+    sasl_service: Annotated[str, Option("First part of the servers' Kerberos principals.", "zk_service")] = "zookeeper"
     digest_file: Annotated[
         Path | None,
         Option(
-            f"Its first line is user:password of the scheme `digest`; else ${DIGEST_VARIABLE}, if set.",
+            "Its first line is user:password of the scheme digest.",
             "zk_digest_file",
         ),
     ] = None
     acl: Annotated[
         str,
         Option(
-            "ACL of every node that is created: `world`, `creator`, or a list such as "
-            "`sasl:bkheal:cdrwa,world:anyone:r` (with `;` between the entries if an identity contains a comma).",
+            "ACL of every node that is created: world, creator, or entries such as world:anyone:r.",
             "zk_acl",
         ),
     ] = "world"
@@ -131,7 +134,7 @@ class ZooKeeperAccess:
     @property
     def is_tls(self) -> bool:
         """Whether connections use TLS."""
-        return self.tls or self.tls_ca is not None
+        return self.tls_ca is not None
 
     @property
     def acl_entries(self) -> Acl:
@@ -163,15 +166,15 @@ class ZooKeeperAccess:
         if (self.tls_cert is None) != (self.tls_key is None):
             yield "zk_tls_cert and zk_tls_key go together"
         if not self.is_tls and (self.tls_cert or self.tls_key):
-            yield "zk_tls_cert and zk_tls_key need zk_tls_ca (or zk_tls, for the authorities of the system)"
+            yield "zk_tls_cert and zk_tls_key need zk_tls_ca"
         if self.tls_key_password_file is not None and self.tls_key is None:
-            yield "zk_tls_key_password_file needs zk_tls_key"
+            yield "zk_tls_password_file needs zk_tls_key"
         if self.login is ZooKeeperLogin.DIGEST_MD5 and not self.sasl_username:
-            yield "zk_sasl_mechanism = DIGEST-MD5 needs zk_sasl_username"
+            yield "zk_login = DIGEST-MD5 needs zk_username"
         if self.login is ZooKeeperLogin.NONE and (self.sasl_username or self.sasl_password_file):
-            yield "zk_sasl_username and zk_sasl_password_file need zk_sasl_mechanism"
+            yield "zk_username and zk_password_file need zk_login"
         if self.login is ZooKeeperLogin.GSSAPI and self.sasl_password_file:
-            yield "zk_sasl_password_file is for DIGEST-MD5: Kerberos takes a ticket or a keytab"
+            yield "zk_password_file is for DIGEST-MD5: Kerberos takes a ticket or a keytab"
         try:
             parse_acl(self.acl)
         except ZooKeeperAccessError as error:
@@ -237,7 +240,7 @@ def access_from_environment(environment: Mapping[str, str]) -> ZooKeeperAccess:
         variable = f"{VARIABLES}{option.name.upper()}"
         if text := environment.get(variable, "").strip():
             try:
-                values[option.name] = _from_text(option, text)
+                values[option.name] = option.type(text)
             except ValueError as error:
                 problems.append(f"{variable}: {error}")
     if problems:
@@ -253,10 +256,18 @@ def access_from_text(text: str) -> ZooKeeperAccess:
     """
     fields = {option.fields[0]: option for option in options_of(ZooKeeperAccess)}
     try:
-        values = {fields[name].name: _from_text(fields[name], value) for name, value in json.loads(text).items()}
+        values = {fields[name].name: fields[name].type(value) for name, value in json.loads(text).items()}
     except (ValueError, KeyError, AttributeError) as error:
         raise ConfigurationError([f"the access to ZooKeeper cannot be read from {text!r}: {error}"]) from error
     return build(ZooKeeperAccess, values)
+
+
+def use_plain_access() -> None:
+    """Forget the access of the environment, for this process and its children: their ZooKeeper is their own."""
+    kept = without_access(os.environ)
+    for name in [name for name in os.environ if name not in kept]:
+        del os.environ[name]
+    use_access(PLAIN_ACCESS)
 
 
 def without_access(environment: Mapping[str, str]) -> dict[str, str]:
@@ -269,14 +280,4 @@ def without_access(environment: Mapping[str, str]) -> dict[str, str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
-    return value if isinstance(value, bool) else str(value)
-
-
-def _from_text(option: SettingsOption, text: Any) -> Any:
-    if option.type is not bool:
-        return option.type(text)
-    if isinstance(text, bool):
-        return text
-    if (word := text.lower()) not in _TRUE | _FALSE:
-        raise ValueError(f"{text!r} is neither true nor false")
-    return word in _TRUE
+    return str(value)

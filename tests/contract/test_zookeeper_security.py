@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from bookie.metadata.access import ZooKeeperAccess, ZooKeeperAccessError
+from bookie.metadata.access import TlsVerify, ZooKeeperAccess, ZooKeeperAccessError
 from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.port import AccessDeniedError, Create, MultiFailedError
 from bookie.metadata.store.credentials import sasl_options
@@ -56,7 +56,7 @@ async def test_a_server_of_another_authority_is_refused(secured: Secured, tmp_pa
 async def test_a_server_whose_certificate_names_another_host_is_refused(secured: Secured) -> None:
     hosts = secured.server.secure_connect_string.replace("127.0.0.1", "localhost")
     assert "localhost" in await refusal(hosts, secured.tls)
-    async with session(hosts, replace(secured.tls, tls_check_hostname=False)) as store:
+    async with session(hosts, replace(secured.tls, tls_verify=TlsVerify.AUTHORITY)) as store:
         assert store.session.is_connected
 
 
@@ -121,7 +121,7 @@ async def test_a_password_in_the_environment_serves_as_well(secured: Secured, mo
     access = replace(secured.sasl, sasl_password_file=None, acl="creator")
     with pytest.raises(ZooKeeperAccessError):
         await ZooKeeperStore.connect(secured.server.connect_string, access=access)
-    monkeypatch.setenv("BKHEAL_ZK_SASL_PASSWORD", PASSWORD)
+    monkeypatch.setenv("BKHEAL_ZK_PASSWORD", PASSWORD)
     async with session(secured.server.connect_string, access) as store:
         assert await store.create(f"/t-{uuid.uuid4().hex}")
 
@@ -248,9 +248,9 @@ def test_a_command_with_a_wrong_password_ends_with_a_sentence(
     (tmp_path / "password").write_text("wrong-secret")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BKHEAL_")} | {
         "BKHEAL_METADATA_URI": f"zk://{secured.server.connect_string}/ledgers",
-        "BKHEAL_ZK_SASL_MECHANISM": "DIGEST-MD5",
-        "BKHEAL_ZK_SASL_USERNAME": USER,
-        "BKHEAL_ZK_SASL_PASSWORD_FILE": str(tmp_path / "password"),
+        "BKHEAL_ZK_LOGIN": "DIGEST-MD5",
+        "BKHEAL_ZK_USERNAME": USER,
+        "BKHEAL_ZK_PASSWORD_FILE": str(tmp_path / "password"),
     }
     result = subprocess.run(
         [sys.executable, "-m", "auditor.cli.main", *command],

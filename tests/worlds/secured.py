@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper, ZooKeeperSecurity
-from bookie.metadata.access import ZooKeeperAccess, ZooKeeperLogin
+from bookie.metadata.access import VARIABLES, ZooKeeperAccess, ZooKeeperLogin
+from bookie.runtime.configuration.options import options_of
 from tests.certificates import make_ca, make_certificate
 
 USER: Final = "bkheal"
@@ -26,8 +27,7 @@ class Secured:
     @property
     def tls(self) -> ZooKeeperAccess:
         """With a client certificate, and no login."""
-        files = {name: self.directory / f"client.{name}" for name in ("pem", "key")}
-        return ZooKeeperAccess(tls_ca=self.directory / "ca.pem", tls_cert=files["pem"], tls_key=files["key"])
+        return _with_certificate(self.directory)
 
     @property
     def sasl(self) -> ZooKeeperAccess:
@@ -37,7 +37,17 @@ class Secured:
     @property
     def both(self) -> ZooKeeperAccess:
         """With a client certificate and a login, and ACLs for itself alone."""
-        return replace(_with_login(self.tls, self.directory), acl="creator")
+        return full_access(self.directory)
+
+
+def full_access(directory: Path) -> ZooKeeperAccess:
+    """With the files of ``make_security``: certificate and login, and ACLs for the client itself alone."""
+    return replace(_with_login(_with_certificate(directory), directory), acl="creator")
+
+
+def _with_certificate(directory: Path) -> ZooKeeperAccess:
+    cert, key = directory / "client.pem", directory / "client.key"
+    return ZooKeeperAccess(tls_ca=directory / "ca.pem", tls_cert=cert, tls_key=key)
 
 
 def _with_login(access: ZooKeeperAccess, directory: Path) -> ZooKeeperAccess:
@@ -61,6 +71,16 @@ def make_security(directory: Path, *, is_login_required: bool = False) -> ZooKee
     both.write_text(server.cert.read_text() + server.key.read_text())
     (directory / "password").write_text(f"{PASSWORD}\n")
     return ZooKeeperSecurity(both, directory / "ca.pem", {USER: PASSWORD, "other": "other-secret"}, is_login_required)
+
+
+def environment_of(access: ZooKeeperAccess) -> dict[str, str]:
+    """The variables with which a process has this access."""
+    values = {option.name: getattr(access, option.fields[0]) for option in options_of(ZooKeeperAccess)}
+    return {
+        f"{VARIABLES}{name.upper()}": str(getattr(value, "value", value))
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 async def start_secured(directory: Path, *, is_login_required: bool = False) -> Secured:

@@ -15,6 +15,7 @@ from bookie.metadata.access import (
     DIGEST_VARIABLE,
     KEY_PASSWORD_VARIABLE,
     SASL_PASSWORD_VARIABLE,
+    TlsVerify,
     ZooKeeperAccess,
     ZooKeeperAccessError,
     ZooKeeperLogin,
@@ -29,18 +30,15 @@ def tls_context(access: ZooKeeperAccess) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = access.tls_check_hostname
+    context.check_hostname = access.tls_verify is TlsVerify.HOST
     context.verify_mode = ssl.CERT_REQUIRED
     try:
-        if access.tls_ca is None:
-            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-        else:
-            context.load_verify_locations(access.tls_ca)
+        context.load_verify_locations(access.tls_ca)
     except OSError as error:  # ssl.SSLError is one
         raise ZooKeeperAccessError(f"zk_tls_ca: cannot use {access.tls_ca}: {_why(error)}") from error
     if access.tls_cert is not None and access.tls_key is not None:
         # Without a password, OpenSSL would ask for one on the terminal.
-        password = _secret(access.tls_key_password_file, "zk_tls_key_password_file", KEY_PASSWORD_VARIABLE) or ""
+        password = _secret(access.tls_key_password_file, "zk_tls_password_file", KEY_PASSWORD_VARIABLE) or ""
         try:
             context.load_cert_chain(access.tls_cert, access.tls_key, password)
         except OSError as error:
@@ -60,11 +58,9 @@ def sasl_options(access: ZooKeeperAccess) -> dict[str, Any] | None:
     options: dict[str, Any] = {"mechanism": access.login.value, "service": access.sasl_service}
     if access.login is ZooKeeperLogin.GSSAPI:
         return options | ({"principal": access.sasl_username} if access.sasl_username else {})
-    password = _secret(access.sasl_password_file, "zk_sasl_password_file", SASL_PASSWORD_VARIABLE)
+    password = _secret(access.sasl_password_file, "zk_password_file", SASL_PASSWORD_VARIABLE)
     if password is None:
-        raise ZooKeeperAccessError(
-            f"the login needs a password: give --zk-sasl-password-file or {SASL_PASSWORD_VARIABLE}"
-        )
+        raise ZooKeeperAccessError(f"the login needs a password: give --zk-password-file or {SASL_PASSWORD_VARIABLE}")
     return options | {"username": access.sasl_username, "password": password}
 
 
@@ -94,8 +90,7 @@ def check_kerberos(access: ZooKeeperAccess) -> None:
         __import__("kerberos")
     except ImportError as error:
         raise ZooKeeperAccessError(
-            "zk_sasl_mechanism = GSSAPI needs the package kerberos, which is not installed: "
-            "pip install 'bkheal[kerberos]'"
+            "zk_login = GSSAPI needs the package kerberos, which is not installed: pip install 'bkheal[kerberos]'"
         ) from error
 
 

@@ -12,6 +12,7 @@ from bookie.metadata.access import (
     OPEN_ACL,
     PLAIN_ACCESS,
     AclEntry,
+    TlsVerify,
     ZooKeeperAccess,
     ZooKeeperAccessError,
     ZooKeeperLogin,
@@ -24,12 +25,11 @@ from bookie.metadata.store.credentials import check_kerberos, sasl_options
 from bookie.runtime.configuration.settings import ConfigurationError
 
 FULL = ZooKeeperAccess(
-    tls=True,
     tls_ca=Path("/ca"),
     tls_cert=Path("/cert"),
     tls_key=Path("/key"),
     tls_key_password_file=Path("/key-password"),
-    tls_check_hostname=False,
+    tls_verify=TlsVerify.AUTHORITY,
     login=ZooKeeperLogin.DIGEST_MD5,
     sasl_username="bkheal",
     sasl_password_file=Path("/password"),
@@ -45,7 +45,7 @@ def test_the_text_for_executors_is_read_back(access: ZooKeeperAccess) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "3", '{"nothing": 1}', '{"tls": "maybe"}', '{"login": "x"}', '{"acl": "x"}']
+    "text", ["", "[]", "3", '{"nothing": 1}', '{"tls_verify": "maybe"}', '{"login": "x"}', '{"acl": "x"}']
 )
 def test_no_other_text_is_read(text: str) -> None:
     with pytest.raises(ConfigurationError):
@@ -55,16 +55,16 @@ def test_no_other_text_is_read(text: str) -> None:
 def test_the_environment_names_files_and_not_secrets() -> None:
     environment = {
         "BKHEAL_ZK_TLS_CA": "/ca",
-        "BKHEAL_ZK_TLS_CHECK_HOSTNAME": "false",
-        "BKHEAL_ZK_SASL_MECHANISM": "DIGEST-MD5",
-        "BKHEAL_ZK_SASL_USERNAME": "bkheal",
-        "BKHEAL_ZK_SASL_PASSWORD": "secret",
+        "BKHEAL_ZK_TLS_VERIFY": "authority",
+        "BKHEAL_ZK_LOGIN": "DIGEST-MD5",
+        "BKHEAL_ZK_USERNAME": "bkheal",
+        "BKHEAL_ZK_PASSWORD": "secret",
         "BKHEAL_ZK_ACL": "",
         "HOME": "/root",
     }
     access = access_from_environment(environment)
     assert access == ZooKeeperAccess(
-        tls_ca=Path("/ca"), tls_check_hostname=False, login=ZooKeeperLogin.DIGEST_MD5, sasl_username="bkheal"
+        tls_ca=Path("/ca"), tls_verify=TlsVerify.AUTHORITY, login=ZooKeeperLogin.DIGEST_MD5, sasl_username="bkheal"
     )
     assert without_access(environment) == {"HOME": "/root"}
     assert access_from_environment({}) == PLAIN_ACCESS
@@ -73,12 +73,12 @@ def test_the_environment_names_files_and_not_secrets() -> None:
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
-        ({"BKHEAL_ZK_TLS": "maybe"}, "BKHEAL_ZK_TLS"),
-        ({"BKHEAL_ZK_SASL_MECHANISM": "PLAIN"}, "BKHEAL_ZK_SASL_MECHANISM"),
+        ({"BKHEAL_ZK_TLS_VERIFY": "maybe"}, "BKHEAL_ZK_TLS_VERIFY"),
+        ({"BKHEAL_ZK_LOGIN": "PLAIN"}, "BKHEAL_ZK_LOGIN"),
         ({"BKHEAL_ZK_TLS_CERT": "/c"}, "zk_tls_cert and zk_tls_key go together"),
         ({"BKHEAL_ZK_TLS_CERT": "/c", "BKHEAL_ZK_TLS_KEY": "/k"}, "need zk_tls_ca"),
-        ({"BKHEAL_ZK_SASL_USERNAME": "a"}, "need zk_sasl_mechanism"),
-        ({"BKHEAL_ZK_SASL_MECHANISM": "DIGEST-MD5"}, "needs zk_sasl_username"),
+        ({"BKHEAL_ZK_USERNAME": "a"}, "need zk_login"),
+        ({"BKHEAL_ZK_LOGIN": "DIGEST-MD5"}, "needs zk_username"),
         ({"BKHEAL_ZK_ACL": "everybody"}, "'everybody' is no entry"),
     ],
 )
