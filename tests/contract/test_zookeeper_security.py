@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import random
 import shutil
 import ssl
 import subprocess
@@ -20,7 +22,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from bookie.metadata.access import TlsVerify, ZooKeeperAccess, ZooKeeperAccessError
-from bookie.metadata.nodes import create_with_parents
+from bookie.metadata.cluster import format_cluster
+from bookie.metadata.nodes import create_with_parents, ensure_path
 from bookie.metadata.port import AccessDeniedError, Create, MultiFailedError
 from bookie.metadata.store.credentials import sasl_options
 from bookie.metadata.store.zookeeper import ZooKeeperStore
@@ -246,20 +249,57 @@ def test_a_command_with_a_wrong_password_ends_with_a_sentence(
     command: tuple[str, ...], says: str, secured: Secured, tmp_path: Path
 ) -> None:
     (tmp_path / "password").write_text("wrong-secret")
+    code, said = _run(command, f"zk://{secured.server.connect_string}/ledgers", USER, tmp_path)
+    assert (code, says in said, "Traceback" in said) == (78, True, False), said
+    assert "wrong-secret" not in said
+
+
+@pytest.mark.integration
+def test_a_missing_permission_on_one_subtree_is_named_and_nothing_is_changed(secured: Secured, tmp_path: Path) -> None:
+    """The cluster is open to every client, except for its tasks."""
+    root = f"/t-{uuid.uuid4().hex}/ledgers"
+
+    async def prepare() -> None:
+        async with session(secured.server.connect_string, replace(secured.sasl, acl="world")) as store:
+            await ensure_path(store, root.rpartition("/")[0])
+            await format_cluster(store, root, rng=random.Random(root))
+        acl = f"sasl:{USER}:cdrwa,world:anyone:r"
+        async with session(secured.server.connect_string, replace(secured.sasl, acl=acl)) as store:
+            await ensure_path(store, f"{root}/underreplication/ledgers")
+
+    asyncio.run(prepare())
+    (tmp_path / "password").write_text("other-secret")
+    uri = f"zk://{secured.server.connect_string}{root}"
+    code, said = _run(("doctor", "--output", "json"), uri, "other", tmp_path)
+    failed = [
+        check for check in json.loads(said)["checks"] if check["check"] == "permission" and check["state"] == "failed"
+    ]
+    assert (code, [check["target"] for check in failed]) == (1, [f"{root}/underreplication"]), said
+    assert "sasl:other" in failed[0]["detail"]
+    code, said = _run(("recovery", "disable"), uri, "other", tmp_path)
+    assert (code, f"{root}/underreplication" in said, "sasl:other" in said) == (78, True, True), said
+
+    async def tasks() -> tuple[str, ...]:
+        async with session(secured.server.connect_string, secured.sasl) as store:
+            return (await store.children(f"{root}/underreplication")).names
+
+    assert asyncio.run(tasks()) == ("ledgers",)
+
+
+def _run(command: tuple[str, ...], uri: str, username: str, directory: Path) -> tuple[int, str]:
+    """``bkheal``, with a login whose password is in the directory: its exit code, and everything that it said."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BKHEAL_")} | {
-        "BKHEAL_METADATA_URI": f"zk://{secured.server.connect_string}/ledgers",
+        "BKHEAL_METADATA_URI": uri,
         "BKHEAL_ZK_LOGIN": "DIGEST-MD5",
-        "BKHEAL_ZK_USERNAME": USER,
-        "BKHEAL_ZK_PASSWORD_FILE": str(tmp_path / "password"),
+        "BKHEAL_ZK_USERNAME": username,
+        "BKHEAL_ZK_PASSWORD_FILE": str(directory / "password"),
     }
     result = subprocess.run(
         [sys.executable, "-m", "auditor.cli.main", *command],
         env=environment,
-        cwd=tmp_path,
+        cwd=directory,
         capture_output=True,
         text=True,
         timeout=PROGRAM_S,
     )
-    said = result.stdout + result.stderr
-    assert (result.returncode, says in said, "Traceback" in said) == (78, True, False), said
-    assert "wrong-secret" not in said
+    return result.returncode, result.stdout + result.stderr

@@ -24,7 +24,7 @@ from bookie.model.ids import LedgerId
 from tests.deadlines import PROGRAM_S
 from tests.worlds.secured import PASSWORD, USER, Secured, environment_of, full_access, make_security
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 ENTRIES = 20
 
