@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from bookie.metadata.access import ZooKeeperAccess
 from bookie.metadata.cluster import Cluster, open_cluster
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.runs.records import Runs
@@ -23,14 +24,18 @@ class Connection:
 
 
 @asynccontextmanager
-async def connected(uri: MetadataUri, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> AsyncIterator[Connection]:
+async def connected(
+    uri: MetadataUri, connect_timeout_s: float = CONNECT_TIMEOUT_S, access: ZooKeeperAccess | None = None
+) -> AsyncIterator[Connection]:
     """Connect, look at the cluster's root, and close at the end.
+
+    ``access`` is that of the driver, for tasks; it names files and environment variables of the executor.
 
     Raises:
         StoreUnavailableError: no answer from the hosts.
         NotAClusterError: there is no cluster at the root, or one of another layout than the URI's.
     """
-    store = await ZooKeeperStore.connect(uri.hosts, connect_timeout_s=connect_timeout_s)
+    store = await ZooKeeperStore.connect(uri.hosts, connect_timeout_s=connect_timeout_s, access=access)
     try:
         yield Connection(store, await open_cluster(store, uri))
     finally:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata import access
 from bookie.runtime.grpc_environment import prepare_grpc
 from tests.class_archive import spark_environment
 from tests.required import missing, why_missing
@@ -74,6 +75,14 @@ def log_set_up_undone() -> Iterator[None]:
     named[0].handlers[:] = handlers
     for logger, level in zip(named, levels, strict=True):
         logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def access_undone() -> Iterator[None]:
+    """Commands that a test runs in this process choose how all of it reaches ZooKeeper."""
+    before = list(access._in_use)
+    yield
+    access._in_use[:] = before
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,18 @@ import typer
 
 from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table
 from auditor.cli.running import OutputOption, run
+from bookie.metadata.access import use_plain_access
 from bookie.metadata.tasks.copy_limits import CopyProfile
 
 app = typer.Typer(
     help="Measure this machine: each benchmark prints ratios against a baseline of the same run.", no_args_is_help=True
 )
+
+
+@app.callback()
+def options() -> None:
+    """Every benchmark measures a cluster of its own."""
+    use_plain_access()
 
 
 @app.command("add")

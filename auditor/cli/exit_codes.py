@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bookie.client.errors import EntryLostError, LedgerDeletedError, LedgerFencedError, WrongPasswordError
 from bookie.client.log.values import LogDeposedError
+from bookie.metadata.access import ZooKeeperAccessError
 from bookie.metadata.bookies.cookies import ForeignClusterError
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.migration import MigratedError
@@ -30,6 +31,7 @@ def exit_code_of(error: BkhealError) -> ExitCode:
             | ForeignClusterError()
             | ConfigurationError()
             | AccessDeniedError()
+            | ZooKeeperAccessError()
             | SecurityFilesError()
             | AddressInUseError()
         ):

@@ -34,17 +34,18 @@ from auditor.cli.cluster import (
     throttle,
 )
 from auditor.cli.configuration import command as config
-from auditor.cli.configuration.security_options import set_for_this_call
+from auditor.cli.configuration.security_options import CallOptions, set_for_this_call
 from auditor.cli.configuration.settings import with_options
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.ledgers import ledger, log, simpletest
 from auditor.cli.output import print_error, print_line
 from auditor.cli.services import auditor, exporter, processes
+from bookie.metadata.access import VARIABLES, use_access
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
+from bookie.runtime.configuration.options import build
 from bookie.runtime.grpc_environment import prepare_grpc
 from bookie.runtime.logs import setup_logging
-from bookie.wire.security import SecurityFiles
 
 BOXES_FROM_COLUMNS: Final = 120
 """Below, long names of options leave their explanations a column of some letters, and words are cut off."""
@@ -115,15 +116,20 @@ app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)
-@with_options(SecurityFiles, variables="BKHEAL_")
+@with_options(CallOptions, variables=VARIABLES)
 def options(
     context: typer.Context,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR; logs go to stderr.")] = "WARNING",
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-    **security: Any,
+    **given: Any,
 ) -> None:
-    """Options before the command apply to all commands; those about bookies only if a command has none itself."""
-    set_for_this_call(SecurityFiles(**security))
+    """Options before the command apply to all commands; those about bookies only if a command has none itself.
+
+    Each of them also has an environment variable: BKHEAL_ and its name, such as BKHEAL_ZK_TLS_CA.
+    """
+    made = build(CallOptions, given)
+    set_for_this_call(made.security)
+    use_access(made.zookeeper)
     if version:
         from importlib.metadata import version as installed
 

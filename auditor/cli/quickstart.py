@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from auditor.cli.running import run
+from bookie.metadata.access import use_plain_access
 
 
 def quickstart(
@@ -26,6 +27,7 @@ def quickstart(
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise typer.BadParameter(f"{keep} is not empty; choose a new directory for --keep")
     settings = QuickstartSettings(keep=keep, is_serving=serve, seed=seed)
+    use_plain_access()
     run(quickstart(settings, Display(STEPS)))
 
 
@@ -44,4 +46,5 @@ def demo(
 
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise typer.BadParameter(f"{keep} is not empty; choose a new directory for --keep")
+    use_plain_access()
     run(demo(DemoSettings(chosen_port(http_port), chosen_port(ui_port), keep), Display(STEPS)))

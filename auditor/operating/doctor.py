@@ -24,6 +24,7 @@ from bookie.metadata.port import (
     BadVersionError,
     Check,
     Create,
+    Delete,
     MetadataStore,
     MultiFailedError,
     NodeExistsError,
@@ -112,7 +113,7 @@ def layout_check(cluster: Cluster) -> Checked:
 
 
 async def permission_checks(store: MetadataStore, cluster: Cluster) -> list[Checked]:
-    """Whether nodes may be created where bkheal creates them."""
+    """Whether nodes may be created and deleted where bkheal does so."""
     root = cluster.root
     wanted = (
         (f"{root}/{UNDERREPLICATION}", "marks, locks and switches: nothing would be marked or repaired"),
@@ -223,22 +224,24 @@ async def _may_create(store: MetadataStore, root: str, path: str, purpose: str) 
     except AccessDeniedError as error:
         return _denied("permission", above, purpose, error)
     probe = f"{above.rstrip('/')}/{_PROBE}"
-    return await _tried(store, root, "permission", path, purpose, Create(probe, b""))
+    return await _tried(store, root, "permission", path, purpose, Create(probe, b""), Delete(probe))
 
 
-async def _tried(store: MetadataStore, root: str, check: str, path: str, purpose: str, operation: Operation) -> Checked:
-    """Have ZooKeeper judge a write in a transaction that is refused in any case."""
+async def _tried(
+    store: MetadataStore, root: str, check: str, path: str, purpose: str, *operations: Operation
+) -> Checked:
+    """Have ZooKeeper judge writes in a transaction that is refused in any case."""
     try:
-        await store.multi([operation, Check(root, _NEVER)])
+        await store.multi([*operations, Check(root, _NEVER)])
     except MultiFailedError as error:
-        return _judged(check, path, purpose, error.index, error.cause)
+        return _judged(check, path, purpose, error.cause, is_last=error.index == len(operations))
     except (AccessDeniedError, PermanentError) as error:
         return _denied(check, path, purpose, error)
     raise AssertionError("unreachable: the root of a cluster does not have this version")
 
 
-def _judged(check: str, path: str, purpose: str, index: int, cause: BkhealError) -> Checked:
-    if index > 0 and isinstance(cause, BadVersionError):
+def _judged(check: str, path: str, purpose: str, cause: BkhealError, *, is_last: bool) -> Checked:
+    if is_last and isinstance(cause, BadVersionError):
         return Checked(check, path, State.OK, "allowed")
     if isinstance(cause, AccessDeniedError):
         return _denied(check, path, purpose, cause)

@@ -29,8 +29,10 @@ from auditor.service.spark_tab import SparkTab
 from auditor.service.upkeep import OpenClient, UpkeepApart
 from auditor.service.watch.backlog import CountsApart, Open
 from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.metadata.access import ZooKeeperAccessError
 from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
 from bookie.metadata.migration import MigratedError
+from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.runs.election import candidates
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
@@ -117,7 +119,7 @@ async def _serve(
     try:
         with _stopping_on_signals(stop):
             await service.serve(_connect_to(settings), stop, on_ready)
-    except (NotAClusterError, MigratedError) as error:
+    except (NotAClusterError, MigratedError, ZooKeeperAccessError, AccessDeniedError) as error:
         _log.error("auditor cannot go on", extra={"error": str(error)})
         return ExitCode.CONFIGURATION
     except Exception:  # noqa: BLE001  # the boundary of the process: a defect, which belongs in the log

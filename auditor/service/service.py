@@ -163,6 +163,7 @@ class AuditorService(Control):
 
         Raises:
             NotAClusterError: there is no cluster at the metadata URI.
+            ZooKeeperAccessError, AccessDeniedError: ZooKeeper accepts neither the certificates nor the login.
         """
         connection = await self._connected(connect, stop)
         if connection is None:

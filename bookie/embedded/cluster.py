@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final
 
 from bookie.embedded.process import ManagedProcess
-from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.embedded.zookeeper import EmbeddedZooKeeper, ZooKeeperSecurity
 from bookie.metadata.cluster import format_cluster
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
@@ -141,11 +141,13 @@ class EmbeddedCluster:
         speaks_apache: bool = False,
         session_timeout_s: float = SESSION_TIMEOUT_S,
         java: Java | None = None,
+        security: ZooKeeperSecurity | None = None,
     ) -> EmbeddedCluster:
         """Start everything on free loopback ports and wait until every bookie is registered.
 
         With ``serves_metrics``, bookies serve metrics and probes at their ``metrics_url``. With ``speaks_apache``, they
-        speak Apache's protocol as well, at their ``apache_port``. ``session_timeout_s`` is that of the bookies.
+        speak Apache's protocol as well, at their ``apache_port``. ``session_timeout_s`` is that of the bookies. With
+        ``security``, everything uses the TLS port of ZooKeeper, with the access of this process and of its environment.
 
         Raises:
             EmbeddedProcessError: something did not start; quotes its log.
@@ -153,7 +155,11 @@ class EmbeddedCluster:
         """
         directory.mkdir(parents=True, exist_ok=True)
         zookeeper = await EmbeddedZooKeeper.start(
-            directory / "zookeeper", heap_mib=zookeeper_heap_mib, is_durable=is_zookeeper_durable, java=java
+            directory / "zookeeper",
+            heap_mib=zookeeper_heap_mib,
+            is_durable=is_zookeeper_durable,
+            java=java,
+            security=security,
         )
         cluster = cls(
             directory,
@@ -163,7 +169,7 @@ class EmbeddedCluster:
             session_timeout_s=session_timeout_s,
         )
         try:
-            store = await ZooKeeperStore.connect(zookeeper.connect_string)
+            store = await ZooKeeperStore.connect(zookeeper.used_connect_string)
             try:
                 await format_cluster(store, LEDGERS_ROOT, rng=random.SystemRandom())
             finally:
@@ -177,7 +183,7 @@ class EmbeddedCluster:
     @property
     def metadata_uri(self) -> str:
         """How clients reach the cluster."""
-        return f"zk+hierarchical://{self.zookeeper.connect_string}{LEDGERS_ROOT}"
+        return f"zk+hierarchical://{self.zookeeper.used_connect_string}{LEDGERS_ROOT}"
 
     async def add_bookies(self, count: int) -> Sequence[EmbeddedBookie]:
         """Start ``count`` more bookies, side by side, and return them once all are registered."""

@@ -12,7 +12,8 @@ import importlib.util
 import logging
 import os
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -45,6 +46,19 @@ _JARS: Final = (
     "snappy-java-*.jar",
 )
 
+_TLS_JARS: Final = (
+    "netty-buffer-*.jar",
+    "netty-codec-[0-9]*.jar",
+    "netty-codec-base-*.jar",
+    "netty-common-*.jar",
+    "netty-handler-[0-9]*.jar",
+    "netty-resolver-[0-9]*.jar",
+    "netty-transport-[0-9]*.jar",
+    "netty-transport-classes-epoll-*.jar",
+    "netty-transport-native-unix-common-*.jar",
+)
+"""ZooKeeper speaks TLS over Netty alone."""
+
 _LOG4J: Final = """\
 status = error
 appender.out.type = Console
@@ -61,9 +75,25 @@ class ZooKeeperJarsMissingError(PermanentError):
 
 
 @dataclass(frozen=True, slots=True)
+class ZooKeeperSecurity:
+    """What a server asks of its clients, on a second port with TLS, and by SASL on both."""
+
+    certificate: Path
+    """PEM file of its certificate chain and its key (PKCS 8), in one file."""
+    ca: Path
+    """PEM file of the authority of clients' certificates, which the second port demands."""
+    users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Passwords by name, for logins by SASL (DIGEST-MD5). Empty: there are none."""
+    is_login_required: bool = False
+    """Whether sessions without a login are closed, on both ports."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Launch:
     directory: Path
     port: int
+    secure_port: int
+    security: ZooKeeperSecurity | None
     heap_mib: int
     is_durable: bool
     java: Java
@@ -86,6 +116,7 @@ class EmbeddedZooKeeper:
         heap_mib: int = 512,
         is_durable: bool = True,
         java: Java | None = None,
+        security: ZooKeeperSecurity | None = None,
     ) -> EmbeddedZooKeeper:
         """Start a server on the data in ``directory`` (made if need be) and wait until it answers.
 
@@ -95,6 +126,7 @@ class EmbeddedZooKeeper:
             heap_mib: Java heap in MiB; a million ledgers need about 1024.
             is_durable: False leaves out the fsync before each answer, for tests and benchmarks.
             java: the runtime; default the one that ``find_java`` returns.
+            security: a second port with TLS, and logins; default none.
 
         Raises:
             EmbeddedProcessError: it did not answer in time, its port or directory is in use.
@@ -106,7 +138,8 @@ class EmbeddedZooKeeper:
         try:
             for attempt in range(1, _PORT_ATTEMPTS + 1):
                 chosen = free_loopback_port(random.SystemRandom()) if port is None else port
-                launch = _Launch(directory, chosen, heap_mib, is_durable, runtime)
+                secure_port = free_loopback_port(random.SystemRandom()) if security else 0
+                launch = _Launch(directory, chosen, secure_port, security, heap_mib, is_durable, runtime)
                 try:
                     return cls(launch, await _launch(launch), lock)
                 except EmbeddedProcessError:
@@ -127,6 +160,16 @@ class EmbeddedZooKeeper:
     def connect_string(self) -> str:
         """What ZooKeeper clients connect to, for example ``127.0.0.1:20181``."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def secure_connect_string(self) -> str:
+        """As ``connect_string``, for clients that speak TLS; only with ``security``."""
+        return f"127.0.0.1:{self._launch.secure_port}"
+
+    @property
+    def used_connect_string(self) -> str:
+        """The port that a cluster uses: the one with TLS, if there is one."""
+        return self.connect_string if self._launch.security is None else self.secure_connect_string
 
     @property
     def pid(self) -> int:
@@ -207,9 +250,33 @@ def _write_configuration(launch: _Launch) -> None:
         "autopurge.snapRetainCount": 3,
         "autopurge.purgeInterval": 1,
     }
+    if launch.security is not None:
+        settings |= _security_settings(launch, launch.security)
     lines = "".join(f"{name}={value}\n" for name, value in settings.items())
     (launch.directory / "zoo.cfg").write_text(lines)
     (launch.directory / "log4j2.properties").write_text(_LOG4J)
+
+
+def _security_settings(launch: _Launch, security: ZooKeeperSecurity) -> dict[str, object]:
+    settings: dict[str, object] = {
+        "secureClientPort": launch.secure_port,
+        "secureClientPortAddress": "127.0.0.1",
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "ssl.keyStore.location": security.certificate.resolve(),
+        "ssl.keyStore.type": "PEM",
+        "ssl.trustStore.location": security.ca.resolve(),
+        "ssl.trustStore.type": "PEM",
+        "sslQuorum": "false",
+    }
+    if security.users:
+        settings["authProvider.sasl"] = "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
+        users = "".join(f'  user_{name}="{password}"\n' for name, password in security.users.items())
+        module = "org.apache.zookeeper.server.auth.DigestLoginModule required"
+        (launch.directory / "jaas.conf").write_text(f"Server {{\n  {module}\n{users.rstrip()};\n}};\n")
+        (launch.directory / "jaas.conf").chmod(0o600)
+    if security.is_login_required:
+        settings |= {"enforce.auth.enabled": "true", "enforce.auth.schemes": "sasl"}
+    return settings
 
 
 def _command(launch: _Launch) -> list[str]:
@@ -225,17 +292,24 @@ def _command(launch: _Launch) -> list[str]:
         f"-Dzookeeper.forceSync={'yes' if launch.is_durable else 'no'}",
         f"-Dlog4j2.configurationFile={launch.directory.resolve() / 'log4j2.properties'}",
         "-Dzookeeper.jmx.log4j.disable=true",
+        *_security_properties(launch),
         "-cp",
-        os.pathsep.join(_jars()),
+        os.pathsep.join(_jars(_JARS + (_TLS_JARS if launch.security else ()))),
         "org.apache.zookeeper.server.quorum.QuorumPeerMain",
         str(launch.directory.resolve() / "zoo.cfg"),
     ]
 
 
-def _jars() -> list[str]:
+def _security_properties(launch: _Launch) -> list[str]:
+    if launch.security is None or not launch.security.users:
+        return []
+    return [f"-Djava.security.auth.login.config={launch.directory.resolve() / 'jaas.conf'}"]
+
+
+def _jars(patterns: Sequence[str] = _JARS) -> list[str]:
     spec = importlib.util.find_spec("pyspark")
     folders = [Path(place) / "jars" for place in (spec.submodule_search_locations or [])] if spec else []
-    found = {pattern: sorted(str(jar) for folder in folders for jar in folder.glob(pattern)) for pattern in _JARS}
+    found = {pattern: sorted(str(jar) for folder in folders for jar in folder.glob(pattern)) for pattern in patterns}
     missing = [pattern for pattern, jars in found.items() if not jars]
     if missing:
         raise ZooKeeperJarsMissingError(

@@ -10,6 +10,7 @@ import sys
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is loaded: it would print its own lines about failures
 
+from bookie.metadata.access import access_in_use
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.configuration.options import add_options, build, values_in
 from bookie.runtime.configuration.settings import ConfigurationError
@@ -23,6 +24,7 @@ def main() -> int:
     options = _parser().parse_args()
     setup_logging(logging.WARNING)
     try:
+        access_in_use()
         settings = build(BookieSettings, values_in(options, BookieSettings), metadata_uri=options.metadata_uri)
     except ConfigurationError as error:
         sys.stderr.write(f"bookie: {error}\n")

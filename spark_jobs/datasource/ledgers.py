@@ -103,7 +103,7 @@ async def leaf_parents(connection: Connection) -> tuple[LeafParent, ...]:
 
 
 async def _list_parents(options: LedgerOptions) -> tuple[LeafParent, ...]:
-    async with connected(options.uri, options.connect_timeout_s) as connection:
+    async with connected(options.uri, options.connect_timeout_s, options.access) as connection:
         parents = await leaf_parents(connection)
     return tuple(parent for parent in parents if _may_hold(connection, options, parent))
 
@@ -118,7 +118,7 @@ def _may_hold(connection: Connection, options: LedgerOptions, parent: LeafParent
 
 async def _read(options: LedgerOptions, parents: Sequence[LeafParent]) -> AsyncGenerator[pa.RecordBatch, None]:
     async with (
-        connected(options.uri, options.connect_timeout_s) as connection,
+        connected(options.uri, options.connect_timeout_s, options.access) as connection,
         aclosing(scan(connection.store, connection.cluster, parents, options)) as batches,
     ):
         async for batch in batches:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bookie.metadata.access import ZooKeeperAccess, access_from_text, access_in_use
 from bookie.metadata.uri import MetadataUri, parse_uri
 from bookie.model.errors import PermanentError
 from bookie.model.ids import LEDGER_ID_MAX
@@ -18,6 +19,8 @@ from spark_jobs import settings
 from spark_jobs.datasource.partitions import LeafParent
 
 METADATA_URI: Final = "metadata_uri"
+ACCESS: Final = "zookeeper_access"
+"""How to reach ZooKeeper: names of files, no secret. Default: that of the process that plans."""
 NUM_PARTITIONS: Final = "num_partitions"
 FIRST_LEDGER: Final = "first_ledger"
 LAST_LEDGER: Final = "last_ledger"
@@ -38,6 +41,7 @@ class LedgerOptions:
     """Options of ``bk_ledgers``."""
 
     uri: MetadataUri
+    access: ZooKeeperAccess
     num_partitions: int | None
     """None: chosen from the number of cores and ledgers."""
     first_ledger: int
@@ -72,6 +76,7 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
     live = options.get(LIVE_BOOKIES)
     return LedgerOptions(
         uri=source_uri(options),
+        access=source_access(options),
         num_partitions=_number(options, NUM_PARTITIONS, 0, 1) or None,
         first_ledger=first,
         last_ledger=last,
@@ -93,6 +98,16 @@ def source_uri(options: Mapping[str, str]) -> MetadataUri:
     if not text:
         raise InvalidOptionError(f"option {METADATA_URI} is missing, for example {METADATA_URI}=zk://zk1:2181/ledgers")
     return parse_uri(text)
+
+
+def source_access(options: Mapping[str, str]) -> ZooKeeperAccess:
+    """Return how to reach ZooKeeper.
+
+    Raises:
+        ConfigurationError: the option, or the environment, has values that cannot be used.
+    """
+    text = options.get(ACCESS)
+    return access_in_use() if text is None else access_from_text(text)
 
 
 def plan_text(parents: Sequence[LeafParent]) -> str:

@@ -9,12 +9,13 @@ from typing import Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from bookie.metadata.access import ZooKeeperAccess
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.metadata.uri import MetadataUri
 from bookie.runtime.clock import SystemClock
 from spark_jobs.connect import connected
-from spark_jobs.datasource.options import source_uri
+from spark_jobs.datasource.options import source_access, source_uri
 
 NAME: Final = "bk_tasks"
 TASKS_DDL: Final = "ledger_id bigint, missing array<string>, ctime_ms bigint, version int, is_locked boolean"
@@ -43,14 +44,15 @@ class TaskSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader."""
         is_all = self.options.get(WITH_UNREADABLE, "false").lower() == "true"
-        return TaskReader(source_uri(self.options), is_all=is_all)
+        return TaskReader(source_uri(self.options), source_access(self.options), is_all=is_all)
 
 
 class TaskReader(DataSourceReader):
     """Reads all tasks in one partition, in bulk."""
 
-    def __init__(self, uri: MetadataUri, *, is_all: bool) -> None:
+    def __init__(self, uri: MetadataUri, access: ZooKeeperAccess, *, is_all: bool) -> None:
         self._uri = uri
+        self._access = access
         self._is_all = is_all
 
     def read(self, partition: InputPartition) -> Iterator[_Row]:
@@ -59,11 +61,11 @@ class TaskReader(DataSourceReader):
         Raises:
             StoreUnavailableError: no answer.
         """
-        return iter(asyncio.run(_rows(self._uri, is_all=self._is_all)))
+        return iter(asyncio.run(_rows(self._uri, self._access, is_all=self._is_all)))
 
 
-async def _rows(uri: MetadataUri, *, is_all: bool) -> list[_Row]:
-    async with connected(uri) as connection:
+async def _rows(uri: MetadataUri, access: ZooKeeperAccess, *, is_all: bool) -> list[_Row]:
+    async with connected(uri, access=access) as connection:
         under_replication = UnderReplication(connection.store, connection.cluster, SystemClock())
         tasks = await under_replication.list_all()
         locked = await under_replication.locks.locked()

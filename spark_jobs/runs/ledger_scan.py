@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
+from bookie.metadata.access import ZooKeeperAccessError, access_in_use
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.model.errors import FatalError
 from bookie.model.ids import LEDGER_ID_MAX
@@ -63,12 +64,14 @@ def scan_ledgers(
     Raises:
         StoreUnavailableError: the metadata store did not answer, also when asked again.
         AccessDeniedError: it does not allow to read.
+        ZooKeeperAccessError: an executor has not the files that it needs, or they are not accepted.
         ScanFailedError: Spark failed.
     """
     cores = spark.sparkContext.defaultParallelism
     read = (
         spark.read.format(NAME)
         .option(options.METADATA_URI, settings.metadata_uri)
+        .option(options.ACCESS, access_in_use().to_text())
         .option(options.PLAN, options.plan_text(plan))
         .option(options.NUM_PARTITIONS, settings.num_partitions or partition_count(plan, cores))
         .option(options.CONNECT_TIMEOUT_S, settings.connect_timeout_s)
@@ -85,8 +88,8 @@ def scan_ledgers(
         summaries = cached.where(F.col("summary").isNotNull()).select("summary.*").collect()
     except PySparkException as error:
         refused = store_error(error)
-        if isinstance(refused, AccessDeniedError):
-            raise AccessDeniedError(f"ledgers could not be read from {uri}: {refused}; nothing was marked") from error
+        if isinstance(refused, AccessDeniedError | ZooKeeperAccessError):
+            raise type(refused)(f"ledgers could not be read from {uri}: {refused}; nothing was marked") from error
         if refused is not None:
             raise StoreUnavailableError(
                 f"the metadata store did not answer while ledgers were read from {uri}; nothing was marked. "
@@ -121,11 +124,11 @@ def _totals(summaries: Iterable[Row]) -> ScanTotals:
     )
 
 
-_KINDS: Final = {kind.__name__: kind for kind in (AccessDeniedError, StoreUnavailableError)}
+_KINDS: Final = {kind.__name__: kind for kind in (AccessDeniedError, StoreUnavailableError, ZooKeeperAccessError)}
 _RAISED: Final = re.compile(rf"\s*(?:[\w.]+\.)?({'|'.join(_KINDS)}): (.*)")
 
 
-def store_error(error: PySparkException) -> AccessDeniedError | StoreUnavailableError | None:
+def store_error(error: PySparkException) -> AccessDeniedError | StoreUnavailableError | ZooKeeperAccessError | None:
     """The metadata store's error in a worker's traceback; None: it was another one, or it is unknown.
 
     A traceback names errors in quoted source lines and in earlier errors, so that a name somewhere in it proves

@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 from pyspark.sql.types import BooleanType
 
+from bookie.metadata.access import ZooKeeperAccessError, access_in_use
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.tasks.decisions import LostFragment
@@ -170,6 +171,7 @@ class ReplicaRun:
             bookies.registered,
             settings.security,
             settings.apache_lists,
+            access_in_use(),
             self._accepted,
         )
         tasks = max(1, self._context.spark.sparkContext.defaultParallelism - 1)
@@ -211,14 +213,14 @@ def _collected(answers: DataFrame) -> Sequence[Row]:
     """Ask, which is what the first action does.
 
     Raises:
-        StoreUnavailableError, AccessDeniedError, ScanFailedError: see there.
+        StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see there.
     """
     try:
         return answers.where("counts IS NOT NULL").select("counts.*").collect()
     except PySparkException as error:
         refused = store_error(error)
-        if isinstance(refused, AccessDeniedError):
-            raise AccessDeniedError(f"bookies could not be asked: {refused}; what was marked stays") from error
+        if isinstance(refused, AccessDeniedError | ZooKeeperAccessError):
+            raise type(refused)(f"bookies could not be asked: {refused}; what was marked stays") from error
         if refused is not None:
             raise StoreUnavailableError(
                 f"the metadata store did not answer while bookies were asked; what was marked stays: {refused}"

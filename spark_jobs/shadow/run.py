@@ -21,6 +21,7 @@ from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from bookie.metadata.access import access_in_use
 from bookie.metadata.bookies.registration import BookieState
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId, LedgerId
@@ -217,6 +218,7 @@ def _compared(
     path = (directory / FINDINGS).resolve().as_uri()
     findings = spark.read.schema(f"run_id string, {FINDING_DDL}").parquet(path)
     marked = spark.read.format(tasks.NAME).option(options.METADATA_URI, settings.metadata_uri)
+    marked = marked.option(options.ACCESS, access_in_use().to_text())
     found = shadow.found_ledgers(findings, draining)
     return shadow.compared(found, marked.option(tasks.WITH_UNREADABLE, "true").load())
 

@@ -12,7 +12,16 @@ from tests.chart.rendering import VALUES, Object, Pod, Release, executor_templat
 
 EVERY = pytest.mark.parametrize("name", VALUES)
 SECRET_NAME = re.compile(r"(?i)(password|token|secret|credential|private)")
-FILES_OF_SECRETS = {"tokens_file", "sasl_password_file", "bookie_sasl_password_file", "BKHEAL_SASL_PASSWORD_FILE"}
+FILES_OF_SECRETS = {
+    "tokens_file",
+    "sasl_password_file",
+    "bookie_sasl_password_file",
+    "BKHEAL_SASL_PASSWORD_FILE",
+    "BKHEAL_ZK_PASSWORD_FILE",
+    "BKHEAL_ZK_TLS_CA",
+    "BKHEAL_ZK_TLS_CERT",
+    "BKHEAL_ZK_TLS_KEY",
+}
 """Settings and variables that name a file, which is of a Secret."""
 
 
@@ -111,6 +120,23 @@ def test_secrets_are_given_by_reference(name: str) -> None:
                     assert "secretKeyRef" in variable["valueFrom"]
     settings = {key for item in made.of("ConfigMap") for text in item.get("data", {}).values() for key in keys(text)}
     assert {key for key in settings if SECRET_NAME.search(key)} <= FILES_OF_SECRETS
+
+
+def test_everything_that_names_the_cluster_logs_in_at_its_zookeeper() -> None:
+    """Of each pod all containers, also those that run first, and Helm's tests."""
+    seen = 0
+    for pod in all_pods("service-locked-zookeeper"):
+        for container in [*pod.spec.get("initContainers", []), *pod.spec["containers"]]:
+            given = {variable["name"]: variable.get("value", "") for variable in container.get("env", [])}
+            if "BKHEAL_METADATA_URI" not in given:
+                continue
+            seen += 1
+            files = {name: value for name, value in given.items() if name in FILES_OF_SECRETS}
+            assert len([name for name in files if name.startswith("BKHEAL_ZK_")]) == 4
+            assert all(is_of_a_secret(path, pod.spec, container) for path in files.values())
+            assert (given["BKHEAL_ZK_ACL"], given["BKHEAL_ZK_USERNAME"]) == ("creator", "bookkeeper")
+            assert given["BKHEAL_METADATA_URI"] == "zk+hierarchical://pulsar-zookeeper:2281/ledgers"
+    assert seen >= 3
 
 
 def is_of_a_secret(path: str, spec: dict[str, Any], container: dict[str, Any]) -> bool:

@@ -153,6 +153,8 @@ def test_the_schema_refuses(path: str, value: Any) -> None:
             "cannot be bookies.ports.bookie or bookies.ports.http",
         ),
         ({"bookkeeper": {**URI, "clientSasl": {"username": "bkheal"}}}, "clientSasl.existingSecret go together"),
+        ({"bookkeeper": {**URI, "zookeeper": {"login": {"username": "u"}}}}, "login.existingSecret go together"),
+        ({"bookkeeper": {**URI, "zookeeper": {"acl": "creator"}}}, "needs an identity"),
         ({"bookkeeper": {**URI, "clientSasl": {"existingSecret": "s"}}}, "clientSasl.existingSecret go together"),
         (
             {"bookkeeper": {**URI, "clientSasl": {"username": "u", "existingSecret": "s", "mechanism": "PLAIN"}}},

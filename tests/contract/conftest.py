@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import pytest
@@ -16,9 +16,11 @@ from kazoo.client import KazooClient
 from kazoo.protocol.connection import _CONNECTION_DROP
 from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id
 
+from bookie.metadata.access import PLAIN_ACCESS, ZooKeeperAccess
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import ANY_VERSION, MetadataStore, Node, Operation, SetData
 from bookie.metadata.store.combining import CombiningStore
+from bookie.metadata.store.credentials import sasl_options
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.wire.security import TlsSettings
@@ -29,6 +31,7 @@ from tests.simulation.loop import Process
 from tests.simulation.store import SimCell, SimStore, StoreFaults
 from tests.simulation.trace import Trace
 from tests.worlds.cluster import formatted
+from tests.worlds.secured import Secured, start_secured
 
 T = TypeVar("T")
 
@@ -112,19 +115,23 @@ class SimulatedBackend(MemoryBackend):
 class ZooKeeperBackend:
     name = "zookeeper"
 
-    def __init__(self, hosts: str) -> None:
+    def __init__(self, hosts: str, access: ZooKeeperAccess = PLAIN_ACCESS, plain_hosts: str = "") -> None:
+        """``plain_hosts``: the same server for clients without TLS; default ``hosts``."""
         self.hosts = hosts
+        self._access = access
+        self._plain_hosts = plain_hosts or hosts
         self._stores: list[ZooKeeperStore] = []
         self._denied: list[str] = []
 
     async def open(self, **options: Any) -> ZooKeeperStore:
-        self._stores.append(await ZooKeeperStore.connect(self.hosts, **{"session_timeout_s": LONG_SESSION_S} | options))
+        given: dict[str, Any] = {"session_timeout_s": LONG_SESSION_S, "access": self._access} | options
+        self._stores.append(await ZooKeeperStore.connect(self.hosts, **given))
         return self._stores[-1]
 
     async def expire(self, store: MetadataStore) -> None:
         assert isinstance(store, ZooKeeperStore)
         seen = store.session
-        await asyncio.to_thread(close_session, self.hosts, *store._connection._client.client_id)
+        await asyncio.to_thread(close_session, self._plain_hosts, *store._connection._client.client_id)
         async with asyncio.timeout(STATE_S):
             while store.session.epoch == seen.epoch or not store.session.is_connected:
                 await store.wait_session_changed(store.session)
@@ -141,7 +148,7 @@ class ZooKeeperBackend:
 
     def deny(self, path: str) -> None:
         admin_only = 16  # enough to give the permissions back, which removing the node needs
-        with raw_client(self.hosts) as client:
+        with self._admin() as client:
             client.set_acls(path, [ACL(admin_only, Id("world", "anyone"))])
         self._denied.append(path)
 
@@ -152,9 +159,12 @@ class ZooKeeperBackend:
 
     def _allow(self) -> None:
         if self._denied:
-            with raw_client(self.hosts) as client:
+            with self._admin() as client:
                 for path in self._denied:
                     client.set_acls(path, OPEN_ACL_UNSAFE)
+
+    def _admin(self) -> raw_client:
+        return raw_client(self._plain_hosts, sasl_options=sasl_options(self._access))
 
 
 class JoinedBackend:
@@ -239,7 +249,26 @@ class raw_client:  # noqa: N801  # reads as a function
         self._client.close()
 
 
-@pytest.fixture(params=["memory", "simulated", "zookeeper", "memory, joined", "zookeeper, joined"])
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """One ZooKeeper for the whole session that speaks TLS, and knows logins."""
+    made = asyncio.run(start_secured(tmp_path_factory.mktemp("secured")))
+    yield made
+    asyncio.run(made.server.stop())
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "simulated",
+        "zookeeper",
+        "memory, joined",
+        "zookeeper, joined",
+        "zookeeper, secured",
+        pytest.param("zookeeper, TLS", marks=pytest.mark.long),
+        pytest.param("zookeeper, SASL", marks=pytest.mark.long),
+    ]
+)
 def make_backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
     """Chooses the store; outside any event loop, because the server's fixture runs one of its own."""
     if request.param == "memory":
@@ -248,6 +277,14 @@ def make_backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
         return SimulatedBackend
     if request.param == "memory, joined":
         return lambda: JoinedBackend(MemoryBackend())
+    if request.param in ("zookeeper, secured", "zookeeper, TLS", "zookeeper, SASL"):
+        world: Secured = request.getfixturevalue("secured")
+        plain, tls = world.server.connect_string, world.server.secure_connect_string
+        return {
+            "zookeeper, secured": lambda: ZooKeeperBackend(tls, world.both, plain),
+            "zookeeper, TLS": lambda: ZooKeeperBackend(tls, world.tls, plain),
+            "zookeeper, SASL": lambda: ZooKeeperBackend(plain, world.sasl),
+        }[request.param]
     hosts = request.getfixturevalue("zookeeper").connect_string
     if request.param == "zookeeper, joined":
         return lambda: JoinedBackend(ZooKeeperBackend(hosts))

@@ -1,11 +1,23 @@
-"""Options to reach bookies which require TLS or a login, or send larger frames."""
+"""Options before the command: how to reach ZooKeeper, and bookies which require TLS, a login or larger frames."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
+from bookie.metadata.access import PLAIN_ACCESS, ZooKeeperAccess
+from bookie.model.option import Group
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.security import NO_FILES, BookieSecurity, SecurityFiles
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """What applies to every command, and to every process that it starts."""
+
+    security: Annotated[SecurityFiles, Group()] = NO_FILES
+    zookeeper: Annotated[ZooKeeperAccess, Group(heading="How to reach ZooKeeper")] = PLAIN_ACCESS
+
 
 _of_this_call: list[SecurityFiles] = []
 

@@ -67,7 +67,7 @@ def _parameter(option: SettingsOption, variables: str | None) -> inspect.Paramet
     if default in (None, "") or declared.default_text:
         words["show_default"] = declared.default_text or False
     if variables is not None:
-        words["envvar"] = f"{variables}{option.name}".upper()
+        words |= {"envvar": f"{variables}{option.name}".upper(), "show_envvar": False}
     kind: Any = option.type | None if option.is_optional else option.type
     return inspect.Parameter(
         option.name,

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from bookie.metadata.access import OPEN_ACL, Acl
 from bookie.metadata.port import Children, Create, Delete, Node, Operation, SetData, Stat
 
 OP_CREATE: Final = 1
@@ -30,10 +31,9 @@ _HEADER_AND_INT: Final = struct.Struct(">iBii")
 _INT: Final = struct.Struct(">i")
 _STAT: Final = struct.Struct(">qqqqiiiqiiq")
 _END: Final = _HEADER.pack(-1, 1, -1)
-_OPEN_ACL: Final = _INT.pack(1) + _INT.pack(31) + _INT.pack(5) + b"world" + _INT.pack(6) + b"anyone"
-_PERSISTENT: Final = _OPEN_ACL + _INT.pack(0)
-_EPHEMERAL: Final = _OPEN_ACL + _INT.pack(1)
-"""What follows the data of a create: its ACL and flags."""
+_PERSISTENT: Final = _INT.pack(0)
+_EPHEMERAL: Final = _INT.pack(1)
+"""What follows the ACL of a create: its flags."""
 
 OnError = Callable[[int, int], None]
 """Called with (index, error code) of a read that failed for another reason than a missing node; raises."""
@@ -43,14 +43,27 @@ class MalformedReplyError(ValueError):
     """A reply that does not have the shape of its request."""
 
 
-def multi_request(operations: Sequence[Operation]) -> bytes:
-    """Body of a ``multi``."""
+def encode_acl(acl: Acl) -> bytes:
+    """An ACL as a request contains it."""
+    parts = [_INT.pack(len(acl))]
+    for entry in acl:
+        parts.append(_INT.pack(entry.permissions))
+        for text in (entry.scheme.encode(), entry.identity.encode()):
+            parts += (_INT.pack(len(text)), text)
+    return b"".join(parts)
+
+
+OPEN_ACL_BYTES: Final = encode_acl(OPEN_ACL)
+
+
+def multi_request(operations: Sequence[Operation], acl: bytes = OPEN_ACL_BYTES) -> bytes:
+    """Body of a ``multi``; ``acl`` is the encoded ACL of the nodes that it creates."""
     parts: list[bytes] = []
     for operation in operations:
         path = operation.path.encode()
         if isinstance(operation, Create):
             parts += (_HEADER_AND_INT.pack(OP_CREATE, 0, -1, len(path)), path, _INT.pack(len(operation.data)))
-            parts += (operation.data, _EPHEMERAL if operation.is_ephemeral else _PERSISTENT)
+            parts += (operation.data, acl, _EPHEMERAL if operation.is_ephemeral else _PERSISTENT)
         elif isinstance(operation, SetData):
             parts += (_HEADER_AND_INT.pack(OP_SET_DATA, 0, -1, len(path)), path, _INT.pack(len(operation.data)))
             parts += (operation.data, _INT.pack(operation.version))

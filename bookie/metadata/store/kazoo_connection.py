@@ -12,8 +12,11 @@ sent in the next one, in whatever order this process learns of the loss (S14).
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
+import socket
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,14 +27,17 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Connect, Create, Delete, Exists, GetChildren2, GetData, SetData, Sync
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
-from kazoo.security import OPEN_ACL_UNSAFE
+from kazoo.security import ACL, Id
 
+from bookie.metadata.access import ZooKeeperAccess, ZooKeeperAccessError, ZooKeeperLogin
 from bookie.metadata.port import Session, SessionState, StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.bridge import Answer, LoopBridge
+from bookie.metadata.store.credentials import auth_data, check_kerberos, sasl_options, tls_context
 from bookie.metadata.store.outage import OutageLog
 from bookie.metadata.store.session import SessionTracker
 from bookie.metadata.store.zookeeper_errors import answer_error
 from bookie.runtime.clock import SystemClock
+from bookie.runtime.signal import Signal, waiting_for
 from bookie.runtime.tasks import guarded
 
 _log = logging.getLogger(__name__)
@@ -46,6 +52,8 @@ _STOP_DEADLINE_S: Final = 30.0
 _EPHEMERAL_FLAG: Final = 1
 _SEQUENTIAL_FLAG: Final = 2
 
+Address = tuple[str, int]
+"""Host as the metadata URI names it, and port."""
 Watcher = Callable[[object], object]
 Decode = Callable[[bytes, int], Any]
 
@@ -152,8 +160,32 @@ class _WakeUp:
             self._fd = -1
 
 
+class _TlsSocket(ssl.SSLSocket):
+    """Reports why the server ended the connection: of TLS 1.3, a client learns by its first read that it is refused."""
+
+    refused: Callable[[str], None]
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """Read, and report an alert of the server."""
+        try:
+            return super().recv(buflen, flags)
+        except ssl.SSLError as error:
+            if "ALERT" in (error.reason or ""):
+                self.refused(f"the server refuses this side's certificate ({error.reason})")
+            raise
+
+
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no type information
-    """kazoo's thread handler without three of its hazards; see the methods."""
+    """kazoo's thread handler with TLS of its own, and without four of its hazards; see the methods."""
+
+    def __init__(
+        self, access: ZooKeeperAccess, prepare: Callable[[], None], refused: Callable[[Address, str, bool], None]
+    ) -> None:
+        """``prepare`` is called before each connection, ``refused`` after one failed: why, and whether others will."""
+        super().__init__()
+        self._access = access
+        self._prepare = prepare
+        self._refused = refused
 
     def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
         """Start a thread that ends quietly: kazoo gives up reconnecting by an uncaught ``InterruptedError``."""
@@ -177,22 +209,69 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         channel = _WakeUp()
         return channel, channel
 
-    def create_connection(self, *args: Any, timeout: float = _TCP_CONNECT_TIMEOUT_S, **kwargs: Any) -> Any:
-        """Connect with a deadline of ``_TCP_CONNECT_TIMEOUT_S``."""
-        return super().create_connection(*args, timeout=min(timeout, _TCP_CONNECT_TIMEOUT_S), **kwargs)
+    def select(self, *args: Any, **kwargs: Any) -> Any:
+        """As kazoo's. Data that TLS has decrypted already counts as readable, or its reply would wait for the next."""
+        waiting = [each for each in args[0] if isinstance(each, ssl.SSLSocket) and each.pending()]
+        return (waiting, [], []) if waiting else super().select(*args, **kwargs)
+
+    def create_connection(
+        self, address: Address, hostname: str = "", timeout: float = _TCP_CONNECT_TIMEOUT_S, **kwargs: Any
+    ) -> socket.socket:
+        """Connect with a deadline of ``_TCP_CONNECT_TIMEOUT_S``, with the certificates and secrets as they are now.
+
+        kazoo's own TLS is not used: it verifies no host name by default, and trusts the system's authorities as well.
+        """
+        server = (hostname or address[0], address[1])
+        try:
+            self._prepare()
+            context = tls_context(self._access) if self._access.is_tls else None
+        except ZooKeeperAccessError as error:
+            self._refused(server, str(error), True)
+            raise OSError(errno.EACCES, str(error)) from error
+        plain = socket.create_connection(address, timeout=min(timeout, _TCP_CONNECT_TIMEOUT_S))
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return plain if context is None else self._secured(plain, context, server)
+
+    def _secured(self, plain: socket.socket, context: ssl.SSLContext, server: Address) -> socket.socket:
+        context.sslsocket_class = _TlsSocket
+        try:
+            secured = context.wrap_socket(plain, server_hostname=server[0])
+        except ssl.SSLCertVerificationError as error:
+            why, is_certain = f"its certificate is not accepted: {error.verify_message}", True
+        except ssl.SSLError as error:
+            why, is_certain = f"TLS fails ({error.reason or error}): does this port speak TLS?", False
+        except BaseException:
+            plain.close()
+            raise
+        else:
+            assert isinstance(secured, _TlsSocket)
+            secured.refused = lambda why: self._refused(server, why, True)
+            return secured
+        plain.close()
+        self._refused(server, why, is_certain)
+        raise OSError(errno.EACCES, why)
 
 
 class KazooConnection:
     """A session and its requests. Made on the loop that uses it; ``stop`` leaves no thread and no descriptor."""
 
-    def __init__(self, hosts: str, session_timeout_s: float, operation_timeout_s: float) -> None:
+    def __init__(
+        self, hosts: str, session_timeout_s: float, operation_timeout_s: float, access: ZooKeeperAccess
+    ) -> None:
+        check_kerberos(access)
+        self._access = access
+        self._acl = [ACL(each.permissions, Id(each.scheme, each.identity)) for each in access.acl_entries]
+        self._problems: dict[Address, str] = {}
+        self._refusals: dict[Address, str] = {}
+        self._refused = Signal()
         logging.getLogger("kazoo").setLevel(logging.WARNING)  # below, it prints requests with the data of nodes
         self._loop = asyncio.get_running_loop()
         self._timeout_s = operation_timeout_s
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self.bridge = LoopBridge(self._loop)
         self.tracker = SessionTracker(Session(SessionState.LOST, 0, 0))
-        handler = _Handler()
+        handler = _Handler(access, self._prepare, lambda *why: self.bridge.push(self._on_refused, *why))
         retry = KazooRetry(max_tries=-1, max_delay=_RECONNECT_DELAY_S_MAX, sleep_func=handler.sleep_func)
         self._outage = OutageLog(logging.getLogger(KazooClient.__module__), hosts, SystemClock().monotonic_s)
         self._client = KazooClient(
@@ -203,10 +282,27 @@ class KazooConnection:
         self._keep_granted_timeout()
 
     async def start(self) -> None:
-        """Connect; returns with the first session. The caller gives it a deadline, and calls ``stop`` if it passes."""
+        """Connect; returns with the first session. The caller gives it a deadline, and calls ``stop`` if it fails.
+
+        Raises:
+            ZooKeeperAccessError: it is certain that no server accepts these settings.
+            AccessDeniedError: the login was refused.
+        """
         self._client.start_async()
         while not self.tracker.current.is_connected:
-            await self.tracker.wait_changed(self.tracker.current)
+            with waiting_for(self.tracker.changed, self._refused) as waiter:
+                if self._refusals.keys() >= set(self._client.hosts):
+                    refused = sorted(self._refusals.items())
+                    raise ZooKeeperAccessError("; ".join(f"ZooKeeper at {h}:{p}: {why}" for (h, p), why in refused))
+                if not self.tracker.current.is_connected:
+                    await waiter
+        if self._access.login is not ZooKeeperLogin.NONE:
+            await self.exists("/")  # kazoo reports the session before the login, which may fail
+
+    @property
+    def problem(self) -> str:
+        """Why connections fail, as far as it is known; empty if it is not."""
+        return "; ".join(f"{host}:{port}: {why}" for (host, port), why in sorted(self._problems.items()))
 
     async def stop(self) -> None:
         """End the session and every thread of it. Idempotent."""
@@ -238,7 +334,7 @@ class KazooConnection:
     async def create(self, path: str, data: bytes, *, is_ephemeral: bool, is_sequential: bool) -> Any:
         """Path of the new node."""
         flags = _EPHEMERAL_FLAG * is_ephemeral | _SEQUENTIAL_FLAG * is_sequential
-        return await self._write(Create(path, data, OPEN_ACL_UNSAFE, flags), f"create {path}")
+        return await self._write(Create(path, data, self._acl, flags), f"create {path}")
 
     async def set_data(self, path: str, data: bytes, version: int) -> Any:
         """Stat fields of the changed node."""
@@ -286,13 +382,24 @@ class KazooConnection:
         self._client._call(request, answer)
         return await answer.future
 
+    def _prepare(self) -> None:
+        """Read the secrets of the login again. In kazoo's thread, before it connects."""
+        self._client._connection.sasl_options = sasl_options(self._access)
+        self._client.auth_data = auth_data(self._access)
+
+    def _on_refused(self, server: Address, why: str, is_certain: bool) -> None:
+        self._problems[server] = why
+        if is_certain:
+            self._refusals[server] = why
+            self._refused.fire()
+
     def _keep_granted_timeout(self) -> None:
         """Keep the session timeout that the server grants with each connection: kazoo does not publish it."""
         connection = self._client._connection
         invoke = connection._invoke
 
-        def invoke_and_keep(timeout_s: float, request: _Request, *rest: Any) -> Any:
-            result = invoke(timeout_s, request, *rest)
+        def invoke_and_keep(timeout_s: float, request: _Request, *rest: Any, **named: Any) -> Any:
+            result = invoke(timeout_s, request, *rest, **named)
             if isinstance(request, Connect):
                 self._granted_s = result[0].time_out / 1000
             return result
@@ -312,6 +419,8 @@ class KazooConnection:
         known = self.tracker.current
         session = replace(known, state=SessionState.SUSPENDED)
         if state == KazooState.CONNECTED:
+            self._refusals.clear()
+            self._problems.clear()
             is_same = session_id == known.session_id and known.state is not SessionState.LOST
             epoch = known.epoch if is_same else known.epoch + 1
             session = Session(SessionState.CONNECTED, epoch, session_id, timeout_s)

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from typing_extensions import override
 
+from bookie.metadata.access import OPEN_ACL, Acl, ZooKeeperAccess, access_in_use
 from bookie.metadata.port import (
     ANY_VERSION,
     Children,
@@ -22,7 +23,7 @@ from bookie.metadata.port import (
     StoreUnavailableError,
 )
 from bookie.metadata.request_limits import check_data, check_multi, check_path
-from bookie.metadata.store.jute import OP_MULTI, OP_MULTI_READ, multi_reply, multi_request, stat_of
+from bookie.metadata.store.jute import OP_MULTI, OP_MULTI_READ, encode_acl, multi_reply, multi_request, stat_of
 from bookie.metadata.store.kazoo_connection import KazooConnection, Watcher
 from bookie.metadata.store.multiread import BulkReader
 from bookie.metadata.store.zookeeper_errors import RequestUnknownError, multi_error
@@ -41,8 +42,9 @@ T = TypeVar("T")
 class ZooKeeperStore(MetadataStore):
     """One session with ZooKeeper. Use ``connect``; every method on the loop that called it."""
 
-    def __init__(self, connection: KazooConnection, *, is_multi_read_enabled: bool = True) -> None:
+    def __init__(self, connection: KazooConnection, acl: Acl = OPEN_ACL, *, is_multi_read_enabled: bool = True) -> None:
         self._connection = connection
+        self._acl = encode_acl(acl)
         self._tracker = connection.tracker
         self._is_multi_read_enabled = is_multi_read_enabled
         self._bulk_reader = BulkReader(self._send_multi_read)
@@ -57,6 +59,7 @@ class ZooKeeperStore(MetadataStore):
         connect_timeout_s: float = 15.0,
         operation_timeout_s: float = 30.0,
         is_multi_read_enabled: bool = True,
+        access: ZooKeeperAccess | None = None,
     ) -> ZooKeeperStore:
         """Open a session with one of ``hosts``.
 
@@ -66,11 +69,15 @@ class ZooKeeperStore(MetadataStore):
             connect_timeout_s: deadline of this call.
             operation_timeout_s: deadline of each later request, a wait for reconnection included.
             is_multi_read_enabled: whether bulk reads may try ZooKeeper's ``multiRead`` (3.6 and later).
+            access: TLS, login and the ACL of new nodes; default those of this process.
 
         Raises:
             StoreUnavailableError: no session within the deadline. No thread remains.
+            ZooKeeperAccessError: no server accepts the certificates or settings of ``access``.
+            AccessDeniedError: the login was refused.
         """
-        connection = KazooConnection(hosts, session_timeout_s, operation_timeout_s)
+        access = access_in_use() if access is None else access
+        connection = KazooConnection(hosts, session_timeout_s, operation_timeout_s, access)
         try:
             async with asyncio.timeout(connect_timeout_s):
                 await connection.start()
@@ -78,12 +85,12 @@ class ZooKeeperStore(MetadataStore):
             await connection.stop()
             raise StoreUnavailableError(
                 f"no ZooKeeper session from {hosts} within {connect_timeout_s:g} s: "
-                "check the addresses, and that a majority of the servers runs"
+                + (connection.problem or "check the addresses, and that a majority of the servers runs")
             ) from error
         except BaseException:
             await connection.stop()
             raise
-        return cls(connection, is_multi_read_enabled=is_multi_read_enabled)
+        return cls(connection, access.acl_entries, is_multi_read_enabled=is_multi_read_enabled)
 
     @override
     async def get(self, path: str) -> Node:
@@ -152,7 +159,7 @@ class ZooKeeperStore(MetadataStore):
         if not operations:
             return
         what = f"a multi of {len(operations)} operations from {operations[0].path} on"
-        codes = await self._connection.raw_write(OP_MULTI, multi_request(operations), multi_reply, what)
+        codes = await self._connection.raw_write(OP_MULTI, multi_request(operations, self._acl), multi_reply, what)
         error = multi_error(codes, [operation.path for operation in operations])
         if error is not None:
             raise error

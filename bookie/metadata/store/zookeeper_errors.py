@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from bookie.metadata.access import access_in_use
 from bookie.metadata.port import (
     AccessDeniedError,
     BadVersionError,
@@ -25,21 +26,24 @@ class RequestUnknownError(RequestRefusedError):
     """The server is too old to know the request. It closes the connection as well."""
 
 
-_NEEDED: Final = "bkheal comes without a login, so world:anyone needs the permission (docs/migration.md)"
+_NO_PERMISSION: Final = -102
 
 _ANSWERS: Final[dict[int, tuple[type[BkhealError], str]]] = {
     -101: (NoNodeError, "no such node"),
-    -102: (AccessDeniedError, f"its ACL does not allow this; {_NEEDED}"),
+    -102: (AccessDeniedError, "its ACL does not allow this"),
     -103: (BadVersionError, "it has another version than the expected one"),
     -108: (EphemeralParentError, "its parent is ephemeral and cannot have children"),
     -110: (NodeExistsError, "it exists already"),
     -111: (NotEmptyError, "it has children"),
     -113: (RequestRefusedError, "invalid callback"),
-    -114: (AccessDeniedError, "the ACL is invalid for the session's identity"),
-    -115: (AccessDeniedError, "authentication failed"),
+    -114: (AccessDeniedError, "the ACL for it is invalid: `creator` needs a login or a certificate (zk_acl)"),
+    -115: (
+        AccessDeniedError,
+        "ZooKeeper refused the login: check the user and the password (zk_username, zk_password_file)",
+    ),
     -118: (StoreUnavailableError, "the session moved to another server; the request was not carried out"),
     -119: (StoreUnavailableError, "the server is read-only (it has lost its quorum)"),
-    -124: (AccessDeniedError, "the server demands a login by SASL, which bkheal does not have"),
+    -124: (AccessDeniedError, "the server demands a login by SASL, give one (zk_login)"),
     -125: (RequestRefusedError, "a quota is used up"),
     -127: (StoreUnavailableError, "the server is overloaded and did not carry it out"),
     -8: (RequestRefusedError, "the server calls the request malformed"),
@@ -55,6 +59,8 @@ def answer_error(code: int | None, what: str) -> BkhealError | None:
     if found is None:
         return None
     kind, why = found
+    if code == _NO_PERMISSION:
+        why += f"; the permission is needed for {access_in_use().identity} (docs/zookeeper.md)"
     return kind(f"{what}: {why}")
 
 

@@ -15,7 +15,7 @@
 {{- if .metadataServiceUri -}}
 {{- .metadataServiceUri -}}
 {{- else if .pulsar.release -}}
-{{- printf "zk+hierarchical://%s-zookeeper:2181%s/ledgers" (include "bkheal.pulsarFullname" $) (trimSuffix "/" .pulsar.metadataPrefix) -}}
+{{- printf "zk+hierarchical://%s-zookeeper:%s%s/ledgers" (include "bkheal.pulsarFullname" $) (ternary "2281" "2181" (ne .zookeeper.tls.existingSecret "")) (trimSuffix "/" .pulsar.metadataPrefix) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -45,6 +45,12 @@
 {{- end -}}
 {{- if and .Values.bookies.enabled (include "bkheal.callsBookies" .) (ne .Values.bookies.tls.enabled (ne $b.clientTls.existingSecret "")) -}}
 {{- fail "bookies.tls.enabled and bookkeeper.clientTls.existingSecret go together: replicators and audits call these bookies" -}}
+{{- end -}}
+{{- if ne (ne $b.zookeeper.login.username "") (ne $b.zookeeper.login.existingSecret "") -}}
+{{- fail "bookkeeper.zookeeper.login.username and bookkeeper.zookeeper.login.existingSecret go together: the Secret holds that user's password" -}}
+{{- end -}}
+{{- if and (eq $b.zookeeper.acl "creator") (not $b.zookeeper.login.existingSecret) (not $b.zookeeper.tls.existingSecret) -}}
+{{- fail "bookkeeper.zookeeper.acl=creator needs an identity: bookkeeper.zookeeper.login or bookkeeper.zookeeper.tls" -}}
 {{- end -}}
 {{- if ne (ne $b.clientSasl.username "") (ne $b.clientSasl.existingSecret "") -}}
 {{- fail "bookkeeper.clientSasl.username and bookkeeper.clientSasl.existingSecret go together: the Secret holds that user's password" -}}

@@ -89,7 +89,7 @@ securityContext:
   {{- toYaml .Values.containerSecurityContext | nindent 2 }}
 {{- end -}}
 
-{{/* Where the cluster is; the one thing that every command needs. */}}
+{{/* Where the cluster is, and how ZooKeeper is reached: what every command needs, with bkheal.zookeeperMounts. */}}
 {{- define "bkheal.clusterEnv" -}}
 - name: BKHEAL_METADATA_URI
 {{- if .Values.bookkeeper.existingConfigMap.name }}
@@ -99,6 +99,54 @@ securityContext:
       key: {{ .Values.bookkeeper.existingConfigMap.key }}
 {{- else }}
   value: {{ include "bkheal.metadataUri" . | quote }}
+{{- end }}
+{{- with .Values.bookkeeper.zookeeper }}
+{{- if .tls.existingSecret }}
+- {name: BKHEAL_ZK_TLS_CA, value: {{ include "bkheal.paths.zookeeperTls" $ }}/ca.crt}
+- {name: BKHEAL_ZK_TLS_CERT, value: {{ include "bkheal.paths.zookeeperTls" $ }}/tls.crt}
+- {name: BKHEAL_ZK_TLS_KEY, value: {{ include "bkheal.paths.zookeeperTls" $ }}/tls.key}
+{{- end }}
+{{- if .login.existingSecret }}
+- {name: BKHEAL_ZK_LOGIN, value: DIGEST-MD5}
+- {name: BKHEAL_ZK_USERNAME, value: {{ .login.username | quote }}}
+- {name: BKHEAL_ZK_PASSWORD_FILE, value: {{ include "bkheal.paths.zookeeperLogin" $ }}/password}
+{{- end }}
+{{- if ne .acl "world" }}
+- {name: BKHEAL_ZK_ACL, value: {{ .acl | quote }}}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* What those variables name. */}}
+{{- define "bkheal.zookeeperMounts" -}}
+{{- if .Values.bookkeeper.zookeeper.tls.existingSecret }}
+- {name: zookeeper-tls, mountPath: {{ include "bkheal.paths.zookeeperTls" . }}, readOnly: true}
+{{- end }}
+{{- if .Values.bookkeeper.zookeeper.login.existingSecret }}
+- {name: zookeeper-login, mountPath: {{ include "bkheal.paths.zookeeperLogin" . }}, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "bkheal.zookeeperVolumes" -}}
+{{- with .Values.bookkeeper.zookeeper }}
+{{- if .tls.existingSecret }}
+- name: zookeeper-tls
+  secret:
+    secretName: {{ .tls.existingSecret }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .tls.caKey }}, path: ca.crt}
+      - {key: {{ .tls.certKey }}, path: tls.crt}
+      - {key: {{ .tls.keyKey }}, path: tls.key}
+{{- end }}
+{{- if .login.existingSecret }}
+- name: zookeeper-login
+  secret:
+    secretName: {{ .login.existingSecret }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .login.passwordKey }}, path: password}
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -155,6 +203,7 @@ envFrom:
 - {name: spark-local, mountPath: /var/lib/bkheal/spark}
 - {name: reports, mountPath: {{ include "bkheal.paths.reports" .root }}}
 {{- end }}
+{{- include "bkheal.zookeeperMounts" .root }}
 {{- if not (has .component (list "bookie" "exporter")) }}
 {{- include "bkheal.clientMounts" .root }}
 {{- end }}
@@ -182,6 +231,7 @@ envFrom:
   emptyDir: {}
 {{ include "bkheal.reportsVolume" .root }}
 {{- end }}
+{{- include "bkheal.zookeeperVolumes" .root }}
 {{- if not (has .component (list "bookie" "exporter")) }}
 {{- include "bkheal.clientVolumes" .root }}
 {{- end }}
@@ -266,6 +316,7 @@ initContainers:
       limits: {memory: 512Mi}
     volumeMounts:
       - {name: tmp, mountPath: /tmp}
+      {{- include "bkheal.zookeeperMounts" .root | nindent 6 }}
   {{- end }}
   {{- with .values.initContainers }}
   {{- toYaml . | nindent 2 }}

@@ -100,10 +100,12 @@ spec:
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: reports, mountPath: {{ include "bkheal.paths.reports" . }}}
+        {{- include "bkheal.zookeeperMounts" . | nindent 8 }}
         {{- include "bkheal.clientMounts" . | nindent 8 }}
   volumes:
     - name: tmp
       emptyDir: {}
     {{- include "bkheal.reportsVolume" . | nindent 4 }}
+    {{- include "bkheal.zookeeperVolumes" . | nindent 4 }}
     {{- include "bkheal.clientVolumes" . | nindent 4 }}
 {{- end -}}

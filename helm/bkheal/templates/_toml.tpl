@@ -11,6 +11,8 @@ JSON are the same. */}}
 {{- define "bkheal.paths.config" }}/etc/bkheal{{ end -}}
 {{- define "bkheal.paths.reports" }}/var/lib/bkheal/reports{{ end -}}
 {{- define "bkheal.paths.clientTls" }}/etc/bkheal-client-tls{{ end -}}
+{{- define "bkheal.paths.zookeeperTls" }}/etc/bkheal-zookeeper-tls{{ end -}}
+{{- define "bkheal.paths.zookeeperLogin" }}/etc/bkheal-zookeeper-login{{ end -}}
 {{- define "bkheal.paths.clientSasl" }}/etc/bkheal-client-sasl{{ end -}}
 
 {{/* Options by table that a process takes over from a changed file while it runs (docs/configuration.md, "live"). */}}

@@ -16,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from bookie.client.resolve import RegistrationResolver
+from bookie.metadata.access import PLAIN_ACCESS, ZooKeeperAccess
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.tasks.decisions import LostFragment
@@ -91,6 +92,8 @@ class TaskSettings:
     """Files present on every executor."""
     uses_apache_lists: bool = False
     """Whether Apache's bookies are asked for complete lists."""
+    access: ZooKeeperAccess = PLAIN_ACCESS
+    """How executors reach ZooKeeper: likewise."""
     accepted: Mapping[LedgerId, tuple[LostFragment, ...]] = field(default_factory=dict)
     """The accepted losses: findings that they contain become findings of an accepted loss."""
 
@@ -115,7 +118,7 @@ def asking(settings: TaskSettings) -> Callable[[Iterable[pa.RecordBatch]], Itera
 
 async def _opened(settings: TaskSettings, stack: AsyncExitStack) -> Asker:
     connection = await stack.enter_async_context(
-        connected(parse_uri(settings.metadata_uri), settings.connect_timeout_s)
+        connected(parse_uri(settings.metadata_uri), settings.connect_timeout_s, settings.access)
     )
     clock = SystemClock()
     registrations = Registrations(connection.store, connection.cluster)

@@ -40,7 +40,9 @@ spec:
         {{- toYaml .root.Values.tests.resources | nindent 8 }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
+        {{- include "bkheal.zookeeperMounts" .root | nindent 8 }}
   volumes:
     - name: tmp
       emptyDir: {}
+    {{- include "bkheal.zookeeperVolumes" .root | nindent 4 }}
 {{- end -}}

@@ -1,0 +1,283 @@
+"""How a process reaches ZooKeeper: TLS, login, and the ACL of what it creates.
+
+The values name files and never contain a secret, so they may be logged and sent to Spark's executors. Secrets are read
+from those files, or from environment variables, when a connection is made (``store.credentials``), so that a renewed
+certificate or password counts without a restart.
+
+**One access for each process.** Every connection of a process uses the same one, which is set once, at its start
+(``use_access``). A process that sets none uses that of its environment, so a child process inherits it. So no
+connection can be left out (docs/decisions/0062).
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from bookie.model.errors import PermanentError
+from bookie.model.option import Option
+from bookie.runtime.configuration.options import build, options_of
+from bookie.runtime.configuration.settings import ConfigurationError
+
+VARIABLES: Final = "BKHEAL_"
+"""Prefix of the environment variable of each option: ``BKHEAL_ZK_TLS_CA``."""
+KEY_PASSWORD_VARIABLE: Final = "BKHEAL_ZK_TLS_PASSWORD"  # noqa: S105 (a name)
+SASL_PASSWORD_VARIABLE: Final = "BKHEAL_ZK_PASSWORD"  # noqa: S105 (a name)
+DIGEST_VARIABLE: Final = "BKHEAL_ZK_DIGEST"
+"""Secrets that are not in files. The names are fixed: a value of an option could end up in a log."""
+
+_LETTERS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
+_ALL: Final = 31
+_ENTRIES_MAX: Final = 64
+
+
+class ZooKeeperAccessError(PermanentError):
+    """ZooKeeper cannot be reached with these settings: a file, a certificate or a login is wrong."""
+
+
+class TlsVerify(enum.Enum):
+    """What the certificate of a server must prove."""
+
+    HOST = "host"
+    """It is signed by the authority, and names the host of the metadata URI."""
+    AUTHORITY = "authority"
+    """It is signed by the authority. Any server that has such a certificate is accepted in place of any other."""
+
+
+class ZooKeeperLogin(enum.Enum):
+    """Ways to log in at ZooKeeper by SASL."""
+
+    NONE = "none"
+    DIGEST_MD5 = "DIGEST-MD5"
+    GSSAPI = "GSSAPI"
+    """Kerberos: the ticket or the keytab of the process (``KRB5CCNAME``, ``KRB5_CLIENT_KTNAME``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AclEntry:
+    """One entry of an access control list."""
+
+    permissions: int
+    scheme: str
+    identity: str
+
+
+Acl = tuple[AclEntry, ...]
+"""Never empty."""
+
+OPEN_ACL: Final[Acl] = (AclEntry(_ALL, "world", "anyone"),)
+CREATOR_ACL: Final[Acl] = (AclEntry(_ALL, "auth", ""),)
+"""ZooKeeper puts the identities of the session in its place."""
+_NAMED: Final = {"world": OPEN_ACL, "creator": CREATOR_ACL}
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeperAccess:
+    """How this process reaches ZooKeeper. Contains no secret.
+
+    Raises:
+        ConfigurationError: values contradict each other; names every problem.
+    """
+
+    tls_ca: Annotated[
+        Path | None,
+        Option("PEM file: ZooKeeper's servers speak TLS, signed by this.", "zk_tls_ca"),
+    ] = None
+    tls_cert: Annotated[Path | None, Option("PEM file of this side's certificate chain.", "zk_tls_cert")] = None
+    tls_key: Annotated[Path | None, Option("PEM file of its key.", "zk_tls_key")] = None
+    tls_key_password_file: Annotated[
+        Path | None,
+        Option(
+            "Its first line is the password of the key.",
+            "zk_tls_password_file",
+        ),
+    ] = None
+    tls_verify: Annotated[
+        TlsVerify,
+        Option(
+            "What servers' certificates must prove: the host of the metadata URI, or the authority.", "zk_tls_verify"
+        ),
+    ] = TlsVerify.HOST
+    login: Annotated[ZooKeeperLogin, Option("Log in at ZooKeeper by SASL.", "zk_login")] = ZooKeeperLogin.NONE
+    sasl_username: Annotated[
+        str, Option("User of the login; with GSSAPI the principal, by default the ticket's.", "zk_username")
+    ] = ""
+    sasl_password_file: Annotated[
+        Path | None,
+        Option("Its first line is the password.", "zk_password_file"),
+    ] = None
+    sasl_service: Annotated[str, Option("First part of the servers' Kerberos principals.", "zk_service")] = "zookeeper"
+    digest_file: Annotated[
+        Path | None,
+        Option(
+            "Its first line is user:password of the scheme digest.",
+            "zk_digest_file",
+        ),
+    ] = None
+    acl: Annotated[
+        str,
+        Option(
+            "ACL of every node that is created: world, creator, or entries such as world:anyone:r.",
+            "zk_acl",
+        ),
+    ] = "world"
+
+    def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise ConfigurationError(problems)
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether connections use TLS."""
+        return self.tls_ca is not None
+
+    @property
+    def acl_entries(self) -> Acl:
+        """The ACL of new nodes."""
+        return parse_acl(self.acl)
+
+    @property
+    def identity(self) -> str:
+        """Who ZooKeeper takes this process for, as far as the settings show it. For people."""
+        parts = []
+        if self.login is ZooKeeperLogin.GSSAPI:
+            parts.append(f"the Kerberos principal {self.sasl_username}" if self.sasl_username else "a Kerberos ticket")
+        elif self.login is not ZooKeeperLogin.NONE:
+            parts.append(f"sasl:{self.sasl_username}")
+        if self.digest_file is not None:
+            parts.append(f"the digest user of {self.digest_file}")
+        elif os.environ.get(DIGEST_VARIABLE):
+            parts.append(f"the digest user of ${DIGEST_VARIABLE}")
+        if self.tls_cert is not None:
+            parts.append(f"the certificate {self.tls_cert}")
+        return " and ".join(parts) or "world:anyone (no login)"
+
+    def to_text(self) -> str:
+        """The access as text, for an option of Spark; ``access_from_text`` reads it."""
+        values = {option.fields[0]: getattr(self, option.fields[0]) for option in options_of(ZooKeeperAccess)}
+        return json.dumps({name: _plain(value) for name, value in values.items() if value is not None})
+
+    def _problems(self) -> Iterator[str]:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            yield "zk_tls_cert and zk_tls_key go together"
+        if not self.is_tls and (self.tls_cert or self.tls_key):
+            yield "zk_tls_cert and zk_tls_key need zk_tls_ca"
+        if self.tls_key_password_file is not None and self.tls_key is None:
+            yield "zk_tls_password_file needs zk_tls_key"
+        if self.login is ZooKeeperLogin.DIGEST_MD5 and not self.sasl_username:
+            yield "zk_login = DIGEST-MD5 needs zk_username"
+        if self.login is ZooKeeperLogin.NONE and (self.sasl_username or self.sasl_password_file):
+            yield "zk_username and zk_password_file need zk_login"
+        if self.login is ZooKeeperLogin.GSSAPI and self.sasl_password_file:
+            yield "zk_password_file is for DIGEST-MD5: Kerberos takes a ticket or a keytab"
+        try:
+            parse_acl(self.acl)
+        except ZooKeeperAccessError as error:
+            yield str(error)
+
+
+def parse_acl(text: str) -> Acl:
+    """Read an ACL: ``world``, ``creator``, or entries ``scheme:identity:permissions`` (of ``cdrwa``).
+
+    Raises:
+        ZooKeeperAccessError: it is none, names no permission, or one that does not exist.
+    """
+    if text in _NAMED:
+        return _NAMED[text]
+    entries = [_entry(each.strip()) for each in text.split(";" if ";" in text else ",") if each.strip()]
+    if not 0 < len(entries) <= _ENTRIES_MAX:
+        raise ZooKeeperAccessError(f"zk_acl = {text!r} is no ACL: give world, creator, or 1 to {_ENTRIES_MAX} entries")
+    return tuple(entries)
+
+
+def _entry(text: str) -> AclEntry:
+    scheme, colon, rest = text.partition(":")
+    identity, last, letters = rest.rpartition(":")
+    if not (scheme and colon and last and letters) or not set(letters) <= _LETTERS.keys():
+        raise ZooKeeperAccessError(
+            f"zk_acl: {text!r} is no entry of an ACL: write scheme:identity:permissions, with letters of "
+            "cdrwa (create, delete, read, write, admin)"
+        )
+    return AclEntry(sum(_LETTERS[letter] for letter in set(letters)), scheme, identity)
+
+
+PLAIN_ACCESS: Final = ZooKeeperAccess()
+"""No TLS, no login, open ACLs: for a ZooKeeper on loopback or in a trusted network."""
+
+_in_use: list[ZooKeeperAccess] = []
+
+
+def use_access(access: ZooKeeperAccess) -> None:
+    """Make ``access`` that of this process: to be called at its start, before anything is connected."""
+    _in_use[:] = [access]
+
+
+def access_in_use() -> ZooKeeperAccess:
+    """The access of this process; of its environment, if none was set.
+
+    Raises:
+        ConfigurationError: the environment has values that cannot be used.
+    """
+    if not _in_use:
+        use_access(access_from_environment(os.environ))
+    return _in_use[0]
+
+
+def access_from_environment(environment: Mapping[str, str]) -> ZooKeeperAccess:
+    """The access that the variables describe (``BKHEAL_ZK_TLS_CA``); an empty one is not set.
+
+    Raises:
+        ConfigurationError: a value is not of its type, or contradicts another; names every problem.
+    """
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    for option in options_of(ZooKeeperAccess):
+        variable = f"{VARIABLES}{option.name.upper()}"
+        if text := environment.get(variable, "").strip():
+            try:
+                values[option.name] = option.type(text)
+            except ValueError as error:
+                problems.append(f"{variable}: {error}")
+    if problems:
+        raise ConfigurationError(problems)
+    return build(ZooKeeperAccess, values)
+
+
+def access_from_text(text: str) -> ZooKeeperAccess:
+    """Read what ``ZooKeeperAccess.to_text`` made.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    fields = {option.fields[0]: option for option in options_of(ZooKeeperAccess)}
+    try:
+        values = {fields[name].name: fields[name].type(value) for name, value in json.loads(text).items()}
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ConfigurationError([f"the access to ZooKeeper cannot be read from {text!r}: {error}"]) from error
+    return build(ZooKeeperAccess, values)
+
+
+def use_plain_access() -> None:
+    """Forget the access of the environment, for this process and its children: their ZooKeeper is their own."""
+    kept = without_access(os.environ)
+    for name in [name for name in os.environ if name not in kept]:
+        del os.environ[name]
+    use_access(PLAIN_ACCESS)
+
+
+def without_access(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` for a child process that uses a ZooKeeper of its own, without TLS and login."""
+    names = {f"{VARIABLES}{option.name.upper()}" for option in options_of(ZooKeeperAccess)}
+    secrets = {KEY_PASSWORD_VARIABLE, SASL_PASSWORD_VARIABLE, DIGEST_VARIABLE}
+    return {name: value for name, value in environment.items() if name not in names | secrets}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    return str(value)

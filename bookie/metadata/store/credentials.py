@@ -1,0 +1,114 @@
+"""The secrets and certificates of a connection to ZooKeeper, read when it is made.
+
+So a renewed certificate or password counts at the next connection, without a restart. Nothing here logs, and no value
+contains its secret in its ``repr``.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+
+from bookie.metadata.access import (
+    DIGEST_VARIABLE,
+    KEY_PASSWORD_VARIABLE,
+    SASL_PASSWORD_VARIABLE,
+    TlsVerify,
+    ZooKeeperAccess,
+    ZooKeeperAccessError,
+    ZooKeeperLogin,
+)
+
+
+def tls_context(access: ZooKeeperAccess) -> ssl.SSLContext:
+    """A context of a client that verifies servers, with the files as they are now.
+
+    Raises:
+        ZooKeeperAccessError: a file cannot be read, or its content cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = access.tls_verify is TlsVerify.HOST
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(access.tls_ca)
+    except OSError as error:  # ssl.SSLError is one
+        raise ZooKeeperAccessError(f"zk_tls_ca: cannot use {access.tls_ca}: {_why(error)}") from error
+    if access.tls_cert is not None and access.tls_key is not None:
+        # Without a password, OpenSSL would ask for one on the terminal.
+        password = _secret(access.tls_key_password_file, "zk_tls_password_file", KEY_PASSWORD_VARIABLE) or ""
+        try:
+            context.load_cert_chain(access.tls_cert, access.tls_key, password)
+        except OSError as error:
+            files = f"{access.tls_cert} with {access.tls_key}"
+            raise ZooKeeperAccessError(f"zk_tls_cert: cannot use {files}: {_why(error)}") from error
+    return context
+
+
+def sasl_options(access: ZooKeeperAccess) -> dict[str, Any] | None:
+    """Kazoo's options of the login by SASL; None: there is none.
+
+    Raises:
+        ZooKeeperAccessError: the password cannot be read, or there is none.
+    """
+    if access.login is ZooKeeperLogin.NONE:
+        return None
+    options: dict[str, Any] = {"mechanism": access.login.value, "service": access.sasl_service}
+    if access.login is ZooKeeperLogin.GSSAPI:
+        return options | ({"principal": access.sasl_username} if access.sasl_username else {})
+    password = _secret(access.sasl_password_file, "zk_password_file", SASL_PASSWORD_VARIABLE)
+    if password is None:
+        raise ZooKeeperAccessError(f"the login needs a password: give --zk-password-file or {SASL_PASSWORD_VARIABLE}")
+    return options | {"username": access.sasl_username, "password": password}
+
+
+def auth_data(access: ZooKeeperAccess) -> set[tuple[str, str]]:
+    """Kazoo's list of further identities: the one of the scheme ``digest``, if there is one.
+
+    Raises:
+        ZooKeeperAccessError: it cannot be read, or is not ``user:password``.
+    """
+    credential = _secret(access.digest_file, "zk_digest_file", DIGEST_VARIABLE)
+    if credential is None:
+        return set()
+    if not all(credential.partition(":")):
+        raise ZooKeeperAccessError(f"zk_digest_file (or {DIGEST_VARIABLE}) does not begin with user:password")
+    return {("digest", credential)}
+
+
+def check_kerberos(access: ZooKeeperAccess) -> None:
+    """Refuse a login by Kerberos without the library that it needs.
+
+    Raises:
+        ZooKeeperAccessError: it is not installed.
+    """
+    if access.login is not ZooKeeperLogin.GSSAPI:
+        return
+    try:
+        __import__("kerberos")
+    except ImportError as error:
+        raise ZooKeeperAccessError(
+            "zk_login = GSSAPI needs the package kerberos, which is not installed: pip install 'bkheal[kerberos]'"
+        ) from error
+
+
+def _secret(path: Path | None, option: str, variable: str) -> str | None:
+    """The first line of the file, else the variable."""
+    if path is None:
+        return os.environ.get(variable) or None
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = _why(error) if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise ZooKeeperAccessError(f"{option}: cannot read {path}: {why}") from None
+    if not lines or not lines[0]:
+        raise ZooKeeperAccessError(f"{option}: the first line of {path} is empty")
+    return lines[0]
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason or "it is no PEM file of this kind"
+    return error.strerror or str(error)

@@ -1,0 +1,83 @@
+"""The data sources on a ZooKeeper with TLS and logins: executors get the names of files, and never a secret."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark import cloudpickle
+
+from bookie.metadata.access import ZooKeeperAccess
+from bookie.metadata.cluster import format_cluster, open_cluster
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from spark_jobs.datasource.ledgers import LedgerReader
+from spark_jobs.datasource.options import ACCESS, METADATA_URI, ledger_options
+from tests.worlds.secured import PASSWORD, Secured, start_secured
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+LEDGERS = 5
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[Secured]:
+    """A cluster whose nodes are readable for their creator alone."""
+    made = asyncio.run(start_secured(tmp_path))
+    try:
+        asyncio.run(_fill(made))
+        yield made
+    finally:
+        asyncio.run(made.server.stop())
+
+
+async def _fill(secured: Secured) -> None:
+    store = await ZooKeeperStore.connect(secured.server.secure_connect_string, access=secured.both)
+    try:
+        await format_cluster(store, "/ledgers", rng=random.Random(1))
+        ledgers = LedgerStore(store, await open_cluster(store, "/ledgers"), random.Random(1))
+        for number in range(LEDGERS):
+            fragment = Fragment(EntryId(0), (BookieId("a:1"), BookieId("b:1")))
+            await ledgers.create(LedgerId(number), LedgerMetadata(2, 2, 2, (fragment,)).closed(EntryId(9), 100))
+    finally:
+        await store.close()
+
+
+def _options(secured: Secured, access: ZooKeeperAccess) -> dict[str, str]:
+    uri = f"zk://{secured.server.secure_connect_string}/ledgers"
+    return {METADATA_URI: uri, ACCESS: access.to_text()}
+
+
+def _table(spark: SparkSession, secured: Secured, access: ZooKeeperAccess) -> DataFrame:
+    return spark.read.format("bk_ledgers").options(**_options(secured, access)).load()
+
+
+def test_tasks_read_through_tls_and_login_and_no_plan_contains_the_password(
+    spark: SparkSession, secured: Secured
+) -> None:
+    table = _table(spark, secured, secured.both)
+    assert sorted(row.ledger_id for row in table.select("ledger_id").collect()) == list(range(LEDGERS))
+    reader = LedgerReader(ledger_options(_options(secured, secured.both)))
+    sent: bytes = cloudpickle.dumps(reader)  # type: ignore[no-untyped-call]
+    assert cloudpickle.loads(sent)._options.access == secured.both
+    plan = table._jdf.queryExecution().toString()
+    for text in (plan.encode(), sent):
+        assert PASSWORD.encode() not in text
+
+
+def test_a_login_that_is_refused_is_named_by_the_task(spark: SparkSession, secured: Secured, tmp_path: Path) -> None:
+    (tmp_path / "wrong").write_text("wrong-secret")
+    access = replace(secured.both, sasl_password_file=tmp_path / "wrong")
+    with pytest.raises(Exception, match="refused the login") as caught:
+        _table(spark, secured, access).collect()
+    assert "wrong-secret" not in str(caught.value)

@@ -1,0 +1,136 @@
+"""The access to ZooKeeper as values: its sources, its contradictions, its ACLs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie.metadata.access import (
+    CREATOR_ACL,
+    OPEN_ACL,
+    PLAIN_ACCESS,
+    AclEntry,
+    TlsVerify,
+    ZooKeeperAccess,
+    ZooKeeperAccessError,
+    ZooKeeperLogin,
+    access_from_environment,
+    access_from_text,
+    parse_acl,
+    without_access,
+)
+from bookie.metadata.store.credentials import check_kerberos, sasl_options
+from bookie.runtime.configuration.settings import ConfigurationError
+
+FULL = ZooKeeperAccess(
+    tls_ca=Path("/ca"),
+    tls_cert=Path("/cert"),
+    tls_key=Path("/key"),
+    tls_key_password_file=Path("/key-password"),
+    tls_verify=TlsVerify.AUTHORITY,
+    login=ZooKeeperLogin.DIGEST_MD5,
+    sasl_username="bkheal",
+    sasl_password_file=Path("/password"),
+    sasl_service="zk",
+    digest_file=Path("/digest"),
+    acl="sasl:bkheal:cdrwa,world:anyone:r",
+)
+
+
+@pytest.mark.parametrize("access", [PLAIN_ACCESS, FULL])
+def test_the_text_for_executors_is_read_back(access: ZooKeeperAccess) -> None:
+    assert access_from_text(access.to_text()) == access
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", '{"nothing": 1}', '{"tls_verify": "maybe"}', '{"login": "x"}', '{"acl": "x"}']
+)
+def test_no_other_text_is_read(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        access_from_text(text)
+
+
+def test_the_environment_names_files_and_not_secrets() -> None:
+    environment = {
+        "BKHEAL_ZK_TLS_CA": "/ca",
+        "BKHEAL_ZK_TLS_VERIFY": "authority",
+        "BKHEAL_ZK_LOGIN": "DIGEST-MD5",
+        "BKHEAL_ZK_USERNAME": "bkheal",
+        "BKHEAL_ZK_PASSWORD": "secret",
+        "BKHEAL_ZK_ACL": "",
+        "HOME": "/root",
+    }
+    access = access_from_environment(environment)
+    assert access == ZooKeeperAccess(
+        tls_ca=Path("/ca"), tls_verify=TlsVerify.AUTHORITY, login=ZooKeeperLogin.DIGEST_MD5, sasl_username="bkheal"
+    )
+    assert without_access(environment) == {"HOME": "/root"}
+    assert access_from_environment({}) == PLAIN_ACCESS
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"BKHEAL_ZK_TLS_VERIFY": "maybe"}, "BKHEAL_ZK_TLS_VERIFY"),
+        ({"BKHEAL_ZK_LOGIN": "PLAIN"}, "BKHEAL_ZK_LOGIN"),
+        ({"BKHEAL_ZK_TLS_CERT": "/c"}, "zk_tls_cert and zk_tls_key go together"),
+        ({"BKHEAL_ZK_TLS_CERT": "/c", "BKHEAL_ZK_TLS_KEY": "/k"}, "need zk_tls_ca"),
+        ({"BKHEAL_ZK_USERNAME": "a"}, "need zk_login"),
+        ({"BKHEAL_ZK_LOGIN": "DIGEST-MD5"}, "needs zk_username"),
+        ({"BKHEAL_ZK_ACL": "everybody"}, "'everybody' is no entry"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(environment: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        access_from_environment(environment)
+
+
+@pytest.mark.parametrize(
+    ("text", "acl"),
+    [
+        ("world", OPEN_ACL),
+        ("creator", CREATOR_ACL),
+        ("digest:a:aGFzaA==:rw", (AclEntry(3, "digest", "a:aGFzaA=="),)),
+        ("sasl:a:cdrwa,world:anyone:r", (AclEntry(31, "sasl", "a"), AclEntry(1, "world", "anyone"))),
+        ("x509:CN=a,O=b:cd;ip:10.0.0.0/8:r", (AclEntry(12, "x509", "CN=a,O=b"), AclEntry(1, "ip", "10.0.0.0/8"))),
+    ],
+)
+def test_acls_are_read_as_zookeepers_shell_writes_them(text: str, acl: tuple[AclEntry, ...]) -> None:
+    assert parse_acl(text) == acl
+
+
+@pytest.mark.parametrize("text", ["", ",", "a", "a:b", "a:b:", ":b:r", "a:b:x", "a:b:r" + ",a:b:r" * 64])
+def test_anything_else_is_no_acl(text: str) -> None:
+    with pytest.raises(ZooKeeperAccessError):
+        parse_acl(text)
+
+
+@pytest.mark.parametrize(
+    ("access", "says"),
+    [
+        (PLAIN_ACCESS, "no login"),
+        (FULL, "sasl:bkheal and the digest user of /digest and the certificate /cert"),
+        (ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI), "Kerberos"),
+    ],
+)
+def test_the_identity_is_described(access: ZooKeeperAccess, says: str) -> None:
+    assert says in access.identity
+
+
+@pytest.mark.parametrize(
+    ("username", "options"),
+    [
+        ("", {"mechanism": "GSSAPI", "service": "zookeeper"}),
+        ("bkheal/host", {"mechanism": "GSSAPI", "service": "zookeeper", "principal": "bkheal/host"}),
+    ],
+)
+def test_kerberos_takes_a_ticket_and_no_password(username: str, options: dict[str, Any]) -> None:
+    assert sasl_options(ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI, sasl_username=username)) == options
+
+
+def test_kerberos_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "kerberos", None)
+    with pytest.raises(ZooKeeperAccessError, match="bkheal\\[kerberos\\]"):
+        check_kerberos(ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI))
