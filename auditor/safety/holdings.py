@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Final
 
-from auditor.safety.open_topics import topic_of
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
+from bookie.model.ownership import Component, owner_of
+
+TOPICS_SHOWN_MAX: Final = 1000
+"""Topics that a status names."""
 
 
 @dataclass(slots=True)
@@ -34,8 +38,19 @@ class Holdings:
             self.bytes += _bytes_on(metadata, named)
         else:
             self.unclosed.add(ledger_id)
-            if topic := topic_of(metadata.custom_map):
+            if topic := unloadable_topic(metadata):
                 self.open_topics.add(topic)
+
+
+def unloadable_topic(metadata: LedgerMetadata) -> str:
+    """The full name of the topic that a broker unloads to close this ledger; empty if the ledger names none.
+
+    Schemas have ledgers that no unloading closes.
+    """
+    owner = owner_of(metadata.custom)
+    if owner is None or owner.topic is None or owner.component is Component.SCHEMA:
+        return ""
+    return owner.topic.name
 
 
 def _bytes_on(metadata: LedgerMetadata, bookies: AbstractSet[BookieId]) -> int:

@@ -285,7 +285,7 @@ async def _status(uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, tim
 
 
 def _document(seen: DrainLook) -> dict[str, Any]:
-    from auditor.safety.open_topics import SHOWN_MAX
+    from auditor.safety.holdings import TOPICS_SHOWN_MAX
 
     left = seen.left
     return {
@@ -308,7 +308,7 @@ def _document(seen: DrainLook) -> dict[str, Any]:
             for record in left.examples
         ],
         "open_ledgers": len(left.holdings.unclosed),
-        "open_topics": sorted(left.holdings.open_topics)[:SHOWN_MAX],
+        "open_topics": sorted(left.holdings.open_topics)[:TOPICS_SHOWN_MAX],
         "unreadable_ledgers": left.scanned.unreadable_count,
         "recovery_enabled": seen.is_enabled,
         "ledgers_per_second": seen.ledgers_per_s,

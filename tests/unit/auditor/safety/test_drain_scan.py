@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.safety.draining import holdings_of, judge, mark, still_there
-from auditor.safety.holdings import Holdings
+from auditor.safety.holdings import Holdings, unloadable_topic
 from auditor.safety.recovering import brake, refusal
 from auditor.safety.scan import Shape, count, scan
 from bookie.metadata.bookies.registration import Bookies
@@ -112,3 +113,22 @@ def test_the_brake_holds_when_most_bookies_are_gone() -> None:
     some = Bookies(frozenset(names("a b")), frozenset())
     assert brake(frozenset(names("a b c d")), some, 0.5) is None
     assert "3 of 5" in (brake(frozenset(names("a b c d e")), some, 0.5) or "")
+
+
+@pytest.mark.parametrize(
+    ("custom", "topic"),
+    [
+        ({"component": b"managed-ledger", "pulsar/managed-ledger": b"a/b/persistent/x%2Fy"}, "persistent://a/b/x/y"),
+        (
+            {"component": b"managed-ledger", "pulsar/managed-ledger": b"a/b/persistent/t", "pulsar/cursor": b"sub"},
+            "persistent://a/b/t",
+        ),
+        ({"component": b"compacted-ledger", "pulsar/compactedTopic": b"persistent://a/b/t"}, "persistent://a/b/t"),
+        ({"component": b"schema", "pulsar/schemaId": b"a/b/t"}, ""),
+        ({"component": b"managed-ledger", "pulsar/managed-ledger": b"\xff/persistent/"}, ""),
+        ({}, ""),
+    ],
+)
+def test_unloading_a_topic_closes_its_ledgers_but_not_that_of_its_schema(custom: dict[str, bytes], topic: str) -> None:
+    pulsars = tuple({"application": b"pulsar", **custom}.items()) if custom else ()
+    assert unloadable_topic(replace(make_metadata((0, "a b"), quorum=(2, 2)), custom=pulsars)) == topic
