@@ -209,7 +209,7 @@ def _bookies_lead(run: RunSummary, rows: Sequence[BookieRow]) -> str:
         return f"{len(rows):,} bookies are known. No ledger was read, so nothing is known of what they hold."
     if not any(row.ledgers_found for row in rows):
         return "What each bookie holds by metadata."
-    what = "of which it lacks entries" if run.kind is RunKind.REPLICAS else "because it no longer exists"
+    what = "of which it lacks entries" if run.kind is RunKind.REPLICAS else "because it is lost or draining"
     return f"What each bookie holds by metadata. The thick part: ledgers with a finding {what}. Worst first."
 
 
