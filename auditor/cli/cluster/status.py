@@ -22,6 +22,7 @@ from auditor.cli.output import StreamFormat, print_json, print_json_line, print_
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
 from auditor.operating.owners import owner_text
 from bookie.model.ids import LedgerId
+from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.times import rfc3339_if_known
 from bookie.runtime.human import duration, printable, size
 
@@ -215,6 +216,7 @@ def _row_of(task: dict[str, Any], boosts: dict[int, str]) -> dict[str, Any]:
         "missing": task["missing"],
         "boosted_until": boosts.get(task["ledger_id"]),
         "detail": task["detail"] or "",
+        **{name: task.get(name) for name in OWNER_COLUMNS},
     }
 
 

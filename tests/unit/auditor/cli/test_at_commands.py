@@ -161,6 +161,7 @@ async def test_marked_ledgers_are_listed_in_pages(world: ApiWorld) -> None:
     rest = (await document(world, "underreplicated", "list", "--after", str(ids[0])))["items"]
     assert [row["ledger_id"] for row in rest] == ids[1:]
     assert {row["state"] for row in first["items"] + rest} <= {"waiting", "in progress", "parked: no_live_copy"}
+    assert str(ids[0]) in (await call(world, "underreplicated", "list")).stdout
 
 
 async def test_runs_are_listed_and_shown(world: ApiWorld) -> None:
