@@ -19,7 +19,7 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.topology import topology_text
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
-from bookie.metadata.migration import MigratedError, read_migration, wait_migrating
+from bookie.metadata.migration import MigratedError, wait_migrating
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.store.combining import CombiningStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
@@ -135,7 +135,7 @@ async def _run_on(
     is_from_file = settings.topology_file is not None
     feed = feed_of(ports.placement, store, ports.cluster, ports.transport, ports.clock, is_from_file=is_from_file)
     feeding = guarded("placement feed", feed.run())
-    guarding: asyncio.Task[None] | None = None
+    guarding: asyncio.Task[str] | None = None
     try:
         events = _sinks(settings, (progress, *telemetry.sinks), sys.stdout)
         worker = Worker(ports, settings, events, owner=socket.gethostname())
@@ -146,8 +146,8 @@ async def _run_on(
                 guarding = guarded("migration guard", _stop_if_migrated(store, ports.cluster.root, worker))
                 _say({"event": "ready"}, "replicator ready", settings, sys.stdout)
                 end = await worker.run()
-        if why := (await read_migration(store, ports.cluster.root)).refusal:
-            raise MigratedError(why)
+        if guarding.done():  # what it found is known without ZooKeeper, which may be away when a worker is stopped
+            raise MigratedError(guarding.result())
     finally:
         await cancel(guarding)
         await cancel(feeding)
@@ -156,8 +156,14 @@ async def _run_on(
     return ExitCode.BUSY if end is RunEnd.UNSETTLED else ExitCode.OK
 
 
-async def _stop_if_migrated(store: MetadataStore, root: str, worker: Worker) -> None:
-    """Stop the worker when the metadata begins to migrate away from ZooKeeper (R88)."""
+async def _stop_if_migrated(store: MetadataStore, root: str, worker: Worker) -> str:
+    """Stop the worker when the metadata begins to migrate away from ZooKeeper (R88), or that cannot be seen any more.
+
+    Returns the reason.
+
+    Raises:
+        PermanentError: the store does not allow reading the migration.
+    """
     while True:
         session = store.session
         try:
@@ -165,9 +171,12 @@ async def _stop_if_migrated(store: MetadataStore, root: str, worker: Worker) -> 
         except TransientError:
             await store.wait_session_changed(session)
             continue
+        except PermanentError:
+            worker.stop()
+            raise
         _log.error("replicator stops", extra={"reason": why})
         worker.stop()
-        return
+        return why
 
 
 async def _ports(store: MetadataStore, uri: MetadataUri, settings: ReplicatorSettings) -> RepairPorts:

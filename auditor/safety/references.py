@@ -2,7 +2,7 @@
 
 The invariant: a ledger is reported as unreferenced only if everything that could refer to it was read and decoded,
 twice (A19). The references of all topics are read first, then the ledgers. A ledger without a reference is looked at
-again, with the very node that its custom metadata names, so a ledger that got its reference in between is no finding.
+again, with the very node that its custom metadata names, so a ledger that got its reference since then is no finding.
 What is not closed, young, not Pulsar's, or of a topic with an undecodable node has no verdict and is counted by reason.
 In the same way, a reference to a ledger that does not exist is read again before it counts as lost.
 

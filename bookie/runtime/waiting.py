@@ -63,7 +63,7 @@ async def results_as_they_come(works: Iterable[Coroutine[Any, Any, T]], at_once:
     """
     waiting = iter(works)
     begun = list(itertools.islice(waiting, 2)) if at_once > 1 else []
-    if len(begun) == 1:  # usual, and worth no task
+    if len(begun) == 1:  # the usual case, which needs no task
         yield await begun[0]
         return
     waiting = itertools.chain(begun, waiting)
@@ -92,6 +92,8 @@ async def results_as_they_come(works: Iterable[Coroutine[Any, Any, T]], at_once:
                 getting.cancel()
     finally:
         await _end(tasks)
+        for work in begun:
+            work.close()  # if no runner has taken it
 
 
 async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:

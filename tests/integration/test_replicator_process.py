@@ -81,6 +81,18 @@ async def test_what_one_replicator_leaves_undone_the_next_one_finishes(tmp_path:
         assert [entry.payload async for entry in reader.read_all()] == [payload(entry) for entry in range(ENTRIES)]
 
 
+@pytest.mark.long
+async def test_a_replicator_ends_in_good_order_while_zookeeper_does_not_answer(tmp_path: Path) -> None:
+    async with await start_cluster(tmp_path, 3) as cluster:
+        idle = replicator(cluster, tmp_path, "idle", "--output", "json")
+        await idle.wait_for_line(r'"event": "ready"', STATE_S)
+        cluster.zookeeper.process.pause()
+        try:
+            assert await idle.stop(STATE_S) == 0, idle.log_tail()
+        finally:
+            cluster.zookeeper.process.resume()
+
+
 def test_a_root_that_is_no_cluster_is_a_matter_of_configuration(
     zookeeper_uri_of_nothing: str,
 ) -> None:

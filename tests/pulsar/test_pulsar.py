@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from auditor.operating.references import compare_references
 from auditor.safety.draining import holdings_of
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import ApacheBookie
 from bookie.metadata.bookies.registration import BookieState, state_of
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.runs.election import Election, current_auditor
 from bookie.metadata.runs.pulsar_leader import leader_path
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ownership import Component, Owner, owner_of
 from bookie.runtime.clock import SystemClock
 from tests.apache.programs import Audit, Replicator, bkheal
 from tests.apache.waiting import until
@@ -33,12 +36,29 @@ TOPICS_MAX = 50
 """How many are made until the ledger of one lands on a certain bookie; every second one does."""
 
 
+async def ids_of(client: ConnectedBookKeeper) -> list[LedgerId]:
+    """All ledgers."""
+    parents = [parent for parent, _ in await client.ports.ledgers.leaf_parents()]
+    return [one for found in await client.ports.ledgers.ids_under_many(parents) for one in found]
+
+
 async def members(client: ConnectedBookKeeper) -> dict[LedgerId, set[BookieId]]:
     """The bookies that each ledger names."""
     ledgers = client.ports.ledgers
-    parents = [parent for parent, _ in await ledgers.leaf_parents()]
-    ids = [one for found in await ledgers.ids_under_many(parents) for one in found]
-    return {one: set((await ledgers.read(one)).metadata.members()) for one in ids}
+    return {one: set((await ledgers.read(one)).metadata.members()) for one in await ids_of(client)}
+
+
+async def owners_of(client: ConnectedBookKeeper) -> dict[LedgerId, Owner]:
+    """Who owns each ledger; all of them are named in full. A broker may delete one at any time."""
+    found = {}
+    for ledger in await client.ports.ledgers.read_many(await ids_of(client)):
+        if ledger is not None:
+            assert isinstance(ledger, Versioned)
+            owner = owner_of(ledger.metadata.custom)
+            assert owner is not None
+            assert owner.topic is not None, owner
+            found[ledger.ledger_id] = owner
+    return found
 
 
 async def open_topics(client: ConnectedBookKeeper, bookie: ApacheBookie) -> set[str]:
@@ -89,6 +109,49 @@ async def test_a_bookie_killed_under_load_is_healed_and_every_message_is_read(
         backlog = [subscription.receive(timeout_millis=round(1000 * PROGRAM_S)).data() for _ in topics[0].sent[70:]]
         assert backlog == topics[0].sent[70:]
     await victim.start()
+
+
+async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_refers_to_is_found(
+    pulsar_world: PulsarWorld, client: ConnectedBookKeeper
+) -> None:
+    import pulsar
+
+    here = pulsar_world
+    with pulsar_client(here) as messages:
+        topics = [
+            Topic.make(messages, "named"),
+            Topic.make(messages, "odd name+%", schema=pulsar.schema.StringSchema()),
+        ]
+        await asyncio.to_thread(topics[0].send, 20)
+        topics[1].producer.send("text")
+        subscription = messages.subscribe("named", "a/b", initial_position=pulsar.InitialPosition.Earliest)
+        for _ in range(10):
+            subscription.acknowledge(subscription.receive(timeout_millis=round(1000 * PROGRAM_S)))
+        wanted = {Component.MANAGED_LEDGER, Component.CURSOR, Component.SCHEMA}
+        owners = await until(
+            lambda: owners_of(client),
+            lambda found: wanted <= {owner.component for owner in found.values()},
+            "the broker has written ledgers of every kind",
+        )
+    names = {owner.topic.name for owner in owners.values() if owner.topic}
+    assert {f"persistent://{NAMESPACE}/named", f"persistent://{NAMESPACE}/odd name+%"} <= names
+
+    said, _ = await compare_references(client, [""], 0, lambda _: nullcontext(lambda _: None))
+    assert (said["complete"], said["lost"], said["unreferenced"]) == (True, 0, 0), said
+    assert said["referenced"] + sum(said["not_judged"].values()) == said["ledgers"], said
+    assert said["referenced"] > len(topics)
+
+    gone_topic = f"persistent://{NAMESPACE}/named"
+    await here.unload(gone_topic)
+    node = f"/managed-ledgers/{NAMESPACE}/persistent/named"
+    for cursor in (await client.store.children(node)).names:
+        await client.store.delete(f"{node}/{cursor}")
+    await client.store.delete(node)
+    after, ids = await compare_references(client, [""], 0, lambda _: nullcontext(lambda _: None))
+    left = await owners_of(client)  # an unloaded cursor is kept in its node, and its ledger is deleted
+    orphans = {one for one, owner in left.items() if owner.topic and owner.topic.name == gone_topic}
+    assert set(ids) == orphans != set()
+    assert (after["lost"], [each["namespace"] for each in after["namespaces"]]) == (0, [NAMESPACE])
 
 
 def _sent_since(topics: Sequence[Topic], before: dict[str, int]) -> Callable[[], Awaitable[bool]]:

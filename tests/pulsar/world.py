@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from tests.deadlines import PROGRAM_S, STATE_S
 from tests.pulsar.cluster import Broker, PulsarCluster
@@ -40,7 +41,9 @@ class PulsarWorld:
 
     async def unload(self, topic: str) -> None:
         """Close the ledgers of a topic, by its full name; it opens others when it is used next."""
-        await self.admin("PUT", f"{topic.replace('://', '/')}/unload")
+        domain, _, path = topic.partition("://")
+        *namespace, local = path.split("/", 2)
+        await self.admin("PUT", f"{'/'.join((domain, *namespace, quote(local, safe='')))}/unload")
 
 
 def _request(url: str, method: str, body: Any) -> bytes:

@@ -37,8 +37,8 @@ def references(
 ) -> None:
     """Compare the ledgers with what Pulsar's topics, subscriptions and schemas refer to. Deletes nothing.
 
-    Ledgers that nothing refers to take up space: Pulsar leaves some behind when a deletion fails. References to ledgers
-    that do not exist are lost data. Ledgers that are not closed, young, not Pulsar's, or of a topic with a node that
+    Ledgers that nothing refers to take up space: some remain when a deletion fails. References to ledgers that do not
+    exist are lost data. Ledgers that are not closed, young, not Pulsar's, or of a topic with a node that
     cannot be decoded have no verdict. All Pulsar clusters that use these bookies must be named.
 
     Reads all metadata, changes nothing, needs no Spark.

@@ -1,7 +1,7 @@
 """Bookies that disappear for a moment because they change between writable and read-only (R85). Pure.
 
-A bookie of Pulsar's driver deletes its registration first and creates the other one then, so a look in between finds it
-in neither list. A bookie that this process saw registered therefore counts as registered until it has been absent for
+A bookie of Pulsar's driver deletes its registration before it creates the other one, so a look during the change finds
+it in neither list. So a bookie that this process saw registered counts as registered until it has been absent for
 ``CHANGE_S``. Beside the timeout of a session, after which a dead bookie disappears, this is short.
 """
 

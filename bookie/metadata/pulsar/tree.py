@@ -62,7 +62,7 @@ class PulsarTree:
         return await self._store.stat(f"{self._root}/managed-ledgers") is not None
 
     async def nodes(self) -> AsyncGenerator[Sequence[PulsarNode], None]:
-        """Yield all nodes, a part at a time. One that is deleted meanwhile is left out.
+        """Yield all nodes, a part at a time. One that is deleted during the read is left out.
 
         Raises:
             StoreUnavailableError: no answer.

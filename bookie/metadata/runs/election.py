@@ -3,8 +3,8 @@
 The invariant: at most one auditor leads at a time (A1), and a process that stood still stops leading before another one
 begins (A2). A vote is an ephemeral sequential node, and the lowest number leads, whichever kind of auditor cast it.
 Auditors of Pulsar's driver elect their leader by another node, so the candidate with the lowest vote leads only while
-it holds that node as well (R87, ``pulsar_leader``). Votes come first, so candidates of ours never wait for each other's
-node with a lower vote behind them. While the metadata migrates elsewhere, no candidate votes (R88).
+it holds that node as well (R87, ``pulsar_leader``). Votes come first: only the candidate with the lowest vote takes the
+node, so our candidates never block each other. While the metadata migrates elsewhere, no candidate votes (R88).
 
 A leadership is bounded twice: by the session, with which the vote ends (S14), and by the candidate's own clock. It
 lasts only while the vote was confirmed less than ``FRESH_SHARE`` of the session timeout ago. The time is taken before
@@ -193,7 +193,7 @@ class Election:
         if vote is None or not self._is_session(vote.session):
             return
         if held is not None:
-            # While the own vote exists, no other candidate of ours may hold the node.
+            # While the own vote exists, no other of our candidates may hold the node.
             with contextlib.suppress(MultiFailedError):
                 await self._store.multi([Delete(vote.path), self._leader_node.deletion(held)])
                 return

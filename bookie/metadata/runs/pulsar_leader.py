@@ -1,12 +1,12 @@
 """The node by which the auditors of Pulsar's driver elect their leader, which ours holds while it leads.
 
 Those auditors do not look at Apache's votes. Each creates the ephemeral node ``underreplication/leader``, or waits
-until it is deleted. So an auditor of ours leads only while its session owns this node as well, and waits while another
+until it is deleted. So our auditor leads only while its session owns this node as well, and waits while another
 session does. The node of another session is never deleted: ours has version 1 or more, because it is written once after
 its creation, theirs always has version 0, and a delete names the version.
 
-The content is a JSON string. Pulsar's elector ends for good if it cannot parse it, and deletes a node of another
-session with its own bookie id in it. So the content is a valid bookie id that no bookie has.
+The content is a JSON string. Pulsar's elector ends and does not return if it cannot parse it. It deletes a node of
+another session with its own bookie id in it. So the content is a valid bookie id that no bookie has.
 
 Source: docs/formats.md#election.
 """
