@@ -242,10 +242,11 @@ class _Site:
         written = unrepaired = 0
         for ledger_id in repaired.ids:
             ledger = await self.client.ports.ledgers.read(ledger_id)
-            if self.lost in ledger.metadata.members():
-                unrepaired += 1
-                if not repaired.entries:
-                    continue
+            is_named = self.lost in ledger.metadata.members()
+            unrepaired += is_named
+            if not repaired.entries:  # no bookie needs to have heard of an empty ledger
+                continue
+            if is_named:
                 raise ContestantError(f"{who} deleted the task of ledger {ledger_id}, which still names {self.lost}")
             reply = await transport.ask(self.spare, ListEntries(ledger_id), _LIST_TIMEOUT_S)
             if reply.status is not Status.OK:
