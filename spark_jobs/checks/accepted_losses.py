@@ -30,7 +30,7 @@ _IS_ACCEPTED: Final = f"""
 """
 _VALUES: Final = {
     "kind": repr(FindingKind.LOSS_ACCEPTED.value),
-    "severity": repr(Severity.LOST.name),
+    "severity": repr(Severity.LOST.label),
     "severity_rank": str(Severity.LOST.value),
     "detail": "concat('loss accepted by ', accepted_by)",
 }

@@ -50,7 +50,7 @@ _RANK: Final = f"""
          WHEN judged.copies_min < ack_quorum THEN {Severity.BELOW_ACK_QUORUM.value}
          ELSE {Severity.BELOW_WRITE_QUORUM.value} END
 """
-_LEVELS: Final = ", ".join(repr(level.name) for level in sorted(Severity))
+_LEVELS: Final = ", ".join(repr(level.label) for level in sorted(Severity))
 _NAMES: Final = [column.split()[0] for column in FINDING_DDL.split(",")]
 
 

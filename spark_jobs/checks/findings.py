@@ -35,8 +35,8 @@ FINDING_DDL: Final = """
 """Columns in order. Per kind some are null: an unreadable ledger has no fragment, severity or missing bookie.
 
 ``fragment_last_entry_id`` is null if only the writer can determine it, and below the first entry for an empty fragment.
-``missing_positions`` are ensemble positions, ascending; ``missing`` the bookies there, each once. ``severity`` is a
-name of ``bookie.model.severity.Severity`` and ``severity_rank`` its value: smaller is worse. ``entries`` counts the
+``missing_positions`` are ensemble positions, ascending; ``missing`` the bookies there, each once. ``severity`` is the
+label of a ``bookie.model.severity.Severity`` and ``severity_rank`` its value: smaller is worse. ``entries`` counts the
 fragment's entries, null if unknown. ``bytes_estimate`` is the payload that has to be copied, from the ledger's mean
 entry size; null unless the ledger is closed. The last five columns are those of ``bk_ledgers``: what of Pulsar the
 ledger belongs to, null where its custom metadata does not name it.

@@ -57,7 +57,7 @@ _VALUES: Final = {
     "missing_positions": "CAST(array() AS array<int>)",
     "missing": "CAST(array() AS array<string>)",
     "copies_min": "CAST(NULL AS int)",
-    "severity": f"CASE WHEN {_IS_MISPLACED} THEN {literal(Severity.MISPLACED.name)} END",
+    "severity": f"CASE WHEN {_IS_MISPLACED} THEN {literal(Severity.MISPLACED.label)} END",
     "severity_rank": f"CASE WHEN {_IS_MISPLACED} THEN {Severity.MISPLACED.value} END",
     "entries": "try_add(fragment_last_entry_id - fragment_first_entry_id, 1L)",
     "bytes_estimate": "CAST(NULL AS bigint)",

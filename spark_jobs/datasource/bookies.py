@@ -1,6 +1,6 @@
 """``bk_bookies``: one row per bookie that is registered or ever joined the cluster.
 
-``state`` is a name of ``BookieState``.
+``state`` is the label of a ``BookieState``: ``writable``, ``read_only`` or ``lost``.
 """
 
 from __future__ import annotations
@@ -61,6 +61,6 @@ async def _rows(uri: MetadataUri, access: ZooKeeperAccess) -> list[tuple[str, st
         known = await registrations.known()
         bookies = await registrations.list()
     return [
-        (bookie, state_of(bookie, bookies).value, bookie in bookies.registered, bookie in known)
+        (bookie, state_of(bookie, bookies).label, bookie in bookies.registered, bookie in known)
         for bookie in sorted(known | bookies.registered)
     ]

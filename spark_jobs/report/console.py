@@ -82,12 +82,12 @@ def _lines(summary: RunSummary) -> Iterator[str]:
 def _topics(impact: Impact) -> Iterator[str]:
     if not impact.rows:
         return
-    counts = [(each.severity.name, each.namespaces, each.topics, each.ledgers) for each in impact.severities]
+    counts = [(each.severity.label, each.namespaces, each.topics, each.ledgers) for each in impact.severities]
     yield ""
     yield from _grid(("topics of Pulsar", "namespaces", "topics", "ledgers"), counts)
     yield ""
     shown = impact.topics[:_TOPICS_SHOWN]
-    rows = [(row.severity.name, row.standing.value, row.ledgers, row.topic, row.meaning) for row in shown]
+    rows = [(row.severity.label, row.standing.value, row.ledgers, row.topic, row.meaning) for row in shown]
     yield from _grid(("worst topic", "effect", "ledgers", "topic", "meaning"), rows)
     if impact.rows > len(shown):
         yield f"... and {impact.rows - len(shown)} more: bkheal impact"

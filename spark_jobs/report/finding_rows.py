@@ -111,15 +111,16 @@ def read_findings(
             found = found.set_column(index, "fragment_index", pc.fill_null(found["fragment_index"], -1))
             joined = found if kept is None else pa.concat_tables([kept, found], promote_options="permissive")
             kept = joined.sort_by([(name, "ascending") for name in _ORDER]).slice(0, limit + 1).combine_chunks()
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        rows = [] if kept is None else kept.to_pylist()
+        page = rows[:limit]
+        shown = [_row(row) for row in page]
+    except (OSError, ValueError, KeyError, AttributeError, pa.ArrowException) as error:
         _log.warning("findings are unreadable", extra={"run_id": run_id, "reason": str(error)})
         raise NoSuchReportError(f"the findings of run {run_id} cannot be read") from error
-    rows = [] if kept is None else kept.to_pylist()
-    page = rows[:limit]
     cursor = None
     if len(rows) > limit:
         cursor = Cursor(*(page[-1][name] for name in _ORDER))
-    return FindingPage([_row(row) for row in page], cursor)
+    return FindingPage(shown, cursor)
 
 
 def parse_cursor(text: str) -> Cursor:
@@ -161,5 +162,5 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
         "fragment_index": None if index == -1 else index,
         "state": row["state"].lower() if row["state"] else None,
         "missing": list(row["missing"] or ()),
-        "severity": severity.lower() if severity else None,
+        "severity": Severity.of_label(severity).label if severity else None,
     }

@@ -66,7 +66,7 @@ class ImpactRow:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "severity": self.severity.name,
+            "severity": self.severity.label,
             "standing": self.standing.value,
             "effect": self.effect.name,
             "meaning": self.meaning,
@@ -116,7 +116,7 @@ class NamespaceImpact:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "severity": self.severity.name,
+            "severity": self.severity.label,
             "standing": self.standing.value,
             "effect": self.effect.name,
             "meaning": self.meaning,
@@ -140,7 +140,7 @@ class SeverityImpact:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "severity": self.severity.name,
+            "severity": self.severity.label,
             "namespaces": self.namespaces,
             "topics": self.topics,
             "ledgers": self.ledgers,
@@ -230,12 +230,12 @@ def impact_from_json(document: Mapping[str, Any]) -> Impact:
     """Read the part of a document back.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError, AttributeError: it is none.
     """
     return Impact(
         tuple(
             SeverityImpact(
-                Severity[item["severity"]],
+                Severity.of_label(item["severity"]),
                 _count(item, "namespaces"),
                 _count(item, "topics"),
                 _count(item, "ledgers"),
@@ -244,7 +244,7 @@ def impact_from_json(document: Mapping[str, Any]) -> Impact:
         ),
         tuple(
             NamespaceImpact(
-                Severity[item["severity"]],
+                Severity.of_label(item["severity"]),
                 Standing(item["standing"]),
                 Effect[item["effect"]],
                 str(item["namespace"]),
@@ -263,7 +263,7 @@ def impact_from_json(document: Mapping[str, Any]) -> Impact:
 
 def _row(item: Mapping[str, Any]) -> ImpactRow:
     return ImpactRow(
-        Severity[item["severity"]],
+        Severity.of_label(item["severity"]),
         Standing(item["standing"]),
         Effect[item["effect"]],
         str(item["tenant"]),

@@ -69,7 +69,7 @@ def runs_table(summary: RunSummary) -> pa.Table:
 def bookies_table(summary: RunSummary) -> pa.Table:
     """One row per bookie."""
     rows = [
-        asdict(bookie) | {"state": bookie.state.value, "run_id": summary.run_id, "finished": summary.finished_ms}
+        asdict(bookie) | {"state": bookie.state.label, "run_id": summary.run_id, "finished": summary.finished_ms}
         for bookie in summary.bookies
     ]
     schema = pa.schema(

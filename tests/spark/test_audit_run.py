@@ -313,7 +313,7 @@ def test_an_accepted_loss_is_reported_and_not_marked(spark: SparkSession, place:
     assert (summary.verdict, summary.worst) == (Verdict.UNDER_REPLICATED, Severity.CRITICAL)
     findings = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
     (found,) = [row for row in findings if row["ledger_id"] == 3]
-    assert (found["kind"], found["severity"], found["detail"]) == ("LOSS_ACCEPTED", "LOST", "loss accepted by ops")
+    assert (found["kind"], found["severity"], found["detail"]) == ("LOSS_ACCEPTED", "lost", "loss accepted by ops")
     assert (found["missing_positions"], found["missing"]) == ([0, 1], ["x:1", "y:1"])
     assert len(findings) == len(LOST)
     assert decode_summary(json.loads(result.summary_path.read_bytes())).accepted == summary.accepted

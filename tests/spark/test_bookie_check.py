@@ -63,7 +63,7 @@ def test_a_finding_names_fragment_positions_and_bookies(spark: SparkSession) -> 
             "missing_positions": [1, 2],
             "missing": ["x", "y"],
             "copies_min": 0,
-            "severity": "NO_LIVE_COPY",
+            "severity": "no_live_copy",
             "severity_rank": 1,
             "entries": 5,
             # 5 entries of 100 bytes, two of three positions, each with two thirds of the entries
@@ -79,14 +79,14 @@ def test_a_finding_names_fragment_positions_and_bookies(spark: SparkSession) -> 
 @pytest.mark.parametrize(
     ("members", "quorums", "copies", "severity"),
     [
-        ("x", (1, 1), 0, "NO_LIVE_COPY"),
-        ("ax", (2, 2), 1, "CRITICAL"),
-        ("abx", (3, 3), 2, "BELOW_ACK_QUORUM"),
-        ("abx", (3, 2), 2, "BELOW_WRITE_QUORUM"),
-        ("abx", (2, 2), 1, "CRITICAL"),
-        ("abcxd", (1, 1), 0, "NO_LIVE_COPY"),
-        ("xx", (2, 2), 0, "NO_LIVE_COPY"),
-        ("aax", (3, 2), 2, "BELOW_WRITE_QUORUM"),
+        ("x", (1, 1), 0, "no_live_copy"),
+        ("ax", (2, 2), 1, "critical"),
+        ("abx", (3, 3), 2, "below_ack_quorum"),
+        ("abx", (3, 2), 2, "below_write_quorum"),
+        ("abx", (2, 2), 1, "critical"),
+        ("abcxd", (1, 1), 0, "no_live_copy"),
+        ("xx", (2, 2), 0, "no_live_copy"),
+        ("aax", (3, 2), 2, "below_write_quorum"),
     ],
 )
 def test_severity_follows_the_entry_with_the_fewest_copies(
@@ -99,7 +99,7 @@ def test_severity_follows_the_entry_with_the_fewest_copies(
 def test_a_striped_fragment_too_short_to_reach_the_missing_bookie_lacks_no_copy(spark: SparkSession) -> None:
     # Entry 6 of E=5, Qw=2 is on positions 1 and 2.
     (found,) = check(spark, ledger([(6, 6, "abcxd")]))
-    assert (found["copies_min"], found["severity"], found["missing_positions"]) == (2, "METADATA_ONLY", [3])
+    assert (found["copies_min"], found["severity"], found["missing_positions"]) == (2, "metadata_only", [3])
 
 
 def test_an_open_last_fragment_is_judged_as_if_every_entry_were_there(spark: SparkSession) -> None:
@@ -109,7 +109,7 @@ def test_an_open_last_fragment_is_judged_as_if_every_entry_were_there(spark: Spa
     assert found["is_last_fragment"]
     assert (found["copies_min"], found["severity"], found["entries"], found["bytes_estimate"]) == (
         1,
-        "CRITICAL",
+        "critical",
         None,
         None,
     )
@@ -117,13 +117,13 @@ def test_an_open_last_fragment_is_judged_as_if_every_entry_were_there(spark: Spa
 
 def test_an_empty_ledger_needs_its_metadata_changed_only(spark: SparkSession) -> None:
     (found,) = check(spark, ledger([(0, -1, "xyz")], length=0))
-    assert (found["severity"], found["entries"], found["bytes_estimate"]) == ("METADATA_ONLY", 0, 0)
+    assert (found["severity"], found["entries"], found["bytes_estimate"]) == ("metadata_only", 0, 0)
 
 
 def test_a_closed_last_fragment_beyond_the_last_entry_is_empty(spark: SparkSession) -> None:
     first, last = check(spark, ledger([(0, 9, "abx"), (10, 9, "abx")]))
-    assert (first["severity"], first["entries"]) == ("CRITICAL", 10)
-    assert (last["severity"], last["entries"], last["is_last_fragment"]) == ("METADATA_ONLY", 0, True)
+    assert (first["severity"], first["entries"]) == ("critical", 10)
+    assert (last["severity"], last["entries"], last["is_last_fragment"]) == ("metadata_only", 0, True)
 
 
 def test_a_drained_bookie_is_a_finding_of_its_own_and_counts_as_a_copy(spark: SparkSession) -> None:
@@ -134,14 +134,14 @@ def test_a_drained_bookie_is_a_finding_of_its_own_and_counts_as_a_copy(spark: Sp
         ledger([(0, 9, "ac")], ledger_id=3),
         draining="by",
     )
-    assert (drained["kind"], drained["severity"], drained["missing"]) == ("DRAINED_BOOKIE", "DRAIN", ["b"])
+    assert (drained["kind"], drained["severity"], drained["missing"]) == ("DRAINED_BOOKIE", "drain", ["b"])
     assert (drained["copies_min"], drained["bytes_estimate"]) == (2, 667)
-    assert (both["kind"], both["severity"], both["missing"]) == ("MISSING_BOOKIE", "CRITICAL", ["b", "x"])
+    assert (both["kind"], both["severity"], both["missing"]) == ("MISSING_BOOKIE", "critical", ["b", "x"])
 
 
 def test_a_drained_bookie_that_is_gone_is_missing(spark: SparkSession) -> None:
     (found,) = check(spark, ledger([(0, 9, "ax")]), draining="x")
-    assert (found["kind"], found["severity"]) == ("MISSING_BOOKIE", "CRITICAL")
+    assert (found["kind"], found["severity"]) == ("MISSING_BOOKIE", "critical")
 
 
 def test_a_bookie_at_two_positions_is_named_once(spark: SparkSession) -> None:
@@ -151,7 +151,7 @@ def test_a_bookie_at_two_positions_is_named_once(spark: SparkSession) -> None:
 
 def test_registered_bookies_may_come_as_a_table(spark: SparkSession) -> None:
     # Read-only bookies are registered: the table holds both kinds.
-    bookies = spark.createDataFrame([("a", "WRITABLE"), ("b", "READ_ONLY")], "bookie_id string, state string")
+    bookies = spark.createDataFrame([("a", "writable"), ("b", "read_only")], "bookie_id string, state string")
     rows = table(spark, ledger([(0, 9, "ab")]), ledger([(0, 9, "ax")], ledger_id=2))
     assert [row["ledger_id"] for row in bookie_check(rows, bookies).collect()] == [2]
 
@@ -166,7 +166,7 @@ def test_any_text_may_be_a_bookie_id(spark: SparkSession) -> None:
 
 def test_no_registered_bookie_means_that_all_are_missing(spark: SparkSession) -> None:
     (found,) = check(spark, ledger([(0, 9, "ab")]), live=[])
-    assert (found["missing"], found["severity"]) == (["a", "b"], "NO_LIVE_COPY")
+    assert (found["missing"], found["severity"]) == (["a", "b"], "no_live_copy")
 
 
 def test_extreme_numbers_end_no_run(spark: SparkSession) -> None:
@@ -178,7 +178,7 @@ def test_extreme_numbers_end_no_run(spark: SparkSession) -> None:
         ledger([(0, huge - 1, "x"), (huge, None, "x")], quorums=(1, 1), state="OPEN", length=None, ledger_id=4),
     ]
     severities = [found["severity"] for found in check(spark, *rows)]
-    assert severities == ["CRITICAL", "CRITICAL", "METADATA_ONLY", "NO_LIVE_COPY", "NO_LIVE_COPY"]
+    assert severities == ["critical", "critical", "metadata_only", "no_live_copy", "no_live_copy"]
 
 
 def test_unreadable_metadata_is_a_finding_of_its_own(spark: SparkSession) -> None:

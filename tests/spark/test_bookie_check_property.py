@@ -67,7 +67,7 @@ def test_severity_equals_the_pure_function(spark: SparkSession) -> None:
             expected[ledger_id] = (
                 list(health.missing_positions),
                 health.copies_min,
-                health.severity.name,
+                health.severity.label,
                 health.severity,
             )
     actual = {

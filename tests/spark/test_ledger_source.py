@@ -242,9 +242,9 @@ def test_bookies_are_a_table(spark: SparkSession, place: Place) -> None:
         return await asyncio.to_thread(place.table(spark, "bk_bookies").collect)
 
     assert place.do(look) == [
-        ("gone:1", "UNREGISTERED", False, True),
-        ("r:1", "READ_ONLY", True, False),
-        ("w:1", "WRITABLE", True, True),
+        ("gone:1", "lost", False, True),
+        ("r:1", "read_only", True, False),
+        ("w:1", "writable", True, True),
     ]
 
 

@@ -67,7 +67,7 @@ def test_each_kind_of_fragment_is_told_for_what_it_is(spark: SparkSession) -> No
         (5, 0, "UNKNOWN_PLACE", False),
     ]
     first, _, tail, unknown = found
-    assert (first["severity"], first["severity_rank"], first["missing"], first["entries"]) == ("MISPLACED", 6, [], 10)
+    assert (first["severity"], first["severity_rank"], first["missing"], first["entries"]) == ("misplaced", 6, [], 10)
     assert first["detail"] == "positions 0, 1 are in /r1 and need 2 racks"
     assert (tail["fragment_last_entry_id"], tail["is_last_fragment"], tail["state"]) == (None, True, "OPEN")
     assert (unknown["severity"], unknown["severity_rank"]) == (None, None)

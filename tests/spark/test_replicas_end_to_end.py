@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -24,6 +25,7 @@ from bookie.model.severity import Severity
 from bookie.server.joining.directories import CURRENT
 from bookie.storage.disks.index_format import pack_entry_key
 from bookie.storage.disks.rocks import RocksIndex
+from spark_jobs.report.files import FINDINGS
 from spark_jobs.report.summary import PublishOutcome, Verdict
 from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.settings import AuditSettings
@@ -111,6 +113,8 @@ def test_what_a_bookie_forgot_is_found_repaired_and_clean_afterwards(spark: Spar
             assert found.summary.replicas is not None
             assert found.summary.replicas.absent == ENTRIES + 1
             assert [count.severity for count in found.summary.severities] == [Severity.BELOW_ACK_QUORUM]
+            table = pq.read_table(found.summary_path.parent / FINDINGS)
+            assert table["severity"].unique().to_pylist() == [Severity.BELOW_ACK_QUORUM.label]
             assert (found.summary.is_complete, found.exit_code()) == (True, ExitCode.OK)
             assert runner.run(check_time(cluster)) == found.summary.finished_ms
 

@@ -31,8 +31,8 @@ from tests.spark.audit_world import Place, closed, opened
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
-def finding(ledger_id: int, missing: str, severity: str = "CRITICAL", kind: str = "MISSING_BOOKIE") -> tuple[Any, ...]:
-    rank = {"NO_LIVE_COPY": 1, "CRITICAL": 2, "DRAIN": 7}.get(severity, 5)
+def finding(ledger_id: int, missing: str, severity: str = "critical", kind: str = "MISSING_BOOKIE") -> tuple[Any, ...]:
+    rank = {"no_live_copy": 1, "critical": 2, "drain": 7}.get(severity, 5)
     return (kind, ledger_id, 0, 0, 9, True, "CLOSED", [0], list(missing), 1, severity, rank, 10, 100, None)
 
 
@@ -68,7 +68,7 @@ def test_nothing_on_either_side_is_agreement(spark: SparkSession) -> None:
 
 
 def test_a_drained_bookie_counts_where_nothing_is_lost(spark: SparkSession) -> None:
-    rows = [finding(1, "xd"), finding(2, "d", "DRAIN", "DRAINED_BOOKIE"), finding(3, "d", "DRAIN", "DRAINED_BOOKIE")]
+    rows = [finding(1, "xd"), finding(2, "d", "drain", "DRAINED_BOOKIE"), finding(3, "d", "drain", "DRAINED_BOOKIE")]
     assert compare(spark, rows, {1: "x", 2: "d", 3: ""}, draining="d") == {1: "agree", 2: "agree", 3: "differ"}
 
 
@@ -78,11 +78,11 @@ def test_findings_of_other_kinds_are_passed_over(spark: SparkSession) -> None:
 
 
 def test_what_differs_comes_by_ledger_id_with_the_worst_severity(spark: SparkSession) -> None:
-    rows = [finding(3, "x"), finding(3, "y", "NO_LIVE_COPY"), finding(1, "x"), finding(2, "x")]
+    rows = [finding(3, "x"), finding(3, "y", "no_live_copy"), finding(1, "x"), finding(2, "x")]
     table = compared(found_ledgers(findings(spark, *rows)), tasks(spark, {1: "x"}))
     assert [(row["ledger_id"], row["severity"]) for row in differing(table).collect()] == [
-        (2, "CRITICAL"),
-        (3, "NO_LIVE_COPY"),
+        (2, "critical"),
+        (3, "no_live_copy"),
     ]
     assert outcomes(table)[Outcome.ONLY_HERE] == 2
 
@@ -186,7 +186,7 @@ def test_every_kind_of_difference_is_told_with_its_reason(place: Place, running:
     assert [item["ledger_id"] for item in document["items"]] == [2, 3, 4]
     rows = {row["ledger_id"]: row for row in pq.read_table(document["table"]).to_pylist()}
     assert rows.keys() == {2, 3, 4, 5, 6, 77}
-    assert (rows[3]["found"], rows[3]["marked"], rows[3]["severity"]) == (["x:1"], ["y:1"], "CRITICAL")
+    assert (rows[3]["found"], rows[3]["marked"], rows[3]["severity"]) == (["x:1"], ["y:1"], "critical")
     assert {row["run_id"] for row in rows.values()} == {document["run_id"]}
     assert rows[2]["marked"] is None
 

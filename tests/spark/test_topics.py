@@ -82,22 +82,22 @@ def test_findings_name_the_topics_and_the_summary_ranks_them(spark: SparkSession
 
     impact = result.summary.impact
     assert [
-        (row.severity.name, row.effect.name, row.standing.value, row.topic, row.ledgers) for row in impact.topics
+        (row.severity.label, row.effect.name, row.standing.value, row.topic, row.ledgers) for row in impact.topics
     ] == [
-        ("NO_LIVE_COPY", "NAMESPACE_DOWN", "now", "persistent://t/n/__change_events", 1),
-        ("NO_LIVE_COPY", "TOPIC_DOWN", "now", "persistent://u/m/a/b", 1),
-        ("NO_LIVE_COPY", "READS_STOP", "now", "persistent://t/n/orders-partition-0", 1),
-        ("CRITICAL", "READS_STOP", "at risk", "persistent://t/n/orders-partition-1", 1),
-        ("CRITICAL", "REWINDS", "at risk", "persistent://t/n/orders-partition-0", 2),
+        ("no_live_copy", "NAMESPACE_DOWN", "now", "persistent://t/n/__change_events", 1),
+        ("no_live_copy", "TOPIC_DOWN", "now", "persistent://u/m/a/b", 1),
+        ("no_live_copy", "READS_STOP", "now", "persistent://t/n/orders-partition-0", 1),
+        ("critical", "READS_STOP", "at risk", "persistent://t/n/orders-partition-1", 1),
+        ("critical", "REWINDS", "at risk", "persistent://t/n/orders-partition-0", 2),
     ]
-    assert [(each.severity.name, each.namespaces, each.topics, each.ledgers) for each in impact.severities] == [
-        ("NO_LIVE_COPY", 2, 3, 3),
-        ("CRITICAL", 1, 2, 3),
+    assert [(each.severity.label, each.namespaces, each.topics, each.ledgers) for each in impact.severities] == [
+        ("no_live_copy", 2, 3, 3),
+        ("critical", 1, 2, 3),
     ]
-    assert [(each.severity.name, each.namespace, each.effect.name) for each in impact.namespaces] == [
-        ("NO_LIVE_COPY", "t/n", "NAMESPACE_DOWN"),
-        ("NO_LIVE_COPY", "u/m", "TOPIC_DOWN"),
-        ("CRITICAL", "t/n", "READS_STOP"),
+    assert [(each.severity.label, each.namespace, each.effect.name) for each in impact.namespaces] == [
+        ("no_live_copy", "t/n", "NAMESPACE_DOWN"),
+        ("no_live_copy", "u/m", "TOPIC_DOWN"),
+        ("critical", "t/n", "READS_STOP"),
     ]
     assert impact.unnamed_ledgers == 2
     assert decode_summary(json.loads(json.dumps(result.summary.to_json()))).impact == impact

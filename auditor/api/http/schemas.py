@@ -319,7 +319,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             "items": _list(
                 _fields(
                     {
-                        "severity": _one_of([severity.name for severity in Severity]),
+                        "severity": _one_of([severity.label for severity in Severity]),
                         "standing": _one_of([standing.value for standing in Standing]),
                         "effect": _one_of([effect.name for effect in Effect]),
                         "meaning": {**_TEXT, "description": "What it means for clients."},

@@ -73,7 +73,7 @@ def _cells(row: dict[str, Any]) -> Sequence[object]:
     component = row["component"] if row["subscription"] is None else f"{row['component']} of {row['subscription']}"
     topic = row["topic"] if row["system"] is None else f"{row['topic']} ({row['system']})"
     return (
-        row["severity"].lower(),
+        row["severity"],
         row["standing"],
         row["ledgers"],
         printable(topic),
@@ -89,6 +89,6 @@ def _here(
     from spark_jobs.report.impact_rows import ImpactFilter, read_impact_page
 
     run_id = find(report_dir, run).run_id
-    level = None if severity is None else Severity[severity.upper()]
+    level = None if severity is None else Severity.of_label(severity)
     page = read_impact_page(report_dir, run_id, limit, ImpactFilter(level, namespace, topic))
     return {"run_id": run_id, **page.to_json()}

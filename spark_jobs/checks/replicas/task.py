@@ -72,10 +72,10 @@ _COUNTS: Final = pa.struct(
 )
 _SCHEMA: Final = pa.schema([*_FINDING_FIELDS, ("counts", _COUNTS)])
 
-
+_LABELS: Final = {severity: severity.label for severity in Severity}
 _ACCEPTED: Final = {
     "kind": FindingKind.LOSS_ACCEPTED.value,
-    "severity": Severity.LOST.name,
+    "severity": Severity.LOST.label,
     "severity_rank": Severity.LOST.value,
 }
 
@@ -162,7 +162,7 @@ def _row(ledger: SettledLedger, finding: FragmentFinding) -> dict[str, Any]:
         "missing_positions": list(finding.positions),
         "missing": list(finding.missing),
         "copies_min": finding.copies_min,
-        "severity": finding.severity.name,
+        "severity": _LABELS[finding.severity],
         "severity_rank": finding.severity.value,
         "entries": part.last - part.first + 1,
         "bytes_estimate": finding.bytes_estimate,

@@ -27,7 +27,7 @@ SCHEMA = pa.schema(
 )  # fmt: skip
 
 
-def finding(ledger: int, fragment: int, bookie: str, severity: str = "CRITICAL", rank: int = 2) -> dict[str, Any]:
+def finding(ledger: int, fragment: int, bookie: str, severity: str = "critical", rank: int = 2) -> dict[str, Any]:
     return {
         "run_id": RUN, "kind": "MISSING_BOOKIE", "ledger_id": ledger, "fragment_index": fragment,
         "fragment_first_entry_id": 10 * fragment, "fragment_last_entry_id": 10 * fragment + 9,
@@ -41,7 +41,7 @@ UNREADABLE: dict[str, Any] = {
 }  # fmt: skip
 ROWS = [
     *(finding(ledger, fragment, "a:1") for ledger in (1, 2, 3) for fragment in (0, 1)),
-    finding(2, 2, "b:1", "BELOW_WRITE_QUORUM", 4),
+    finding(2, 2, "b:1", "below_write_quorum", 4),
     UNREADABLE,
 ]
 
@@ -96,6 +96,22 @@ async def test_filters(world: ApiWorld, query: str, expected: list[tuple[int, in
     assert places((await good(world, "GET", f"{PATH}?{query}")).json) == expected
 
 
+async def test_tables_of_earlier_releases_have_severities_in_upper_case_and_are_read(
+    world: ApiWorld, tmp_path: Path
+) -> None:
+    now = (await good(world, "GET", PATH)).json
+    (path,) = list(tmp_path.rglob(f"{RUN}/findings.parquet"))
+    for part in path.iterdir():
+        part.unlink()
+    old = [row | {"severity": row["severity"] and row["severity"].upper()} for row in ROWS]
+    pq.write_table(pa.Table.from_pylist(old, SCHEMA), path / "part.parquet")
+    assert (await good(world, "GET", PATH)).json == now
+    assert {row["severity"] for row in now["items"]} == {"critical", "below_write_quorum", None}
+    wrong = [finding(1, 0, "a:1", "terrible")]
+    pq.write_table(pa.Table.from_pylist(wrong, SCHEMA), path / "part.parquet")
+    assert (await world.operate("GET", PATH)).status == 404
+
+
 async def test_a_run_without_findings_is_empty_and_an_unknown_run_is_not_found(world: ApiWorld, tmp_path: Path) -> None:
     (tmp_path / "reports" / "20261120T100002Z-0a1b2c").mkdir()
     assert places((await good(world, "GET", PATH.replace("100001", "100002"))).json) == []
@@ -131,7 +147,7 @@ async def test_topics_are_listed_with_their_effect(
     quorums = {"write_quorum": 2, "ack_quorum": 2}
     rows = [
         finding(1, 0, "a:1") | named | quorums | {"topic": "persistent://t/n/b"},
-        finding(2, 0, "a:1", "NO_LIVE_COPY", 1) | named | quorums | {"topic": "persistent://t/n/a"},
+        finding(2, 0, "a:1", "no_live_copy", 1) | named | quorums | {"topic": "persistent://t/n/a"},
     ]
     fields = [*((name, pa.string()) for name in (*named, "topic")), *((name, pa.int32()) for name in quorums)]
     (path,) = list(tmp_path.rglob(f"{RUN}/findings.parquet"))

@@ -224,6 +224,11 @@ def test_senseless_settings_are_refused(wrong: dict[str, float], tmp_path: Path)
         AuditSettings("zk://zk1/ledgers", tmp_path, **wrong)  # type: ignore[arg-type]
 
 
+def test_the_table_of_bookies_has_the_states_of_the_document() -> None:
+    states = report.bookies_table(FOUND).column("state").to_pylist()
+    assert states == [item["state"] for item in FOUND.to_json()["bookies"]] == ["writable", "lost"]
+
+
 def test_a_failed_run_leaves_no_empty_directory_behind(tmp_path: Path) -> None:
     empty, begun = report.prepare(tmp_path, "empty"), report.prepare(tmp_path, "begun")
     (begun / report.FINDINGS).mkdir()

@@ -49,7 +49,7 @@ def finding(
         "fragment_index": 0,
         "state": "CLOSED",
         "is_last_fragment": True,
-        "severity": None if severity is None else severity.name,
+        "severity": None if severity is None else severity.label,
         "severity_rank": None if severity is None else severity.value,
         "copies_min": 1,
         "write_quorum": 2,
@@ -71,7 +71,7 @@ def written(report_dir: Path, *files: Sequence[Any]) -> Path:
 
 def shown(impact: Impact) -> list[tuple[str, str, str, int, int]]:
     return [
-        (row.severity.name, row.effect.name, row.topic.rpartition("/")[2], row.ledgers, row.bytes_estimate)
+        (row.severity.label, row.effect.name, row.topic.rpartition("/")[2], row.ledgers, row.bytes_estimate)
         for row in impact.topics
     ]
 
@@ -79,7 +79,7 @@ def shown(impact: Impact) -> list[tuple[str, str, str, int, int]]:
 def test_ledgers_count_once_in_a_row_and_bytes_add_up(tmp_path: Path) -> None:
     rows = [finding(1, is_last_fragment=False), finding(1, fragment_index=1), finding(2), finding(3, "other")]
     impact = read_impact(written(tmp_path, rows, [finding(4)]), RUN)
-    assert shown(impact) == [("CRITICAL", "READS_STOP", "orders", 3, 40), ("CRITICAL", "READS_STOP", "other", 1, 10)]
+    assert shown(impact) == [("critical", "READS_STOP", "orders", 3, 40), ("critical", "READS_STOP", "other", 1, 10)]
     assert impact.topics[0].first_ledger == 1
 
 
@@ -87,7 +87,7 @@ def test_a_ledger_at_the_border_of_two_batches_counts_once(tmp_path: Path, monke
     monkeypatch.setattr(impact_rows, "_BATCH_ROWS", 2)
     rows = [finding(number // 5, fragment_index=number % 5) for number in range(15)]
     impact = read_impact(written(tmp_path, rows), RUN)
-    assert shown(impact) == [("CRITICAL", "READS_STOP", "orders", 3, 150)]
+    assert shown(impact) == [("critical", "READS_STOP", "orders", 3, 150)]
 
 
 def test_the_worst_come_first_and_system_topics_before_others(tmp_path: Path) -> None:
@@ -191,6 +191,11 @@ def test_a_summary_is_read_back_with_its_impact() -> None:
     summary = replace(CLEAN, impact=impact_of([row(1), row(2, HOSTILE)], 7))
     document = json.loads(json.dumps(summary.to_json()))
     assert decode_summary(document) == summary
+    for part in ("severities", "namespaces", "topics"):
+        for item in document["impact"][part]:
+            assert item["severity"] == "critical"
+            item["severity"] = "CRITICAL"
+    assert decode_summary(document) == summary, "earlier releases wrote severities of the impact in upper case"
     del document["impact"]
     assert decode_summary(document).impact == Impact()
     with pytest.raises(DamagedReportError):
