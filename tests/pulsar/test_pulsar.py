@@ -185,7 +185,7 @@ async def test_a_bookie_that_becomes_read_only_and_writable_again_is_not_lost(
     assert not any(bookie in some for some in lost)
 
 
-async def test_a_bookie_is_drained_under_producers_once_its_topics_are_unloaded_and_decommissioned(
+async def test_a_bookie_is_made_read_only_drained_under_producers_by_unloading_its_topics_and_decommissioned(
     pulsar_world: PulsarWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     here, uri, bookie = pulsar_world, pulsar_world.cluster.metadata_uri, pulsar_world.cluster.bookies[0]
@@ -195,19 +195,17 @@ async def test_a_bookie_is_drained_under_producers_once_its_topics_are_unloaded_
             assert len(topics) < TOPICS_MAX
             topics.append(Topic.make(messages, f"idle-{len(topics)}"))
             await asyncio.to_thread(topics[-1].send, 20)
-        await here.set_read_only(is_read_only=True)
         replicator = await Replicator.start(uri, tmp_path / "replicator")
         with load(topics[:1]):
-            started = await bkheal("drain", "start", bookie.bookie_id, "--yes", uri=uri)
+            address = f"http://127.0.0.1:{here.http_port}"
+            started = await bkheal("drain", "start", bookie.bookie_id, "--yes", "--bookie-http", address, uri=uri)
             assert started.exit_code == 0, started.errors
+            assert state_of(bookie.bookie_id, await client.ports.registrations.list()) is BookieState.READ_ONLY
             seen = await bkheal("drain", "status", bookie.bookie_id, "--output", "json", uri=uri)
-            named = seen.document["open_topics"]
-            assert idle in named
-            for name in named:
-                await here.unload(name)
-            drained = await bkheal(
-                "drain", "status", bookie.bookie_id, "--wait", "--timeout", "60", uri=uri, deadline_s=PROGRAM_S
-            )
+            assert idle in seen.document["open_topics"]
+            words = ("drain", "status", bookie.bookie_id, "--wait", "--timeout", "60")
+            address = here.broker.admin_url
+            drained = await bkheal(*words, "--pulsar-admin", address, uri=uri, deadline_s=PROGRAM_S)
             assert drained.exit_code == 0, drained.printed + drained.errors
         await replicator.stop()
         await bookie.stop()

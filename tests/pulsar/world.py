@@ -38,10 +38,6 @@ class PulsarWorld:
         url = f"http://127.0.0.1:{self.http_port}/api/v1/bookie/state/readonly"
         await asyncio.to_thread(_request, url, "PUT", {"readOnly": is_read_only})
 
-    async def unload(self, topic: str) -> None:
-        """Close the ledgers of a topic, by its full name; it opens others when it is used next."""
-        await self.admin("PUT", f"{topic.replace('://', '/')}/unload")
-
 
 def _request(url: str, method: str, body: Any) -> bytes:
     data = None if body is None else json.dumps(body).encode()
