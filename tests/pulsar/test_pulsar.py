@@ -25,6 +25,7 @@ from tests.deadlines import PROGRAM_S
 from tests.pulsar.cluster import NAMESPACE
 from tests.pulsar.world import PulsarWorld, Topic, load, pulsar_client
 from tests.sessions import LONG_SESSION_S, kill9
+from tests.worlds.admin_api import Reply, serving
 
 pytestmark = pytest.mark.pulsar
 
@@ -190,11 +191,12 @@ async def test_a_bookie_is_made_read_only_drained_under_producers_by_unloading_i
 ) -> None:
     here, uri, bookie = pulsar_world, pulsar_world.cluster.metadata_uri, pulsar_world.cluster.bookies[0]
     with pulsar_client(here) as messages:
-        topics = [Topic.make(messages, "busy")]
-        while (idle := f"persistent://{NAMESPACE}/{topics[-1].name}") not in await open_topics(client, bookie):
+        topics, idle = [Topic.make(messages, "busy")], ""
+        while idle not in await open_topics(client, bookie):
             assert len(topics) < TOPICS_MAX
-            topics.append(Topic.make(messages, f"idle-{len(topics)}"))
+            topics.append(Topic.make(messages, f"idle-{len(topics)}"))  # only an idle one keeps its ledger open
             await asyncio.to_thread(topics[-1].send, 20)
+            idle = f"persistent://{NAMESPACE}/{topics[-1].name}"
         replicator = await Replicator.start(uri, tmp_path / "replicator")
         with load(topics[:1]):
             address = f"http://127.0.0.1:{here.http_port}"
@@ -204,6 +206,10 @@ async def test_a_bookie_is_made_read_only_drained_under_producers_by_unloading_i
             seen = await bkheal("drain", "status", bookie.bookie_id, "--output", "json", uri=uri)
             assert idle in seen.document["open_topics"]
             words = ("drain", "status", bookie.bookie_id, "--wait", "--timeout", "60")
+            with serving(lambda asked: Reply(401)) as refusing:
+                refused = await bkheal(*words, "--pulsar-admin", refusing.url, uri=uri, deadline_s=PROGRAM_S)
+            assert refused.exit_code == 1
+            assert f"is not unloaded: {refusing.url}/admin/v2/persistent/{NAMESPACE}/" in refused.errors
             address = here.broker.admin_url
             drained = await bkheal(*words, "--pulsar-admin", address, uri=uri, deadline_s=PROGRAM_S)
             assert drained.exit_code == 0, drained.printed + drained.errors
