@@ -3,7 +3,7 @@
 A broker that unloads a topic closes its ledgers, and producers connect again and continue with new ledgers. The
 invariant: a topic is asked for at most once in ``AGAIN_S``, whatever the answer was, and a limited number of times in
 all. A topic that a broker closes without effect, or does not close, thus costs its producers a bounded number of
-interruptions. Nothing depends on an unloading: the drain itself continues without it.
+interruptions. Nothing depends on an unloading: the drain itself continues without it (R75).
 """
 
 from __future__ import annotations
