@@ -28,6 +28,7 @@ from tests.deadlines import PROGRAM_S
 from tests.pulsar.cluster import NAMESPACE
 from tests.pulsar.world import PulsarWorld, Topic, load, pulsar_client
 from tests.sessions import LONG_SESSION_S, kill9
+from tests.worlds.admin_api import Reply, serving
 
 pytestmark = pytest.mark.pulsar
 
@@ -248,7 +249,7 @@ async def test_a_bookie_that_becomes_read_only_and_writable_again_is_not_lost(
     assert not any(bookie in some for some in lost)
 
 
-async def test_a_bookie_is_drained_under_producers_once_its_topics_are_unloaded_and_decommissioned(
+async def test_a_bookie_is_made_read_only_drained_under_producers_by_unloading_its_topics_and_decommissioned(
     pulsar_world: PulsarWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     here, uri, bookie = pulsar_world, pulsar_world.cluster.metadata_uri, pulsar_world.cluster.bookies[0]
@@ -256,22 +257,24 @@ async def test_a_bookie_is_drained_under_producers_once_its_topics_are_unloaded_
         topics, idle = [Topic.make(messages, "busy")], ""
         while idle not in await open_topics(client, bookie):  # the writer of a busy one may leave the bookie by itself
             assert len(topics) < TOPICS_MAX
-            topics.append(Topic.make(messages, f"idle-{len(topics)}"))
+            topics.append(Topic.make(messages, f"idle-{len(topics)}"))  # only an idle one keeps its ledger open
             await asyncio.to_thread(topics[-1].send, 20)
             idle = f"persistent://{NAMESPACE}/{topics[-1].name}"
-        await here.set_read_only(is_read_only=True)
         replicator = await Replicator.start(uri, tmp_path / "replicator")
         with load(topics[:1]):
-            started = await bkheal("drain", "start", bookie.bookie_id, "--yes", uri=uri)
+            address = f"http://127.0.0.1:{here.http_port}"
+            started = await bkheal("drain", "start", bookie.bookie_id, "--yes", "--bookie-http", address, uri=uri)
             assert started.exit_code == 0, started.errors
+            assert state_of(bookie.bookie_id, await client.ports.registrations.list()) is BookieState.READ_ONLY
             seen = await bkheal("drain", "status", bookie.bookie_id, "--output", "json", uri=uri)
-            named = seen.document["open_topics"]
-            assert idle in named
-            for name in named:
-                await here.unload(name)
-            drained = await bkheal(
-                "drain", "status", bookie.bookie_id, "--wait", "--timeout", "60", uri=uri, deadline_s=PROGRAM_S
-            )
+            assert idle in seen.document["open_topics"]
+            words = ("drain", "status", bookie.bookie_id, "--wait", "--timeout", "60")
+            with serving(lambda asked: Reply(401)) as refusing:
+                refused = await bkheal(*words, "--pulsar-admin", refusing.url, uri=uri, deadline_s=PROGRAM_S)
+            assert refused.exit_code == 1
+            assert f"is not unloaded: {refusing.url}/admin/v2/persistent/{NAMESPACE}/" in refused.errors
+            address = here.broker.admin_url
+            drained = await bkheal(*words, "--pulsar-admin", address, uri=uri, deadline_s=PROGRAM_S)
             assert drained.exit_code == 0, drained.printed + drained.errors
         await replicator.stop()
         await bookie.stop()

@@ -150,8 +150,8 @@ class Remote:
         self._settings = settings
         self._sleep = sleep
         self._monotonic_s = monotonic_s
-        self._base = _base(settings)
-        self._tls = _context(settings, self._base)
+        self._base = base_url(settings)
+        self._tls = tls_context(settings, self._base)
 
     def status(self) -> Mapping[str, Any]:
         """The service's status document. Raises as ``run``."""
@@ -428,8 +428,12 @@ def _is_word(token: str) -> bool:
     return all(char.isascii() and char.isprintable() and not char.isspace() for char in token)
 
 
-def _base(settings: RemoteSettings) -> str:
-    """What the addresses of requests begin with: the URL without a user name, a query and a fragment."""
+def base_url(settings: RemoteSettings) -> str:
+    """What the addresses of requests begin with: the URL without a user name, a query and a fragment.
+
+    Raises:
+        ConfigurationError: the URL or the token is none, or the token would be sent in the clear.
+    """
     import httpx
 
     try:
@@ -451,7 +455,12 @@ def _base(settings: RemoteSettings) -> str:
     return base
 
 
-def _context(settings: RemoteSettings, base: str) -> ssl.SSLContext:
+def tls_context(settings: RemoteSettings, base: str) -> ssl.SSLContext:
+    """How to verify the server at ``base``.
+
+    Raises:
+        ConfigurationError: a TLS file cannot be used.
+    """
     if base.startswith("http:"):
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used; it trusts nobody
     try:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
 
+from auditor.cli.audit.remote import RemoteSettings, read_token
+from auditor.cli.cluster.admin_requests import AdminClient
 from auditor.cli.cluster.at import Service, reachable
+from auditor.cli.cluster.bookie_state import REQUEST_S as BOOKIE_REQUEST_S
+from auditor.cli.cluster.bookie_state import make_read_only
 from auditor.cli.cluster.changing import (
     BookiesArgument,
     DryRunOption,
@@ -24,9 +30,13 @@ from auditor.cli.cluster.changing import (
 from auditor.cli.cluster.drain_watch import DrainLook, watch
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.recovery import ForceOption
+from auditor.cli.cluster.topic_unloading import REQUEST_S as UNLOAD_REQUEST_S
+from auditor.cli.cluster.topic_unloading import TopicUnloading
+from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.output import OutputFormat, StreamFormat, counting, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.bookies.drains import Drains
+from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.model.times import rfc3339_if_known
@@ -42,6 +52,7 @@ OptionalBookies = Annotated[
 ]
 
 _OPEN: Final = "open_ledger"
+_PULSAR: Final = "Pulsar's admin API"
 
 
 @app.command("start")
@@ -54,6 +65,15 @@ def start(
     is_dry_run: DryRunOption = False,
     is_sure: YesOption = False,
     is_forced: ForceOption = False,
+    bookie_http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The HTTP server of an Apache bookie, such as http://bookie-2:8000: make it read-only first. For one "
+            "BOOKIE.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     service: Service | None = None,
 ) -> None:
@@ -61,21 +81,28 @@ def start(
 
     An Apache bookie knows of no drain and stays as it is. While it is writable, replicators and our writers do not
     choose it, but Apache's writers do. Make it read-only by Apache's own means first, and keep it so until the drain
-    has ended; notes name the bookies concerned.
+    has ended; notes name the bookies concerned. With --bookie-http, this command makes it read-only through its HTTP
+    server. If that fails, nothing is begun.
 
     Nothing is at risk during a drain: a drained bookie serves its copies until each of them has another home. Ledgers
     under a writer are left to it; it leaves a read-only bookie with the next write. Starting again is safe and marks
     what was overlooked.
 
     Exit codes: 0 begun (or, with --dry-run, would be), 1 refused, 3 the store did not answer, 5 some metadata could not
-    be read (the rest is marked).
+    be read (the rest is marked), 69 the bookie's HTTP server did not answer.
 
     Example: `bkheal drain start bookie-2:3181 --dry-run`
     """
+    bookies = bookie_ids(names)
+    if bookie_http is not None and (service is not None or len(bookies) > 1):
+        raise typer.BadParameter("it is for one BOOKIE, and not for --at", param_hint="'--bookie-http'")
     if service is not None:
-        document = _started_there(service, bookie_ids(names), is_dry_run, is_sure, is_forced)
+        document = _started_there(service, bookies, is_dry_run, is_sure, is_forced)
     else:
-        document = run(_start(metadata_uri(uri, config), bookie_ids(names), is_dry_run, is_sure, is_forced))
+        admin = None
+        if bookie_http is not None:
+            admin = AdminClient(RemoteSettings(bookie_http, timeout_s=BOOKIE_REQUEST_S))
+        document = run(_start(metadata_uri(uri, config), bookies, is_dry_run, is_sure, is_forced, admin))
     would = "would be" if is_dry_run else "are"
     held = f"{document['fragments']} fragments, {size(document['bytes'])} in closed ledgers"
     lines = [f"{document['ledgers']} ledgers {would} marked: {held}, {document['open_ledgers']} ledgers not closed"]
@@ -177,6 +204,32 @@ def status(
             show_default=False,
         ),
     ] = None,
+    pulsar_admin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="With --wait: have Pulsar unload the topics of open ledgers, by the admin API of its brokers or "
+            "proxy, such as https://pulsar:8443.",
+            rich_help_panel=_PULSAR,
+            show_default=False,
+        ),
+    ] = None,
+    pulsar_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Holds the token for it; sent by https, or to this machine.",
+            rich_help_panel=_PULSAR,
+            show_default=False,
+        ),
+    ] = None,
+    pulsar_ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM file of who signed its certificate. Default: the system's authorities.",
+            rich_help_panel=_PULSAR,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Report the remaining ledgers of drained bookies, the reasons why they wait, and the estimated time.
 
@@ -184,22 +237,43 @@ def status(
     until --timeout, and then reports the state. During the wait it marks ledgers again whose task is missing; nothing
     else depends on it, so that it may be interrupted: the drain continues.
 
-    Exit codes: 0 nothing is left, 1 something is (with --wait: at the timeout), 2 wrong usage, 3 the store did not
-    answer, 5 some metadata could not be read.
+    With --pulsar-admin it also has Pulsar unload the topics whose open ledgers are left, four at a time and each once a
+    minute at most. Brokers close these ledgers then, and producers continue with new ones. If only open ledgers are
+    left and no topic can be unloaded, or if the token is refused, the wait ends with the reason; the drain continues.
+
+    Exit codes: 0 nothing is left, 1 something is (with --wait: at the timeout, or Pulsar refused), 2 wrong usage, 3 the
+    store did not answer, 5 some metadata could not be read, 69 Pulsar did not answer, 78 wrong address, token or CA.
 
     Example: `bkheal drain status bookie-2:3181 --wait --timeout 3600`
     """
     if timeout_s is not None and not is_waiting:
         raise typer.BadParameter("it is the longest time to wait: give --wait as well", param_hint="'--timeout'")
-    seen = run(_status(metadata_uri(uri, config), bookie_ids(names or ()), is_waiting, timeout_s))
+    admin = _pulsar(pulsar_admin, pulsar_token_file, pulsar_ca, is_waiting=is_waiting)
+    seen, failure = run(_status(metadata_uri(uri, config), bookie_ids(names or ()), is_waiting, timeout_s, admin))
     document = _document(seen)
     show(output, "DrainStatus", document, _lines(document))
     if document["ledgers_left"]:
+        if failure is not None:
+            refuse(f"{failure}; the drain continues", exit_code_of(failure))
         if timeout_s is not None:
             print_note(f"stopped waiting after {timeout_s:g} s; the drain continues")
         raise typer.Exit(ExitCode.FAILED)
     if document["unreadable_ledgers"]:
         raise typer.Exit(ExitCode.PARTIAL)
+
+
+def _pulsar(url: str | None, token_file: Path | None, ca: Path | None, *, is_waiting: bool) -> AdminClient | None:
+    """Its admin API; nothing is sent yet. Raises as ``AdminClient`` and ``read_token``."""
+    if url is None:
+        if token_file is not None or ca is not None:
+            raise typer.BadParameter("give --pulsar-admin as well", param_hint="'--pulsar-token-file', '--pulsar-ca'")
+        return None
+    if not is_waiting:
+        raise typer.BadParameter(
+            "topics are unloaded during a wait: give --wait as well", param_hint="'--pulsar-admin'"
+        )
+    token = read_token(token_file, {}) if token_file is not None else None
+    return AdminClient(RemoteSettings(url, token, ca, timeout_s=UNLOAD_REQUEST_S))
 
 
 def _started_there(
@@ -219,7 +293,12 @@ def _started_there(
 
 
 async def _start(
-    uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool, is_sure: bool, is_forced: bool
+    uri: str,
+    bookies: tuple[BookieId, ...],
+    is_dry_run: bool,
+    is_sure: bool,
+    is_forced: bool,
+    bookie_admin: AdminClient | None,
 ) -> dict[str, Any]:
     from auditor.operating.client import Actor, NotThereError, RefusedError
     from auditor.operating.drains import check_startable, start_drains, stay_as_they_are
@@ -230,7 +309,13 @@ async def _start(
         except (NotThereError, RefusedError) as error:
             refuse(str(error))
         if not is_dry_run:
-            confirm(_question(bookies, *await stay_as_they_are(client.ports.registrations, bookies)), is_sure=is_sure)
+            stay_writable, stay_read_only = await stay_as_they_are(client.ports.registrations, bookies)
+            if bookie_admin is not None:
+                stay_writable = []
+            confirm(_question(bookies, stay_writable, stay_read_only), is_sure=is_sure)
+            if bookie_admin is not None:
+                async with bookie_admin:
+                    await make_read_only(bookie_admin, bookies[0], client.ports.registrations, client.ports.clock)
         actor = Actor(whoami(), "command")
         return await start_drains(client, actor, bookies, is_dry_run=is_dry_run, counting=counting)
 
@@ -274,14 +359,22 @@ async def _stop(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool) -> li
     return list(done["stopped"])
 
 
-async def _status(uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None) -> DrainLook:
-    async with connected(uri) as client:
+async def _status(
+    uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None, admin: AdminClient | None
+) -> tuple[DrainLook, BkhealError | None]:
+    """What was seen last, and why topics cannot be unloaded."""
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(connected(uri))
         drains = await Drains(client.store, client.cluster.root).read()
         chosen = bookies or tuple(sorted(drains))
         if not chosen:
             refuse("no bookie is being drained; `bkheal drain start BOOKIE` begins")
         unknown_names(chosen, await client.ports.registrations.known() | frozenset(drains))
-        return await watch(client, chosen, drains, is_waiting=is_waiting, timeout_s=timeout_s)
+        if admin is None:
+            return await watch(client, chosen, drains, is_waiting=is_waiting, timeout_s=timeout_s), None
+        unloading = TopicUnloading(await stack.enter_async_context(admin), client.ports.clock, print_note)
+        seen = await watch(client, chosen, drains, is_waiting=is_waiting, timeout_s=timeout_s, unloading=unloading)
+        return seen, unloading.failure(seen.left.holdings)
 
 
 def _document(seen: DrainLook) -> dict[str, Any]:
@@ -332,7 +425,10 @@ def _lines(document: dict[str, Any]) -> list[str]:
     lines += [f"  {count} parked: {reason}" for reason, count in document["parked"].items()]
     lines += [f"    ledger {item['ledger_id']}: {item['detail']}" for item in document["examples"]]
     if document["open_topics"]:
-        lines.append(f"  {document['open_ledgers']} not closed; unloading their topics closes them at once:")
+        lines.append(
+            f"  {document['open_ledgers']} not closed; unloading their topics closes them at once "
+            "(`--wait --pulsar-admin URL` does it):"
+        )
         lines += [f"    pulsar-admin topics unload '{printable(topic)}'" for topic in document["open_topics"]]
     if _OPEN in document["parked"]:
         lines.append(

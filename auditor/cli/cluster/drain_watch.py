@@ -12,6 +12,7 @@ from bookie.metadata.bookies.drains import Drain
 from bookie.model.ids import BookieId
 
 if TYPE_CHECKING:
+    from auditor.cli.cluster.topic_unloading import TopicUnloading
     from auditor.safety.draining import Left
     from bookie.client.connect import ConnectedBookKeeper
 
@@ -49,8 +50,11 @@ async def watch(
     *,
     is_waiting: bool,
     timeout_s: float | None,
+    unloading: TopicUnloading | None = None,
 ) -> DrainLook:
     """Look what is left on ``bookies``; if ``is_waiting``, again and again until that is nothing, or time is up.
+
+    With ``unloading``, the wait also ends if only open ledgers are left and their topics cannot be unloaded.
 
     Raises:
         NotAClusterError, StoreUnavailableError: no answer.
@@ -73,6 +77,13 @@ async def watch(
             if left.unmarked and begun_s - marked_s >= REMARK_S:
                 await mark_unmarked(ports, left)
                 marked_s = begun_s
+            if unloading is not None:
+                writable = (await ports.registrations.list()).writable & frozenset(bookies)
+                left_s = None if timeout_s is None else max(0.0, started_s + timeout_s - begun_s)
+                await unloading.look(left.holdings.open_topics, writable, left_s)
+                if unloading.failure(left.holdings) is not None:
+                    break
+                begun_s = clock.monotonic_s()
             pause_s = max(LOOK_S if before else 0.0, looked_s / LOOK_SHARE if before else 0.0)
             if timeout_s is not None and begun_s - started_s + pause_s > timeout_s:
                 break

@@ -11,10 +11,11 @@ from tests.worlds.sources import ROOT, sources
 
 USERS = {
     "kazoo": {"bookie/metadata/store/kazoo_connection.py", "auditor/bench/scan_measurement.py"},
-    "httpx": {"auditor/cli/audit/remote.py"},
+    "httpx": {"auditor/cli/audit/remote.py", "auditor/cli/cluster/admin_requests.py"},
     "rocksdict": {"bookie/storage/disks/rocks.py"},
 }
-"""Third-party libraries with a single adapter (the benchmark's baseline is kazoo as it comes)."""
+"""Third-party libraries with a single adapter (the benchmark's baseline is kazoo as it comes, httpx has an
+adapter for auditors and one for other programs)."""
 
 FOLDERS = {"grpc": ("bookie/wire/", "bookie/server/", "auditor/api/"), "pyspark": ("spark_jobs/", "auditor/bench/")}
 

@@ -1,0 +1,217 @@
+"""Requests to the admin APIs of other programs, Pulsar's and a bookie's, for commands.
+
+The token goes to the given address, and beyond it only where a redirect may lead: to the same request at another
+address, never from https to http, and with a token never to another machine in the clear. Pulsar's brokers redirect to
+the broker that serves a topic. Each request has one deadline for all its redirects, and a bounded answer. No error has
+the token in it, even if the other side repeats it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urljoin, urlsplit, urlunsplit
+
+from auditor.api.settings import is_loopback
+from auditor.cli.audit.remote import RemoteSettings, base_url, tls_context
+from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.runtime.human import printable
+
+if TYPE_CHECKING:
+    import httpx
+
+REDIRECTS_MAX: Final = 5
+ANSWER_BYTES_MAX: Final = 64 << 10
+"""Errors have a sentence, other answers a few fields."""
+_SAID_MAX: Final = 300
+"""Characters of an answer that an error repeats."""
+_TRY_LATER: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class AdminUnavailableError(TransientError):
+    """Nothing was asked, or the answer was that it cannot be done now."""
+
+
+class AdminOutcomeUnknownError(OutcomeUnknownError):
+    """There was no answer in time, or none that is complete; the request may have taken effect."""
+
+
+class AdminConflictError(ConflictError):
+    """The state does not permit it now."""
+
+
+class AdminRefusedError(PermanentError):
+    """The request was refused, or the server is not the one that was meant."""
+
+
+class AdminLoginError(AdminRefusedError):
+    """The server requires a token, or another one. It refuses every other request as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered."""
+
+    url: str
+    """The address that answered, without a query."""
+    status: int
+    said: str
+    """Its reason, ready for a sentence; empty if it gave none."""
+    document: Mapping[str, Any] | None
+    """None if the body is no JSON object."""
+
+    def error(self, what: str) -> BkhealError:
+        """The error for this answer, which is not the expected one; ``what`` says what was not done."""
+        text = f"{what}: {self.url} answered {self.status}{f': {self.said}' if self.said else ''}"
+        if self.status == 401:
+            return AdminLoginError(text)
+        if self.status == 409:
+            return AdminConflictError(text)
+        if self.status in _TRY_LATER:
+            return AdminUnavailableError(text)
+        if self.status < 300:
+            return AdminRefusedError(f"{text}; this is not the answer of the API: is the address right?")
+        return AdminRefusedError(text)
+
+
+class AdminClient:
+    """One server. Use it as an asynchronous context manager."""
+
+    def __init__(self, settings: RemoteSettings) -> None:
+        """Read the TLS files; nothing is sent.
+
+        Raises:
+            ConfigurationError: the URL or the token is none, a file cannot be used, or the token would be sent in the
+                clear.
+        """
+        self._token = settings.token
+        self._timeout_s = settings.timeout_s
+        self.base = base_url(settings)
+        """The address without a user name."""
+        self._tls = tls_context(settings, "https:")  # in any case: a redirect may lead to https
+        self._http: httpx.AsyncClient | None = None
+
+    async def __aenter__(self) -> AdminClient:
+        import httpx  # a tenth of a second, for these commands alone
+
+        self._http = httpx.AsyncClient(verify=self._tls, timeout=self._timeout_s, trust_env=False)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+
+    async def ask(self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None) -> Answer:
+        """Send a request; the answer is of any status but a redirect.
+
+        Args:
+            method: of HTTP.
+            path: below the address, encoded.
+            what: begins the sentence of an error; what was not done.
+            body: a JSON document.
+
+        Raises:
+            AdminUnavailableError: no connection; nothing was asked.
+            AdminOutcomeUnknownError: no complete answer.
+            AdminRefusedError: a redirect that is not followed, or an answer that is too large.
+        """
+        import httpx
+
+        url = self.base + path
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._follow(method, url, path, what, body)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise AdminUnavailableError(f"{what}: no answer from {url}: {self._clean(str(error))}") from None
+        except (TimeoutError, httpx.TimeoutException):
+            raise AdminOutcomeUnknownError(f"{what}: no answer from {url} within {self._timeout_s:g} s") from None
+        except httpx.InvalidURL:
+            raise AdminRefusedError(f"{what}: {url} redirects to what is no address; this is not followed") from None
+        except httpx.RequestError as error:
+            said = self._clean(str(error)) or type(error).__name__
+            raise AdminOutcomeUnknownError(f"{what}: no complete answer from {url}: {said}") from None
+
+    async def _follow(self, method: str, url: str, path: str, what: str, body: Mapping[str, Any] | None) -> Answer:
+        assert self._http is not None, "enter the client first"
+        # A compressed answer would be larger than what is counted.
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        for _ in range(REDIRECTS_MAX + 1):
+            async with self._http.stream(method, url, headers=headers, json=body) as response:
+                if response.status_code not in (307, 308):
+                    return self._understand(_shown(url), response.status_code, await _read(response, url, what))
+                try:
+                    url = redirected(url, response.headers.get("Location", ""), path, has_token=self._token is not None)
+                except ValueError as error:
+                    text = f"{what}: {_shown(url)} redirects {error}; this is not followed"
+                    raise AdminRefusedError(self._clean(text, _SAID_MAX * 3)) from None
+        raise AdminRefusedError(f"{what}: {self.base}{path} redirects more than {REDIRECTS_MAX} times")
+
+    def _understand(self, url: str, status: int, data: bytes) -> Answer:
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            found = None
+        document = found if isinstance(found, dict) else None
+        said = str((document or {}).get("reason") or "") if document else data.decode(errors="replace")
+        return Answer(url, status, self._clean(said), document)
+
+    def _clean(self, text: str, length: int = _SAID_MAX) -> str:
+        """A foreign text in one line, of a bounded length and without the token."""
+        if self._token:
+            text = text.replace(self._token, "[token]")
+        return printable(" ".join(text.split()))[:length]
+
+
+def redirected(at: str, location: str, path: str, *, has_token: bool) -> str:
+    """Return the address that a redirect leads to (pure).
+
+    Args:
+        at: the address that redirects.
+        location: where to.
+        path: of the request.
+        has_token: whether the request has a token.
+
+    Raises:
+        ValueError: it must not be followed; the text is the end of a sentence about ``at``.
+    """
+    if not location:
+        raise ValueError("without an address")
+    shown = repr(printable(location)[:_SAID_MAX])
+    try:
+        parts = urlsplit(urljoin(at, location))
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise ValueError(f"to {shown}, which is no address") from error
+    if parts.scheme not in ("http", "https") or not host or port == 0 or not location.isascii():
+        raise ValueError(f"to {shown}, which is no address")
+    if urlsplit(at).scheme == "https" and parts.scheme != "https":
+        raise ValueError(f"from https to {shown}")
+    if has_token and parts.scheme == "http" and not is_loopback(host):
+        raise ValueError(f"to {shown}, where the token would travel in the clear")
+    if not parts.path.endswith(path):
+        raise ValueError(f"to {shown}, which is another request")
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
+
+
+async def _read(response: httpx.Response, url: str, what: str) -> bytes:
+    data = bytearray()
+    async for chunk in response.aiter_raw():
+        data += chunk
+        if len(data) > ANSWER_BYTES_MAX:
+            raise AdminRefusedError(
+                f"{what}: {_shown(url)} answered {response.status_code} with more than {ANSWER_BYTES_MAX} bytes: "
+                "is the address right?"
+            )
+    return bytes(data)
+
+
+def _shown(url: str) -> str:
+    return url.partition("?")[0]

@@ -1,0 +1,114 @@
+"""Which topics a drain unloads next."""
+
+from __future__ import annotations
+
+import pytest
+
+from auditor.safety.unloading import (
+    AGAIN_S,
+    FAILURES_MAX,
+    ROUND_TOPICS,
+    UNLOADS_MAX,
+    Attempts,
+    UnloadedInVainError,
+    after,
+    due,
+    hopeless,
+    kept,
+    unload_path,
+)
+from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError
+
+A, B = "persistent://t/n/a", "persistent://t/n/b"
+
+
+@pytest.mark.parametrize(
+    ("topic", "path"),
+    [
+        ("persistent://t/n/a-partition-3", "/admin/v2/persistent/t/n/a-partition-3/unload"),
+        ("persistent://t/n/a b+c%2F?#é", "/admin/v2/persistent/t/n/a+b%2Bc%252F%3F%23%C3%A9/unload"),
+        ("persistent://t x/n?/a", "/admin/v2/persistent/t%20x/n%3F/a/unload"),
+        ("persistent://t/%2e%2e/a", "/admin/v2/persistent/t/%252e%252e/a/unload"),
+        ("persistent://t/n/..%2F..", "/admin/v2/persistent/t/n/..%252F../unload"),
+        ("persistent://t/cluster/n/a", ""),  # version 1
+        ("persistent://t/../a", ""),
+        ("persistent://../n/a", ""),
+        ("persistent://t/n/..", ""),
+        ("persistent://t/n/.", ""),
+        ("persistent://t//a", ""),
+        ("persistent://t/n/", ""),
+        ("non-persistent://t/n/a", ""),
+        ("segment://t/n/a/0", ""),
+        ("t/n/a", ""),
+        ("", ""),
+    ],
+)
+def test_the_path_names_one_topic_or_none(topic: str, path: str) -> None:
+    assert unload_path(topic) == path
+
+
+def test_a_topic_is_asked_for_once_in_a_period_whatever_the_answer_was() -> None:
+    for error in (None, TransientError("x"), OutcomeUnknownError("x"), ConflictError("x")):
+        attempts = {A: after(None, 100.0, error)}
+        assert due({A, B}, attempts, 100.0 + AGAIN_S - 1) == (B,)
+        assert due({A, B}, attempts, 100.0 + AGAIN_S) == (B, A)
+
+
+def test_a_round_is_bounded_and_every_topic_has_its_turn() -> None:
+    topics = {f"persistent://t/n/{number:03}" for number in range(3 * ROUND_TOPICS)}
+    attempts: dict[str, Attempts] = {}
+    seen: list[str] = []
+    for now_s in range(3):
+        chosen = due(topics, attempts, float(now_s))
+        assert len(chosen) == ROUND_TOPICS
+        attempts |= {topic: after(None, float(now_s), TransientError("x")) for topic in chosen}
+        seen += chosen
+    assert sorted(seen) == sorted(topics)
+    assert due(topics, attempts, AGAIN_S + 0.5) == tuple(seen[:ROUND_TOPICS])
+
+
+@pytest.mark.parametrize(
+    ("error", "requests"),
+    [
+        (None, UNLOADS_MAX),
+        (TransientError("x"), FAILURES_MAX),
+        (OutcomeUnknownError("x"), FAILURES_MAX),
+        (ConflictError("x"), FAILURES_MAX),
+        (PermanentError("x"), 1),
+    ],
+)
+def test_no_topic_is_asked_for_without_an_end(error: BkhealError | None, requests: int) -> None:
+    attempts: dict[str, Attempts] = {}
+    asked, now_s = 0, 0.0
+    while topics := due({A}, attempts, now_s):
+        assert hopeless({A}, attempts, now_s) is None
+        attempts = kept({A: after(attempts.get(topics[0]), now_s, error)}, {A}, now_s)
+        asked, now_s = asked + 1, now_s + AGAIN_S
+    assert asked == requests
+    reason = hopeless({A}, attempts, now_s)
+    assert isinstance(reason, UnloadedInVainError) if error is None else reason is error
+
+
+def test_failures_before_a_success_are_forgotten() -> None:
+    record = None
+    for _ in range(FAILURES_MAX - 1):
+        record = after(record, 0.0, TransientError("x"))
+    record = after(after(record, 0.0, None), 0.0, TransientError("x"))
+    assert (record.unloads, record.failures, record.is_over) == (1, 1, False)
+
+
+def test_waiting_is_not_useless_while_one_topic_may_still_be_unloaded() -> None:
+    refused = PermanentError("x")
+    attempts = {A: after(None, 0.0, refused)}
+    assert hopeless({A, B}, attempts, 0.0) is None
+    assert hopeless({A, "non-persistent://t/n/a"}, attempts, 0.0) is refused
+    assert hopeless({"non-persistent://t/n/a"}, attempts, 0.0) is None
+    assert hopeless(set(), attempts, 0.0) is None
+    last = Attempts(100.0, unloads=UNLOADS_MAX)
+    assert hopeless({A}, {A: last}, 100.0 + AGAIN_S - 1) is None  # its ledger may just have been closed
+
+
+def test_records_are_kept_while_they_matter() -> None:
+    attempts = {A: after(None, 0.0, None), B: after(None, AGAIN_S, None)}
+    assert kept(attempts, set(), AGAIN_S + 1).keys() == {B}
+    assert kept(attempts, {A}, 10 * AGAIN_S).keys() == {A}
