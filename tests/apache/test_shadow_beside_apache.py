@@ -1,4 +1,4 @@
-"""Shadow mode beside Apache's auditor: both find the same, and a task that somebody took away is told."""
+"""Shadow mode beside Apache's auditor: both find the same, and a task that was taken away is told."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 
 from bookie.embedded.apache import LEDGERS_ROOT
 from bookie.metadata.layout import task_path
+from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.metadata.runs.election import current_auditor
+from bookie.metadata.tasks.format import NO_TIME
 from bookie.model.ids import LedgerId
 from tests.apache.programs import Comparison
 from tests.apache.waiting import until
@@ -33,6 +35,9 @@ async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_tol
             return await current_auditor(client.store, LEDGERS_ROOT)
 
         await until(leader, lambda name: name == recovery.address, "Apache's auditor leads")
+        # Its first check of all ledgers reads from their bookies, and marks what it could not read.
+        checks = CheckTimes(client.store, client.cluster)
+        await until(lambda: checks.read(CheckKind.ALL_LEDGERS), lambda time: time != NO_TIME, "it has checked all")
         await lost.stop()
         await gone(client, lost.bookie_id)
         wanted = {ledger_id: [lost.bookie_id] for ledger_id in ledgers}
@@ -44,6 +49,7 @@ async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_tol
         assert (found["only_here"], found["only_there"], found["differ"], found["items"]) == (0, 0, 0, [])
         assert await here.tasks() == wanted
 
+        recovery.running.pause()  # it leads, and marks nothing again
         taken = ledgers[1]
         await client.store.delete(task_path(LEDGERS_ROOT, LedgerId(taken)))
         code, found = await shadow(here.uri, tmp_path, settle_s=0)
