@@ -10,7 +10,8 @@ plan was made. It also checks the reservation, which was made before the first b
 collector of bkheal deletes what was listed (S16). And it checks that each target is registered as writable, and that no
 other disks were recorded under its name (R30). A registration may outlive its disks by a session timeout, and new disks
 search the metadata for what the old ones may have held only after they were recorded; so this write is either found by
-the search or refused. Apache's bookies record no disks, and their collectors are kept away by the ledger's lock.
+the search or refused. Apache's bookies record no disks, and their collectors are kept away by the ledger's lock, which
+the same transaction checks: one of Apache's programs may have deleted our lock, and a collector may have its own since.
 
 If the plan repairs everything that is missing, the same transaction deletes the task, the lock and the reservation
 (I18). A separate look afterwards would find the metadata that this transaction writes, the targets that it checks, and
@@ -157,8 +158,14 @@ class Installer:
     async def _write(self, write: _Write) -> Versioned:
         self._lease.ensure_session()
         ledger, reserved = write.ledger, write.reserved
-        checks = [Check(reserved.path, reserved.version), *write.checks]
-        return await self._ports.ledgers.write(ledger.ledger_id, write.wanted, ledger.version, checks=checks)
+        lock = self._lease.check()
+        checks = [lock, Check(reserved.path, reserved.version), *write.checks]
+        try:
+            return await self._ports.ledgers.write(ledger.ledger_id, write.wanted, ledger.version, checks=checks)
+        except PreconditionFailedError as error:
+            if error.path != lock.path:
+                raise
+            raise self._lease.lost() from error
 
     async def _complete_with(self, write: _Write, completing: Sequence[Operation]) -> tuple[Versioned, bool]:
         """Write the metadata, and delete the task, the lock and the reservation with it, or write it alone."""

@@ -164,6 +164,10 @@ class Lease:
         if self.is_session_over:
             raise LeaseLostError(f"the session that held ledger {self.held.task.ledger_id} has ended; the task stays")
 
+    def check(self) -> Check:
+        """Part of a transaction right after ``look``: it fails if one of Apache's programs has the lock, or none."""
+        return self._ports.tasks.locks.check(self.held.task.ledger_id)
+
     def completion(self) -> list[Operation]:
         """What deletes the task and the lock in a transaction right after ``look``; see ``TaskLocks.completion``."""
         return self._ports.tasks.locks.completion(self.held)

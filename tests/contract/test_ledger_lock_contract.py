@@ -42,6 +42,15 @@ async def test_a_ledger_that_is_not_marked_is_locked_and_released(
     assert await tasks.locks.locked() == {L7}
 
 
+async def test_a_check_of_the_lock_fails_for_one_that_a_program_of_apache_created(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    await tasks.initialize()
+    await store.create(lock_path(cluster.root, L7), b"", is_ephemeral=True)
+    with pytest.raises(MultiFailedError):
+        await store.multi([tasks.locks.check(L7)])
+
+
 async def test_it_is_the_lock_of_the_workers(backend: Any, cluster: Cluster, tasks: UnderReplication) -> None:
     other = UnderReplication(await backend.open(), cluster, SystemClock())
     await tasks.initialize()

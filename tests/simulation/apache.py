@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from bookie.metadata.bookies.cookies import Cookie, CookieExistsError, CookieStore
 from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import lock_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
-from bookie.metadata.tasks.locks import HeldLock
-from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.metadata.port import NodeExistsError, NoNodeError
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LedgerId
 from bookie.storage.store import LedgerStorage
@@ -64,7 +64,8 @@ class ApacheCollector:
     def __init__(self, node: SimBookie, cluster: Cluster, storage: LedgerStorage, rng: random.Random) -> None:
         self._bookie = node.bookie
         self._ledgers = LedgerStore(node.store, cluster, rng)
-        self._tasks = UnderReplication(node.store, cluster, node.clock)
+        self._store = node.store
+        self._root = cluster.root
         self._storage = storage
 
     async def run(self, interval_s: float) -> None:
@@ -91,20 +92,25 @@ class ApacheCollector:
     async def _look_at(self, ledger_id: LedgerId) -> None:
         if await self._is_needed(ledger_id):
             return
-        held = await self._tasks.locks.lock_alone(ledger_id, self._bookie)
-        if held is None:
+        path = lock_path(self._root, ledger_id)
+        try:
+            await self._store.create(path, b"", is_ephemeral=True)
+        except NodeExistsError:
             return
         try:
             mark = self._storage.mark(ledger_id)
             if not await self._is_needed(ledger_id):
                 await self._storage.collect(ledger_id, mark)
         finally:
-            await self._release(held)
+            await self._release(path)
 
-    async def _release(self, held: HeldLock) -> None:
+    async def _release(self, path: str) -> None:
+        """Delete the lock, also one that another process has by now, as Apache's do."""
         while True:
             try:
-                await self._tasks.locks.release_alone(held)
+                await self._store.delete(path)
+            except NoNodeError:
+                return
             except BkhealError:
                 await asyncio.sleep(1.0)
             else:

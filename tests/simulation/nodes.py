@@ -333,6 +333,8 @@ class SimBookie:
             before = truth.begins_to_collect(bookie, ledger_id)
             is_collected = await collect(ledger_id, mark)
             truth.collected(bookie, ledger_id, before, is_collected=is_collected)
+            if is_collected and self.is_apache:
+                self.world.repairs.collected_by_apache(bookie, ledger_id)
             return is_collected
 
         for name, method in (("collect", witnessed), ("mark", marked)):

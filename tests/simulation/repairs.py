@@ -93,6 +93,8 @@ class Effort:
     """Bytes of copies that their target had acknowledged before, with the same disks."""
     interruptions: int = 0
     """Turns that ended before the task was finished."""
+    collected: int = 0
+    """Bytes of copies that the collectors of Apache's bookies deleted."""
     is_started_again: bool = False
     """Whether a target failed, or the task was parked: then the copy may begin again, perhaps elsewhere."""
     acknowledged: set[tuple[BookieId, str, EntryId]] = field(default_factory=set)
@@ -175,12 +177,16 @@ class Repairs:
     def judge_effort(self, window_bytes: Callable[[int, int], int] | None) -> None:
         """I21: nothing is copied in vain without a fault, and a fault costs at most a fifth and one window.
 
+        What the collector of an Apache bookie deletes between two turns is copied again: it respects the lock alone.
+
         R44: as long as no target fails, what a target has acknowledged is not copied to it again, apart from one window
         for each interruption.
 
         ``window_bytes``: how much one fault may cost, by the size of the largest entry and the number of positions that
         are copied; None: as much as there is.
         """
+        for (_, ledger_id), note in self.running.items():  # their turns have not counted their faults yet
+            self._count_faults(note, self.efforts[ledger_id], is_completed=False)
         for ledger_id, effort in self.efforts.items():
             truth = self._truth.of(ledger_id)
             if truth.is_doomed or truth.is_deleted or truth.is_forgotten or self._truth.rotten:
@@ -203,11 +209,24 @@ class Repairs:
                 if window_bytes is None:
                     continue
                 allowed = 1.2 * useful + window_bytes(largest, COPIES_AT_ONCE) * effort.faults
+            allowed += effort.collected
             if effort.copied > allowed:
                 self._truth.fail(
                     "I21",
                     f"{effort.copied} bytes of {ledger_id} were copied, {useful} were needed, {effort.faults} faults",
                 )
+
+    def _count_faults(self, note: TurnNote, effort: Effort, *, is_completed: bool) -> None:
+        since_s = note.started_s - LONGEST_FAULT_S * self._world.variation.scale
+        effort.faults += self._world.faults_since(since_s) + (not is_completed)
+        effort.interruptions += not is_completed
+
+    def collected_by_apache(self, bookie: BookieId, ledger_id: LedgerId) -> None:
+        """The collector of an Apache bookie deleted what the bookie had of a ledger."""
+        effort = self.efforts[ledger_id]
+        gone = {copy for copy in effort.acknowledged if copy[0] == bookie}
+        effort.acknowledged -= gone
+        effort.collected += sum(effort.useful[bookie, entry_id] for _, _, entry_id in gone)
 
     # Locks
 
@@ -394,7 +413,7 @@ class _Watched:
     # Turns
 
     async def _watched_repair(self, turn: Turn) -> TaskResult:
-        world, repairs, store = self._world, self._repairs, self._client.store
+        repairs, store = self._repairs, self._client.store
         note = TurnNote(self._name, turn.ledger_id, store.session.session_id, repairs.now_s())
         key = (self._name, turn.ledger_id)
         repairs.running[key] = note
@@ -409,10 +428,7 @@ class _Watched:
             self._ended_requests += note.requests
             self._count_cost(note, is_completed=is_completed)
             self._weighing.forget(turn.ledger_id)
-            since_s = note.started_s - LONGEST_FAULT_S * world.variation.scale
-            effort = repairs.efforts[turn.ledger_id]
-            effort.faults += world.faults_since(since_s) + (not is_completed)
-            effort.interruptions += not is_completed
+            repairs._count_faults(note, repairs.efforts[turn.ledger_id], is_completed=is_completed)
 
     # Order
 

@@ -1,13 +1,18 @@
 """Locks of under-replication tasks, shared with Apache's workers and collectors (docs/formats.md#locks).
 
 The invariant: a process deletes a task only in the state that it read under its own lock (S5), and releases only a lock
-that its session created. A lock saves work; repairs stay safe without it (S16).
+that its session created. Among bkheal's own processes a lock only saves work: reservations keep repairs safe without it
+(S16). It is what keeps the collectors of Apache's bookies away from copies that no metadata names yet.
 
 A worker creates the lock, an ephemeral node, and reads the task then, so the task is at least as new as the lock. To
 complete the task, it compares both nodes with those it saw, by the transaction that created them: a node that was
-deleted and created again has version 0 again. One transaction then deletes the lock and the task at its version, with
-the caller's checks. So no other worker finds the task without its lock. A mark that came later changes the task, so it
-stays.
+deleted and created again has the version of the first one. One transaction then deletes the lock and the task at its
+version, with the caller's checks. So no other worker finds the task without its lock. A mark that came later changes
+the task, so it stays.
+
+Apache's workers delete locks without a check of the owner, and a collector may then create the lock before our next
+write arrives. So the transaction that creates a lock of bkheal also writes its data once: its version is 1, and a check
+of this version fails for a lock that one of Apache's programs has created.
 
 If the process dies before the transaction, the task stays and the lock ends with the session (S14). If the answer to
 the creation of a lock is lost, the ledger is remembered here, and the next attempt takes over the lock if it is this
@@ -39,6 +44,7 @@ from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, prune
 from bookie.metadata.port import (
     BadVersionError,
     Check,
+    Create,
     Delete,
     MetadataStore,
     MultiFailedError,
@@ -46,6 +52,7 @@ from bookie.metadata.port import (
     NodeExistsError,
     NoNodeError,
     Operation,
+    SetData,
     Stat,
     StoreUnavailableError,
     WriteOutcomeUnknownError,
@@ -55,8 +62,8 @@ from bookie.model.ids import BookieId, LedgerId
 
 _log = logging.getLogger(__name__)
 
-_LOCK_VERSION: Final = 0
-"""A lock's data never changes, so its version stays at that of a new node."""
+LOCK_VERSION: Final = 1
+"""The version of every lock that bkheal creates. Locks that Apache's programs create keep version 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +269,7 @@ class TaskLocks:
         """
         ledger_id = held.task.ledger_id
         return [
-            Delete(lock_path(self._root, ledger_id), _LOCK_VERSION),
+            Delete(lock_path(self._root, ledger_id), LOCK_VERSION),
             Delete(task_path(self._root, ledger_id), held.task.version),
             Delete(task_directory(self._root, ledger_id)),
         ]
@@ -288,8 +295,8 @@ class TaskLocks:
         self._forget_holder(held.task.ledger_id, held.session_id)
 
     def check(self, ledger_id: LedgerId) -> Check:
-        """Part of a transaction that is to happen only while the ledger is locked."""
-        return Check(lock_path(self._root, ledger_id))
+        """Part of a transaction that is to happen only while a process of bkheal has the lock of the ledger."""
+        return Check(lock_path(self._root, ledger_id), LOCK_VERSION)
 
     def _forget_holder(self, ledger_id: LedgerId, session_id: int) -> None:
         if self._holders.get(ledger_id) == session_id:
@@ -330,7 +337,7 @@ class TaskLocks:
             was_left_behind = ledger_id in self._left_behind
             self._left_behind.add(ledger_id)
             try:
-                await self._store.create(path, encode_lock(owner), is_ephemeral=True)
+                await self._create_node(path, owner)
             except (NodeExistsError, NoNodeError, StoreUnavailableError) as refused:
                 if not was_left_behind:
                     self._left_behind.discard(ledger_id)
@@ -351,6 +358,14 @@ class TaskLocks:
             self._left_behind.discard(ledger_id)
             return None, []
         raise WriteOutcomeUnknownError(f"locking ledger {ledger_id}: no attempt could be settled; try again")
+
+    async def _create_node(self, path: str, owner: str) -> None:
+        """Create a lock at ``LOCK_VERSION``."""
+        data = encode_lock(owner)
+        try:
+            await self._store.multi([Create(path, data, is_ephemeral=True), SetData(path, data)])
+        except MultiFailedError as error:
+            raise error.cause from error
 
     async def _delete_task(self, held: HeldTask, checks: Sequence[Operation], absent: Sequence[str]) -> bool:
         """Return whether the task was deleted, at the version and creation seen under the lock."""
@@ -378,7 +393,7 @@ class TaskLocks:
         """
         ledger_id = held.task.ledger_id
         path = task_path(self._root, ledger_id)
-        unlock = Delete(lock_path(self._root, ledger_id), _LOCK_VERSION)
+        unlock = Delete(lock_path(self._root, ledger_id), LOCK_VERSION)
         if self._store.session.session_id != held.session_id:
             return False
         await self._store.sync(path)

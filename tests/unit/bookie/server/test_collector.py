@@ -503,10 +503,10 @@ async def test_a_lock_outlives_an_outage_of_the_store_by_less_than_a_minute(is_l
 
     async def outage(operation: str, path: str) -> Fault | None:
         await asyncio.sleep(0.001)
-        is_last_step = operation == ("delete" if is_lock_answered else "create") and path.endswith("/urL0000000005")
+        is_last_step = operation == ("delete" if is_lock_answered else "multi") and path.endswith("/urL0000000005")
         if is_last_step and not began_s:
             began_s.append(clock.monotonic_s())
-            return Fault.LOSE_ANSWER if operation == "create" else Fault.FAIL_BEFORE
+            return Fault.LOSE_ANSWER if operation == "multi" else Fault.FAIL_BEFORE
         is_out = began_s and clock.monotonic_s() < began_s[0] + outage_s
         return Fault.FAIL_BEFORE if is_out else None
 

@@ -168,7 +168,7 @@ async def test_a_member_that_joined_after_the_last_list_of_bookies_is_not_replac
         joined: list[bool] = []
 
         async def join(operation: str, path: str) -> Fault | None:
-            if operation == "create" and path in (lock_path(ROOT, 1), lock_path(ROOT, 2)):
+            if operation == "multi" and path in (lock_path(ROOT, 1), lock_path(ROOT, 2)):  # the worker takes a lock
                 if joined:  # the second ledger: a writer has named a bookie that has only just joined
                     ledger_id = LedgerId(int(path[-1]))
                     await world.bookies.start(["n"])

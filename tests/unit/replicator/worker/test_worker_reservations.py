@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from bookie.metadata.bookies.incarnations import Incarnations
 from bookie.metadata.layout import lock_path, task_path
 from bookie.metadata.port import ANY_VERSION
-from bookie.metadata.store.memory import Fault
+from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.metadata.tasks.reservations import Reservation
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import ListReply, Status
@@ -58,6 +60,7 @@ async def test_the_whole_plan_is_reserved_before_a_target_is_asked_or_copied_to_
         kinds = ["reserve" if path.startswith(own) else path for path in order]
         installed = world.ledgers.path(LEDGER)
         assert [kind for kind in kinds if kind in ("reserve", installed, lock_path(ROOT, LEDGER))] == [
+            lock_path(ROOT, LEDGER),
             "reserve",
             installed,  # with the release, the task and the lock
         ]
@@ -115,6 +118,41 @@ async def test_a_reservation_that_another_worker_took_over_stops_the_install() -
         assert reserved.reservations == (other,)  # the other worker's stands
         await running.stop()
         assert len(packets) == 10
+
+
+@pytest.mark.parametrize("is_marked_again", [False, True], ids=["completing", "installing alone"])
+@in_virtual_time
+async def test_a_lock_that_a_collector_of_apache_took_over_stops_the_install(is_marked_again: bool) -> None:
+    """Apache's workers delete locks of others. A collector of theirs ignores reservations, and deletes what no ledger
+    names while it has the lock. So nothing may be named between, and its lock stays.
+    """
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.lose("b")
+        running = world.worker(once=False)
+        theirs = MemoryStore(world.cell)
+        writes: list[str] = []
+
+        async def late(operation: str, path: str) -> Fault | None:
+            if operation == "multi" and path == world.ledgers.path(LEDGER) and not writes:
+                writes.append(path)
+                if is_marked_again:  # so that the task cannot be completed with the installation
+                    await world.tasks.marking.mark(LEDGER, names("x"))
+                await world.store.delete(lock_path(ROOT, LEDGER))
+                await theirs.create(lock_path(ROOT, LEDGER), b"", is_ephemeral=True)
+            return None
+
+        running.store.fault_hook = late
+        running.start()
+        await asyncio.sleep(60)
+        assert writes  # it was on its way
+        assert world.version(LEDGER) == 0
+        assert running.recorder.endings() == [Ending.STOPPED]
+        assert await world.tasks.locks.locked() == {LEDGER}
+        await theirs.delete(lock_path(ROOT, LEDGER))
+        await until(world.is_clean)
+        await world.assert_whole(LEDGER, packets, "t")
+        await running.stop()
 
 
 @in_virtual_time
@@ -253,7 +291,8 @@ async def test_a_task_stays_when_the_ledger_changed_after_the_verdict() -> None:
         changed: list[str] = []
 
         async def late(operation: str, path: str) -> Fault | None:
-            if operation == "multi" and path == lock_path(ROOT, LEDGER) and not changed:
+            is_locked = world.cell.stat(lock_path(ROOT, LEDGER)) is not None
+            if operation == "multi" and path == lock_path(ROOT, LEDGER) and is_locked and not changed:
                 changed.append(path)  # another worker without a lock names a bookie that died a moment ago
                 now = await world.ledgers.read(LEDGER)
                 wanted = now.metadata.with_member(0, 1, BookieId("c"))
@@ -293,7 +332,8 @@ async def heal_while(world: RepairWorld, act: Callable[[], Awaitable[None]]) -> 
     done: list[bool] = []
 
     async def late(operation: str, path: str) -> Fault | None:
-        if operation == "multi" and path == lock_path(ROOT, LEDGER) and not done:
+        is_locked = world.cell.stat(lock_path(ROOT, LEDGER)) is not None
+        if operation == "multi" and path == lock_path(ROOT, LEDGER) and is_locked and not done:
             done.append(True)
             await act()
         return None
