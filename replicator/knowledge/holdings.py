@@ -63,7 +63,9 @@ class Judgement:
     lost: frozenset[BookieId] = frozenset()
     """Members that lost acknowledged entries."""
     unknown: frozenset[BookieId] = frozenset()
-    """Members that did not answer; they may have lost entries."""
+    """Members that may have lost entries: they did not answer, or joined later and no entry can show it."""
+    whole: frozenset[BookieId] = frozenset()
+    """The other registered members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +173,21 @@ class Holdings:
                 lagging.extend(late)
         return Shortfall(frozenset(positions), frozenset(doubtful), tuple(lagging), tuple(held), tuple(silent))
 
-    async def judge_members(self, ledger: Versioned, bookies: Bookies) -> Judgement:
+    async def judge_members(
+        self, ledger: Versioned, bookies: Bookies, joined_later: Collection[BookieId] = ()
+    ) -> Judgement:
         """Ask every registered member of the growing fragments for a sample of the entries that it acknowledged.
 
-        Apache's bookies come back on empty disks without a trace in the store, whether or not a task names them.
+        Apache's bookies come back on empty disks and do not mention it, whether or not a task names them.
+
+        Args:
+            ledger: an unclosed ledger.
+            bookies: who is registered; the others are not judged.
+            joined_later: members whose disks may be newer than the ledger. Such a member shows that it has its entries
+                by an entry of the sample; if the sample is empty, it is unknown.
         """
         metadata = ledger.metadata
-        members = sorted({member for index in _growing(metadata) for member in metadata.fragments[index].members})
-        asked = [member for member in members if member in bookies.registered]
+        asked = sorted(growing_members(metadata) & bookies.registered)
         confirmed = (await self._written_so_far(ledger, bookies)).confirmed
         samples = [acknowledged_sample(metadata, member, confirmed) for member in asked]
         probes = (self._held.probed(*each) for each in zip(asked, repeat(ledger.ledger_id), samples, strict=False))
@@ -186,9 +195,9 @@ class Holdings:
         for member, sample, reply in zip(asked, samples, await asyncio.gather(*probes), strict=True):
             if reply.status is Status.OK and shows_loss(sample, reply.entries):
                 lost.add(member)
-            elif reply.status not in _HAS_ENTRIES:
+            elif reply.status not in _HAS_ENTRIES or (not sample and member in joined_later):
                 unknown.add(member)
-        return Judgement(frozenset(lost), frozenset(unknown))
+        return Judgement(frozenset(lost), frozenset(unknown), frozenset(asked) - lost - unknown)
 
     async def _written_so_far(self, ledger: Versioned, bookies: Bookies) -> Written:
         """As it was when this turn first looked: a writer that goes on is no reason to go on after it."""
@@ -211,6 +220,11 @@ class Holdings:
                 if result.entry_id >= last.first_entry_id and proven(ledger, result) is not None:
                     return True  # if it is unreadable, the next member may have a good copy
         return False
+
+
+def growing_members(metadata: LedgerMetadata) -> frozenset[BookieId]:
+    """Members of the fragments of an unclosed ledger whose ends only a recovery determines."""
+    return frozenset(member for index in _growing(metadata) for member in metadata.fragments[index].members)
 
 
 def _growing(metadata: LedgerMetadata) -> Iterator[int]:

@@ -19,6 +19,7 @@ from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryImpossib
 from bookie.client.ports import ClientPorts
 from bookie.client.recovery.recovery import recover_ledger
 from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.layout import cookie_path
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.metadata.port import Delete
 from bookie.metadata.tasks.parked import ParkReason
@@ -26,8 +27,8 @@ from bookie.model.coverage import is_covered
 from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status
-from replicator.knowledge.doubts import DoubtingTransport
-from replicator.knowledge.holdings import Holdings
+from replicator.knowledge.doubts import DoubtingTransport, Trust
+from replicator.knowledge.holdings import Holdings, growing_members
 from replicator.plan.planner import Plan, PositionKey
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
@@ -114,10 +115,10 @@ class UnclosedLedgerRepair:
                 is_hopeless=True,
             )
             return False
-        unbelieved = await self._unbelieved(ledger, bookies)
+        trust = await self._trust(ledger, bookies)
         await self._lease.ensure_ours()
         try:
-            recovered = await recover_ledger(self._client(unbelieved), self._ledger_id)
+            recovered = await recover_ledger(self._client(trust), self._ledger_id)
         except RecoveryImpossibleNowError as error:
             self._delays.recovery_failed(self._ledger_id, bookies)
             self._fail(f"{error}{self._hint}", is_hopeless=not _may_work_later(ledger, bookies, error))
@@ -134,9 +135,11 @@ class UnclosedLedgerRepair:
     def _fail(self, why: str, *, is_hopeless: bool) -> None:
         self._log.recovery_failure, self._log.is_recovery_hopeless = why, is_hopeless
 
-    async def _unbelieved(self, ledger: Versioned, bookies: Bookies) -> frozenset[BookieId]:
-        """Members whose denials prove nothing: recorded before, found short now, or silent now."""
-        judgement = await self._holdings.judge_members(ledger, bookies)
+    async def _trust(self, ledger: Versioned, bookies: Bookies) -> Trust:
+        """Judge the members, after their registrations were read (R91)."""
+        members = growing_members(ledger.metadata)
+        registered = await self._ports.registrations.numbers(members)
+        judgement = await self._holdings.judge_members(ledger, bookies, await self._joined_later(members))
         await self.doubt(judgement.lost)
         recorded = await self._ports.doubts.get(self._ledger_id)
         if recorded is None:
@@ -146,11 +149,25 @@ class UnclosedLedgerRepair:
                 f"; the record {record} is damaged, so no member is believed: check the bookies, then delete it"
             )
         self._doubted.update(recorded)
-        return frozenset(self._doubted | judgement.unknown)
+        trusted = judgement.whole & registered.keys() - self._doubted
+        return Trust(members, frozenset(self._doubted), {bookie: registered[bookie] for bookie in trusted})
 
-    def _client(self, unbelieved: frozenset[BookieId]) -> ClientPorts:
+    async def _joined_later(self, members: Collection[BookieId]) -> frozenset[BookieId]:
+        """Members whose cookie is newer than the ledger: other disks, or a bookie that joined since (R92)."""
+        asked = sorted(members)
+        root = self._ports.cluster.root
+        paths = [self._ports.ledgers.path(self._ledger_id), *(cookie_path(root, bookie) for bookie in asked)]
+        ledger, *cookies = await self._ports.store.get_many(paths)
+        return frozenset(
+            bookie
+            for bookie, cookie in zip(asked, cookies, strict=True)
+            if ledger is None or cookie is None or cookie.stat.mzxid > ledger.stat.czxid
+        )
+
+    def _client(self, trust: Trust) -> ClientPorts:
         ports = self._ports.client()
-        return replace(ports, transport=DoubtingTransport(ports.transport, unbelieved)) if unbelieved else ports
+        transport = DoubtingTransport(ports.transport, trust, ports.registrations.numbers, ports.clock)
+        return replace(ports, transport=transport)
 
 
 def _may_work_later(ledger: Versioned, bookies: Bookies, error: RecoveryImpossibleNowError) -> bool:

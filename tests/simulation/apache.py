@@ -49,13 +49,18 @@ class WithoutLists(BookieHandler):
 
 
 async def join(node: SimBookie, cluster: Cluster) -> None:
-    """Store the bookie's cookie, as its first start does."""
-    name = node.process.name
+    """Store the bookie's cookie, as its first start does, and its first start on other disks.
+
+    An Apache bookie refuses to start on empty disks while its old cookie is in the store, so an operator deletes it.
+    """
+    name, cookies = node.process.name, CookieStore(node.store, cluster)
     cookie = Cookie(node.bookie, (f"/sim/{name}/journal",), (f"/sim/{name}/ledgers",))
+    if node.is_new_incarnation and (old := await cookies.read(node.bookie)) is not None:
+        await cookies.delete(node.bookie, old.version)
     try:
-        await CookieStore(node.store, cluster).create(cookie)
+        await cookies.create(cookie)
     except CookieExistsError:
-        return  # that of earlier disks, which an operator may leave
+        return
 
 
 class ApacheCollector:

@@ -19,6 +19,7 @@ from bookie.storage.disks.memory import MemoryIndex
 from replicator.copying.pace import Pace
 from replicator.copying.sources import EntrySource
 from replicator.knowledge.absence import Absences
+from replicator.knowledge.doubts import DoubtingTransport, Trust
 from replicator.plan import planner
 from replicator.queue import ordering, task_queue
 from replicator.queue.task_queue import TaskQueue
@@ -42,11 +43,30 @@ def _(stack: ExitStack) -> None:
     async def in_memory(self: UnclosedLedgerRepair, members: Any) -> None:
         self._doubted.update(members)
 
-    async def of_this_turn(self: UnclosedLedgerRepair, ledger: Any, bookies: Any) -> frozenset[BookieId]:
-        return frozenset(self._doubted)
+    async def of_this_turn(self: UnclosedLedgerRepair, ledger: Any, bookies: Any) -> Trust:
+        members = ledger.metadata.members()
+        registered = await self._ports.registrations.numbers(members)
+        judged = {bookie: number for bookie, number in registered.items() if bookie not in self._doubted}
+        return Trust(members, frozenset(self._doubted), judged)
 
     swap(stack, UnclosedLedgerRepair, "doubt", lambda _: in_memory)
-    swap(stack, UnclosedLedgerRepair, "_unbelieved", lambda _: of_this_turn)
+    swap(stack, UnclosedLedgerRepair, "_trust", lambda _: of_this_turn)
+
+
+@plants("denials-always-count", "R91", "a recovery believes a bookie that registered after the members were judged")
+def _(stack: ExitStack) -> None:
+    async def always(self: DoubtingTransport, bookie: BookieId) -> bool:
+        return bookie not in self._trust.doubted
+
+    swap(stack, DoubtingTransport, "_is_trusted", lambda _: always)
+
+
+@plants("new-cookie-ignored", "R92", "a recovery believes a bookie on new disks if no entry can show what it lost")
+def _(stack: ExitStack) -> None:
+    async def none(self: UnclosedLedgerRepair, members: Any) -> frozenset[BookieId]:
+        return frozenset()
+
+    swap(stack, UnclosedLedgerRepair, "_joined_later", lambda _: none)
 
 
 @plants("index-not-reopened", "RocksDB", "after a full disk the index is not opened again, and all writes fail")

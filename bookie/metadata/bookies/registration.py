@@ -152,6 +152,32 @@ class Registrations:
         nodes = await self._store.get_many([writable, available_path(self._root, is_read_only=True)])
         return " ".join(f"{node.stat.czxid:x}:{node.stat.children_version}" if node else "-" for node in nodes)
 
+    async def numbers(self, bookies: Iterable[BookieId]) -> dict[BookieId, int]:
+        """The transaction that made the current registration of each bookie; no older than this call.
+
+        The number of a bookie changes if it registers again, so also if it restarts, gets other disks, or changes
+        between writable and read-only. A bookie that is missing in the result is not registered.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        asked = sorted(set(bookies))
+        if not asked:
+            return {}
+        await self._store.sync(available_path(self._root, is_read_only=False))
+        paths = [
+            bookie_path(self._root, each, is_read_only=is_read_only)
+            for each in asked
+            for is_read_only in (True, False, True)
+        ]
+        nodes = await self._store.get_many(paths)
+        found = {}
+        for bookie, *of_it in zip(asked, nodes[::3], nodes[1::3], nodes[2::3], strict=True):
+            read_only_before, writable, read_only_after = of_it
+            if (node := read_only_after or read_only_before or writable) is not None:
+                found[bookie] = node.stat.czxid
+        return found
+
     async def known(self) -> frozenset[BookieId]:
         """Return every bookie that ever joined: those with a cookie.
 

@@ -23,6 +23,7 @@ from bookie.model.metadata import LedgerState
 from bookie.wire.port import AddBatch, Status
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
+from tests.unit.replicator.worker.test_worker_absences import with_cookies
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, PASSWORD, make_metadata, make_packets, names
 from tests.worlds.repair import RepairWorld, Running, a_world
@@ -115,6 +116,7 @@ def test_an_unclosed_ledger_without_entries_is_closed_before_it_loses_its_quorum
     @in_virtual_time
     async def test() -> None:
         async with a_world("a b c t") as world:
+            await with_cookies(world, "a b c t", 0)
             await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 0)
             now = await world.ledgers.read(LEDGER)
             await world.ledgers.write(LEDGER, replace(now.metadata, state=state), now.version)
@@ -349,6 +351,7 @@ async def test_a_recovery_is_parked_where_too_many_members_lost_their_disks() ->
 
 async def an_end_that_no_bookie_tells(world: RepairWorld) -> None:
     """An open ledger whose last fragment is empty, and whose confirmed entries are on members in limbo alone."""
+    await with_cookies(world, "a b c d t u", 0)
     await world.ledger(LEDGER, make_metadata((0, "a b"), (10, "c d"), quorum=(2, 2), last=None), 10)
     await world.kill("a", "b")
     await world.add_bookies("a b", incarnation="2")

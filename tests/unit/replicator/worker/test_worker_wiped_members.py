@@ -10,11 +10,14 @@ import asyncio
 
 import pytest
 
+from bookie.metadata.bookies.cookies import CookieStore
 from bookie.metadata.layout import task_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
+from bookie.wire.port import ReplyT, Request
+from bookie.wire.requests import Fence, Read
 from replicator.knowledge.absence import Absences
 from replicator.queue.delay import Delays
 from replicator.queue.task_queue import TaskQueue
@@ -221,4 +224,79 @@ async def test_a_slow_member_does_not_keep_a_ledger_open() -> None:
         metadata = await world.metadata(LEDGER)
         assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, 10)
         await world.assert_whole(LEDGER, {**packets, EntryId(10): last})
+        await running.stop()
+
+
+async def replace_cookie(world: RepairWorld, bookie: str) -> None:
+    """What an operator does so that an Apache bookie starts on empty disks."""
+    cookies = CookieStore(world.store, world.cluster)
+    stored = await cookies.read(BookieId(bookie))
+    assert stored is not None
+    await cookies.delete(BookieId(bookie), stored.version)
+    await cookies.create(stored.cookie)
+
+
+async def acknowledged_by_b_and_c(world: RepairWorld, count: int, last: int) -> dict[EntryId, bytes]:
+    """A ledger with ``count`` entries on a, b and c, and more up to ``last`` on b and c."""
+    await with_cookies(world, "a b c t u", 0)
+    packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), count)
+    more = {entry_id: each for entry_id, each in make_packets(LEDGER, last + 1).items() if entry_id >= count}
+    for name in "bc":
+        await world.bookies.put(name, LEDGER, list(more.values()))
+    return {**packets, **more}
+
+
+@pytest.mark.parametrize("is_there_at_first", [False, True])
+def test_a_member_that_comes_back_empty_in_the_middle_of_a_recovery_is_not_believed(
+    is_there_at_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the members are judged, b has its entries or is away; when it is asked for the end, its disks are empty."""
+
+    @in_virtual_time
+    async def test() -> None:
+        async with a_world("a b c t u") as world:
+            packets = await acknowledged_by_b_and_c(world, 10, 10)
+            await world.lose("c")
+            if not is_there_at_first:
+                await world.kill("b")
+                await world.tasks.marking.mark(LEDGER, names("b"))
+            ask, is_back = world.bookies.transport.ask, False
+
+            async def ask_later(bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+                nonlocal is_back
+                is_fence = isinstance(request, Fence) or (isinstance(request, Read) and request.fence_key is not None)
+                if is_fence and bookie == "b" and not is_back:
+                    is_back = True
+                    await world.kill("b")
+                    await world.add_bookies("b", incarnation="2")
+                    world.bookies["b"].has_no_lists = True
+                    await replace_cookie(world, "b")
+                return await ask(bookie, request, timeout_s)
+
+            monkeypatch.setattr(world.bookies.transport, "ask", ask_later)
+            running = world.worker(once=False).start()
+            await stays_unclosed(world, running, 10 * MINUTES)
+            assert is_back
+            await world.register("c")
+            await assert_nothing_is_lost(world, packets)
+            await running.stop()
+
+    test()
+
+
+@in_virtual_time
+async def test_a_member_on_new_disks_is_not_believed_if_no_entry_can_show_what_it_lost() -> None:
+    """No registered member has an entry, so none shows what was confirmed. The new cookie of b shows its new disks."""
+    async with a_world("a b c t u") as world:
+        packets = await acknowledged_by_b_and_c(world, 0, 0)
+        await world.kill("b", "c")
+        await world.add_bookies("b", incarnation="2")
+        await replace_cookie(world, "b")
+        await world.tasks.marking.mark(LEDGER, names("c"))
+        running = world.worker(once=False).start()
+        await stays_unclosed(world, running, 10 * MINUTES)
+        await world.register("c")
+        await until(world.is_clean, seconds=4000, every_s=1)
+        assert (await world.metadata(LEDGER)).last_entry_id in (None, 0)
+        await world.assert_whole(LEDGER, packets)
         await running.stop()
