@@ -14,7 +14,7 @@ from bookie.metadata.tasks.format import NO_TIME
 from bookie.model.ids import LedgerId
 from tests.apache.programs import Comparison
 from tests.apache.waiting import until
-from tests.apache.worlds import QUICK, ApacheWorld, connect, gone, written
+from tests.apache.worlds import LONG_SESSION, QUICK, ApacheWorld, connect, gone, written
 
 pytestmark = pytest.mark.apache
 
@@ -28,7 +28,7 @@ async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_tol
     here = lent
     ledgers = [ledger.ledger_id for ledger in await written(here.java, ((4, 4, 4),), LEDGERS)]
     lost = here.cluster.bookies[0]
-    recovery = await here.cluster.start_auto_recovery(QUICK)
+    recovery = await here.cluster.start_auto_recovery({**QUICK, **LONG_SESSION})
     async with await connect(here.uri) as client:
 
         async def leader() -> str:
@@ -49,7 +49,7 @@ async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_tol
         assert (found["only_here"], found["only_there"], found["differ"], found["items"]) == (0, 0, 0, [])
         assert await here.tasks() == wanted
 
-        recovery.running.pause()  # it leads, and marks nothing again
+        recovery.running.pause()  # it leads for as long as its session lasts, and marks nothing again
         taken = ledgers[1]
         await client.store.delete(task_path(LEDGERS_ROOT, LedgerId(taken)))
         code, found = await shadow(here.uri, tmp_path, settle_s=0)
