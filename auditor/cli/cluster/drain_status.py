@@ -14,7 +14,6 @@ from auditor.cli.cluster.drain_watch import DrainLook, OnFirst, watch
 from auditor.cli.cluster.topic_unloading import TopicUnloading
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.output import print_note
-from bookie.client.connect import ConnectedBookKeeper
 from bookie.metadata.bookies.drains import Drain
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
@@ -24,6 +23,7 @@ from bookie.runtime.human import duration, printable, size
 
 if TYPE_CHECKING:
     from auditor.safety.draining import Left
+    from bookie.client.connect import ConnectedBookKeeper
 
 _OPEN: Final = "open_ledger"
 _COMMANDS_MAX: Final = 50
