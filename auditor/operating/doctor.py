@@ -17,8 +17,9 @@ from typing import Final
 
 from auditor.operating.client import ClusterClient, Document
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import COOKIES, UNDERREPLICATION, available_path, own_path
+from bookie.metadata.layout import COOKIES, UNDERREPLICATION, available_path
 from bookie.metadata.nodes import find, parent_of, put
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     AccessDeniedError,
     BadVersionError,

@@ -22,6 +22,7 @@ from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster, open_cluster
+from bookie.metadata.own_state import claim_state_root
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
@@ -220,6 +221,7 @@ async def _connect(context: _Context) -> _Metadata:
     )
     context.stack.push_async_callback(store.close)
     metadata = _Metadata(store, await open_cluster(store, uri))
+    await claim_state_root(store, metadata.cluster.root)
     context.metrics.watch(SESSION, lambda: store.session.is_connected)
     return metadata
 

@@ -50,7 +50,7 @@ def doctor(
     ports.
 
     Nothing of the cluster is changed: permissions are tested by transactions that are refused in any case. Only
-    `/bkheal/doctor` is written, to compare the clock.
+    `doctor` below the state root (`/bkheal`) is written, to compare the clock.
 
     Exit codes: 0 nothing would fail (there may be warnings), 1 something would, 3 ZooKeeper did not answer, 78 the
     configuration or the cluster at this address cannot be used.

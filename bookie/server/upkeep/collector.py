@@ -35,6 +35,7 @@ from typing import Final
 from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
 from bookie.metadata.migration import MigratedError
+from bookie.metadata.own_state import StateRootError
 from bookie.metadata.port import (
     Check,
     Create,
@@ -191,7 +192,7 @@ class Collector:
         self._check_session()
         try:
             current = await open_cluster(self._store, self._cluster.root)
-        except (NotAClusterError, MigratedError) as error:
+        except (NotAClusterError, MigratedError, StateRootError) as error:
             raise _PassEndedError(str(error)) from error
         if current != self._cluster:
             raise _PassEndedError(f"{self._cluster.root} is another cluster than the one this bookie joined")

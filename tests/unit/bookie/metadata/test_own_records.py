@@ -10,10 +10,10 @@ from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, UnreadableHistoryError
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.bookies.returned import EndedLoss, ReturnedBookies
-from bookie.metadata.layout import own_path
 from bookie.metadata.logs.log_list import LogList, UnreadableLogError
 from bookie.metadata.logs.log_store import LogLists
 from bookie.metadata.nodes import put
+from bookie.metadata.own_state import own_path
 from bookie.metadata.runs.records import Holder, RunLane, Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.tasks.boosts import Boost, Boosts
