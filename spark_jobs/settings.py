@@ -32,6 +32,10 @@ from spark_jobs.run_limits import RunLimits
 
 CONNECT_TIMEOUT_S: Final = 15.0
 """How long to try to connect to ZooKeeper: longer than an election in its ensemble takes."""
+SNAPSHOT_HELP: Final = (
+    "Read ledger metadata from this snapshot of ZooKeeper (plain, gzip or Snappy), and from ZooKeeper only what it "
+    "cannot decide; with --kind bookies."
+)
 _PLACEMENT: Final = "Placement check"
 _REPLICAS: Final = "Replicas check"
 
@@ -127,6 +131,9 @@ class AuditSettings:
         int | None, Option("Remove the oldest reports above this number.", minimum=1, default_text="all")
     ] = None
     """The tables of all runs keep their rows."""
+    snapshot: Path | None = None
+    """Snapshot of ZooKeeper to read ledger metadata from, of the bookie check alone; on a file system that the Spark
+    executors share."""
 
     @property
     def marking_rules(self) -> MarkingRules:

@@ -31,6 +31,7 @@ from spark_jobs.report.summary import (
     RunSummary,
     SampledBookie,
     SeverityCount,
+    SnapshotCounts,
     UnknownAnswers,
     WaitingBookie,
     WorstLedger,
@@ -94,6 +95,7 @@ def _summary(document: Mapping[str, Any]) -> RunSummary:
         replicas=_replicas(document.get("replicas")),
         accepted=_accepted(document["accepted"]) if "accepted" in document else AcceptedCounts(),
         impact=impact_from_json(document["impact"]) if "impact" in document else Impact(),
+        snapshot=None if document.get("snapshot") is None else _made(SnapshotCounts, document["snapshot"]),
     )
 
 

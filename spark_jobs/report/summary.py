@@ -220,6 +220,21 @@ class ReplicaCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotCounts:
+    """What an audit read in a snapshot of ZooKeeper, and what it read in ZooKeeper itself."""
+
+    file: str
+    bytes_read: int
+    """Size of the snapshot, unpacked."""
+    ledgers: int
+    """Ledgers that were judged by the snapshot: closed, and on live bookies alone."""
+    read_again: int
+    """Ledgers of the snapshot that were read again in ZooKeeper."""
+    read_live: int
+    """Ledgers that were not read in the snapshot, as ledgers were created beside them since."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterName:
     """Which cluster a report is about."""
 
@@ -240,6 +255,7 @@ __all__ = [
     "RunSummary",
     "SampledBookie",
     "SeverityCount",
+    "SnapshotCounts",
     "UnknownAnswers",
     "Verdict",
     "WaitingBookie",
@@ -307,6 +323,8 @@ class RunSummary:
     """Kinds ``bookies`` and ``replicas``."""
     impact: Impact = field(default_factory=Impact)
     """What the findings mean for the topics of Pulsar."""
+    snapshot: SnapshotCounts | None = None
+    """If a snapshot was the source of metadata (kind ``bookies``)."""
 
     @property
     def is_complete(self) -> bool:
@@ -379,6 +397,7 @@ class RunSummary:
             "replicas": None if self.replicas is None else asdict(self.replicas),
             "accepted": asdict(self.accepted),
             "impact": self.impact.to_json(),
+            "snapshot": None if self.snapshot is None else asdict(self.snapshot),
         }
 
     def _fails(self, fail_on: FailOn) -> bool:
