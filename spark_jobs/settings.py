@@ -20,6 +20,7 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
+from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
 from spark_jobs.marking_options import (
     CriticalDelay,
     FlappingDelay,
@@ -134,6 +135,12 @@ class AuditSettings:
     snapshot: Path | None = None
     """Snapshot of ZooKeeper to read ledger metadata from, of the bookie check alone; on a file system that the Spark
     executors share."""
+    history_days: Annotated[
+        int, Option("Days that the tables of all runs keep.", minimum=1, maximum=HISTORY_DAYS_MAX)
+    ] = HISTORY_DAYS
+    history_mib: Annotated[
+        int, Option("Size of the findings that these tables keep, MiB; the oldest days go first.", minimum=1)
+    ] = HISTORY_MIB
 
     @property
     def marking_rules(self) -> MarkingRules:
@@ -144,6 +151,11 @@ class AuditSettings:
     def run_limits(self) -> RunLimits:
         """How much one run may mark."""
         return RunLimits(self.marks_max, self.mark_bytes_max)
+
+    @property
+    def kept(self) -> Kept:
+        """How much of the reports stays."""
+        return Kept(self.reports_kept, self.history_days, self.history_mib << 20)
 
     @property
     def is_every_ledger(self) -> bool:

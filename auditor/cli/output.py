@@ -32,8 +32,11 @@ class StreamFormat(enum.StrEnum):
     """One JSON document in a line."""
 
 
-def print_json_line(kind: str, **fields: Any) -> None:
-    """Print one JSON document in one line, at once: a pipe would otherwise receive nothing for a long time."""
+def print_json_line(kind: str, /, **fields: Any) -> None:
+    """Print one JSON document in one line, at once: a pipe would otherwise receive nothing for a long time.
+
+    A field ``kind`` (of a finding) takes the place of the document's.
+    """
     sys.stdout.write(json.dumps({"apiVersion": API_VERSION, "kind": kind, **fields}) + "\n")
     sys.stdout.flush()
 

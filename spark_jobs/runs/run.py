@@ -139,7 +139,7 @@ def run_check(
         cluster_name = ClusterName(settings.metadata_uri, cluster.cluster.instance_id)
         name = RunName(run_id, cluster_name, started_ms, clock.epoch_ms(), kind, settings.is_dry_run)
         summary = replace(assemble(name, cookies, outcome), impact=report.impact())
-        path = report.finish(summary, _topology(cluster, settings), settings.reports_kept)
+        path = report.finish(summary, _topology(cluster, settings), settings.kept)
         if _did_everything(summary) and not (is_report_needed and report.problem):
             try:
                 completed(summary)
