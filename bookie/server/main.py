@@ -43,10 +43,10 @@ from bookie.server.joining.admission import Admission, Place, admit
 from bookie.server.joining.directories import CURRENT, Role
 from bookie.server.joining.limbo import finish_start
 from bookie.server.measured import MeasuredService, TimedDisk
-from bookie.server.metrics import COLLECTED, LEDGERS, REGISTERED, WRITABLE, Sampler, bookie_metrics
+from bookie.server.metrics import COLLECTED, COLLECTION_HELD, LEDGERS, REGISTERED, WRITABLE, Sampler, bookie_metrics
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.settings import BookieSettings
-from bookie.server.upkeep.collector import Collector, CollectorSettings
+from bookie.server.upkeep.collector import Collector, CollectorReport, CollectorSettings
 from bookie.server.upkeep.disk_watch import DiskWatch, StalledDiskError, free_bytes, should_be_read_only
 from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
@@ -334,8 +334,13 @@ def _start_upkeep(
     if settings.collect_interval_s > 0:
         store, cluster, pace = metadata.store, metadata.cluster, _pace(settings)
         collector = Collector(store, cluster, storage, admission.bookie_id, clock, context.rng, pace)
-        collected = context.metrics.counter(COLLECTED)
-        context.run_until_the_end("collector", collector.run(lambda report: collected.inc(report.collected)))
+        collected, held = context.metrics.counter(COLLECTED), context.metrics.gauge(COLLECTION_HELD)
+
+        def show(report: CollectorReport) -> None:
+            collected.inc(report.collected)
+            held.set(report.held)
+
+        context.run_until_the_end("collector", collector.run(show))
 
 
 def _pace(settings: BookieSettings) -> CollectorSettings:
