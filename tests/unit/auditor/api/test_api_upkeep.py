@@ -130,6 +130,29 @@ async def test_a_bookie_is_drained_and_the_drain_called_off(world: ApiWorld) -> 
             assert (await world.operate(method, f"/api/v1/drains/{name}")).status == 404
 
 
+async def test_what_is_no_window_is_refused_and_changes_nothing(world: ApiWorld) -> None:
+    path, good_body = "/api/v1/maintenance", {"target": "c", "seconds": 60}
+    for change, status in (
+        ({"seconds": 0}, 400),
+        ({"seconds": 3 * 86_400 + 1}, 400),
+        ({"target": "c d"}, 400),
+        ({"target": 7}, 400),
+        ({"note": "n" * 201}, 400),
+        ({"hold_critical": 1}, 400),
+        ({"until": "later"}, 400),
+        ({"target": "e"}, 404),
+        ({"target": "readonly"}, 404),
+        ({"target": "rack:;"}, 404),
+        ({"target": "rack:/r9"}, 409),
+    ):
+        assert (await world.operate("PUT", path, json={**good_body, **change})).status == status, change
+    assert (await world.operate("PUT", path, json={"seconds": 60})).status == 400
+    for query, status in (("", 400), ("?target=c%20d", 400), ("?target=c&x=1", 400), ("?target=e", 200)):
+        assert (await world.operate("DELETE", path + query)).status == status, query
+    assert (await good(world, "GET", path)).json["items"] == []
+    assert [action for action, _ in await changes(world)] == ["maintenance end"]
+
+
 async def test_a_drain_that_would_leave_too_few_bookies_is_refused(world: ApiWorld) -> None:
     async with world.upkeep.cluster.connected("") as client:
         await client.ports.ledgers.create(10, make_metadata((0, "c d"), quorum=(2, 2), last=9))
