@@ -14,6 +14,7 @@ from auditor.operating.references import compare_references
 from auditor.safety.draining import holdings_of
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import ApacheBookie
+from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import BookieState, state_of
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.runs.election import Election, current_auditor
@@ -273,21 +274,23 @@ async def test_a_bookie_is_made_read_only_drained_under_producers_by_unloading_i
             await asyncio.to_thread(topics[-1].send, 20)
             idle = f"persistent://{NAMESPACE}/{topics[-1].name}"
         replicator = await Replicator.start(uri, tmp_path / "replicator")
+        words = ("drain", "start", bookie.bookie_id, "--yes", "--wait")
         with load(topics[:1]):
-            address = f"http://127.0.0.1:{here.http_port}"
-            started = await bkheal("drain", "start", bookie.bookie_id, "--yes", "--bookie-http", address, uri=uri)
-            assert started.exit_code == 0, started.errors
-            assert state_of(bookie.bookie_id, await client.ports.registrations.list()) is BookieState.READ_ONLY
-            seen = await bkheal("drain", "status", bookie.bookie_id, "--output", "json", uri=uri)
-            assert idle in seen.document["open_topics"]
-            words = ("drain", "status", bookie.bookie_id, "--wait", "--timeout", "60")
             with serving(lambda asked: Reply(401)) as refusing:
                 refused = await bkheal(*words, "--pulsar-admin", refusing.url, uri=uri, deadline_s=PROGRAM_S)
             assert refused.exit_code == 1
-            assert f"is not unloaded: {refusing.url}/admin/v2/persistent/{NAMESPACE}/" in refused.errors
-            address = here.broker.admin_url
-            drained = await bkheal(*words, "--pulsar-admin", address, uri=uri, deadline_s=PROGRAM_S)
+            assert f"nothing was begun: {refusing.url}/admin/v2/clusters answered 401" in refused.errors
+            assert state_of(bookie.bookie_id, await client.ports.registrations.list()) is BookieState.WRITABLE
+            assert await Drains(client.store, client.cluster.root).read() == {}
+            printed = await bkheal(*words, "--timeout", "0", uri=uri, deadline_s=PROGRAM_S)
+            assert printed.exit_code == 1
+            assert state_of(bookie.bookie_id, await client.ports.registrations.list()) is BookieState.READ_ONLY
+            assert f"pulsar-admin topics unload {idle}\n" in printed.errors
+            seen = await bkheal("drain", "status", bookie.bookie_id, "--output", "json", uri=uri)
+            assert idle in seen.document["open_topics"]
+            drained = await bkheal(*words, "--pulsar-admin", here.broker.admin_url, uri=uri, deadline_s=PROGRAM_S)
             assert drained.exit_code == 0, drained.printed + drained.errors
+            assert f"none names them. Stop them, then `bkheal decommission {bookie.bookie_id}`" in drained.printed
         await replicator.stop()
         await bookie.stop()
         ended = await bkheal("decommission", bookie.bookie_id, "--yes", uri=uri)

@@ -471,7 +471,9 @@ class Nemesis:
             return False
         self._wipes += 1
         first, second = self._rng.sample(members, 2)
-        for node, down_s in ((first, 0.3 + 0.5 * self._rng.random()), (second, 6.0 + 4.0 * self._rng.random())):
+        until_grace_ends_s = 2.5 if self._rng.random() < 0.5 else 0.0
+        first_down_s = 0.3 + 0.5 * self._rng.random() + until_grace_ends_s * self._rng.random()
+        for node, down_s in ((first, first_down_s), (second, 6.0 + 4.0 * self._rng.random())):
             node.crash(is_power_lost=False)
             world.start_later(node, down_s * self._scale)
         first.wipe()

@@ -132,7 +132,7 @@ PROFILES: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         "lost witness",
-        {"jump clock": 0.05},
+        {"jump clock": 0.05, "slow bookie": 0.1},
         {"acked": (("wipe one and lose another", 0.04),)},
         quorums=((3, 3, 2), (4, 3, 2), (3, 3, 3)),
         wipes_max=1,

@@ -338,6 +338,7 @@ class _Watched:
         self._listing_requests = 0
         self._ended_requests = 0
         self._is_disturbed = False
+        self._early_timeouts = 0
         self._inner_events: Any = worker._events
         copier: Any = worker._copier
         self._weighing = copier.transport = _Weighing(
@@ -363,7 +364,7 @@ class _Watched:
             self._failures[ledger_id] += 1
             pause_s = min(5.0 * 2 ** (self._failures[ledger_id] - 1), 300.0) * 1.25
             self._due_s[ledger_id] = self._repairs.now_s() + pause_s
-            if self._has_trouble():
+            if self._has_trouble() or self._gave_up_early():
                 self._failures[ledger_id] = min(self._failures[ledger_id], 1)
             elif self._failures[ledger_id] > FAILURES_MAX:
                 self._truth.fail("I19", f"{self._name} failed {ledger_id} again and again: {result.detail[:200]}")
@@ -385,6 +386,11 @@ class _Watched:
         return (
             bool(is_slow) or process.held_until_s > self._repairs.now_s() or not self._client.store.session.is_connected
         )
+
+    def _gave_up_early(self) -> bool:
+        """Whether some recovery was made to give up on a bookie that answers, since this was last asked."""
+        before, self._early_timeouts = self._early_timeouts, self._world.points_fired("recovery.early_timeout")
+        return self._early_timeouts > before
 
     def _count_cost(self, note: TurnNote, *, is_completed: bool) -> None:
         metadata = self._truth.metadata.get(note.ledger_id)

@@ -63,6 +63,8 @@ class Answer:
     """Its reason, ready for a sentence; empty if it gave none."""
     document: Mapping[str, Any] | None
     """None if the body is no JSON object."""
+    is_list: bool = False
+    """Whether the body is a JSON array."""
 
     def error(self, what: str) -> BkhealError:
         """The error for this answer, which is not the expected one; ``what`` says what was not done."""
@@ -161,7 +163,7 @@ class AdminClient:
             found = None
         document = found if isinstance(found, dict) else None
         said = str((document or {}).get("reason") or "") if document else data.decode(errors="replace")
-        return Answer(url, status, self._clean(said), document)
+        return Answer(url, status, self._clean(said), document, isinstance(found, list))
 
     def _clean(self, text: str, length: int = _SAID_MAX) -> str:
         """A foreign text in one line, of a bounded length and without the token."""

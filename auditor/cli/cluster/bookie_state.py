@@ -6,13 +6,16 @@ it is not, the address is another bookie's, which is made writable again: a wron
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from auditor.cli.cluster.admin_requests import AdminClient, AdminRefusedError
+from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_HTTP
 from bookie.model.errors import BkhealError
 
 if TYPE_CHECKING:
     from bookie.metadata.bookies.registration import Registrations
+    from bookie.metadata.bookies.service_info import ServiceInfo
     from bookie.model.ids import BookieId
     from bookie.runtime.clock import Clock
 
@@ -24,8 +27,8 @@ _LOOK_S: Final = 0.25
 _PATH: Final = "/api/v1/bookie/state/readonly"
 
 
-async def make_read_only(admin: AdminClient, bookie: BookieId, registrations: Registrations, clock: Clock) -> None:
-    """Return after ``bookie`` is registered as read-only; at once if it is not registered as writable.
+async def make_read_only(admin: AdminClient, bookie: BookieId, registrations: Registrations, clock: Clock) -> bool:
+    """Return after ``bookie`` is registered as read-only; False at once if it is not registered as writable.
 
     Raises:
         AdminRefusedError: refused, or the server is not this bookie's; the drain has not begun.
@@ -33,7 +36,7 @@ async def make_read_only(admin: AdminClient, bookie: BookieId, registrations: Re
         StoreUnavailableError: no answer.
     """
     if bookie not in (await registrations.list()).writable:
-        return
+        return False
     what = f"{bookie} is not made read-only, and no drain was begun"
     if await _state(admin, "GET", what):
         raise AdminRefusedError(f"{what}: the bookie at {admin.base} is read-only already, so it is another one")
@@ -43,6 +46,46 @@ async def make_read_only(admin: AdminClient, bookie: BookieId, registrations: Re
         if clock.monotonic_s() >= end_s:
             raise AdminRefusedError(f"{what}: {admin.base} is the address of another bookie{await _undone(admin)}")
         await clock.sleep(_LOOK_S)
+    return True
+
+
+async def make_all_read_only(
+    servers: Mapping[BookieId, AdminClient], registrations: Registrations, clock: Clock, note: Callable[[str], None]
+) -> None:
+    """As ``make_read_only``, of all of these or none: if one fails, the others are made writable again (R75).
+
+    ``note`` receives a sentence about each of those.
+
+    Raises:
+        AdminRefusedError, AdminUnavailableError, AdminOutcomeUnknownError, StoreUnavailableError: see
+            ``make_read_only``.
+    """
+    done: dict[BookieId, AdminClient] = {}
+    for bookie, admin in servers.items():
+        try:
+            if await make_read_only(admin, bookie, registrations, clock):
+                done[bookie] = admin
+        except BkhealError:
+            for before, server in done.items():
+                note(f"{before} was made read-only{await _undone(server)}")
+            raise
+
+
+def http_address(info: ServiceInfo | None) -> str:
+    """Return the address of the HTTP server that an Apache bookie is registered with; empty if there is none (pure).
+
+    The host of the registration is the one that the server listens on. If that is any, the bookie's own host counts.
+    """
+    server = info.endpoint(PROTOCOL_HTTP) if info is not None else None
+    if info is None or server is None or not 0 < server.port <= 65535:
+        return ""
+    bookie = info.endpoint(PROTOCOL_APACHE)
+    host = server.host
+    if host in ("", "0.0.0.0", "::", "0:0:0:0:0:0:0:0"):  # noqa: S104  # compared, nothing listens
+        host = bookie.host if bookie is not None else ""
+    if not host:
+        return ""
+    return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
 
 async def _undone(admin: AdminClient) -> str:

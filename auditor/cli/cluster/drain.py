@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from auditor.cli.audit.remote import RemoteSettings, read_token
+from auditor.cli.audit.remote import RemoteSettings
 from auditor.cli.cluster.admin_requests import AdminClient
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.bookie_state import REQUEST_S as BOOKIE_REQUEST_S
-from auditor.cli.cluster.bookie_state import make_read_only
 from auditor.cli.cluster.changing import (
     BookiesArgument,
     DryRunOption,
@@ -27,20 +25,19 @@ from auditor.cli.cluster.changing import (
     unknown_names,
     whoami,
 )
-from auditor.cli.cluster.drain_watch import DrainLook, watch
+from auditor.cli.cluster.drain_begin import Beginning, begin, begin_lines, print_begin_notes
+from auditor.cli.cluster.drain_status import end, look_or_wait, print_unloading, status_document, status_lines
+from auditor.cli.cluster.drain_watch import DrainLook
 from auditor.cli.cluster.paging import print_page
+from auditor.cli.cluster.pulsar_admin import PulsarAdminOption, PulsarCaOption, PulsarTokenFileOption, pulsar_admin
 from auditor.cli.cluster.recovery import ForceOption
-from auditor.cli.cluster.topic_unloading import REQUEST_S as UNLOAD_REQUEST_S
-from auditor.cli.cluster.topic_unloading import TopicUnloading
-from auditor.cli.exit_codes import exit_code_of
-from auditor.cli.output import OutputFormat, StreamFormat, counting, print_note
+from auditor.cli.output import OutputFormat, StreamFormat, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.bookies.drains import Drains
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
-from bookie.model.times import rfc3339_if_known
-from bookie.runtime.human import duration, printable, size
+from bookie.runtime.human import printable
 
 app = typer.Typer(
     help="Empty bookies while they serve: copies first, and only then out of the metadata.",
@@ -51,8 +48,16 @@ OptionalBookies = Annotated[
     list[str] | None, typer.Argument(metavar="BOOKIE", help="Default: every drained bookie.", show_default=False)
 ]
 
-_OPEN: Final = "open_ledger"
-_PULSAR: Final = "Pulsar's admin API"
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        min=0,
+        metavar="SECONDS",
+        help="With --wait: wait no longer than this, and end with 1. Default: as long as it takes.",
+        show_default=False,
+    ),
+]
 
 
 @app.command("start")
@@ -70,10 +75,17 @@ def start(
         typer.Option(
             metavar="URL",
             help="The HTTP server of an Apache bookie, such as http://bookie-2:8000: make it read-only first. For one "
-            "BOOKIE.",
+            "BOOKIE. Default with --wait: the server that the bookie is registered with.",
             show_default=False,
         ),
     ] = None,
+    is_waiting: Annotated[
+        bool, typer.Option("--wait", help="Then wait until nothing is left, as `bkheal drain status --wait`.")
+    ] = False,
+    timeout_s: TimeoutOption = None,
+    pulsar_url: PulsarAdminOption = None,
+    pulsar_token_file: PulsarTokenFileOption = None,
+    pulsar_ca: PulsarCaOption = None,
     *,
     service: Service | None = None,
 ) -> None:
@@ -88,33 +100,40 @@ def start(
     under a writer are left to it; it leaves a read-only bookie with the next write. Starting again is safe and marks
     what was overlooked.
 
-    Exit codes: 0 begun (or, with --dry-run, would be), 1 refused, 3 the store did not answer, 5 some metadata could not
-    be read (the rest is marked), 69 the bookie's HTTP server did not answer.
+    With --wait, this one command leads from here to the end: it makes Apache bookies read-only through the HTTP servers
+    that they are registered with, begins the drain, waits as `bkheal drain status --wait`, and ends with a pass over
+    all ledgers, none of which names the bookies any more. With --pulsar-admin, it has Pulsar unload the topics whose
+    open ledgers are left; the admin API must answer and accept the token before anything is changed. Without it, the
+    commands that unload them are printed before the wait. An interrupted wait is continued by `bkheal drain status`.
 
-    Example: `bkheal drain start bookie-2:3181 --dry-run`
+    Exit codes: 0 begun (or, with --dry-run, would be; with --wait: nothing is left), 1 refused (with --wait: or
+    something is left), 3 the store did not answer, 5 some metadata could not be read (the rest is marked), 69 the
+    bookie's HTTP server or Pulsar did not answer, 78 wrong address, token or CA.
+
+    Example: `bkheal drain start bookie-2:3181 --wait --pulsar-admin https://pulsar:8443 --pulsar-token-file token`
     """
     bookies = bookie_ids(names)
     if bookie_http is not None and (service is not None or len(bookies) > 1):
         raise typer.BadParameter("it is for one BOOKIE, and not for --at", param_hint="'--bookie-http'")
+    if is_waiting and service is not None:
+        raise typer.BadParameter("this command waits itself, and not with --at", param_hint="'--wait'")
+    check_timeout(timeout_s, is_waiting=is_waiting)
+    pulsar = pulsar_admin(pulsar_url, pulsar_token_file, pulsar_ca, is_waiting=is_waiting)
     if service is not None:
         document = _started_there(service, bookies, is_dry_run, is_sure, is_forced)
     else:
-        admin = None
-        if bookie_http is not None:
-            admin = AdminClient(RemoteSettings(bookie_http, timeout_s=BOOKIE_REQUEST_S))
-        document = run(_start(metadata_uri(uri, config), bookies, is_dry_run, is_sure, is_forced, admin))
-    would = "would be" if is_dry_run else "are"
-    held = f"{document['fragments']} fragments, {size(document['bytes'])} in closed ledgers"
-    lines = [f"{document['ledgers']} ledgers {would} marked: {held}, {document['open_ledgers']} ledgers not closed"]
+        http = AdminClient(RemoteSettings(bookie_http, timeout_s=BOOKIE_REQUEST_S)) if bookie_http is not None else None
+        asked = Beginning(bookies, whoami(), is_dry_run, is_sure, is_forced, http, finds_http=is_waiting)
+        if is_waiting and not is_dry_run:
+            run(_to_the_end(metadata_uri(uri, config), asked, timeout_s, pulsar, output))
+            return
+        document = run(_start(metadata_uri(uri, config), asked, pulsar))
+    lines = begin_lines(document)
     if not is_dry_run:
         lines.append("watch it with `bkheal drain status --wait`; `bkheal drain stop` calls it off")
     show(output, "DrainStart", document, lines)
-    if document["stay_writable"]:
-        print_note(_stay_writable_note(document["stay_writable"]))
-    if document["stay_read_only"]:
-        print_note(_stay_read_only_note(document["stay_read_only"]))
+    print_begin_notes(document)
     if document["unreadable_ledgers"]:
-        print_note(f"the metadata of {document['unreadable_ledgers']} ledgers cannot be read, they are not marked")
         raise typer.Exit(ExitCode.PARTIAL)
 
 
@@ -194,42 +213,10 @@ def status(
         bool,
         typer.Option("--wait", help="Look again and again until nothing is left; mark again what no task names."),
     ] = False,
-    timeout_s: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout",
-            min=0,
-            metavar="SECONDS",
-            help="With --wait: wait no longer than this, and end with 1. Default: as long as it takes.",
-            show_default=False,
-        ),
-    ] = None,
-    pulsar_admin: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="With --wait: have Pulsar unload the topics of open ledgers, by the admin API of its brokers or "
-            "proxy, such as https://pulsar:8443.",
-            rich_help_panel=_PULSAR,
-            show_default=False,
-        ),
-    ] = None,
-    pulsar_token_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="Holds the token for it; sent by https, or to this machine.",
-            rich_help_panel=_PULSAR,
-            show_default=False,
-        ),
-    ] = None,
-    pulsar_ca: Annotated[
-        Path | None,
-        typer.Option(
-            help="PEM file of who signed its certificate. Default: the system's authorities.",
-            rich_help_panel=_PULSAR,
-            show_default=False,
-        ),
-    ] = None,
+    timeout_s: TimeoutOption = None,
+    pulsar_url: PulsarAdminOption = None,
+    pulsar_token_file: PulsarTokenFileOption = None,
+    pulsar_ca: PulsarCaOption = None,
 ) -> None:
     """Report the remaining ledgers of drained bookies, the reasons why they wait, and the estimated time.
 
@@ -246,34 +233,18 @@ def status(
 
     Example: `bkheal drain status bookie-2:3181 --wait --timeout 3600`
     """
+    check_timeout(timeout_s, is_waiting=is_waiting)
+    pulsar = pulsar_admin(pulsar_url, pulsar_token_file, pulsar_ca, is_waiting=is_waiting)
+    seen, failure = run(_status(metadata_uri(uri, config), bookie_ids(names or ()), is_waiting, timeout_s, pulsar))
+    document = status_document(seen)
+    show(output, "DrainStatus", document, status_lines(document))
+    end(document, failure, timeout_s)
+
+
+def check_timeout(timeout_s: float | None, *, is_waiting: bool) -> None:
+    """Refuse a time limit of no wait."""
     if timeout_s is not None and not is_waiting:
         raise typer.BadParameter("it is the longest time to wait: give --wait as well", param_hint="'--timeout'")
-    admin = _pulsar(pulsar_admin, pulsar_token_file, pulsar_ca, is_waiting=is_waiting)
-    seen, failure = run(_status(metadata_uri(uri, config), bookie_ids(names or ()), is_waiting, timeout_s, admin))
-    document = _document(seen)
-    show(output, "DrainStatus", document, _lines(document))
-    if document["ledgers_left"]:
-        if failure is not None:
-            refuse(f"{failure}; the drain continues", exit_code_of(failure))
-        if timeout_s is not None:
-            print_note(f"stopped waiting after {timeout_s:g} s; the drain continues")
-        raise typer.Exit(ExitCode.FAILED)
-    if document["unreadable_ledgers"]:
-        raise typer.Exit(ExitCode.PARTIAL)
-
-
-def _pulsar(url: str | None, token_file: Path | None, ca: Path | None, *, is_waiting: bool) -> AdminClient | None:
-    """Its admin API; nothing is sent yet. Raises as ``AdminClient`` and ``read_token``."""
-    if url is None:
-        if token_file is not None or ca is not None:
-            raise typer.BadParameter("give --pulsar-admin as well", param_hint="'--pulsar-token-file', '--pulsar-ca'")
-        return None
-    if not is_waiting:
-        raise typer.BadParameter(
-            "topics are unloaded during a wait: give --wait as well", param_hint="'--pulsar-admin'"
-        )
-    token = read_token(token_file, {}) if token_file is not None else None
-    return AdminClient(RemoteSettings(url, token, ca, timeout_s=UNLOAD_REQUEST_S))
 
 
 def _started_there(
@@ -292,62 +263,35 @@ def _started_there(
     return joined
 
 
-async def _start(
-    uri: str,
-    bookies: tuple[BookieId, ...],
-    is_dry_run: bool,
-    is_sure: bool,
-    is_forced: bool,
-    bookie_admin: AdminClient | None,
-) -> dict[str, Any]:
-    from auditor.operating.client import Actor, NotThereError, RefusedError
-    from auditor.operating.drains import check_startable, start_drains, stay_as_they_are
-
-    async with connected(uri) as client:
-        try:
-            await check_startable(client, bookies, is_dry_run=is_dry_run, is_forced=is_forced, counting=counting)
-        except (NotThereError, RefusedError) as error:
-            refuse(str(error))
-        if not is_dry_run:
-            stay_writable, stay_read_only = await stay_as_they_are(client.ports.registrations, bookies)
-            if bookie_admin is not None:
-                stay_writable = []
-            confirm(_question(bookies, stay_writable, stay_read_only), is_sure=is_sure)
-            if bookie_admin is not None:
-                async with bookie_admin:
-                    await make_read_only(bookie_admin, bookies[0], client.ports.registrations, client.ports.clock)
-        actor = Actor(whoami(), "command")
-        return await start_drains(client, actor, bookies, is_dry_run=is_dry_run, counting=counting)
+async def _start(uri: str, asked: Beginning, pulsar: AdminClient | None) -> dict[str, Any]:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(connected(uri))
+        return await begin(client, asked, pulsar and await stack.enter_async_context(pulsar))
 
 
-def _question(
-    bookies: Sequence[BookieId], stay_writable: Sequence[BookieId], stay_read_only: Sequence[BookieId]
-) -> str:
-    turning = [bookie for bookie in bookies if bookie not in (*stay_writable, *stay_read_only)]
-    said = [f"{', '.join(turning)}: switched to read-only."] if turning else []
-    said += [f"{', '.join(stay_writable)}: Apache's, stays writable."] if stay_writable else []
-    said += (
-        [f"{', '.join(stay_read_only)}: Apache's, read-only as long as its own setting is."] if stay_read_only else []
-    )
-    return f"Drain {', '.join(bookies)}? {' '.join(said)}"
-
-
-def _stay_read_only_note(bookies: Sequence[str]) -> str:
-    return (
-        f"{', '.join(bookies)}: an Apache bookie, which is read-only by its own setting or for lack of space, not by "
-        "the drain. Keep it read-only until the drain has ended (forceReadOnlyBookie=true in its bk_server.conf): once "
-        "it is writable again, Apache's clients write to it, and `bkheal drain stop` does not make it writable"
-    )
-
-
-def _stay_writable_note(bookies: Sequence[str]) -> str:
-    return (
-        f"{', '.join(bookies)}: an Apache bookie, which does not support drains and stays writable. Repair does not "
-        "choose it as a target, but Apache's clients continue to write to it. Make it read-only: "
-        "forceReadOnlyBookie=true in its "
-        "bk_server.conf and a restart, or PUT /api/v1/bookie/state/readonly if its HTTP server is on. If no "
-        "client of Apache's writes to it, there is nothing to do"
-    )
+async def _to_the_end(
+    uri: str, asked: Beginning, timeout_s: float | None, pulsar: AdminClient | None, output: OutputFormat
+) -> None:
+    """Begin, wait, and print what is left; the document of the beginning is a part of the last one."""
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(connected(uri))
+        pulsar = pulsar and await stack.enter_async_context(pulsar)
+        begun = await begin(client, asked, pulsar)
+        if output is not OutputFormat.JSON:
+            for line in begin_lines(begun):
+                print_line(line)
+        print_begin_notes(begun)
+        drains = await Drains(client.store, client.cluster.root).read()
+        seen, failure = await look_or_wait(
+            *(client, asked.bookies, drains),
+            is_waiting=True,
+            timeout_s=timeout_s,
+            pulsar=pulsar,
+            on_first=None if pulsar is not None else print_unloading,
+        )
+    document = status_document(seen)
+    show(output, "DrainStatus", document | {"begun": begun}, status_lines(document))
+    end(document, failure, timeout_s)
 
 
 async def _stop(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool) -> list[str]:
@@ -360,7 +304,7 @@ async def _stop(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool) -> li
 
 
 async def _status(
-    uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None, admin: AdminClient | None
+    uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None, pulsar: AdminClient | None
 ) -> tuple[DrainLook, BkhealError | None]:
     """What was seen last, and why topics cannot be unloaded."""
     async with AsyncExitStack() as stack:
@@ -370,72 +314,5 @@ async def _status(
         if not chosen:
             refuse("no bookie is being drained; `bkheal drain start BOOKIE` begins")
         unknown_names(chosen, await client.ports.registrations.known() | frozenset(drains))
-        if admin is None:
-            return await watch(client, chosen, drains, is_waiting=is_waiting, timeout_s=timeout_s), None
-        unloading = TopicUnloading(await stack.enter_async_context(admin), client.ports.clock, print_note)
-        seen = await watch(client, chosen, drains, is_waiting=is_waiting, timeout_s=timeout_s, unloading=unloading)
-        return seen, unloading.failure(seen.left.holdings)
-
-
-def _document(seen: DrainLook) -> dict[str, Any]:
-    from auditor.safety.holdings import TOPICS_SHOWN_MAX
-
-    left = seen.left
-    return {
-        "bookies": [
-            {
-                "bookie_id": bookie,
-                "since": rfc3339_if_known(drain.since_ms, "seconds"),
-                "by": drain.by,
-                "state": seen.states[bookie],
-            }
-            for bookie, drain in seen.drains.items()
-        ],
-        "ledgers_left": len(left.holdings.ledgers),
-        "bytes_left": left.holdings.bytes,
-        "moving": left.moving,
-        "unmarked": len(left.unmarked),
-        "parked": dict(left.parked),
-        "examples": [
-            {"ledger_id": record.ledger_id, "reason": record.reason.value, "detail": record.detail}
-            for record in left.examples
-        ],
-        "open_ledgers": len(left.holdings.unclosed),
-        "open_topics": sorted(left.holdings.open_topics)[:TOPICS_SHOWN_MAX],
-        "unreadable_ledgers": left.scanned.unreadable_count,
-        "recovery_enabled": seen.is_enabled,
-        "ledgers_per_second": seen.ledgers_per_s,
-        "eta_seconds": seen.eta_s,
-    }
-
-
-def _lines(document: dict[str, Any]) -> list[str]:
-    lines = []
-    for bookie in document["bookies"]:
-        begun = f", drained since {bookie['since']} by {bookie['by']}" if bookie["since"] else ", not being drained"
-        lines.append(f"{bookie['bookie_id']}: {bookie['state']}{begun}")
-    if not document["ledgers_left"]:
-        lines.append("nothing is left on them: see `bkheal ok-to-stop`, then stop them and `bkheal decommission`")
-    else:
-        eta = f", about {duration(document['eta_seconds'] * 1000)} to go" if document["eta_seconds"] is not None else ""
-        held = f"{document['ledgers_left']} ledgers left, {size(document['bytes_left'])} in closed ones{eta}"
-        lines += [held, f"  {document['moving']} marked for copying"]
-    if document["unmarked"]:
-        lines.append(f"  {document['unmarked']} not marked: `bkheal drain start` marks them")
-    lines += [f"  {count} parked: {reason}" for reason, count in document["parked"].items()]
-    lines += [f"    ledger {item['ledger_id']}: {item['detail']}" for item in document["examples"]]
-    if document["open_topics"]:
-        lines.append(
-            f"  {document['open_ledgers']} not closed; unloading their topics closes them at once "
-            "(`--wait --pulsar-admin URL` does it):"
-        )
-        lines += [f"    pulsar-admin topics unload '{printable(topic)}'" for topic in document["open_topics"]]
-    if _OPEN in document["parked"]:
-        lines.append(
-            "  for ledgers whose writer has ended, `bkheal ledger recover LEDGER` finds the end and closes them"
-        )
-    if not document["recovery_enabled"]:
-        lines.append("recovery is DISABLED, nothing moves: `bkheal recovery enable`")
-    if document["unreadable_ledgers"]:
-        lines.append(f"the metadata of {document['unreadable_ledgers']} ledgers cannot be read: `bkheal audit run`")
-    return lines
+        pulsar = pulsar and await stack.enter_async_context(pulsar)
+        return await look_or_wait(client, chosen, drains, is_waiting=is_waiting, timeout_s=timeout_s, pulsar=pulsar)

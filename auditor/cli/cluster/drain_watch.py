@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +20,7 @@ LOOK_S: Final = 2.0
 """Between two looks; longer if a look itself takes longer."""
 LOOK_SHARE: Final = 0.2
 """Largest share of the time that is spent on looking."""
+OnFirst = Callable[["Left"], None]
 REMARK_S: Final = 30.0
 """How often ledgers without a task are marked; a worker that just completed a task is given time."""
 
@@ -51,10 +52,12 @@ async def watch(
     is_waiting: bool,
     timeout_s: float | None,
     unloading: TopicUnloading | None = None,
+    on_first: OnFirst | None = None,
 ) -> DrainLook:
     """Look what is left on ``bookies``; if ``is_waiting``, again and again until that is nothing, or time is up.
 
     With ``unloading``, the wait also ends if only open ledgers are left and their topics cannot be unloaded.
+    ``on_first`` receives the result of the first pass. If nothing is left, the last pass was over all ledgers.
 
     Raises:
         NotAClusterError, StoreUnavailableError: no answer.
@@ -67,6 +70,8 @@ async def watch(
     started_s = clock.monotonic_s()
     marked_s = started_s - REMARK_S
     left = await _pass(client, bookies)
+    if on_first is not None:
+        on_first(left)
     at_start = len(left.holdings.ledgers)
     looked_s = clock.monotonic_s() - started_s
     with counting("moved", at_start) as advance:

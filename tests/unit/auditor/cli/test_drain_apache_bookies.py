@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from auditor.cli.cluster.drain import _question, _stay_read_only_note, _stay_writable_note
+from auditor.cli.cluster.drain_begin import question as asked_question
+from auditor.cli.cluster.drain_begin import stay_read_only_note, stay_writable_note
 from auditor.operating.drains import stay_as_they_are
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_GRPC, Endpoint, ServiceInfo
 from bookie.model.ids import BookieId
@@ -34,16 +35,16 @@ async def test_bookies_that_speak_apaches_protocol_alone_are_named_and_whether_t
 
 def test_the_question_and_the_note_promise_nothing_that_an_apache_bookie_does_not_do() -> None:
     ours, apache, stopped = names("ours apache stopped")
-    assert _question([ours], [], []) == "Drain ours? ours: switched to read-only."
-    assert _question([ours, apache], [apache], []).endswith("apache: Apache's, stays writable.")
-    assert "switched to read-only" not in _question([apache], [apache], [])
-    question = _question([stopped, ours], [], [stopped])
+    assert asked_question([ours], [], []) == "Drain ours? ours: switched to read-only."
+    assert asked_question([ours, apache], [apache], []).endswith("apache: Apache's, stays writable.")
+    assert "switched to read-only" not in asked_question([apache], [apache], [])
+    question = asked_question([stopped, ours], [], [stopped])
     assert "ours: switched to read-only." in question
     assert "stopped: Apache's, read-only as long as its own setting is." in question
-    assert "switched to read-only" not in _question([stopped], [], [stopped])
-    note = _stay_writable_note([apache])
+    assert "switched to read-only" not in asked_question([stopped], [], [stopped])
+    note = stay_writable_note([apache])
     for text in ("apache: ", "forceReadOnlyBookie=true", "/api/v1/bookie/state/readonly", "does not choose it"):
         assert text in note
-    note = _stay_read_only_note([stopped])
+    note = stay_read_only_note([stopped])
     for text in ("stopped: ", "not by the drain", "forceReadOnlyBookie=true", "does not make it writable"):
         assert text in note

@@ -1,0 +1,141 @@
+"""The beginning of drains: what is checked, what is changed first, and what a person has to do besides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from auditor.cli.audit.remote import RemoteSettings
+from auditor.cli.cluster.admin_requests import AdminClient
+from auditor.cli.cluster.bookie_state import REQUEST_S, http_address, make_all_read_only
+from auditor.cli.cluster.changing import confirm, refuse
+from auditor.cli.cluster.pulsar_admin import check_answers
+from auditor.cli.output import counting, print_note
+from bookie.model.ids import BookieId
+from bookie.runtime.human import size
+
+if TYPE_CHECKING:
+    from bookie.client.connect import ConnectedBookKeeper
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a command asks for."""
+
+    bookies: tuple[BookieId, ...]
+    by: str
+    """Who asks."""
+    is_dry_run: bool
+    is_sure: bool
+    is_forced: bool
+    bookie_http: AdminClient | None = None
+    """The HTTP server of the only bookie."""
+    finds_http: bool = False
+    """Whether the HTTP servers that Apache bookies are registered with are used."""
+
+
+async def begin(client: ConnectedBookKeeper, asked: Beginning, pulsar: AdminClient | None = None) -> dict[str, Any]:
+    """Check everything that can be refused, then change something; return the document ``DrainStart``.
+
+    Args:
+        client: of the cluster.
+        asked: the bookies and the options.
+        pulsar: an entered client; it has to answer before anything is changed.
+
+    Raises:
+        AdminRefusedError, AdminUnavailableError, AdminOutcomeUnknownError: see ``check_answers`` and
+            ``make_all_read_only``; no drain was begun.
+        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError, NotAClusterError: see ``start_drains``.
+    """
+    from auditor.operating.client import Actor, NotThereError, RefusedError
+    from auditor.operating.drains import check_startable, start_drains, stay_as_they_are
+
+    bookies, is_dry_run, registrations = asked.bookies, asked.is_dry_run, client.ports.registrations
+    try:
+        await check_startable(client, bookies, is_dry_run=is_dry_run, is_forced=asked.is_forced, counting=counting)
+    except (NotThereError, RefusedError) as error:
+        refuse(str(error))
+    if pulsar is not None:
+        await check_answers(pulsar)
+    if not is_dry_run:
+        stay_writable, stay_read_only = await stay_as_they_are(registrations, bookies)
+        async with AsyncExitStack() as stack:
+            servers = await _servers(client, asked, stay_writable, stack)
+            through = {bookie: admin.base for bookie, admin in servers.items()}
+            confirm(question(bookies, stay_writable, stay_read_only, through), is_sure=asked.is_sure)
+            await make_all_read_only(servers, registrations, client.ports.clock, print_note)
+    actor = Actor(asked.by, "command")
+    return await start_drains(client, actor, bookies, is_dry_run=is_dry_run, counting=counting)
+
+
+async def _servers(
+    client: ConnectedBookKeeper, asked: Beginning, stay_writable: Sequence[BookieId], stack: AsyncExitStack
+) -> dict[BookieId, AdminClient]:
+    """The HTTP servers of bookies to make read-only, entered."""
+    if asked.bookie_http is not None:
+        return {asked.bookies[0]: await stack.enter_async_context(asked.bookie_http)}
+    found = {}
+    for bookie in stay_writable if asked.finds_http else ():
+        info = await client.ports.registrations.service_info(bookie)
+        if address := http_address(info):
+            admin = AdminClient(RemoteSettings(address, timeout_s=REQUEST_S))
+            found[bookie] = await stack.enter_async_context(admin)
+    return found
+
+
+def begin_lines(document: Mapping[str, Any]) -> list[str]:
+    """The document ``DrainStart``, for people."""
+    would = "would be" if document["dry_run"] else "are"
+    held = f"{document['fragments']} fragments, {size(document['bytes'])} in closed ledgers"
+    return [f"{document['ledgers']} ledgers {would} marked: {held}, {document['open_ledgers']} ledgers not closed"]
+
+
+def print_begin_notes(document: Mapping[str, Any]) -> None:
+    """What the drain does not do by itself."""
+    if document["stay_writable"]:
+        print_note(stay_writable_note(document["stay_writable"]))
+    if document["stay_read_only"]:
+        print_note(stay_read_only_note(document["stay_read_only"]))
+    if document["unreadable_ledgers"]:
+        print_note(f"the metadata of {document['unreadable_ledgers']} ledgers cannot be read, they are not marked")
+
+
+def question(
+    bookies: Sequence[BookieId],
+    stay_writable: Sequence[BookieId],
+    stay_read_only: Sequence[BookieId],
+    through: Mapping[BookieId, str] | None = None,
+) -> str:
+    """Ask what a person agrees to; ``through`` has the addresses by which Apache bookies are made read-only."""
+    through = through or {}
+    stay_writable = [bookie for bookie in stay_writable if bookie not in through]
+    turning = [bookie for bookie in bookies if bookie not in (*stay_writable, *stay_read_only, *through)]
+    said = [f"{', '.join(turning)}: switched to read-only."] if turning else []
+    said += [f"{bookie}: Apache's, switched to read-only through {address}." for bookie, address in through.items()]
+    said += [f"{', '.join(stay_writable)}: Apache's, stays writable."] if stay_writable else []
+    said += (
+        [f"{', '.join(stay_read_only)}: Apache's, read-only as long as its own setting is."] if stay_read_only else []
+    )
+    return f"Drain {', '.join(bookies)}? {' '.join(said)}"
+
+
+def stay_read_only_note(bookies: Sequence[str]) -> str:
+    """About bookies that are read-only already, by their own setting."""
+    return (
+        f"{', '.join(bookies)}: an Apache bookie, which is read-only by its own setting or for lack of space, not by "
+        "the drain. Keep it read-only until the drain has ended (forceReadOnlyBookie=true in its bk_server.conf): once "
+        "it is writable again, Apache's clients write to it, and `bkheal drain stop` does not make it writable"
+    )
+
+
+def stay_writable_note(bookies: Sequence[str]) -> str:
+    """About bookies that stay writable."""
+    return (
+        f"{', '.join(bookies)}: an Apache bookie, which does not support drains and stays writable. Repair does not "
+        "choose it as a target, but Apache's clients continue to write to it. Make it read-only: "
+        "forceReadOnlyBookie=true in its "
+        "bk_server.conf and a restart, or PUT /api/v1/bookie/state/readonly if its HTTP server is on. If no "
+        "client of Apache's writes to it, there is nothing to do"
+    )

@@ -1,0 +1,167 @@
+"""What is left on drained bookies, with or without a wait, as documents and lines."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from auditor.cli.cluster.admin_requests import AdminClient
+from auditor.cli.cluster.changing import refuse
+from auditor.cli.cluster.drain_watch import DrainLook, OnFirst, watch
+from auditor.cli.cluster.topic_unloading import TopicUnloading
+from auditor.cli.exit_codes import exit_code_of
+from auditor.cli.output import print_note
+from bookie.metadata.bookies.drains import Drain
+from bookie.model.errors import BkhealError
+from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import BookieId
+from bookie.model.times import rfc3339_if_known
+from bookie.runtime.human import duration, printable, size
+
+if TYPE_CHECKING:
+    from auditor.safety.draining import Left
+    from bookie.client.connect import ConnectedBookKeeper
+
+_OPEN: Final = "open_ledger"
+_COMMANDS_MAX: Final = 50
+"""Commands that are printed before a wait."""
+
+
+async def look_or_wait(
+    client: ConnectedBookKeeper,
+    bookies: tuple[BookieId, ...],
+    drains: Mapping[BookieId, Drain],
+    *,
+    is_waiting: bool,
+    timeout_s: float | None,
+    pulsar: AdminClient | None,
+    on_first: OnFirst | None = None,
+) -> tuple[DrainLook, BkhealError | None]:
+    """Return what was seen last, and why topics cannot be unloaded. See ``watch`` for arguments and errors.
+
+    Args:
+        client: of the cluster.
+        bookies: which ones.
+        drains: those that are recorded.
+        is_waiting: see ``watch``.
+        timeout_s: see ``watch``.
+        pulsar: an entered client; has topics unloaded during the wait.
+        on_first: see ``watch``.
+    """
+    unloading = None if pulsar is None else TopicUnloading(pulsar, client.ports.clock, print_note)
+    seen = await watch(
+        client, bookies, drains, is_waiting=is_waiting, timeout_s=timeout_s, unloading=unloading, on_first=on_first
+    )
+    return seen, None if unloading is None else unloading.failure(seen.left.holdings)
+
+
+def end(document: Mapping[str, Any], failure: BkhealError | None, timeout_s: float | None) -> None:
+    """End the command with the exit code of what is left, if anything is."""
+    if document["ledgers_left"]:
+        if failure is not None:
+            refuse(f"{failure}; the drain continues", exit_code_of(failure))
+        if timeout_s is not None:
+            print_note(f"stopped waiting after {timeout_s:g} s; the drain continues")
+        raise typer.Exit(ExitCode.FAILED)
+    if document["unreadable_ledgers"]:
+        raise typer.Exit(ExitCode.PARTIAL)
+
+
+def status_document(seen: DrainLook) -> dict[str, Any]:
+    """The document ``DrainStatus``."""
+    from auditor.safety.holdings import TOPICS_SHOWN_MAX
+
+    left = seen.left
+    return {
+        "bookies": [
+            {
+                "bookie_id": bookie,
+                "since": rfc3339_if_known(drain.since_ms, "seconds"),
+                "by": drain.by,
+                "state": seen.states[bookie],
+            }
+            for bookie, drain in seen.drains.items()
+        ],
+        "ledgers_left": len(left.holdings.ledgers),
+        "bytes_left": left.holdings.bytes,
+        "moving": left.moving,
+        "unmarked": len(left.unmarked),
+        "parked": dict(left.parked),
+        "examples": [
+            {"ledger_id": record.ledger_id, "reason": record.reason.value, "detail": record.detail}
+            for record in left.examples
+        ],
+        "open_ledgers": len(left.holdings.unclosed),
+        "open_topics": sorted(left.holdings.open_topics)[:TOPICS_SHOWN_MAX],
+        "unreadable_ledgers": left.scanned.unreadable_count,
+        "ledgers_read": left.scanned.ledgers,
+        "recovery_enabled": seen.is_enabled,
+        "ledgers_per_second": seen.ledgers_per_s,
+        "eta_seconds": seen.eta_s,
+    }
+
+
+def status_lines(document: Mapping[str, Any]) -> list[str]:
+    """The same for people; as commands, what closes the ledgers that are left open."""
+    lines = []
+    for bookie in document["bookies"]:
+        begun = f", drained since {bookie['since']} by {bookie['by']}" if bookie["since"] else ", not being drained"
+        lines.append(f"{bookie['bookie_id']}: {bookie['state']}{begun}")
+    if not document["ledgers_left"]:
+        lines.append(_proof(document))
+    else:
+        eta = f", about {duration(document['eta_seconds'] * 1000)} to go" if document["eta_seconds"] is not None else ""
+        held = f"{document['ledgers_left']} ledgers left, {size(document['bytes_left'])} in closed ones{eta}"
+        lines += [held, f"  {document['moving']} marked for copying"]
+    if document["unmarked"]:
+        lines.append(f"  {document['unmarked']} not marked: `bkheal drain start` marks them")
+    lines += [f"  {count} parked: {reason}" for reason, count in document["parked"].items()]
+    lines += [f"    ledger {item['ledger_id']}: {item['detail']}" for item in document["examples"]]
+    if document["open_topics"]:
+        lines.append(
+            f"  {document['open_ledgers']} not closed; unloading their topics closes them at once "
+            "(`--wait --pulsar-admin URL` does it):"
+        )
+        lines += [f"    {unload_command(topic)}" for topic in document["open_topics"]]
+    if _OPEN in document["parked"]:
+        lines.append(
+            "  for ledgers whose writer has ended, `bkheal ledger recover LEDGER` finds the end and closes them"
+        )
+    if not document["recovery_enabled"]:
+        lines.append("recovery is DISABLED, nothing moves: `bkheal recovery enable`")
+    if document["unreadable_ledgers"]:
+        lines.append(f"the metadata of {document['unreadable_ledgers']} ledgers cannot be read: `bkheal audit run`")
+    return lines
+
+
+def _proof(document: Mapping[str, Any]) -> str:
+    """What the last pass over all ledgers proves, and what remains to do."""
+    writable = [row["bookie_id"] for row in document["bookies"] if row["state"] == "writable"]
+    if document["unreadable_ledgers"]:
+        return f"none of the {document['ledgers_read']} ledgers that can be read names them"
+    proof = f"nothing is left on them: of {document['ledgers_read']} ledgers, all readable, none names them"
+    if writable:
+        return f"{proof}; the next ledger may, because {', '.join(writable)} is writable"
+    return f"{proof}. Stop them, then `bkheal decommission {' '.join(row['bookie_id'] for row in document['bookies'])}`"
+
+
+def unload_command(topic: str) -> str:
+    """The command of Pulsar that closes the open ledgers of a topic."""
+    return f"pulsar-admin topics unload {shlex.quote(printable(topic))}"
+
+
+def print_unloading(left: Left) -> None:
+    """Print the commands that a person runs during the wait, a bounded number of them."""
+    topics = sorted(left.holdings.open_topics)
+    if not topics:
+        return
+    print_note(
+        f"{len(left.holdings.unclosed)} ledgers are not closed. These commands close them; --pulsar-admin does it:"
+    )
+    for topic in topics[:_COMMANDS_MAX]:
+        print_note(f"  {unload_command(topic)}")
+    if len(topics) > _COMMANDS_MAX:
+        print_note(f"  and {len(topics) - _COMMANDS_MAX} more: `bkheal drain status` prints them")
