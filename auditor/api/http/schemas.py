@@ -282,6 +282,9 @@ _VERDICT: Final = {
     "placement_problems": _list(_TEXT),
     "not_registered": _list(_TEXT),
 }
+_DRAINED: Final = _fields(
+    {"bookie_id": _TEXT, "since": _TIME, "by": _TEXT, "state": _one_of(["writable", "read_only", "lost"])}
+)
 _COPY: Final = _fields(
     {
         "first_entry_id": _COUNT,
@@ -468,21 +471,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
         "target",
         "seconds",
     ),
-    "DrainList": _document(
-        "DrainList",
-        {
-            "items": _list(
-                _fields(
-                    {
-                        "bookie_id": _TEXT,
-                        "since": _TIME,
-                        "by": _TEXT,
-                        "state": _one_of(["writable", "read_only", "lost"]),
-                    }
-                )
-            )
-        },
-    ),
+    "DrainList": _document("DrainList", {"items": _list(_DRAINED)}),
     "DrainStart": _document(
         "DrainStart",
         {
@@ -491,6 +480,22 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             **dict.fromkeys(("ledgers", "open_ledgers", "fragments", "bytes", "unreadable_ledgers"), _COUNT),
             "stay_writable": {**_list(_TEXT), "description": "Apache bookies, which know of no drain."},
             "stay_read_only": _list(_TEXT),
+        },
+    ),
+    "DrainStatus": _document(
+        "DrainStatus",
+        {
+            "bookies": _list(_DRAINED),
+            **dict.fromkeys(("ledgers_left", "bytes_left", "moving", "unmarked"), _COUNT),
+            "parked": _map(_COUNT),
+            "examples": _list(_fields({"ledger_id": _COUNT, "reason": _PARK_REASON, "detail": _TEXT})),
+            "open_ledgers": _COUNT,
+            "open_topics": {**_list(_TEXT), "description": "Topics of Pulsar whose open ledgers are left; some."},
+            "unreadable_ledgers": _COUNT,
+            "ledgers_read": _COUNT,
+            "recovery_enabled": _TRUTH,
+            "ledgers_per_second": {"type": ["number", "null"]},
+            "eta_seconds": {"type": ["number", "null"]},
         },
     ),
     "DrainStop": _document("DrainStop", {**_DONE, "stopped": _list(_TEXT)}),

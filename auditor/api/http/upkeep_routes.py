@@ -19,7 +19,7 @@ from auditor.api.http.routes import JSON, Answer, Call, Parameter, Route, segmen
 from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID, WINDOW_TARGET_PATTERN
 from auditor.api.problems import InvalidRequestError, NotFoundError, NotOkToStopError
 from auditor.api.upkeep_port import Upkeep
-from auditor.operating import boosting, dead_letters, debts, drains, limits, maintenance, switches
+from auditor.operating import boosting, dead_letters, debts, drain_status, drains, limits, maintenance, switches
 from auditor.operating.client import Actor, ClusterClient, Document, RefusedError, changes_of
 from auditor.operating.stopping import reasons, stop_verdict
 from bookie.metadata.tasks.changes import CHANGES_MAX
@@ -58,6 +58,9 @@ class UpkeepRoutes:
             _read(f"{_API}/debts", "list_debts", "Ledgers with copies in bad places, by ledger id.", self._debts,
                   "PlacementDebtList", _PAGING),
             _read(f"{_API}/drains", "list_drains", "Bookies that are being drained.", self._drains, "DrainList"),
+            _read(f"{_API}/drain-status", "get_drain_status",
+                  "What is left on drained bookies. 503 with Retry-After while the metadata is read: send it again.",
+                  self._drain_status, "DrainStatus", (_DRAINED,)),
             _change("PUT", f"{_API}/drains/{{bookie_id}}", "start_drain",
                     "Drain a bookie. 503 with Retry-After while the metadata is read: send it again.",
                     self._start_drain, "DrainStart", segments=(_BOOKIE,)),
@@ -155,6 +158,14 @@ class UpkeepRoutes:
         refuse_unknown(call.request.query, (), "parameter")
         return _answer("DrainList", await self._upkeep.ask(drains.list_drains))
 
+    async def _drain_status(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, ("bookie",), "parameter")
+        bookies = _bookies(call)
+        found = await self._upkeep.ask_long(
+            ("drain status", bookies), lambda client: drain_status.drain_status(client, bookies)
+        )
+        return _answer("DrainStatus", found)
+
     async def _start_drain(self, call: Call) -> web.Response:
         bookie, actor = _bookie(call), _actor(call)
 
@@ -205,8 +216,8 @@ class UpkeepRoutes:
     async def _ok_to_stop(self, call: Call) -> web.Response:
         query = call.request.query
         refuse_unknown(query, ("bookie", "strict"), "parameter")
-        bookies = tuple(dict.fromkeys(queries.bookie(name) for name in query.getall("bookie", [])))
-        if not 1 <= len(bookies) <= _STOPPED_MAX:
+        bookies = _bookies(call)
+        if not bookies:
             raise InvalidRequestError(f"name 1 to {_STOPPED_MAX} bookies: ?bookie=ID, repeated for each")
         is_strict = truth(query.get("strict", "false"), "strict")
         verdict = await self._upkeep.ask_long(
@@ -313,6 +324,18 @@ def _bookie(call: Call) -> BookieId:
         raise NotFoundError(str(error)) from error
 
 
+def _bookies(call: Call) -> tuple[BookieId, ...]:
+    """The bookies that a query names, each once; may be none.
+
+    Raises:
+        InvalidRequestError: a name is no id, or there are too many.
+    """
+    bookies = tuple(dict.fromkeys(queries.bookie(name) for name in call.request.query.getall("bookie", [])))
+    if len(bookies) > _STOPPED_MAX:
+        raise InvalidRequestError(f"name 1 to {_STOPPED_MAX} bookies: ?bookie=ID, repeated for each")
+    return bookies
+
+
 def _ledger(call: Call) -> LedgerId:
     return LedgerId(whole_number(call.request.match_info["ledger_id"], "ledger_id", 0, LEDGER_ID_MAX))
 
@@ -360,6 +383,13 @@ def _change(
 
 _BOOKIE: Final = segment("bookie_id", "Id of the bookie.")
 _LEDGER: Final = Parameter("ledger_id", "Id of the ledger.", LEDGER_ID, "path", is_required=True)
+_BOOKIES: Final = {
+    "type": "array",
+    "items": {"type": "string", "pattern": BOOKIE_ID_PATTERN},
+    "minItems": 1,
+    "maxItems": _STOPPED_MAX,
+}
+_DRAINED: Final = Parameter("bookie", "Id of a bookie, repeated for each. Default: every drained one.", _BOOKIES)
 _TARGET: Final = Parameter(
     "target",
     "A bookie, or rack: and the location of a rack.",
@@ -381,12 +411,7 @@ _STOPPING: Final = (
     Parameter(
         "bookie",
         "Id of a bookie that is to be stopped, repeated for each.",
-        {
-            "type": "array",
-            "items": {"type": "string", "pattern": BOOKIE_ID_PATTERN},
-            "minItems": 1,
-            "maxItems": _STOPPED_MAX,
-        },
+        _BOOKIES,
         is_required=True,
     ),
     Parameter(

@@ -120,6 +120,11 @@ async def test_a_bookie_is_drained_and_the_drain_called_off(world: ApiWorld) -> 
     assert await world.upkeep.cluster.marked() == [7, 8, 9, 10]
     (drain,) = (await good(world, "GET", "/api/v1/drains")).json["items"]
     assert (drain["bookie_id"], drain["by"], drain["state"]) == ("c", "somebody-who-may-administer", "writable")
+    left = (await good(world, "GET", "/api/v1/drain-status")).json
+    assert ([row["bookie_id"] for row in left["bookies"]], left["ledgers_left"], left["moving"]) == (["c"], 1, 1)
+    assert (await good(world, "GET", "/api/v1/drain-status?bookie=d")).json["ledgers_left"] == 0
+    for query, status in (("bookie=e", 404), ("bookie=c%20d", 400), ("bookies=c", 400)):
+        assert (await world.operate("GET", f"/api/v1/drain-status?{query}")).status == status
     assert (await good(world, "DELETE", "/api/v1/drains/c")).json["stopped"] == ["c"]
     assert not await Drains(world.upkeep.cluster.keeper, ROOT).read()
     lost = await world.operate("PUT", "/api/v1/drains/a")

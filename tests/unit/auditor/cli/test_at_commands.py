@@ -15,7 +15,11 @@ from typer.testing import CliRunner, Result
 from auditor.api.access.tokens import Role
 from auditor.cli.audit import report_there
 from auditor.cli.cluster import status
+from auditor.cli.cluster.drain_status import look_or_wait
+from auditor.cli.cluster.drain_there import status_there
 from auditor.cli.main import app
+from auditor.operating.drain_status import status_document
+from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.cluster import open_cluster
@@ -33,6 +37,8 @@ from tests.worlds.api import ApiWorld, running
 from tests.worlds.clocks import EPOCH_MS
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import make_metadata
+
+C = BookieId("c")
 
 
 @pytest.fixture
@@ -110,6 +116,56 @@ async def test_who_may_only_operate_is_refused_with_the_role_that_is_needed(worl
 async def test_drains_begin_and_end(world: ApiWorld) -> None:
     assert (await document(world, "drain", "start", "c", "--yes"))["bookies"] == ["c"]
     assert (await document(world, "drain", "stop", "c", "--yes"))["stopped"] == ["c"]
+
+
+async def test_what_is_left_of_a_drain_is_shown_as_without_a_service(world: ApiWorld) -> None:
+    none = await call(world, "drain", "status")
+    assert (none.exit_code, "no bookie is being drained" in none.output) == (ExitCode.FAILED, True)
+    cluster = world.upkeep.cluster
+    async with cluster.connected("") as client:
+        await client.ports.ledgers.create(10, make_metadata((0, "c"), quorum=(1, 1), last=9))
+    await document(world, "drain", "start", "c", "--yes")
+    left = await call(world, "drain", "status", "-o", "json")
+    async with cluster.connected("") as client:
+        drains = await Drains(client.store, ROOT).read()
+        seen, _ = await look_or_wait(client, (C,), drains, is_waiting=False, timeout_s=None, pulsar=None)
+    expected = {"apiVersion": "bkheal/v1", "kind": "DrainStatus", **status_document(seen)}
+    assert (left.exit_code, json.loads(left.stdout)) == (ExitCode.FAILED, expected)
+    assert expected["ledgers_left"] == 1
+    assert "nothing is left on them" in (await call(world, "drain", "status", "d", "--wait")).stdout
+    unknown = await call(world, "drain", "status", "nobody")
+    assert "no bookie of this cluster: nobody" in str(unknown.exception)
+    timeout = await call(world, "drain", "status", "--wait", "--timeout", "1")
+    assert (timeout.exit_code, "stopped waiting after 1 s" in timeout.stderr) == (ExitCode.FAILED, True)
+    pulsar = await call(world, "drain", "status", "--wait", "--pulsar-admin", "http://localhost:1")
+    assert (pulsar.exit_code, "not unloaded with --at" in pulsar.output) == (ExitCode.USAGE, True)
+
+
+def test_a_wait_for_a_drain_asks_until_nothing_is_left_with_pauses() -> None:
+    now_s, asked, pauses = 0.0, [], []
+    numbers = iter((100, 60, 60, 0))
+
+    class Auditor:
+        """Each answer takes four seconds."""
+
+        def ask(self, method: str, path: str, query: dict[str, Any]) -> dict[str, Any]:
+            nonlocal now_s
+            now_s += 4
+            asked.append(query["bookie"])
+            return {"ledgers_left": next(numbers), "bookies": [{"bookie_id": "c"}], "eta_seconds": None}
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        pauses.append(seconds)
+
+    service: Any = Auditor()
+    last = status_there(service, (), is_waiting=True, timeout_s=None, sleep=sleep, monotonic_s=lambda: now_s)
+    assert (asked, pauses) == ([None, ["c"], ["c"], ["c"]], [20.0, 20.0, 20.0])
+    assert (last["ledgers_left"], last["eta_seconds"], last["ledgers_per_second"]) == (0, 0, 100 / 76)
+    numbers = iter((100, 60, 50))
+    last = status_there(service, (), is_waiting=True, timeout_s=45, sleep=sleep, monotonic_s=lambda: now_s)
+    assert (last["ledgers_left"], last["eta_seconds"]) == (60, 42.0)
 
 
 async def test_drains_are_listed_and_schedules_paused(world: ApiWorld) -> None:
