@@ -32,11 +32,8 @@ class StreamFormat(enum.StrEnum):
     """One JSON document in a line."""
 
 
-def print_json_line(kind: str, /, **fields: Any) -> None:
-    """Print one JSON document in one line, at once: a pipe would otherwise receive nothing for a long time.
-
-    A field ``kind`` (of a finding) takes the place of the document's.
-    """
+def print_json_line(kind: str, **fields: Any) -> None:
+    """Print one JSON document in one line, at once: a pipe would otherwise receive nothing for a long time."""
     sys.stdout.write(json.dumps({"apiVersion": API_VERSION, "kind": kind, **fields}) + "\n")
     sys.stdout.flush()
 

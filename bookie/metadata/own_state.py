@@ -31,6 +31,7 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 SHARED_KINDS: Final = (
     "boosts",
     "changes",
+    "collections",
     "copy-limits",
     "copying",
     "debts",

@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 import typer
 
-from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName, latest_there
+from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName
+from auditor.cli.audit.report_there import run_there
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.paging import AT_ONCE_LISTED, LIMIT_DEFAULT, LimitOption, print_page
 from auditor.cli.cluster.spans import moment_ms
@@ -60,7 +61,7 @@ def findings(
     if since is not None:
         headings, cells, right = ("RUN", *headings), _cells_of_runs, (1, 2, 4)
     left_out = page.get("left_out", ())
-    print_page(output, "FindingList", page, headings, cells, right=right, nothing="nothing was found")
+    print_page(output, "FindingList", page, headings, cells, right=right, nothing="nothing was found", member="finding")
     for path in left_out:
         print_note(f"{printable(path)} is damaged, and its findings are left out")
 
@@ -136,7 +137,7 @@ def _findings_there(
     limit: int,
     after: str | None,
 ) -> dict[str, Any]:
-    run = latest_there(service) if run == "latest" else run
+    run = run_there(service, run)
     rows: list[dict[str, Any]] = []
     while True:
         query = {"severity": severity, "bookie": bookie, "ledger": ledger, "after": after}

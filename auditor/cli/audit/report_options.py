@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from auditor.cli.cluster.at import Service
 from bookie.model.severity import Severity
 
 SeverityName = StrEnum("SeverityName", [(level.name, level.label) for level in Severity])  # type: ignore[misc]
@@ -24,15 +23,3 @@ ReportDirOption = Annotated[
     ),
 ]
 RunArgument = Annotated[str, typer.Argument(help="Id of a run, or how it begins, or `latest`.")]
-
-
-def latest_there(service: Service) -> str:
-    """The id of the newest run that left a report with a service.
-
-    Raises:
-        typer.BadParameter: there is none.
-    """
-    reports = service.ask("GET", "/reports")["items"]
-    if not reports:
-        raise typer.BadParameter("the service has no report")
-    return str(reports[0]["run_id"])

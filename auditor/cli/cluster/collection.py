@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from auditor.cli.cluster.changing import YesOption, confirm, connected, refuse, show, whoami
+from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.spans import span_s
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table
-from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.output import OutputFormat, StreamFormat
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.bookies.collections import ALLOWED_S_MAX
 from bookie.model.ids import BookieId, bookie_id
 
@@ -24,7 +25,7 @@ BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="A bookie 
 def list_held(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    output: OutputOption = OutputFormat.TABLE,
+    output: StreamOutputOption = StreamFormat.TABLE,
 ) -> None:
     """List the bookies that hold a garbage collection back, and what is allowed.
 
@@ -34,27 +35,22 @@ def list_held(
     Exit codes: 0 listed, 2 wrong usage, 3 the store did not answer.
     """
     rows = run(_list(metadata_uri(uri, config)))
-    if output is OutputFormat.JSON:
-        print_json("HeldCollectionList", items=rows)
-        return
-    if not rows:
-        print_line("no bookie holds a collection back")
-        return
-    print_table(
+    print_page(
+        output,
+        "HeldCollectionList",
+        {"items": rows},
         ("BOOKIE", "LEDGERS", "OF", "SINCE", "ALLOWED UNTIL", "ALLOWED LEDGERS", "BY"),
-        [
-            (
-                row["bookie_id"],
-                row["ledgers"],
-                row["known"],
-                row["since"],
-                row["allowed_until"] or "-",
-                "-" if row["allowed_ledgers"] is None else row["allowed_ledgers"],
-                row["allowed_by"] or "-",
-            )
-            for row in rows
-        ],
+        lambda row: (
+            row["bookie_id"],
+            row["ledgers"],
+            row["known"],
+            row["since"],
+            row["allowed_until"] or "-",
+            "-" if row["allowed_ledgers"] is None else row["allowed_ledgers"],
+            row["allowed_by"] or "-",
+        ),
         right=(1, 2, 5),
+        nothing="no bookie holds a collection back",
     )
 
 

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import change, child_names, find, remove
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import BadVersionError, MetadataStore, NoNodeError
 from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId

@@ -76,7 +76,7 @@ def test_a_wrong_question_is_a_usage_error_without_a_trace(reports: Path) -> Non
 
 def test_findings_since_a_moment_have_their_run(reports: Path) -> None:
     result = bkheal("findings", "--since", "2026-01-04", "--limit", "2", "-o", "jsonl", reports=reports)
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    rows = [json.loads(line)["finding"] for line in result.stdout.splitlines()]
     run_id = STORY[-1][0].run_id
     assert [(row["run_id"], row["kind"], row["ledger_id"]) for row in rows] == [
         (run_id, "missing_bookie", 1),
@@ -89,7 +89,8 @@ def test_findings_since_a_moment_have_their_run(reports: Path) -> None:
 
 def test_findings_of_one_run_are_lines_of_json(reports: Path) -> None:
     lines = bkheal("findings", "--limit", "1", "-o", "jsonl", reports=reports).stdout.splitlines()
-    assert [(json.loads(line)["kind"], json.loads(line)["ledger_id"]) for line in lines] == [("missing_bookie", 1)]
+    rows = [json.loads(line)["finding"] for line in lines]
+    assert [(row["kind"], row["ledger_id"]) for row in rows] == [("missing_bookie", 1)]
 
 
 @pytest.mark.parametrize(
