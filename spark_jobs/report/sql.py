@@ -21,6 +21,7 @@ import duckdb
 from bookie.model.errors import PermanentError
 from bookie.model.run import RunKind
 from spark_jobs.report.files import ReportDirError
+from spark_jobs.report.sql_text import sql_list
 from spark_jobs.report.table_files import check_version, findings_without_table, is_parquet, table_files
 from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, TABLES, TableSchema
 
@@ -167,7 +168,7 @@ def _opened(report_dir: Path) -> Iterator[tuple[duckdb.DuckDBPyConnection, tuple
             statement, files = _view(connection, report_dir, table, left_out)
             connection.execute(statement)
             readable += files
-        connection.execute(f"SET allowed_paths = {_list(readable)}")
+        connection.execute(f"SET allowed_paths = {sql_list(readable)}")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         yield connection, tuple(left_out)
@@ -183,16 +184,16 @@ def _view(
     typed = ", ".join(f"CAST(NULL AS {column.type}) AS {_quoted(column.name)}" for column in table.columns)
     parts = [f"SELECT {typed} WHERE false"]
     if partitioned:
-        is_of_run = " WHERE run_id IN (SELECT run_id FROM runs)" if table is not RUNS else ""
+        is_of_run = " WHERE run_id IN (SELECT run_id FROM runs)" if table.is_by_run and table is not RUNS else ""
         parts.append(
-            f"SELECT * FROM read_parquet({_list(partitioned)}, union_by_name = true, "  # noqa: S608 - quoted
+            f"SELECT * FROM read_parquet({sql_list(partitioned)}, union_by_name = true, "  # noqa: S608 - quoted
             f"hive_partitioning = true, hive_types = {{'day': DATE}}){is_of_run}"
         )
     if flat:
         day = "try_strptime(left(run_id, 8), '%Y%m%d')" if table is FINDINGS else "finished"
         parts.append(
             f"SELECT *, CAST({day} AS DATE) AS day "  # noqa: S608 - quoted
-            f"FROM read_parquet({_list(flat)}, union_by_name = true, hive_partitioning = false)"
+            f"FROM read_parquet({sql_list(flat)}, union_by_name = true, hive_partitioning = false)"
         )
     columns = ", ".join(
         f"CAST({_EXPRESSIONS.get((table.name, column.name), _quoted(column.name))} AS {column.type}) "
@@ -238,11 +239,6 @@ def _sound(paths: Sequence[Path], left_out: list[str]) -> list[str]:
         except OSError as error:
             raise ReportDirError(f"cannot read {path}: {error.strerror}") from error
     return sound
-
-
-def _list(texts: Sequence[str]) -> str:
-    escaped = ("'" + text.replace("'", "''") + "'" for text in texts)
-    return f"[{', '.join(escaped)}]"
 
 
 def _quoted(name: str) -> str:

@@ -6,6 +6,7 @@
 <report_dir>/history/<table>/day=2026-11-20/compacted-<digest>.parquet    rows of several runs
 <report_dir>/history/<table>/day=2026-11-20/_compaction.json      only while files are replaced, see ``table_upkeep``
 <report_dir>/history/<table>/<run_id>.parquet              rows of a run of an earlier release
+<report_dir>/history/ledgers_unhealthy_since/day=2026-11-20/<kind>-<cluster>-<run_id>.parquet   see ``unhealthy``
 
 Names that begin with a dot or an underscore are hidden from Spark's and Arrow's readers of tables.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Any, Final
 
 from bookie.model.errors import PermanentError
 from spark_jobs.report.files import FINDINGS, HISTORY, SUMMARY, ReportDirError, is_run_id, write_file
-from spark_jobs.report.table_schemas import SCHEMA_VERSION
+from spark_jobs.report.table_schemas import SCHEMA_VERSION, TABLES
 
 _log = logging.getLogger(__name__)
 
@@ -85,8 +87,21 @@ def table_files(report_dir: Path, table: str) -> TableFiles:
         for day in days(report_dir, table)
         for name in day_files(day_dir(report_dir, table, day))
     ]
+    if not TABLES[table].is_by_run:
+        partitioned = newest_states(partitioned)
     moved = {path.name for path in partitioned}
     return TableFiles(tuple(partitioned), tuple(directory / name for name in sorted(flat - moved)))
+
+
+def newest_states(paths: Iterable[Path]) -> list[Path]:
+    """Of files KIND-CLUSTER-RUN.parquet the one of the newest run of each kind and cluster. Pure."""
+    newest: dict[tuple[str, ...], Path] = {}
+    for path in paths:
+        kind, cluster, run_id = path.name.split("-", 2) if path.name.count("-") >= 2 else ("", "", path.name)
+        known = newest.get((kind, cluster))
+        if known is None or known.name.split("-", 2)[-1] < run_id:
+            newest[kind, cluster] = path
+    return sorted(newest.values())
 
 
 def day_files(directory: Path) -> tuple[str, ...]:

@@ -31,6 +31,8 @@ class TableSchema:
     name: str
     row: str
     columns: tuple[Column, ...]
+    is_by_run: bool = True
+    """Whether each run adds rows; else its files are a state, of which the newest counts."""
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -132,5 +134,33 @@ FINDINGS: Final = TableSchema(
     ),
 )
 
-TABLES: Final = {table.name: table for table in (RUNS, FINDINGS, BOOKIES)}
+UNHEALTHY: Final = TableSchema(
+    "ledgers_unhealthy_since",
+    "a ledger that is unhealthy now",
+    (
+        Column("run_id", "VARCHAR", "the last run that found it"),
+        Column("day", "DATE", "the day on which the last run of the check finished, UTC; the partition"),
+        Column("instance_id", "VARCHAR", "the cluster"),
+        Column("run_kind", "VARCHAR", "the check: bookies or replicas"),
+        Column("ledger_id", "BIGINT", "the ledger"),
+        Column("severity", "VARCHAR", "its worst severity; null: its metadata cannot be read"),
+        Column("severity_rank", "INTEGER", "the severity as a number; a smaller one is worse"),
+        Column("findings", "BIGINT", "its findings"),
+        Column("bytes_estimate", "BIGINT", "payload to copy; null: unknown"),
+        Column(
+            "unhealthy_since",
+            "TIMESTAMP",
+            "end of the first of the runs that found it without a break, UTC",
+        ),
+        Column("first_run_id", "VARCHAR", "that run"),
+        Column(
+            "last_found",
+            "TIMESTAMP",
+            "end of the last run that found it, UTC",
+        ),
+    ),
+    is_by_run=False,
+)
+
+TABLES: Final = {table.name: table for table in (RUNS, FINDINGS, BOOKIES, UNHEALTHY)}
 """Every table, by name."""

@@ -103,8 +103,13 @@ def days_too_large(sizes: Sequence[tuple[str, int]], bytes_max: int | None) -> l
 
 
 def _tidy(report_dir: Path, today: str, kept: Kept) -> None:
-    for table in TABLES:
-        _move_into_days(report_dir, table)
+    # A run that finished before midnight may still write its files.
+    yesterday = (date.fromisoformat(today) - timedelta(days=1)).isoformat()
+    for table, schema in TABLES.items():
+        if schema.is_by_run:
+            _move_into_days(report_dir, table)
+        else:
+            _remove_older_states(report_dir, table, yesterday)
         for leftover in table_dir(report_dir, table).glob(f"{_GOING}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         held = days(report_dir, table)
@@ -114,10 +119,8 @@ def _tidy(report_dir: Path, today: str, kept: Kept) -> None:
             dropped += days_too_large([(day, _size(report_dir, table, day)) for day in left], kept.findings_bytes_max)
         for day in dropped:
             _drop(report_dir, table, day)
-        # A run that finished before midnight may still write its files.
-        yesterday = (date.fromisoformat(today) - timedelta(days=1)).isoformat()
         for day in held:
-            if day not in dropped:
+            if day not in dropped and schema.is_by_run:
                 _compact(day_dir(report_dir, table, day), is_over=day < yesterday)
 
 
@@ -131,6 +134,19 @@ def _move_into_days(report_dir: Path, table: str) -> None:
             path.rename(directory / path.name)
         except (OSError, ValueError, IndexError, KeyError, AttributeError, pa.ArrowException) as error:
             _log.warning("a file of the history is unreadable", extra={"path": str(path), "reason": str(error)})
+
+
+def _remove_older_states(report_dir: Path, table: str, yesterday: str) -> None:
+    counting = set(table_files(report_dir, table).partitioned)
+    for day in days(report_dir, table):
+        directory = day_dir(report_dir, table, day)
+        paths = [directory / name for name in day_files(directory)]
+        for path in paths:
+            if path not in counting:
+                path.unlink(missing_ok=True)
+        # A run may be about to write into a younger directory.
+        if day < yesterday and not counting & set(paths):
+            _drop(report_dir, table, day)
 
 
 def _size(report_dir: Path, table: str, day: str) -> int:

@@ -20,6 +20,7 @@ from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.table_files import NewerTablesError, check_version, day_dir, day_of, write_version
 from spark_jobs.report.table_merging import merge
 from spark_jobs.report.tables import bookies_table, runs_table
+from spark_jobs.report.unhealthy import continue_state
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ def add_run(report_dir: Path, summary: RunSummary) -> None:
         return
     write_version(report_dir)
     day = day_of(summary.finished_ms)
-    _add_findings(report_dir, summary.run_id, day)
+    findings = _add_findings(report_dir, summary.run_id, day)
+    continue_state(report_dir, summary, findings)
     for name, table in (("bookies", bookies_table(summary)), ("runs", runs_table(summary))):
         write_table(_made(report_dir, name, day) / f"{summary.run_id}.parquet", table)
 
@@ -61,19 +63,21 @@ def write_table(path: Path, table: pa.Table) -> None:
     write_file(path, sink.getvalue().to_pybytes())
 
 
-def _add_findings(report_dir: Path, run_id: str, day: str) -> None:
+def _add_findings(report_dir: Path, run_id: str, day: str) -> list[Path]:
+    """Return the files that the run left with rows."""
     source = report_dir / run_id / FINDINGS
     parts = sorted(path for path in source.glob("*.parquet") if not path.name.startswith((".", "_")))
     parts = [path for path in parts if pq.read_metadata(path).num_rows]
     if not parts:
-        return
+        return []
     directory = _made(report_dir, "findings", day)
     if len(parts) > 1 and sum(path.stat().st_size for path in parts) <= MERGED_BYTES_MAX:
         merge(parts, directory / f"{run_id}.parquet")
-        return
+        return parts
     for number, path in enumerate(parts):
         name = f"{run_id}.parquet" if len(parts) == 1 else f"{run_id}-{number:04}.parquet"
         _link(path, directory / name)
+    return parts
 
 
 def _made(report_dir: Path, table: str, day: str) -> Path:

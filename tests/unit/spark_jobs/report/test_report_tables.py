@@ -120,7 +120,7 @@ def test_a_day_that_is_over_becomes_one_file_of_each_table(tmp_path: Path) -> No
     assert len(table_files(tmp_path, "runs").partitioned) == 5
     before = {table: rows(tmp_path, "*", table) for table in TABLES}
     assert tidy(tmp_path, world.START_MS + 2 * world.DAY_MS, EVERYTHING)
-    for table in TABLES:
+    for table in ("runs", "findings", "bookies"):
         (path,) = table_files(tmp_path, table).partitioned
         assert path.name.startswith("compacted-")
         assert [each.name for each in path.parent.iterdir()] == [path.name]
