@@ -35,7 +35,7 @@ COMMANDS = {
 SERVERS = {
     "bookie": ("bookie", "--journal-dir", "journal", "--ledger-dir", "ledgers", "--port", "0", "--http-port", "0"),
     "exporter": ("exporter", "--http-port", "0"),
-    "doctor": ("doctor",),
+    "doctor": ("doctor", "--output", "json"),
     "drain": ("drain", "start", "a:1"),
 }
 """Further processes, for what every process has in common."""

@@ -7,6 +7,7 @@ the cluster. What is noticed by a run in Spark is in the ring of Spark.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -235,6 +236,18 @@ def test_a_replicator_that_may_not_lock_is_refused(foreign: Foreign, bkheal: Bkh
     before = foreign.tree()
     code, said = bkheal("replicator", foreign.uri, foreign.directory)
     assert (code, f"create {foreign.root}/underreplication" in said, "world:anyone" in said) == (78, True, True), said
+    assert foreign.tree() == before
+
+
+@pytest.mark.parametrize("part", ["ledgers", "locks", "ledgers/0000/0000"])
+def test_one_subtree_that_may_not_be_written_is_named_by_doctor(part: str, foreign: Foreign, bkheal: Bkheal) -> None:
+    foreign.client.ensure_path(f"{foreign.root}/underreplication/{part}")
+    foreign.lock(f"underreplication/{part}", others_read())
+    before = foreign.tree()
+    code, said = bkheal("doctor", foreign.uri, foreign.directory)
+    failed = [row for row in json.loads(said)["checks"] if (row["check"], row["state"]) == ("permission", "failed")]
+    assert (code, [row["target"] for row in failed]) == (1, [f"{foreign.root}/underreplication/{part}"])
+    assert "world:anyone" in failed[0]["detail"]
     assert foreign.tree() == before
 
 

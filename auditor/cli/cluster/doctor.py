@@ -14,7 +14,8 @@ from auditor.cli.cluster.changing import connected
 from auditor.cli.configuration.command import FileOption, problems_of_file
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import MetadataUriOption, OutputOption, metadata_uri, run
-from auditor.operating.doctor import Checked, State, examine, worst
+from auditor.operating.checked import Checked, State, worst
+from auditor.operating.doctor import examine
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.migration import MigratedError
 from bookie.metadata.port import StoreUnavailableError
