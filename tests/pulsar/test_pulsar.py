@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
@@ -10,6 +14,9 @@ from typing import TypeVar
 
 import pytest
 
+from auditor.cli.audit.remote import RemoteSettings
+from auditor.cli.cluster.admin_requests import AdminClient, AdminLoginError
+from auditor.cli.cluster.topic_unloading import TopicUnloading, check_answers
 from auditor.operating.references import compare_references
 from auditor.safety.draining import holdings_of
 from bookie.client.connect import ConnectedBookKeeper
@@ -25,8 +32,8 @@ from bookie.runtime.clock import SystemClock
 from tests.apache.programs import Audit, Replicator, bkheal
 from tests.apache.waiting import until
 from tests.apache.worlds import connect, gone
-from tests.deadlines import PROGRAM_S
-from tests.pulsar.cluster import NAMESPACE
+from tests.deadlines import PROGRAM_S, STATE_S
+from tests.pulsar.cluster import NAMESPACE, Broker
 from tests.pulsar.world import PulsarWorld, Topic, load, pulsar_client
 from tests.sessions import LONG_SESSION_S, kill9
 from tests.worlds.admin_api import Reply, serving
@@ -299,3 +306,44 @@ async def test_a_bookie_is_made_read_only_drained_under_producers_by_unloading_i
         for topic in topics:
             await asyncio.to_thread(topic.send, 3)
             assert await asyncio.to_thread(topic.read, messages) == topic.sent
+
+
+def _token(role: str, key: bytes) -> str:
+    parts = [json.dumps(part).encode() for part in ({"alg": "HS256"}, {"sub": role})]
+    signed = b".".join(base64.urlsafe_b64encode(part).rstrip(b"=") for part in parts)
+    signature = hmac.new(key, signed, hashlib.sha256).digest()
+    return (signed + b"." + base64.urlsafe_b64encode(signature).rstrip(b"=")).decode()
+
+
+async def test_a_broker_answers_each_role_that_may_log_in_before_a_drain_and_no_other(
+    pulsar_world: PulsarWorld, tmp_path: Path
+) -> None:
+    key, topic = b"k" * 32, f"persistent://{NAMESPACE}/any"
+    (tmp_path / "key").write_bytes(key)
+    rules = {
+        "authenticationEnabled": "true",
+        "authorizationEnabled": "true",
+        "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+        "tokenSecretKey": (tmp_path / "key").as_uri(),
+        "superUserRoles": "admin",
+    }
+    broker = await Broker.start(pulsar_world.cluster, "broker-with-roles", rules)
+    try:
+        async with _admin(broker, _token("of no permission", key)) as admin:
+            await check_answers(admin)
+            notes: list[str] = []
+            await TopicUnloading(admin, SystemClock(), notes.append).look({topic}, frozenset(), None)
+            (note,) = notes
+            assert f"topic {topic} is not unloaded" in note
+            assert note.endswith("; the drain continues"), "the lack of a permission is no refused login"
+        for token in (None, _token("admin", b"another key" * 3)):
+            async with _admin(broker, token) as admin:
+                with pytest.raises(AdminLoginError):
+                    await check_answers(admin)
+    finally:
+        broker.process.kill9()
+        await broker.process.wait(STATE_S)
+
+
+def _admin(broker: Broker, token: str | None) -> AdminClient:
+    return AdminClient(RemoteSettings(broker.admin_url, token, None, timeout_s=PROGRAM_S))
