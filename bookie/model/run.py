@@ -32,6 +32,8 @@ class RunKind(enum.StrEnum):
     """Compare all ensembles with the rack, zone and region policy."""
     REPLICAS = "replicas"
     """Ask each registered bookie for every entry that it should hold."""
+    REFERENCES = "references"
+    """Compare all ledgers with what Pulsar's topics, subscriptions and schemas refer to."""
 
 
 class RunState(enum.StrEnum):

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +17,6 @@ import pytest
 from auditor.cli.audit.remote import RemoteSettings
 from auditor.cli.cluster.admin_requests import AdminClient, AdminLoginError
 from auditor.cli.cluster.topic_unloading import TopicUnloading, check_answers
-from auditor.operating.references import compare_references
 from auditor.safety.draining import holdings_of
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import ApacheBookie
@@ -28,6 +27,7 @@ from bookie.metadata.runs.election import Election, current_auditor
 from bookie.metadata.runs.pulsar_leader import leader_path
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.ownership import Component, Owner, owner_of
+from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
 from tests.apache.programs import Audit, Replicator, bkheal
 from tests.apache.waiting import until
@@ -121,11 +121,11 @@ async def test_a_bookie_killed_under_load_is_healed_and_every_message_is_read(
 
 
 async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_refers_to_is_found(
-    pulsar_world: PulsarWorld, client: ConnectedBookKeeper
+    pulsar_world: PulsarWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     import pulsar
 
-    here = pulsar_world
+    here, uri = pulsar_world, pulsar_world.cluster.metadata_uri
     with pulsar_client(here) as messages:
         topics = [
             Topic.make(messages, "named"),
@@ -149,9 +149,10 @@ async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_re
     names = {owner.topic.name for owner in owners.values() if owner.topic}
     assert {f"persistent://{NAMESPACE}/named", f"persistent://{NAMESPACE}/odd name+%"} <= names
 
-    said, _ = await compare_references(client, [""], 0, lambda _: nullcontext(lambda _: None))
-    assert (said["complete"], said["lost"], said["unreferenced"]) == (True, 0, 0), said
-    assert said["referenced"] + sum(said["not_judged"].values()) == said["ledgers"], said
+    report = await audit(uri, tmp_path, RunKind.REFERENCES, reference_grace_s=0)
+    said = report["references"]
+    assert (report["complete"], said["lost"], said["unreferenced"]) == (True, 0, 0), said
+    assert said["referenced"] + sum(said["not_judged"].values()) == report["counts"]["ledgers"], said
     assert said["referenced"] > len(topics)
 
     gone_topic = f"persistent://{NAMESPACE}/named"
@@ -169,10 +170,13 @@ async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_re
     for cursor in (await client.store.children(node)).names:
         await client.store.delete(f"{node}/{cursor}")
     await client.store.delete(node)
-    after, ids = await compare_references(client, [""], 0, lambda _: nullcontext(lambda _: None))
+    file = tmp_path / "ids.txt"
+    after = await audit(uri, tmp_path, RunKind.REFERENCES, reference_grace_s=0, export=file)
+    ids = map(int, file.read_text().split())
     orphans = {one for one, owner in left.items() if of_gone(owner)}
     assert set(ids) == orphans != set()
-    assert (after["lost"], [each["namespace"] for each in after["namespaces"]]) == (0, [NAMESPACE])
+    said = after["references"]
+    assert (said["lost"], [each["namespace"] for each in said["namespaces"]]) == (0, [NAMESPACE])
 
 
 def _sent_since(topics: Sequence[Topic], before: dict[str, int]) -> Callable[[], Awaitable[bool]]:

@@ -88,6 +88,8 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         flapping_delay_s=settings.flapping_delay_s,
         topology_file=settings.topology_file,
         placement_policy=settings.placement,
+        pulsar_roots=settings.pulsar_roots,
+        reference_grace_s=settings.reference_grace_s,
         security=settings.bookie_security,
         **options,
     )
