@@ -30,6 +30,7 @@ from spark_jobs.marking_options import (
     MissingShareMax,
     RackOutageDelay,
 )
+from spark_jobs.namespace_options import NamespacesInMetrics
 from spark_jobs.reference_options import REFERENCE_GRACE_S, PulsarRoots, ReferenceGrace
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class ServiceSettings:
     flapping_delay_s: FlappingDelay = FLAPPING_DELAY_S
     marks_max: MarksMax = None
     mark_bytes_max: MarkBytesMax = None
+    namespaces_in_metrics: NamespacesInMetrics = 0
     session_timeout_s: Annotated[
         float,
         Option("How long ZooKeeper waits for a silent auditor before another one takes over.", minimum=2, maximum=40),

@@ -74,6 +74,17 @@ def test_bookies_and_racks_are_shown_by_the_names_that_were_counted() -> None:
     assert shown.value("bkheal_underreplicated_bookie_ledgers", bookie="bk1:3181") is None
 
 
+def test_namespaces_are_shown_if_the_record_names_them() -> None:
+    name = "bkheal_audit_last_run_namespace_findings"
+    labels = {"kind": "bookies", "severity": "no_live_copy", "namespace": "t/n"}
+    last = replace(RECORD, namespaces={"no_live_copy": {"t/n": 3, "other": 4}})
+    shown = Shown(replace(STATUS, last={RunKind.BOOKIES: last}))
+    assert shown.value(name, **labels) == 3
+    assert shown.value(name, **labels | {"namespace": "other"}) == 4
+    shown.auditor.show(replace(STATUS, last={RunKind.BOOKIES: RECORD}))
+    assert shown.value(name, **labels) is None
+
+
 class Shown:
     def __init__(self, status: ServiceStatus | None = None, **options: bool) -> None:
         self.auditor = AuditorMetrics("1", ManualClock(), **options)
@@ -247,7 +258,7 @@ def test_apaches_names_follow_the_same_figures() -> None:
 
 def test_a_file_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:
     path = tmp_path / "bookies.prom"
-    export_to_file(replace(RECORD, findings={"critical": 2}), path)
+    export_to_file(replace(RECORD, findings={"critical": 2}, namespaces={"critical": {"t/n": 2}}), path)
     values = {
         (one.name, *one.labels.values()): one.value for family in parse(path.read_text()) for one in family.samples
     }
