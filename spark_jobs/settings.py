@@ -29,6 +29,8 @@ from spark_jobs.marking_options import (
     MissingShareMax,
     RackOutageDelay,
 )
+from spark_jobs.namespace_options import NamespacesInMetrics
+from spark_jobs.reference_options import REFERENCE_GRACE_S, REFERENCES, PulsarRoots, ReferenceGrace
 from spark_jobs.run_limits import RunLimits
 
 CONNECT_TIMEOUT_S: Final = 15.0
@@ -126,6 +128,13 @@ class AuditSettings:
             heading=_REPLICAS,
         ),
     ] = False
+    pulsar_roots: PulsarRoots = ""
+    reference_grace_s: ReferenceGrace = REFERENCE_GRACE_S
+    export: Annotated[
+        Path | None,
+        Option("Write the ids of unreferenced ledgers to this file, one in a line.", heading=REFERENCES),
+    ] = None
+    namespaces_in_metrics: NamespacesInMetrics = 0
     security: Annotated[SecurityFiles, Group(heading="How to reach bookies")] = NO_FILES
     """Replicas: default plain connections."""
     reports_kept: Annotated[

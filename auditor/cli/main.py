@@ -30,7 +30,6 @@ from auditor.cli.cluster import (
     ok_to_stop,
     progress,
     recovery,
-    references,
     status,
     throttle,
 )
@@ -103,7 +102,6 @@ app.command("recover")(recovery.recover)
 app.add_typer(throttle.app, name="throttle")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(debts.app, name="debts")
-app.command("references")(references.references)
 app.command("ok-to-stop")(ok_to_stop.ok_to_stop)
 app.add_typer(drain.app, name="drain")
 app.add_typer(maintenance.app, name="maintenance")

@@ -31,6 +31,8 @@ from spark_jobs.marking_options import (
     MissingShareMax,
     RackOutageDelay,
 )
+from spark_jobs.namespace_options import NamespacesInMetrics
+from spark_jobs.reference_options import REFERENCE_GRACE_S, PulsarRoots, ReferenceGrace
 
 if TYPE_CHECKING:
     from auditor.service.runs.schedule import Schedule
@@ -56,6 +58,11 @@ class ServiceSettings:
     replicas_schedule: Annotated[
         str, Option("When the replicas check runs; it asks every bookie for all it holds.")
     ] = "off"
+    references_schedule: Annotated[
+        str, Option("When the references check runs; it compares ledgers with what Pulsar refers to.")
+    ] = "off"
+    pulsar_roots: PulsarRoots = ""
+    reference_grace_s: ReferenceGrace = REFERENCE_GRACE_S
     schedule_jitter_s: Annotated[
         int,
         Option("Longest random delay of a scheduled run; at most a tenth of an interval.", minimum=0, maximum=86_400),
@@ -76,6 +83,7 @@ class ServiceSettings:
     flapping_delay_s: FlappingDelay = FLAPPING_DELAY_S
     marks_max: MarksMax = None
     mark_bytes_max: MarkBytesMax = None
+    namespaces_in_metrics: NamespacesInMetrics = 0
     session_timeout_s: Annotated[
         float,
         Option("How long ZooKeeper waits for a silent auditor before another one takes over.", minimum=2, maximum=40),

@@ -21,6 +21,7 @@ from spark_jobs.report.summary import (
     PlacementCounts,
     PublishOutcome,
     PublishResult,
+    ReferenceCounts,
     ReplicaCounts,
     RunSummary,
     SeverityCount,
@@ -58,6 +59,7 @@ class CheckResult:
     waiting: tuple[WaitingBookie, ...] = ()
     placement: PlacementCounts | None = None
     replicas: ReplicaCounts | None = None
+    references: ReferenceCounts | None = None
     accepted: AcceptedCounts = field(default_factory=AcceptedCounts)
 
 
@@ -86,7 +88,7 @@ class Outcome:
 
 def is_for_report(kind: RunKind, *, is_dry_run: bool) -> bool:
     """Whether the report is what a run is for."""
-    return is_dry_run or kind is RunKind.PLACEMENT
+    return is_dry_run or kind in (RunKind.PLACEMENT, RunKind.REFERENCES)
 
 
 def assemble(run: RunName, cookies: AbstractSet[BookieId], outcome: Outcome) -> RunSummary:
@@ -109,6 +111,7 @@ def assemble(run: RunName, cookies: AbstractSet[BookieId], outcome: Outcome) -> 
         waiting=checked.waiting,
         placement=checked.placement,
         replicas=checked.replicas,
+        references=checked.references,
         accepted=checked.accepted,
         snapshot=None if scanned is None else scanned.snapshot,
     )

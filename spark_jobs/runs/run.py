@@ -3,7 +3,7 @@
 The invariant: what a run finds only adds marks. It marks nothing if its input is implausible (S12, ``brake``), and does
 not call itself complete if it may not have seen every ledger (S20, ``completeness``). A mark is withdrawn only if its
 own ledger proves that nothing is left to do (``withdrawal``). Unreadable metadata is a finding. The ``bookie_run``,
-``placement_run`` and ``replica_run`` modules contain the checks.
+``placement_run``, ``replica_run`` and ``reference_run`` modules contain the checks.
 
 The steps are: scan, check, mark, write the report and its summary last, and record the completed check in the cluster.
 Marks come before the report, so a full disk of the auditor prevents no repair and repeats no scan (R52,
@@ -45,6 +45,7 @@ from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.outcome import Outcome, RunName, assemble, is_for_report
 from spark_jobs.runs.placement_run import PlacementRun
 from spark_jobs.runs.port import Gate, OpenGate, Phase, Progress, ProgressEvent
+from spark_jobs.runs.reference_run import ReferenceRun
 from spark_jobs.runs.replica_run import ReplicaRun
 from spark_jobs.runs.run_report import RunReport
 from spark_jobs.settings import AuditSettings, FailOn
@@ -112,6 +113,7 @@ def run_check(
         StoreUnavailableError: the metadata store did not answer; what was marked before stays.
         NotAClusterError: there is no cluster at the metadata URI.
         NoTopologyError, InvalidTopologyError: a placement check without a topology that can be read.
+        NoPulsarError, ExportError: a references check without managed ledgers, or without a place for the ids.
         ReportDirError: there is no directory for the report, and the report is what the run is for. In every other case
             a report that cannot be written is part of the result.
         ScanFailedError: Spark failed.
@@ -179,6 +181,8 @@ def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Complete
             )
         case RunKind.REPLICAS:
             return ReplicaRun(context, rng).execute, lambda summary: _replicas_completed(context, summary)
+        case RunKind.REFERENCES:
+            return ReferenceRun(context).execute, lambda summary: None
 
 
 def _losses_audited(cluster: ClusterView, run: BookieRun, finished_ms: int) -> None:

@@ -39,6 +39,8 @@ Checks (--kind):
 
   replicas    ask every bookie whether it has the entries that it should, mark what is missing
 
+  references  find ledgers that nothing in Pulsar refers to, and references to ledgers that do not exist; marks nothing
+
 One run of a kind goes on at a time in a cluster, whoever started it.
 """
 _EXIT_CODES: Final = (
@@ -121,6 +123,8 @@ def run(
     if snapshot is not None and kind is not RunKind.BOOKIES:
         raise typer.BadParameter(f"a run of kind {kind.value} has no --snapshot")
     settings = replace(_settings(metadata_uri(uri, config), options), snapshot=snapshot)
+    if settings.export is not None and kind is not RunKind.REFERENCES:
+        raise typer.BadParameter(f"a run of kind {kind.value} has no --export")
     exported = _exporting(metrics_file, pushgateway, cluster_name)
     with _scraped(kind, http_port, http_host) as on_progress:
         _here(_shot(kind, settings, master=master, wait_s=patience_s), fail_on, output, exported, on_progress)

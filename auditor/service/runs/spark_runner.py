@@ -59,7 +59,8 @@ class SparkRunner(CheckRunner):
             return result
 
         result = await in_thread(f"run {request.run_id}", check)
-        return outcome_of(result.summary, result.summary_path, result.report_problem)
+        limit = settings.namespaces_in_metrics
+        return outcome_of(result.summary, result.summary_path, result.report_problem, namespaces_max=limit)
 
 
 def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSettings:
@@ -88,6 +89,9 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         flapping_delay_s=settings.flapping_delay_s,
         topology_file=settings.topology_file,
         placement_policy=settings.placement,
+        namespaces_in_metrics=settings.namespaces_in_metrics,
+        pulsar_roots=settings.pulsar_roots,
+        reference_grace_s=settings.reference_grace_s,
         security=settings.bookie_security,
         **options,
     )
