@@ -20,9 +20,10 @@ from spark_jobs.report import table_upkeep, table_writing, writing
 from spark_jobs.report.history import reports
 from spark_jobs.report.sql import ask
 from spark_jobs.report.table_files import Journal, NewerTablesError, day_files, days, table_files, write_journal
-from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, SCHEMA_VERSION, TABLES
+from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, SCHEMA_VERSION, TABLES, TASKS
 from spark_jobs.report.table_upkeep import days_to_drop, days_too_large, tidy
 from spark_jobs.report.tables import bookies_table, runs_table
+from spark_jobs.runs.mark_log import SCHEMA
 from tests.worlds import report as world
 from tests.worlds.report_tables import FINDING_COLUMNS, STORY, finding, run, write, write_findings, write_story
 
@@ -43,6 +44,7 @@ def test_the_columns_are_those_that_are_written() -> None:
     (summary, _), *_ = STORY
     for table, written in ((RUNS, runs_table(summary)), (BOOKIES, bookies_table(summary))):
         assert set(table.column_names) - {"day"} == set(written.column_names)
+    assert TASKS.column_names == ("run_id", "day", *SCHEMA.names[1:])
     assert FINDINGS.column_names == ("run_id", "day", *(name for name, _ in FINDING_COLUMNS))
     assert len(FINDING_COLUMNS) == FINDING_DDL.count(",") + 1
 
@@ -66,6 +68,14 @@ def test_every_run_adds_its_rows_to_the_partition_of_its_day(tmp_path: Path) -> 
     assert [path.name for path in table_files(tmp_path, "findings").partitioned] == [
         f"{summary.run_id}.parquet" for summary, found in STORY if found
     ]
+
+
+def test_what_a_run_marked_is_a_table(tmp_path: Path) -> None:
+    write_story(tmp_path)
+    assert rows(tmp_path, "day::VARCHAR, ledger_id, missing", "tasks") == [
+        ("2026-01-03", 1, ["b:3181"]), ("2026-01-03", 2, ["b:3181"]), ("2026-01-03", 3, ["b:3181"]),
+        ("2026-01-04", 1, ["b:3181", "c:3181"]), ("2026-01-04", 3, ["b:3181"]), ("2026-01-04", 4, ["c:3181"]),
+    ]  # fmt: skip
 
 
 def test_arrow_reads_a_table_with_its_partitions(tmp_path: Path) -> None:
@@ -120,7 +130,7 @@ def test_a_day_that_is_over_becomes_one_file_of_each_table(tmp_path: Path) -> No
     assert len(table_files(tmp_path, "runs").partitioned) == 5
     before = {table: rows(tmp_path, "*", table) for table in TABLES}
     assert tidy(tmp_path, world.START_MS + 2 * world.DAY_MS, EVERYTHING)
-    for table in ("runs", "findings", "bookies"):
+    for table in ("runs", "findings", "bookies", "tasks"):
         (path,) = table_files(tmp_path, table).partitioned
         assert path.name.startswith("compacted-")
         assert [each.name for each in path.parent.iterdir()] == [path.name]
