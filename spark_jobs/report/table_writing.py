@@ -44,7 +44,7 @@ def add_run(report_dir: Path, summary: RunSummary) -> None:
     except (NewerTablesError, ReportDirError) as error:
         _log.warning("the run is not added to the tables", extra={"run_id": summary.run_id, "reason": str(error)})
         return
-    write_version(report_dir)
+    write_version(report_dir, summary.run_id)
     day = day_of(summary.finished_ms)
     findings = _add_findings(report_dir, summary.run_id, day)
     continue_state(report_dir, summary, findings)

@@ -6,7 +6,9 @@ import fcntl
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +18,10 @@ import pytest
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.kept import EVERYTHING, Kept
-from spark_jobs.report import table_upkeep, table_writing, writing
+from spark_jobs.report import sql, table_upkeep, table_writing, writing
 from spark_jobs.report.history import reports
 from spark_jobs.report.sql import ask
+from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.table_files import Journal, NewerTablesError, day_files, days, table_files, write_journal
 from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, SCHEMA_VERSION, TABLES, TASKS
 from spark_jobs.report.table_upkeep import days_to_drop, days_too_large, tidy
@@ -327,3 +330,35 @@ def test_findings_that_cannot_be_read_are_the_reason_of_a_missing_report(tmp_pat
     with pytest.raises(writing.ReportDirError, match="cannot read the findings"):
         writing.finish(tmp_path, summary)
     assert list(reports(tmp_path)) == []
+
+
+@pytest.mark.parametrize("step", ["is_parquet", "_answer"])
+def test_a_question_beside_a_compaction_is_answered_from_the_new_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    many(tmp_path, 3)
+    real, tidied = getattr(sql, step), []
+
+    def after_a_compaction(*args: object) -> object:
+        if not tidied:
+            tidied.append(tidy(tmp_path, FAR_MS, EVERYTHING))
+        return real(*args)
+
+    monkeypatch.setattr(sql, step, after_a_compaction)
+    assert rows(tmp_path, "ledger_id", "findings") == [(0,), (1,), (2,)]
+    assert tidied == [True]
+
+
+def test_two_runs_that_end_at_the_same_time_are_both_in_the_tables(tmp_path: Path) -> None:
+    summaries = [replace(run(0), run_id=f"20260101T0304{each:02}Z-00000a") for each in range(4)]
+    ready = threading.Barrier(len(summaries))
+
+    def end(summary: RunSummary) -> None:
+        ready.wait(timeout=60)
+        write(tmp_path, summary, (finding(1, "b:3181"),))
+
+    with ThreadPoolExecutor(len(summaries)) as threads:
+        list(threads.map(end, summaries))
+    for table in ("runs", "findings"):
+        assert [row[0] for row in rows(tmp_path, "run_id", table)] == [each.run_id for each in summaries]
+    assert count(tmp_path, "ledgers_unhealthy_since") == 1
