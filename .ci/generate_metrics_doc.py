@@ -29,9 +29,9 @@ the cluster was read within a minute; bookie: registered there), both with `?ver
 `--http-tls-client-ca`, metrics need a client certificate and probes do not. Text and OpenMetrics are served as the
 scraper asks for them, compressed if it may be.
 
-How to read: every combination of labels is there from the start with the value 0, except for names of bookies and
-racks. A time is in seconds since 1970, and 0 means never. Nothing is labelled with a ledger, an entry or a run. Beside
-these, each process shows the usual `process_*` and `python_*` of its own.
+How to read: every combination of labels is there from the start with the value 0, except for names of bookies, racks
+and namespaces. A time is in seconds since 1970, and 0 means never. Nothing is labelled with a ledger, an entry or a
+run. Beside these, each process shows the usual `process_*` and `python_*` of its own.
 
 """
 FOLLOWERS = """\

@@ -20,6 +20,7 @@ from auditor.cli.cluster import (
     bookies,
     boost,
     changes,
+    collection,
     dead_letters,
     debts,
     decommission,
@@ -29,7 +30,6 @@ from auditor.cli.cluster import (
     ok_to_stop,
     progress,
     recovery,
-    references,
     status,
     throttle,
 )
@@ -102,10 +102,10 @@ app.command("recover")(recovery.recover)
 app.add_typer(throttle.app, name="throttle")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(debts.app, name="debts")
-app.command("references")(references.references)
 app.command("ok-to-stop")(ok_to_stop.ok_to_stop)
 app.add_typer(drain.app, name="drain")
 app.add_typer(maintenance.app, name="maintenance")
+app.add_typer(collection.app, name="collection")
 app.command("decommission")(decommission.decommission)
 app.command("changes")(changes.changes)
 app.add_typer(report.app, name="report")

@@ -49,6 +49,7 @@ FAILED_IN_A_ROW: Final = "bkheal_audit_failed_runs_in_a_row"
 LAST_HELD: Final = "bkheal_audit_last_run_held"
 LAST_HELD_BACK: Final = "bkheal_audit_last_run_held_back"
 LAST_WITHDRAWN: Final = "bkheal_audit_last_run_withdrawn_marks"
+LAST_NAMESPACES: Final = "bkheal_audit_last_run_namespace_findings"
 HELD_BACK_BOOKIES: Final = "bkheal_held_back_bookies"
 WINDOWS: Final = "bkheal_maintenance_windows"
 WINDOWS_END: Final = "bkheal_maintenance_ends_timestamp_seconds"
@@ -270,6 +271,16 @@ STATE: Final = (
         {"kind": KINDS, "reason": ENDED_REASONS},
         "it is not 0 run after run: no worker takes the marks of deleted ledgers",
     ),
+    Definition(
+        LAST_NAMESPACES,
+        _GAUGE,
+        "Ledgers with findings in the last run, by severity and namespace of Pulsar; of the worst namespaces, as many "
+        "as namespaces_in_metrics allows, at most 50 for each kind, the others together as other; absent by default",
+        {"kind": (), "severity": (), "namespace": ()},
+        watch="a namespace has lost or no_live_copy",
+        is_leader_only=True,
+        is_free=True,
+    ),
     _state(LAST_HELD, "Whether the last run was held by the brake and published nothing (1)", _BY_KIND, "it is 1"),
 )
 """The service, its runs and its cluster, as of the last look."""
@@ -290,4 +301,5 @@ LAST_RUN: Final = frozenset(
         LAST_WITHDRAWN,
     }
 )
-"""Those of them that one run alone has, and that a run outside the service exports."""
+"""Those of them that one run alone has, and that a run outside the service exports. Those by namespace are not among
+them: a Pushgateway would keep the series of a namespace whose findings are gone."""

@@ -169,6 +169,11 @@ def last_run_values(record: RunRecord) -> dict[Key, float]:
         **{(names.LAST_HELD_BACK, kind, reason): count for reason, count in record.held_back.items()},
         **{(names.LAST_WITHDRAWN, kind, reason): count for reason, count in record.withdrawn.items()},
         **{(names.LAST_FINDINGS, kind, _severity(name)): count for name, count in record.findings.items()},
+        **{
+            (names.LAST_NAMESPACES, kind, _severity(name), namespace): count
+            for name, namespaces in record.namespaces.items()
+            for namespace, count in namespaces.items()
+        },
     }
 
 

@@ -22,6 +22,7 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
+from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
 from spark_jobs.marking_options import (
     CriticalDelay,
     FlappingDelay,
@@ -30,6 +31,8 @@ from spark_jobs.marking_options import (
     MissingShareMax,
     RackOutageDelay,
 )
+from spark_jobs.namespace_options import NamespacesInMetrics
+from spark_jobs.reference_options import REFERENCE_GRACE_S, PulsarRoots, ReferenceGrace
 
 if TYPE_CHECKING:
     from auditor.service.runs.schedule import Schedule
@@ -55,6 +58,11 @@ class ServiceSettings:
     replicas_schedule: Annotated[
         str, Option("When the replicas check runs; it asks every bookie for all it holds.")
     ] = "off"
+    references_schedule: Annotated[
+        str, Option("When the references check runs; it compares ledgers with what Pulsar refers to.")
+    ] = "off"
+    pulsar_roots: PulsarRoots = ""
+    reference_grace_s: ReferenceGrace = REFERENCE_GRACE_S
     schedule_jitter_s: Annotated[
         int,
         Option("Longest random delay of a scheduled run; at most a tenth of an interval.", minimum=0, maximum=86_400),
@@ -75,6 +83,7 @@ class ServiceSettings:
     flapping_delay_s: FlappingDelay = FLAPPING_DELAY_S
     marks_max: MarksMax = None
     mark_bytes_max: MarkBytesMax = None
+    namespaces_in_metrics: NamespacesInMetrics = 0
     session_timeout_s: Annotated[
         float,
         Option("How long ZooKeeper waits for a silent auditor before another one takes over.", minimum=2, maximum=40),
@@ -163,6 +172,12 @@ class ServiceSettings:
     """For the replicas check, and for the figures of bookies."""
     reports_kept: Annotated[int, Option("Reports that are kept.", minimum=1, maximum=100_000)] = 50
     """The oldest go first."""
+    history_days: Annotated[
+        int, Option("Days that the tables of all runs keep.", minimum=1, maximum=HISTORY_DAYS_MAX)
+    ] = HISTORY_DAYS
+    history_mib: Annotated[
+        int, Option("Size of the findings that these tables keep, MiB; the oldest days go first.", minimum=1)
+    ] = HISTORY_MIB
     runs_kept: Annotated[int, Option("Run records that are kept in ZooKeeper.", minimum=1, maximum=100_000)] = 200
     compat_metrics: Annotated[bool, Option("Also export the metric names of Apache's auditor.")] = False
 
@@ -170,6 +185,11 @@ class ServiceSettings:
         problems = [*uri_problems(self.metadata_uri), *range_problems(self), *_problems(self)]
         if problems:
             raise ConfigurationError(problems)
+
+    @property
+    def kept(self) -> Kept:
+        """How much of the reports stays."""
+        return Kept(self.reports_kept, self.history_days, self.history_mib << 20)
 
     @property
     def marking_rules(self) -> MarkingRules:

@@ -32,6 +32,8 @@ class RunKind(enum.StrEnum):
     """Compare all ensembles with the rack, zone and region policy."""
     REPLICAS = "replicas"
     """Ask each registered bookie for every entry that it should hold."""
+    REFERENCES = "references"
+    """Compare all ledgers with what Pulsar's topics, subscriptions and schemas refer to."""
 
 
 class RunState(enum.StrEnum):
@@ -105,6 +107,8 @@ class RunRecord:
     """Number of ledgers with findings of which nothing was marked yet, by reason."""
     withdrawn: Mapping[str, int] = field(default_factory=dict)
     """Number of marks that were deleted because their reason had ended, by ``Ended``."""
+    namespaces: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Number of ledgers by severity name and namespace of Pulsar: of a bounded number of namespaces, and ``other``."""
     report: str = ""
     """Path of the report's summary, as the process that wrote it sees it."""
     detail: str = ""

@@ -21,6 +21,12 @@ class FindingKind(enum.Enum):
     """A fragment has a member outside the topology, so its placement was not judged."""
     MISSING_ENTRIES = "MISSING_ENTRIES"
     """A registered bookie lacks entries of a fragment that it should hold."""
+    UNREFERENCED_LEDGER = "UNREFERENCED_LEDGER"
+    """Nothing in Pulsar refers to a ledger of Pulsar. Its copies are in order, and take up space."""
+    DANGLING_REFERENCE = "DANGLING_REFERENCE"
+    """A node of Pulsar refers to a ledger that does not exist."""
+    UNDECODABLE_REFERENCES = "UNDECODABLE_REFERENCES"
+    """A node of the topic of a ledger cannot be decoded, so it is not known whether anything refers to the ledger."""
     UNREADABLE_METADATA = "UNREADABLE_METADATA"
     """A ledger's metadata cannot be read, so nothing is known about its copies."""
 

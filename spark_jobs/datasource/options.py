@@ -82,7 +82,7 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
         last_ledger=last,
         live_bookies=None if live is None else frozenset(filter(None, live.split(","))),
         is_summarized=options.get(WITH_SUMMARY, "false").lower() == "true",
-        connect_timeout_s=_seconds(options, CONNECT_TIMEOUT_S, settings.CONNECT_TIMEOUT_S),
+        connect_timeout_s=seconds(options, CONNECT_TIMEOUT_S, settings.CONNECT_TIMEOUT_S),
         plan=_plan(options.get(PLAN)),
     )
 
@@ -124,7 +124,12 @@ def _plan(text: str | None) -> tuple[LeafParent, ...] | None:
         raise InvalidOptionError(f"option {PLAN} is not a list of [path, number of children]: {error}") from error
 
 
-def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
+def seconds(options: Mapping[str, str], name: str, default: float) -> float:
+    """Return an option that is a span.
+
+    Raises:
+        InvalidOptionError: it is none.
+    """
     text = options.get(name)
     try:
         value = default if text is None else float(text)

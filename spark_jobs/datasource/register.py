@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.datasource.bookies import BookieSource
 from spark_jobs.datasource.ledgers import LedgerSource
+from spark_jobs.datasource.references import ReferenceSource
 from spark_jobs.datasource.tasks import TaskSource
 
 _REGISTERED: Final = "bkheal.sources.registered"
@@ -17,9 +18,9 @@ _LOCK: Final = threading.Lock()
 
 
 def register(spark: SparkSession) -> None:
-    """Register ``bk_ledgers``, ``bk_bookies`` and ``bk_tasks``, once per session: Spark warns of a repetition."""
+    """Register all data sources, once per session: Spark warns of a repetition."""
     with _LOCK:
         if spark.conf.get(_REGISTERED, None) is None:
-            for source in (LedgerSource, BookieSource, TaskSource):
+            for source in (LedgerSource, BookieSource, TaskSource, ReferenceSource):
                 spark.dataSource.register(source)
             spark.conf.set(_REGISTERED, "true")

@@ -119,7 +119,8 @@ def run_one_shot(
                 result = run_check(spark, shot.kind, shot.settings, on_progress, gate=gate, run_id=run_id)
                 if then is not None:
                     then(spark, result, gate)
-            outcome = outcome_of(result.summary, Path(result.summary_path).resolve(), result.report_problem)
+            path, limit = Path(result.summary_path).resolve(), shot.settings.namespaces_in_metrics
+            outcome = outcome_of(result.summary, path, result.report_problem, namespaces_max=limit)
             return result
         except RunStoppedError as error:
             stopped = _stopped(gate)

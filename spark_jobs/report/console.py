@@ -7,9 +7,10 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.times import rfc3339
+from bookie.runtime.human import size
 from spark_jobs.report.held import held_ledgers, why_waiting, withdrawn_marks
 from spark_jobs.report.impact import Impact
-from spark_jobs.report.summary import PublishOutcome, PublishResult, RunSummary
+from spark_jobs.report.summary import PublishOutcome, PublishResult, ReferenceCounts, RunSummary
 from spark_jobs.report.text import plain
 
 _PUBLISHED: Final = {
@@ -42,6 +43,9 @@ def _lines(summary: RunSummary) -> Iterator[str]:
     yield f"cluster     {summary.cluster.metadata_uri} ({summary.cluster.instance_id})"
     yield f"run         {summary.run_id}, finished {rfc3339(summary.finished_ms)} after {seconds:.1f} s"
     yield f"ledgers     {counts.ledgers} ({counts.open} open, {counts.in_recovery} in recovery, {counts.closed} closed)"
+    if summary.snapshot is not None:
+        read = summary.snapshot
+        yield f"snapshot    {read.ledgers} ledgers judged by it, {read.read_again + read.read_live} read in ZooKeeper"
     yield f"fragments   {counts.fragments}"
     yield f"unreadable  {counts.unreadable}"
     yield f"published   {published_text(summary.published)}"
@@ -72,11 +76,31 @@ def _lines(summary: RunSummary) -> Iterator[str]:
             ("lost bookie", "ledgers", "fragments"),
             [(b.bookie_id, b.ledgers_found, b.fragments_found) for b in missing],
         )
+    if summary.references is not None:
+        yield from _references(summary.references)
     yield from _topics(summary.impact)
     if summary.worst_ledgers:
         worst = [(w.ledger_id, w.severity.label, w.bytes_estimate, " ".join(w.missing)) for w in summary.worst_ledgers]
         yield ""
         yield from _grid(("worst ledger", "severity", "bytes", "missing"), worst)
+
+
+def _references(counts: ReferenceCounts) -> Iterator[str]:
+    yield f"referenced  {counts.referenced} ledgers, {counts.offloaded_and_here} of them offloaded as well"
+    yield f"offloaded   {counts.offloaded} ledgers that are in another storage alone"
+    stored = size(counts.unreferenced_stored_bytes)
+    yield f"unreferred  {counts.unreferenced} ledgers that nothing refers to, {stored} on bookies"
+    yield f"lost        {counts.lost} references to ledgers that do not exist"
+    for reason, count in counts.not_judged.items():
+        yield f"not judged  {count} ledgers: {reason}"
+    if counts.undecodable:
+        yield f"undecodable {counts.undecodable} nodes of Pulsar"
+    for node in counts.undecodable_nodes[:_TOPICS_SHOWN]:
+        yield f"            {node.path}: {node.reason}"
+    if counts.namespaces:
+        yield ""
+        rows = [(each.namespace, each.ledgers, each.stored_bytes) for each in counts.namespaces[:_TOPICS_SHOWN]]
+        yield from _grid(("namespace", "unreferenced", "bytes on bookies"), rows)
 
 
 def _topics(impact: Impact) -> Iterator[str]:

@@ -24,13 +24,17 @@ from spark_jobs.report.summary import (
     BookieCount,
     ClusterName,
     LedgerCounts,
+    NamespaceCount,
     PlacementCounts,
     PublishOutcome,
     PublishResult,
+    ReferenceCounts,
     ReplicaCounts,
     RunSummary,
     SampledBookie,
     SeverityCount,
+    SnapshotCounts,
+    UndecodableNode,
     UnknownAnswers,
     WaitingBookie,
     WorstLedger,
@@ -92,8 +96,10 @@ def _summary(document: Mapping[str, Any]) -> RunSummary:
         waiting=tuple(map(_waiting, document.get("waiting", ()))),
         placement=_placement(document.get("placement")),
         replicas=_replicas(document.get("replicas")),
+        references=_references(document.get("references")),
         accepted=_accepted(document["accepted"]) if "accepted" in document else AcceptedCounts(),
         impact=impact_from_json(document["impact"]) if "impact" in document else Impact(),
+        snapshot=None if document.get("snapshot") is None else _made(SnapshotCounts, document["snapshot"]),
     )
 
 
@@ -148,6 +154,19 @@ def _replicas(item: Mapping[str, Any] | None) -> ReplicaCounts | None:
         item,
         unknown=tuple(_made(UnknownAnswers, each) for each in item["unknown"]),
         sampled=tuple(_made(SampledBookie, each) for each in item.get("sampled", ())),
+    )
+
+
+def _references(item: Mapping[str, Any] | None) -> ReferenceCounts | None:
+    if item is None:
+        return None
+    return _made(
+        ReferenceCounts,
+        item,
+        roots=_texts(item["roots"]),
+        namespaces=tuple(_made(NamespaceCount, each) for each in item["namespaces"]),
+        not_judged={_text(reason): _count(number) for reason, number in item["not_judged"].items()},
+        undecodable_nodes=tuple(_made(UndecodableNode, each) for each in item["undecodable_nodes"]),
     )
 
 

@@ -14,10 +14,12 @@ from typing import Any, Final
 from bookie.model.impact import Effect, Standing
 from bookie.model.ownership import system_role
 from bookie.model.severity import Severity
+from spark_jobs.namespace_options import NAMESPACES_MAX
 
-NAMESPACES_MAX: Final = 50
-"""In a summary."""
 TOPICS_MAX: Final = 100
+"""In a summary."""
+OTHER: Final = "other"
+"""No namespace: each has a tenant and a slash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,21 @@ class Impact:
     """Ledgers with findings that name no topic."""
     is_cut: bool = False
     """Whether there were so many topics that some are counted nowhere."""
+
+    def by_namespace(self, count: int) -> dict[str, dict[str, int]]:
+        """Ledgers by severity label and namespace: of the worst ``count`` rows, and the others together as ``other``.
+
+        ``count`` is at most ``NAMESPACES_MAX``; 0: nothing.
+        """
+        if not count:
+            return {}
+        found: dict[str, dict[str, int]] = {each.severity.label: {} for each in self.severities}
+        for row in self.namespaces[:count]:
+            found[row.severity.label][row.namespace] = row.ledgers
+        for each in self.severities:
+            if others := each.ledgers - sum(found[each.severity.label].values()):
+                found[each.severity.label][OTHER] = others
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The part of a document."""

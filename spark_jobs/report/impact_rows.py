@@ -32,7 +32,15 @@ _log = logging.getLogger(__name__)
 _BATCH_ROWS: Final = 65_536
 _ROWS_MAX: Final = 200_000
 """Rows of topics that are kept: some 200 MB. A run that finds more says so."""
-_LEFT_OUT: Final = (FindingKind.LOSS_ACCEPTED.value, FindingKind.UNKNOWN_PLACE.value)
+_LEFT_OUT: Final = tuple(
+    kind.value
+    for kind in (
+        FindingKind.LOSS_ACCEPTED,
+        FindingKind.UNKNOWN_PLACE,
+        FindingKind.UNREFERENCED_LEDGER,
+        FindingKind.UNDECODABLE_REFERENCES,
+    )
+)
 _NUMBERS: Final = ("severity_rank", "copies_min", "write_quorum", "ack_quorum")
 _COLUMNS: Final = ("kind", "ledger_id", "state", "is_last_fragment", "bytes_estimate", *_NUMBERS, *OWNER_COLUMNS)
 _KEY: Final = (*OWNER_COLUMNS, "severity_rank", "is_closed", "is_last_fragment", *_NUMBERS[1:])

@@ -220,6 +220,67 @@ class ReplicaCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotCounts:
+    """What an audit read in a snapshot of ZooKeeper, and what it read in ZooKeeper itself."""
+
+    file: str
+    bytes_read: int
+    """Size of the snapshot, unpacked."""
+    ledgers: int
+    """Ledgers that were judged by the snapshot: closed, and on live bookies alone."""
+    read_again: int
+    """Ledgers of the snapshot that were read again in ZooKeeper."""
+    read_live: int
+    """Ledgers that were not read in the snapshot, as ledgers were created beside them since."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceCount:
+    """Unreferenced ledgers of a namespace."""
+
+    namespace: str
+    """With its tenant."""
+    ledgers: int
+    stored_bytes: int
+    """Payload on all bookies together."""
+
+
+@dataclass(frozen=True, slots=True)
+class UndecodableNode:
+    """A node of Pulsar that cannot be decoded."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceCounts:
+    """What a references check found."""
+
+    roots: tuple[str, ...]
+    """Of the brokers' metadata."""
+    grace_s: float
+    """Ledgers that were created since have no verdict."""
+    referenced: int = 0
+    offloaded_and_here: int = 0
+    """Referenced ledgers that are offloaded, and still in BookKeeper."""
+    offloaded: int = 0
+    """References to ledgers that are offloaded and not in BookKeeper any more."""
+    unreferenced: int = 0
+    unreferenced_stored_bytes: int = 0
+    namespaces: tuple[NamespaceCount, ...] = ()
+    """Those with the most bytes in unreferenced ledgers."""
+    lost: int = 0
+    """References to ledgers that do not exist."""
+    not_judged: Mapping[str, int] = field(default_factory=dict)
+    """Ledgers without a reference and without a verdict, by reason."""
+    undecodable: int = 0
+    """Nodes of Pulsar that cannot be decoded."""
+    undecodable_nodes: tuple[UndecodableNode, ...] = ()
+    """The first of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterName:
     """Which cluster a report is about."""
 
@@ -235,11 +296,15 @@ __all__ = [
     "ClusterName",
     "FindingSums",
     "LedgerCounts",
+    "NamespaceCount",
     "PlacementCounts",
+    "ReferenceCounts",
     "ReplicaCounts",
     "RunSummary",
     "SampledBookie",
     "SeverityCount",
+    "SnapshotCounts",
+    "UndecodableNode",
     "UnknownAnswers",
     "Verdict",
     "WaitingBookie",
@@ -276,6 +341,8 @@ class Verdict(enum.Enum):
     """Every copy exists, and some are too close together."""
     DRAINING = "draining"
     """Every copy exists, and some are on bookies that are being drained."""
+    UNREFERENCED = "unreferenced ledgers"
+    """Every copy exists, and nothing in Pulsar refers to some ledgers."""
     CLEAN = "clean"
 
 
@@ -303,10 +370,13 @@ class RunSummary:
     """Missing bookies that are not due (kind ``bookies``)."""
     placement: PlacementCounts | None = None
     replicas: ReplicaCounts | None = None
+    references: ReferenceCounts | None = None
     accepted: AcceptedCounts = AcceptedCounts()
     """Kinds ``bookies`` and ``replicas``."""
     impact: Impact = field(default_factory=Impact)
     """What the findings mean for the topics of Pulsar."""
+    snapshot: SnapshotCounts | None = None
+    """If a snapshot was the source of metadata (kind ``bookies``)."""
 
     @property
     def is_complete(self) -> bool:
@@ -335,7 +405,8 @@ class RunSummary:
         if self.counts.unreadable:
             return Verdict.UNREADABLE_METADATA
         if worst is None:
-            return Verdict.CLEAN
+            has_unreferenced = self.references is not None and self.references.unreferenced > 0
+            return Verdict.UNREFERENCED if has_unreferenced else Verdict.CLEAN
         if worst is Severity.METADATA_ONLY:
             return Verdict.METADATA_ONLY
         return Verdict.DRAINING if worst is Severity.DRAIN else Verdict.MISPLACED
@@ -377,8 +448,10 @@ class RunSummary:
             "waiting": [_waiting(bookie) for bookie in self.waiting],
             "placement": None if self.placement is None else asdict(self.placement),
             "replicas": None if self.replicas is None else asdict(self.replicas),
+            "references": None if self.references is None else asdict(self.references),
             "accepted": asdict(self.accepted),
             "impact": self.impact.to_json(),
+            "snapshot": None if self.snapshot is None else asdict(self.snapshot),
         }
 
     def _fails(self, fail_on: FailOn) -> bool:

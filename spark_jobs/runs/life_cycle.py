@@ -63,6 +63,7 @@ class RunOutcome:
     held_back: Mapping[str, int] = field(default_factory=dict)
     """See ``RunRecord``."""
     withdrawn: Mapping[str, int] = field(default_factory=dict)
+    namespaces: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def of_record(self) -> dict[str, Any]:
         """The fields of the run's record."""
@@ -76,11 +77,12 @@ class RunOutcome:
             "tasks_changed": self.tasks_changed,
             "held_back": self.held_back,
             "withdrawn": self.withdrawn,
+            "namespaces": self.namespaces,
             "report": self.report,
         }
 
 
-def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "") -> RunOutcome:
+def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "", *, namespaces_max: int = 0) -> RunOutcome:
     """The outcome of a run that did its work.
 
     Args:
@@ -88,6 +90,7 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "") -> Ru
         report: path of its summary.
         why_no_report: the reason why the report could not be written; empty: it was. A run that is for more than its
             report is complete without it.
+        namespaces_max: how many namespaces of Pulsar the record may name.
     """
     is_delivered = not why_no_report or not is_for_report(summary.kind, is_dry_run=summary.is_dry_run)
     is_complete = summary.is_complete and summary.held_because is None and is_delivered
@@ -105,6 +108,7 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "") -> Ru
         "" if why_no_report else str(report),
         dict(summary.published.held_back),
         dict(summary.published.withdrawn),
+        summary.impact.by_namespace(namespaces_max),
     )
 
 

@@ -3,7 +3,7 @@
 The invariant: what a run finds only adds marks. It marks nothing if its input is implausible (S12, ``brake``), and does
 not call itself complete if it may not have seen every ledger (S20, ``completeness``). A mark is withdrawn only if its
 own ledger proves that nothing is left to do (``withdrawal``). Unreadable metadata is a finding. The ``bookie_run``,
-``placement_run`` and ``replica_run`` modules contain the checks.
+``placement_run``, ``replica_run`` and ``reference_run`` modules contain the checks.
 
 The steps are: scan, check, mark, write the report and its summary last, and record the completed check in the cluster.
 Marks come before the report, so a full disk of the auditor prevents no repair and repeats no scan (R52,
@@ -45,9 +45,11 @@ from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.outcome import Outcome, RunName, assemble, is_for_report
 from spark_jobs.runs.placement_run import PlacementRun
 from spark_jobs.runs.port import Gate, OpenGate, Phase, Progress, ProgressEvent
+from spark_jobs.runs.reference_run import ReferenceRun
 from spark_jobs.runs.replica_run import ReplicaRun
 from spark_jobs.runs.run_report import RunReport
 from spark_jobs.settings import AuditSettings, FailOn
+from spark_jobs.snapshot.errors import SnapshotError
 
 _log = logging.getLogger(__name__)
 
@@ -111,10 +113,14 @@ def run_check(
         StoreUnavailableError: the metadata store did not answer; what was marked before stays.
         NotAClusterError: there is no cluster at the metadata URI.
         NoTopologyError, InvalidTopologyError: a placement check without a topology that can be read.
+        NoPulsarError, ExportError: a references check without managed ledgers, or without a place for the ids.
         ReportDirError: there is no directory for the report, and the report is what the run is for. In every other case
             a report that cannot be written is part of the result.
         ScanFailedError: Spark failed.
+        SnapshotError: the snapshot cannot be used, or the check is another one than that of bookies.
     """
+    if settings.snapshot is not None and kind is not RunKind.BOOKIES:
+        raise SnapshotError(f"a run of kind {kind.value} reads no snapshot; only the check of bookies does")
     clock, rng = clock or SystemClock(), rng or random.SystemRandom()
     progress, gate = progress or _silent, gate or OpenGate()
     gate.pass_through()
@@ -135,7 +141,7 @@ def run_check(
         cluster_name = ClusterName(settings.metadata_uri, cluster.cluster.instance_id)
         name = RunName(run_id, cluster_name, started_ms, clock.epoch_ms(), kind, settings.is_dry_run)
         summary = replace(assemble(name, cookies, outcome), impact=report.impact())
-        path = report.finish(summary, _topology(cluster, settings), settings.reports_kept)
+        path = report.finish(summary, _topology(cluster, settings), settings.kept)
         if _did_everything(summary) and not (is_report_needed and report.problem):
             try:
                 completed(summary)
@@ -158,12 +164,15 @@ def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Complete
     Apache's auditor computes its next check of a kind from the time of the last one, so a time is written only if our
     check does all of Apache's. The replicas check does (its lists are asked of every closed ledger), and so does the
     placement check. The all-ledgers check has no counterpart here: it also reads entries back and looks into the last
-    fragments of open ledgers, so its time is never written. The bookie check has no time of Apache's.
+    fragments of open ledgers, so its time is never written. The bookie check has no time of Apache's. A bookie check
+    from a snapshot does not count as the audit of a loss (R99).
     """
     cluster = context.cluster
     match context.kind:
         case RunKind.BOOKIES:
             run = BookieRun(context)
+            if context.settings.snapshot is not None:
+                return run.execute, lambda summary: None
             return run.execute, lambda summary: _losses_audited(cluster, run, summary.finished_ms)
         case RunKind.PLACEMENT:
             return (
@@ -172,6 +181,8 @@ def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Complete
             )
         case RunKind.REPLICAS:
             return ReplicaRun(context, rng).execute, lambda summary: _replicas_completed(context, summary)
+        case RunKind.REFERENCES:
+            return ReferenceRun(context).execute, lambda summary: None
 
 
 def _losses_audited(cluster: ClusterView, run: BookieRun, finished_ms: int) -> None:

@@ -19,6 +19,7 @@ _ASKS: Final = {
     RunKind.BOOKIES.value: "all ledger metadata against the registered bookies",
     RunKind.PLACEMENT.value: "all ensembles against the rack, zone and region policy",
     RunKind.REPLICAS.value: "every entry, asked of each bookie that should hold it",
+    RunKind.REFERENCES.value: "all ledgers against what Pulsar refers to",
 }
 _GOOD_VERDICTS: Final = ("", "clean")
 

@@ -25,7 +25,7 @@ DEFAULTS: Final[dict[str, Any]] = yaml.safe_load((CHART / "values.yaml").read_te
 TABLES: Final = {"auditor": "auditor", "audit": "audit.run", "replicator": "replicator", "bookie": "bookie"}
 """The key of a free table in the values, and the table of the file."""
 TEXTS: Final = {
-    **dict.fromkeys(("bookies", "placement", "replicas"), "15m"),
+    **dict.fromkeys(("bookies", "placement", "replicas", "references"), "15m"),
     "driverMemory": "2g",
     "proxyBase": "/spark",
     "publicUrl": "https://bkheal.example.org",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from typing_extensions import override
@@ -115,9 +117,11 @@ class Broker:
         return f"http://127.0.0.1:{self.web_port}"
 
     @classmethod
-    async def start(cls, cluster: PulsarCluster) -> Broker:
-        """Start it and wait until it serves."""
-        where, rng = cluster.directory / "broker", random.SystemRandom()
+    async def start(
+        cls, cluster: PulsarCluster, name: str = "broker", further: Mapping[str, str] = MappingProxyType({})
+    ) -> Broker:
+        """Start it, with further settings, and wait until it serves."""
+        where, rng = cluster.directory / name, random.SystemRandom()
         port, web_port = free_loopback_port(rng), free_loopback_port(rng)
         store = f"zk:{cluster.zookeeper.connect_string}"
         settings = {
@@ -143,6 +147,7 @@ class Broker:
             "numHttpServerThreads": "8",
             "managedLedgerCacheSizeMB": "16",
             "functionsWorkerEnabled": "false",
+            **further,
         }
         write_settings(where / "broker.conf", settings)
         write_log_settings(where / "log4j2.properties", is_shell=False)
@@ -153,6 +158,6 @@ class Broker:
             *("--broker-conf", str(where / "broker.conf")),
             properties=java_properties(where / "log4j2.properties", None),
         )
-        process = ManagedProcess.start("broker", command, log_path=where / "log.txt")
+        process = ManagedProcess.start(name, command, log_path=where / "log.txt")
         await process.wait_for_line(_BROKER_READY, PROGRAM_S)
         return cls(process, port, web_port)

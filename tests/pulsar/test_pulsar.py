@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from auditor.operating.references import compare_references
+from auditor.cli.audit.remote import RemoteSettings
+from auditor.cli.cluster.admin_requests import AdminClient, AdminLoginError
+from auditor.cli.cluster.topic_unloading import TopicUnloading, check_answers
 from auditor.safety.draining import holdings_of
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import ApacheBookie
@@ -21,12 +27,13 @@ from bookie.metadata.runs.election import Election, current_auditor
 from bookie.metadata.runs.pulsar_leader import leader_path
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.ownership import Component, Owner, owner_of
+from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
 from tests.apache.programs import Audit, Replicator, bkheal
 from tests.apache.waiting import until
 from tests.apache.worlds import connect, gone
-from tests.deadlines import PROGRAM_S
-from tests.pulsar.cluster import NAMESPACE
+from tests.deadlines import PROGRAM_S, STATE_S
+from tests.pulsar.cluster import NAMESPACE, Broker
 from tests.pulsar.world import PulsarWorld, Topic, load, pulsar_client
 from tests.sessions import LONG_SESSION_S, kill9
 from tests.worlds.admin_api import Reply, serving
@@ -114,11 +121,11 @@ async def test_a_bookie_killed_under_load_is_healed_and_every_message_is_read(
 
 
 async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_refers_to_is_found(
-    pulsar_world: PulsarWorld, client: ConnectedBookKeeper
+    pulsar_world: PulsarWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     import pulsar
 
-    here = pulsar_world
+    here, uri = pulsar_world, pulsar_world.cluster.metadata_uri
     with pulsar_client(here) as messages:
         topics = [
             Topic.make(messages, "named"),
@@ -142,9 +149,10 @@ async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_re
     names = {owner.topic.name for owner in owners.values() if owner.topic}
     assert {f"persistent://{NAMESPACE}/named", f"persistent://{NAMESPACE}/odd name+%"} <= names
 
-    said, _ = await compare_references(client, [""], 0, lambda _: nullcontext(lambda _: None))
-    assert (said["complete"], said["lost"], said["unreferenced"]) == (True, 0, 0), said
-    assert said["referenced"] + sum(said["not_judged"].values()) == said["ledgers"], said
+    report = await audit(uri, tmp_path, RunKind.REFERENCES, reference_grace_s=0)
+    said = report["references"]
+    assert (report["complete"], said["lost"], said["unreferenced"]) == (True, 0, 0), said
+    assert said["referenced"] + sum(said["not_judged"].values()) == report["counts"]["ledgers"], said
     assert said["referenced"] > len(topics)
 
     gone_topic = f"persistent://{NAMESPACE}/named"
@@ -162,10 +170,13 @@ async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_re
     for cursor in (await client.store.children(node)).names:
         await client.store.delete(f"{node}/{cursor}")
     await client.store.delete(node)
-    after, ids = await compare_references(client, [""], 0, lambda _: nullcontext(lambda _: None))
+    file = tmp_path / "ids.txt"
+    after = await audit(uri, tmp_path, RunKind.REFERENCES, reference_grace_s=0, export=file)
+    ids = map(int, file.read_text().split())
     orphans = {one for one, owner in left.items() if of_gone(owner)}
     assert set(ids) == orphans != set()
-    assert (after["lost"], [each["namespace"] for each in after["namespaces"]]) == (0, [NAMESPACE])
+    said = after["references"]
+    assert (said["lost"], [each["namespace"] for each in said["namespaces"]]) == (0, [NAMESPACE])
 
 
 def _sent_since(topics: Sequence[Topic], before: dict[str, int]) -> Callable[[], Awaitable[bool]]:
@@ -299,3 +310,44 @@ async def test_a_bookie_is_made_read_only_drained_under_producers_by_unloading_i
         for topic in topics:
             await asyncio.to_thread(topic.send, 3)
             assert await asyncio.to_thread(topic.read, messages) == topic.sent
+
+
+def _token(role: str, key: bytes) -> str:
+    parts = [json.dumps(part).encode() for part in ({"alg": "HS256"}, {"sub": role})]
+    signed = b".".join(base64.urlsafe_b64encode(part).rstrip(b"=") for part in parts)
+    signature = hmac.new(key, signed, hashlib.sha256).digest()
+    return (signed + b"." + base64.urlsafe_b64encode(signature).rstrip(b"=")).decode()
+
+
+async def test_a_broker_answers_each_role_that_may_log_in_before_a_drain_and_no_other(
+    pulsar_world: PulsarWorld, tmp_path: Path
+) -> None:
+    key, topic = b"k" * 32, f"persistent://{NAMESPACE}/any"
+    (tmp_path / "key").write_bytes(key)
+    rules = {
+        "authenticationEnabled": "true",
+        "authorizationEnabled": "true",
+        "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+        "tokenSecretKey": (tmp_path / "key").as_uri(),
+        "superUserRoles": "admin",
+    }
+    broker = await Broker.start(pulsar_world.cluster, "broker-with-roles", rules)
+    try:
+        async with _admin(broker, _token("of no permission", key)) as admin:
+            await check_answers(admin)
+            notes: list[str] = []
+            await TopicUnloading(admin, SystemClock(), notes.append).look({topic}, frozenset(), None)
+            (note,) = notes
+            assert f"topic {topic} is not unloaded" in note
+            assert note.endswith("; the drain continues"), "the lack of a permission is no refused login"
+        for token in (None, _token("admin", b"another key" * 3)):
+            async with _admin(broker, token) as admin:
+                with pytest.raises(AdminLoginError):
+                    await check_answers(admin)
+    finally:
+        broker.process.kill9()
+        await broker.process.wait(STATE_S)
+
+
+def _admin(broker: Broker, token: str | None) -> AdminClient:
+    return AdminClient(RemoteSettings(broker.admin_url, token, None, timeout_s=PROGRAM_S))

@@ -624,7 +624,12 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "RunList": _document("RunList", {"items": _list(_ref("RunFields"))}),
     "RunRequest": {
         "description": "One of the kinds of run, each with its own options.",
-        "oneOf": [_ref("BookiesRunRequest"), _ref("PlacementRunRequest"), _ref("ReplicasRunRequest")],
+        "oneOf": [
+            _ref("BookiesRunRequest"),
+            _ref("PlacementRunRequest"),
+            _ref("ReplicasRunRequest"),
+            _ref("ReferencesRunRequest"),
+        ],
     },
     "BookiesRunRequest": _run_request(RunKind.BOOKIES, {}),
     "PlacementRunRequest": _run_request(
@@ -651,6 +656,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "sample_seed": {**LEDGER_ID, "description": "Which sample; absent: a new one."},
         },
     ),
+    "ReferencesRunRequest": _run_request(RunKind.REFERENCES, {}),
     **_UPKEEP,
     "ServiceStatus": _STATUS,
     "ScheduleList": _document(

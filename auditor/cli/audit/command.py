@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,14 +39,16 @@ Checks (--kind):
 
   replicas    ask every bookie whether it has the entries that it should, mark what is missing
 
+  references  find ledgers that nothing in Pulsar refers to, and references to ledgers that do not exist; marks nothing
+
 One run of a kind goes on at a time in a cluster, whoever started it.
 """
 _EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 findings from --fail-on on, 2 wrong usage, 3 ZooKeeper unreachable or lost, 5 not every "
     "ledger was checked, 6 too many bookies missing (nothing marked), 7 cancelled (what was marked stays), 69 the "
     "service of --at did not answer, 70 Spark or this program failed, 75 another run of this kind is under way "
-    "(nothing done), 78 wrong configuration or no BookKeeper cluster there; 130 and 143 ended by Ctrl-C and SIGTERM, "
-    "cleanly."
+    "(nothing done), 78 wrong configuration, no BookKeeper cluster there or an unusable snapshot; 130 and 143 ended by "
+    "Ctrl-C and SIGTERM, cleanly."
 )
 
 app = typer.Typer(
@@ -90,6 +93,7 @@ def run(
     wait: opt.WaitOption = False,
     wait_s: opt.WaitSecondsOption = None,
     scheduled: opt.ScheduledOption = False,
+    snapshot: opt.SnapshotOption = None,
     master: opt.MasterOption = None,
     fail_on: opt.FailOnOption = FailOn.NEVER,
     output: OutputOption = OutputFormat.TABLE,
@@ -117,7 +121,11 @@ def run(
             remotes, kind, is_dry_run=options["dry_run"], options=sent, wait_s=patience_s, is_json=is_json
         )
         raise typer.Exit(code)
-    settings = _settings(metadata_uri(uri, config), options)
+    if snapshot is not None and kind is not RunKind.BOOKIES:
+        raise typer.BadParameter(f"a run of kind {kind.value} has no --snapshot")
+    settings = replace(_settings(metadata_uri(uri, config), options), snapshot=snapshot)
+    if settings.export is not None and kind is not RunKind.REFERENCES:
+        raise typer.BadParameter(f"a run of kind {kind.value} has no --export")
     exported = _exporting(metrics_file, pushgateway, cluster_name)
     with _scraped(kind, http_port, http_host) as on_progress:
         shot = _shot(kind, settings, master=master, wait_s=patience_s, is_scheduled=scheduled)

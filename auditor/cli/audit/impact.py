@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import typer
 
-from auditor.cli.audit.report import ReportDirOption, RunArgument, SeverityName
+from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName
 from auditor.cli.audit.report_there import run_there
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.paging import AT_ONCE_LISTED, print_page

@@ -6,20 +6,19 @@ Needs neither Spark nor a cluster.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
 
 import typer
 
+from auditor.cli.audit.report_findings import findings
+from auditor.cli.audit.report_options import ReportDirOption, RunArgument
+from auditor.cli.audit.report_sql import sql
 from auditor.cli.audit.report_there import earlier_there, reports_there, run_there, summary_there
 from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.paging import AT_ONCE_LISTED, LIMIT_DEFAULT, LimitOption, print_page
+from auditor.cli.cluster.paging import print_page
 from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_line, print_note
 from auditor.cli.running import OutputOption, StreamOutputOption
-from bookie.model.ids import LEDGER_ID_MAX
-from bookie.model.severity import Severity
 from bookie.model.times import epoch_ms, utc_text
 from bookie.runtime.human import duration, printable
 
@@ -27,21 +26,13 @@ if TYPE_CHECKING:
     from spark_jobs.report.diff import Change, ReportDiff
     from spark_jobs.report.summary import RunSummary
 
-SeverityName = StrEnum("SeverityName", [(level.name, level.label) for level in Severity])  # type: ignore[misc]
-"""The severities as documents name them."""
-
-app = typer.Typer(help="Reports of audits: list, show, compare, open in a browser.", no_args_is_help=True)
-
-ReportDirOption = Annotated[
-    Path,
-    typer.Option(
-        "--report-dir",
-        envvar="BKHEAL_AUDITOR_REPORT_DIR",
-        help="Directory to which audits write their reports.",
-        show_envvar=True,
-    ),
-]
-RunArgument = Annotated[str, typer.Argument(help="Id of a run, or how it begins, or `latest`.")]
+app = typer.Typer(
+    help="Reports of audits: list, show, compare, ask in SQL, open in a browser.",
+    epilog="Try: `bkheal report sql 'SELECT run_id, verdict, ledgers_critical FROM runs ORDER BY finished DESC'`.",
+    no_args_is_help=True,
+)
+app.command("findings")(findings)
+app.command("sql")(sql)
 
 
 @app.command("list")
@@ -118,104 +109,6 @@ def show(
             print_line(f"       {printable(command)}")
     if any(step.commands for step in steps):
         print_line(f"\n  {printable(environment(summary))}")
-
-
-@app.command("findings")
-@reachable
-def findings(
-    run: RunArgument = "latest",
-    report_dir: ReportDirOption = Path("reports"),
-    severity: Annotated[SeverityName | None, typer.Option(help="Only this severity.", show_default=False)] = None,
-    bookie: Annotated[str | None, typer.Option(help="Only those that miss this bookie.", show_default=False)] = None,
-    ledger: Annotated[
-        int | None, typer.Option(min=0, max=LEDGER_ID_MAX, help="Only this ledger.", show_default=False)
-    ] = None,
-    limit: LimitOption = LIMIT_DEFAULT,
-    after: Annotated[
-        str | None, typer.Option(help="Begin after this finding: the value that the page before ends with.")
-    ] = None,
-    output: StreamOutputOption = StreamFormat.TABLE,
-    *,
-    service: Service | None = None,
-) -> None:
-    """List the findings of a run by ledger, with filters, in pages.
-
-    Example: `bkheal report findings --severity no_live_copy --output jsonl`
-    """
-    named = severity.value if severity else None
-    if service is None:
-        page = _findings(report_dir, run, named, bookie, ledger, limit, after)
-    else:
-        page = _findings_there(service, run, named, bookie, ledger, limit, after)
-    print_page(
-        output,
-        "FindingList",
-        page,
-        ("LEDGER", "FRAGMENT FROM", "SEVERITY", "COPIES", "KIND", "MISSING", "DETAIL"),
-        _finding_cells,
-        right=(0, 1, 3),
-        nothing="nothing was found",
-        member="finding",
-    )
-
-
-def _finding_cells(row: dict[str, Any]) -> Sequence[object]:
-    first, copies = row["fragment_first_entry_id"], row["copies_min"]
-    return (
-        row["ledger_id"],
-        "-" if first is None else first,
-        row["severity"] or "-",
-        "-" if copies is None else copies,
-        row["kind"],
-        printable(",".join(row["missing"])) or "-",
-        printable(row["detail"] or ""),
-    )
-
-
-def _findings(
-    report_dir: Path,
-    run: str,
-    severity: str | None,
-    bookie: str | None,
-    ledger: int | None,
-    limit: int,
-    after: str | None,
-) -> dict[str, Any]:
-    import re
-
-    from bookie.model.severity import Severity
-    from spark_jobs.report.finding_rows import CURSOR_PATTERN, FindingFilter, parse_cursor, read_findings
-    from spark_jobs.report.history import find
-
-    if after is not None and not re.fullmatch(CURSOR_PATTERN, after):
-        raise typer.BadParameter("it must be the value that the page before ends with", param_hint="--after")
-    run_id = find(report_dir, run).run_id
-    level = None if severity is None else Severity.of_label(severity)
-    wanted = FindingFilter(level, bookie, ledger)
-    page = read_findings(report_dir, run_id, limit, wanted, None if after is None else parse_cursor(after))
-    following = None if page.next_after is None else str(page.next_after)
-    return {"run_id": run_id, "items": page.rows, "next_after": following}
-
-
-def _findings_there(
-    service: Service,
-    run: str,
-    severity: str | None,
-    bookie: str | None,
-    ledger: int | None,
-    limit: int,
-    after: str | None,
-) -> dict[str, Any]:
-    run = run_there(service, run)
-    rows: list[dict[str, Any]] = []
-    while True:
-        query = {"severity": severity, "bookie": bookie, "ledger": ledger, "after": after}
-        size = min(limit - len(rows), AT_ONCE_LISTED)
-        page = service.ask("GET", f"/runs/{quote(run, safe='')}/findings", {**query, "limit": size})
-        rows += page["items"]
-        after = page["next_after"]
-        if after is None or len(rows) >= limit:
-            return {"run_id": run, "items": rows, "next_after": after}
 
 
 @app.command("diff")

@@ -11,7 +11,7 @@ from auditor.cli.audit.remote import RemoteSettings
 from auditor.cli.cluster.admin_requests import AdminClient
 from auditor.cli.cluster.bookie_state import REQUEST_S, http_address, make_all_read_only
 from auditor.cli.cluster.changing import confirm, refuse
-from auditor.cli.cluster.pulsar_admin import check_answers
+from auditor.cli.cluster.topic_unloading import check_answers
 from auditor.cli.output import counting, print_note
 from bookie.model.ids import BookieId
 from bookie.runtime.human import size

@@ -1,4 +1,4 @@
-"""Pulsar's admin API, for commands: its options, and whether it answers before anything is changed."""
+"""Pulsar's admin API, for commands: its options."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from auditor.cli.cluster.admin_requests import AdminClient
 from auditor.cli.cluster.topic_unloading import REQUEST_S
 
 _PANEL: Final = "Pulsar's admin API"
-_CLUSTERS: Final = "/admin/v2/clusters"
-"""The list of clusters: every role that may log in gets it, and no other server answers with a list here."""
 
 PulsarAdminOption = Annotated[
     str | None,
@@ -63,16 +61,3 @@ def pulsar_admin(url: str | None, token_file: Path | None, ca: Path | None, *, i
         )
     token = read_token(token_file, {}) if token_file is not None else None
     return AdminClient(RemoteSettings(url, token, ca, timeout_s=REQUEST_S))
-
-
-async def check_answers(admin: AdminClient) -> None:
-    """Return if the admin API answers and accepts the login. Whether it permits to unload a topic is not known (R75).
-
-    Raises:
-        AdminLoginError, AdminRefusedError: another server, another token, or a refusal.
-        AdminUnavailableError, AdminOutcomeUnknownError: no answer within ``REQUEST_S``.
-    """
-    what = "nothing was begun"
-    answer = await admin.ask("GET", _CLUSTERS, what)
-    if answer.status != 200 or not answer.is_list:
-        raise answer.error(what)

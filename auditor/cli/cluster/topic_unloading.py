@@ -1,7 +1,8 @@
 """Unloading of topics through Pulsar's admin API while a command waits for a drain.
 
 What to ask for is decided by ``auditor.safety.unloading``. A failure ends nothing at once, except a login that is
-refused: other topics are asked for, and replicators continue.
+refused: other topics are asked for, and replicators continue. A broker answers 401 also to a role that may log in and
+lacks the permission for a topic, so such an answer is followed by a request that needs no permission.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final
 
-from auditor.cli.cluster.admin_requests import AdminClient, AdminLoginError
+from auditor.cli.cluster.admin_requests import AdminClient, AdminLoginError, AdminRefusedError
 from auditor.safety.unloading import AT_ONCE, Attempts, after, due, hopeless, kept, unload_path
 from bookie.model.errors import BkhealError
 from bookie.runtime.human import printable
@@ -24,6 +25,25 @@ REQUEST_S: Final = 30.0
 """For the unloading of one topic: a broker waits for the writes under way, and closes cursors."""
 NOTES_MAX: Final = 10
 """Failures that are printed when they happen."""
+_CLUSTERS: Final = "/admin/v2/clusters"
+"""The list of clusters: a broker of Pulsar 4.0 sends it to each role that may log in, without a further permission, and
+no other server answers with a list here."""
+
+
+async def check_answers(admin: AdminClient, what: str = "nothing was begun") -> None:
+    """Return if the admin API answers and accepts the login. Whether it permits to unload a topic is not known (R75).
+
+    Args:
+        admin: Pulsar's.
+        what: what an error says was not done.
+
+    Raises:
+        AdminLoginError, AdminRefusedError: another server, another token, or a refusal.
+        AdminUnavailableError, AdminOutcomeUnknownError: no answer within ``REQUEST_S``.
+    """
+    answer = await admin.ask("GET", _CLUSTERS, what)
+    if answer.status != 200 or not answer.is_list:
+        raise answer.error(what)
 
 
 class TopicUnloading:
@@ -88,9 +108,19 @@ class TopicUnloading:
         what = f"topic {printable(topic)} is not unloaded"
         try:
             answer = await self._admin.ask("PUT", unload_path(topic), what)
-        except BkhealError as error:
-            return error
-        return None if answer.status == 204 else answer.error(what)
+            error = None if answer.status == 204 else answer.error(what)
+            if isinstance(error, AdminLoginError) and await self._is_login_accepted():
+                return AdminRefusedError(str(error))
+        except BkhealError as failed:
+            return failed
+        return error
+
+    async def _is_login_accepted(self) -> bool:
+        try:
+            await check_answers(self._admin)
+        except AdminLoginError:
+            return False
+        return True
 
     def _say(self, text: str) -> None:
         if text in self._noted or len(self._noted) > NOTES_MAX:

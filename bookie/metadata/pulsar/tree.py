@@ -4,12 +4,15 @@
 ``<root>/schemas/<tenant>/<namespace>/<topic>``, with names encoded. Names are listed a part at a time, so memory is
 bounded by the topics of one namespace.
 
+The nodes above topics are the units of work: what is below one of them is read by itself, in shares if it is large.
+
 Source: docs/formats.md#references-of-pulsar.
 """
 
 from __future__ import annotations
 
 import enum
+import zlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,14 +22,18 @@ from bookie.metadata.port import MetadataStore
 _AT_ONCE: Final = 1_000
 _DOMAINS: Final = ("persistent", "non-persistent", "segment")
 _DEPTH_MAX: Final = 6
+_PARENT_DEPTH_MAX: Final = 4
+"""Of a domain below ``managed-ledgers``, in a name of version 1."""
+_SCHEMAS: Final = "schemas"
+_SCHEMA_PARENT_DEPTH: Final = 2
 
 
 class NodeKind(enum.Enum):
     """What a node is about."""
 
-    MANAGED_LEDGER = enum.auto()
-    CURSOR = enum.auto()
-    SCHEMA = enum.auto()
+    MANAGED_LEDGER = "managed-ledger"
+    CURSOR = "cursor"
+    SCHEMA = "schema"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,16 @@ class PulsarNode:
     """Of the managed ledger, or the id of the schema; of a cursor, the name of its managed ledger."""
     data: bytes
     cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicParent:
+    """A node directly above topics or schemas."""
+
+    path: str
+    """Below the root: ``managed-ledgers/t/n/persistent``."""
+    planned: int
+    """Number of its children when it was listed."""
 
 
 def managed_ledger_path(root: str, name: str) -> str:
@@ -61,20 +78,55 @@ class PulsarTree:
         """Return whether Pulsar has managed ledgers here."""
         return await self._store.stat(f"{self._root}/managed-ledgers") is not None
 
-    async def nodes(self) -> AsyncGenerator[Sequence[PulsarNode], None]:
-        """Yield all nodes, a part at a time. One that is deleted during the read is left out.
+    async def parents(self) -> Sequence[TopicParent]:
+        """Return the nodes directly above topics and schemas.
 
         Raises:
             StoreUnavailableError: no answer.
         """
-        async for part in self._below("managed-ledgers", _DEPTH_MAX):
-            yield await self._read("managed-ledgers", part)
-        async for part in self._below("schemas", 3):
-            yield await self._read("schemas", [names for names in part if len(names) == 3])
+        found: list[tuple[str, ...]] = []
+        for top, depth in (("managed-ledgers", _PARENT_DEPTH_MAX), (_SCHEMAS, _SCHEMA_PARENT_DEPTH)):
+            level: list[tuple[str, ...]] = [(top,)]
+            for _ in range(depth):
+                if not level:
+                    break
+                listed = await self._store.children_many(["/".join((self._root, *names)) for names in level])
+                level = [
+                    (*names, child)
+                    for names, children in zip(level, listed, strict=True)
+                    if children is not None
+                    for child in sorted(children.names)
+                ]
+                found += [names for names in level if _is_parent(names)]
+                level = [names for names in level if not _is_parent(names)]
+        nodes = await self._store.get_many(["/".join((self._root, *names)) for names in found]) if found else []
+        return [
+            TopicParent("/".join(names), node.stat.children_count)
+            for names, node in zip(found, nodes, strict=True)
+            if node is not None
+        ]
 
-    async def _below(self, top: str, depth: int) -> AsyncGenerator[list[tuple[str, ...]], None]:
-        """Names of all nodes below ``top``, by levels within each part."""
-        waiting: list[tuple[str, ...]] = [()]
+    async def nodes(self, parent: str, share: int = 0, shares: int = 1) -> AsyncGenerator[Sequence[PulsarNode], None]:
+        """Yield the nodes below one of ``parents``, a part at a time. One that is deleted during the read is left out.
+
+        Args:
+            parent: its path.
+            share: which share of the topics; the number of a topic's share depends on its name alone.
+            shares: into how many they are divided.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        top, *names = parent.split("/")
+        async for part in self._below(top, tuple(names), share, shares):
+            yield await self._read(top, part)
+
+    async def _below(
+        self, top: str, start: tuple[str, ...], share: int, shares: int
+    ) -> AsyncGenerator[list[tuple[str, ...]], None]:
+        """Names of all nodes below ``start``, by levels within each part."""
+        waiting: list[tuple[str, ...]] = [start]
+        depth = _SCHEMA_PARENT_DEPTH + 1 if top == _SCHEMAS else _DEPTH_MAX
         while waiting:
             part, waiting = waiting[-_AT_ONCE:], waiting[:-_AT_ONCE]
             paths = ["/".join((self._root, top, *names)) for names in part]
@@ -84,9 +136,10 @@ class PulsarTree:
                 for names, children in zip(part, listed, strict=True)
                 if children is not None
                 for child in sorted(children.names)
+                if len(names) > len(start) or zlib.crc32(child.encode()) % shares == share
             ]
-            for start in range(0, len(found), _AT_ONCE):
-                yield found[start : start + _AT_ONCE]
+            for at in range(0, len(found), _AT_ONCE):
+                yield found[at : at + _AT_ONCE]
             waiting += [names for names in found if len(names) < depth and not _is_cursor(top, names)]
 
     async def _read(self, top: str, part: Sequence[tuple[str, ...]]) -> list[PulsarNode]:
@@ -100,6 +153,13 @@ class PulsarTree:
         ]
 
 
+def _is_parent(names: tuple[str, ...]) -> bool:
+    top, *below = names
+    if top == _SCHEMAS:
+        return len(below) == _SCHEMA_PARENT_DEPTH
+    return len(below) in (3, 4) and below[-1] in _DOMAINS
+
+
 def _is_cursor(top: str, names: tuple[str, ...]) -> bool:
     placed = _placed(top, names)
     return placed is not None and placed[0] is NodeKind.CURSOR
@@ -107,7 +167,7 @@ def _is_cursor(top: str, names: tuple[str, ...]) -> bool:
 
 def _placed(top: str, names: tuple[str, ...]) -> tuple[NodeKind, str, str | None] | None:
     """What the node of these names is; None for one above topics."""
-    if top == "schemas":
+    if top == _SCHEMAS:
         return NodeKind.SCHEMA, "/".join(names), None
     for domain_at in (2, 3):
         if len(names) > domain_at and names[domain_at] in _DOMAINS:

@@ -71,6 +71,7 @@ JSON are the same. */}}
   "bookies_schedule" $a.schedules.bookies
   "placement_schedule" $a.schedules.placement
   "replicas_schedule" $a.schedules.replicas
+  "references_schedule" $a.schedules.references
   "schedule_jitter_s" $a.scheduleJitterSeconds
   "misfire_grace_s" $a.misfireGraceSeconds
   "missing_share_max" $a.missingShareMax

@@ -23,6 +23,7 @@ _USUAL: Final = {
     ),
     RunKind.PLACEMENT: (Severity.MISPLACED,),
     RunKind.REPLICAS: (Severity.LOST, Severity.CRITICAL, Severity.BELOW_ACK_QUORUM, Severity.BELOW_WRITE_QUORUM),
+    RunKind.REFERENCES: (Severity.LOST,),
 }
 """Severities that a check looks for: shown also without findings."""
 

@@ -28,7 +28,14 @@ from spark_jobs.report.page.bookies import (
 from spark_jobs.report.page.plots import LineChart, line_chart
 from spark_jobs.report.page.severities import Segment, SeverityRow, ledgers_found, segments, severity_rows, share_text
 from spark_jobs.report.page.words import KIND_MEANINGS, KIND_NAMES, Headline, headline, ledgers
-from spark_jobs.report.summary import PlacementCounts, PublishOutcome, ReplicaCounts, RunSummary, WaitingBookie
+from spark_jobs.report.summary import (
+    PlacementCounts,
+    PublishOutcome,
+    ReferenceCounts,
+    ReplicaCounts,
+    RunSummary,
+    WaitingBookie,
+)
 from spark_jobs.report.tables import TrendPoint
 from spark_jobs.report.text import number, percent, some
 
@@ -257,6 +264,8 @@ def details(run: RunSummary) -> Iterator[Detail]:
         yield _placement(run.placement)
     if run.replicas is not None:
         yield _replicas(run.replicas)
+    if run.references is not None:
+        yield from _references(run.references)
 
 
 def _from_to(bookie: WaitingBookie) -> str:
@@ -277,6 +286,31 @@ def _placement(counts: PlacementCounts) -> Detail:
     if counts.unknown_bookies:
         rows.append(("Place unknown", some(counts.unknown_bookies)))
     return Detail("Placement", "How write quorums spread over failure domains.", tuple(rows))
+
+
+def _references(counts: ReferenceCounts) -> Iterator[Detail]:
+    rows = [
+        ("Metadata of brokers", some(counts.roots)),
+        ("Referred to", f"{ledgers(counts.referenced)}, {number(counts.offloaded_and_here)} of them offloaded as well"),
+        ("Offloaded", f"{ledgers(counts.offloaded)} that are in another storage alone"),
+        (
+            "Unreferenced",
+            f"{ledgers(counts.unreferenced)}, {size(counts.unreferenced_stored_bytes)} on all bookies together",
+        ),
+        ("Lost", f"{ledgers(counts.lost)} that Pulsar refers to, and that do not exist"),
+        *[(f"Not judged: {reason}", ledgers(count)) for reason, count in counts.not_judged.items()],
+        *[(node.path, f"cannot be decoded: {node.reason}") for node in counts.undecodable_nodes[:10]],
+    ]
+    if counts.undecodable > 10:
+        rows.append(("More", f"{number(counts.undecodable - 10)} nodes that cannot be decoded"))
+    lead = "A ledger is unreferenced only if every node that may refer to it was read and decoded, twice."
+    yield Detail("References of Pulsar", lead, tuple(rows))
+    if counts.namespaces:
+        of = tuple(
+            (each.namespace, f"{ledgers(each.ledgers)}, {size(each.stored_bytes)}")
+            for each in counts.namespaces[:_TOPICS_SHOWN]
+        )
+        yield Detail("Unreferenced ledgers by namespace", "Those with the most bytes.", of)
 
 
 def _replicas(counts: ReplicaCounts) -> Detail:

@@ -9,7 +9,8 @@ from typing import Final
 
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs.report.summary import RunSummary, Verdict
+from bookie.runtime.human import size
+from spark_jobs.report.summary import ReferenceCounts, RunSummary, Verdict
 
 MEANINGS: Final[Mapping[Severity, str]] = {
     Severity.LOST: "Every holder answered that it has no such entry, or an operator accepted the loss.",
@@ -29,18 +30,21 @@ KIND_NAMES: Final[Mapping[RunKind, str]] = {
     RunKind.BOOKIES: "Bookie check",
     RunKind.PLACEMENT: "Placement check",
     RunKind.REPLICAS: "Replica check",
+    RunKind.REFERENCES: "References check",
 }
 
 KIND_MEANINGS: Final[Mapping[RunKind, str]] = {
     RunKind.BOOKIES: "all ledger metadata against the registered bookies",
     RunKind.PLACEMENT: "all ensembles against the placement policy",
     RunKind.REPLICAS: "every entry that a registered bookie should hold, asked of that bookie",
+    RunKind.REFERENCES: "all ledgers against what topics, subscriptions and schemas of Pulsar refer to",
 }
 
 _ALL_WELL: Final[Mapping[RunKind, str]] = {
     RunKind.BOOKIES: "Every ledger has all of its copies.",
     RunKind.PLACEMENT: "Every ensemble keeps to the placement policy.",
     RunKind.REPLICAS: "Every bookie holds the entries it should hold.",
+    RunKind.REFERENCES: "Every ledger that Pulsar refers to exists, and Pulsar refers to every ledger that was judged.",
 }
 
 
@@ -79,12 +83,30 @@ def headline(summary: RunSummary) -> Headline:
                 f"The metadata of {ledgers(summary.counts.unreadable)} cannot be read.",
                 "Nothing is known about their copies. All other ledgers were checked.",
             )
+        case Verdict.UNREFERENCED if summary.references is not None:
+            return _unreferenced(summary.references)
         case Verdict.CLEAN:
             if summary.accepted.ledgers:
                 return _only_accepted(summary)
             return Headline(Tone.GOOD, _ALL_WELL[summary.kind], f"{_counted(summary)} checked, none with a finding.")
         case _:
             return _found(summary)
+
+
+def _unreferenced(counts: ReferenceCounts) -> Headline:
+    return Headline(
+        Tone.INFO,
+        f"Nothing in Pulsar refers to {ledgers(counts.unreferenced)}.",
+        f"They take up {size(counts.unreferenced_stored_bytes)} on bookies. No data is lost.",
+    )
+
+
+def _dangling(lost: int) -> Headline:
+    return Headline(
+        Tone.BAD,
+        f"Pulsar refers to {ledgers(lost)} that {_do(lost)} not exist.",
+        "Their entries are lost. Repair cannot bring them back; only a copy from outside the cluster can.",
+    )
 
 
 def _only_accepted(summary: RunSummary) -> Headline:
@@ -110,6 +132,8 @@ def _found(summary: RunSummary) -> Headline:
     total = sum(found.values())
     worst = summary.worst
     lost, no_copy = found.get(Severity.LOST, 0), found.get(Severity.NO_LIVE_COPY, 0)
+    if lost and summary.kind is RunKind.REFERENCES:
+        return _dangling(lost)
     if lost:
         return Headline(
             Tone.BAD,
@@ -156,6 +180,10 @@ def ledgers(count: int) -> str:
 
 def _have(count: int) -> str:
     return "has" if count == 1 else "have"
+
+
+def _do(count: int) -> str:
+    return "does" if count == 1 else "do"
 
 
 def _counted(summary: RunSummary) -> str:

@@ -20,7 +20,7 @@ from auditor.cli.cluster import drain
 from auditor.cli.cluster.admin_requests import AdminClient
 from auditor.cli.cluster.bookie_state import http_address
 from auditor.cli.cluster.drain_begin import question
-from auditor.cli.cluster.pulsar_admin import check_answers
+from auditor.cli.cluster.topic_unloading import check_answers
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
 from bookie.metadata.bookies.drains import Drains

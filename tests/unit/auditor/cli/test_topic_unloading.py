@@ -118,7 +118,7 @@ async def test_nothing_is_unloaded_while_a_bookie_is_writable() -> None:
     ("status", "requests", "exit_code"),
     [
         (400, 1, 1),
-        (401, 1, 1),
+        (401, 2, 1),
         (403, 1, 1),
         (404, 1, 1),
         (405, 1, 1),
@@ -162,6 +162,29 @@ async def test_one_topic_that_is_refused_keeps_no_other_from_being_unloaded() ->
             assert waiting.unloading.failure(busy) is None  # replicators have work
 
 
+@pytest.mark.parametrize(("clusters", "exit_code"), [(Reply(200, b'["c"]'), None), (Reply(503), None), (Reply(401), 1)])
+async def test_a_role_without_the_permission_for_a_topic_is_no_refused_login(
+    clusters: Reply, exit_code: int | None
+) -> None:
+    """A broker answers 401 to both."""
+
+    def reply(asked: Asked) -> Reply:
+        if asked.method == "GET":
+            return clusters
+        return Reply(401 if asked.path == PATH else 204)
+
+    with serving(reply) as api:
+        async with drain(api.url, TOKEN) as waiting:
+            waiting.topics = {TOPIC, OTHER}
+            await waiting.look()
+            error = waiting.failure()
+            assert (None if error is None else exit_code_of(error)) == exit_code
+            assert len(waiting.notes) == (exit_code is None)
+            waiting.topics = {TOPIC}
+            if clusters.status == 200:
+                assert f"{PATH} answered 401" in str(waiting.failure())
+
+
 async def test_a_refused_token_is_not_tried_with_every_topic() -> None:
     with serving(lambda asked: Reply(401)) as api:
         async with drain(api.url, TOKEN) as waiting:
@@ -170,7 +193,7 @@ async def test_a_refused_token_is_not_tried_with_every_topic() -> None:
             for _ in range(3):
                 waiting.clock.now_s += AGAIN_S
                 await waiting.look()
-            assert len(api.asked) <= AT_ONCE
+            assert len(api.asked) <= 2 * AT_ONCE, "once for the topic, and once whether the login is refused"
 
 
 async def test_notes_are_bounded() -> None:

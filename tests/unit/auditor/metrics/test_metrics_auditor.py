@@ -74,6 +74,17 @@ def test_bookies_and_racks_are_shown_by_the_names_that_were_counted() -> None:
     assert shown.value("bkheal_underreplicated_bookie_ledgers", bookie="bk1:3181") is None
 
 
+def test_namespaces_are_shown_if_the_record_names_them() -> None:
+    name = "bkheal_audit_last_run_namespace_findings"
+    labels = {"kind": "bookies", "severity": "no_live_copy", "namespace": "t/n"}
+    last = replace(RECORD, namespaces={"no_live_copy": {"t/n": 3, "other": 4}})
+    shown = Shown(replace(STATUS, last={RunKind.BOOKIES: last}))
+    assert shown.value(name, **labels) == 3
+    assert shown.value(name, **labels | {"namespace": "other"}) == 4
+    shown.auditor.show(replace(STATUS, last={RunKind.BOOKIES: RECORD}))
+    assert shown.value(name, **labels) is None
+
+
 class Shown:
     def __init__(self, status: ServiceStatus | None = None, **options: bool) -> None:
         self.auditor = AuditorMetrics("1", ManualClock(), **options)
@@ -165,9 +176,9 @@ def test_a_run_under_way_is_shown() -> None:
     running = replace(RECORD, state=RunState.RUNNING, started_ms=NOW_MS - 8000, finished_ms=0, done=30, total=120)
     paused = replace(running, kind=RunKind.REPLICAS, state=RunState.PAUSED, total=0, pause_ends_ms=9_000)
     shown = Shown(replace(STATUS, running=(running, paused), paused_kinds={RunKind.PLACEMENT: KindPause("me", 7_000)}))
-    assert [shown.value(names.RUNNING, kind=kind) for kind in names.KINDS] == [1, 0, 1]
-    assert [shown.value(names.PAUSED, kind=kind) for kind in names.KINDS] == [0, 1, 1]
-    assert [shown.value(names.PAUSE_ENDS, kind=kind) for kind in names.KINDS] == [0, 7, 9]
+    assert [shown.value(names.RUNNING, kind=kind) for kind in names.KINDS] == [1, 0, 1, 0]
+    assert [shown.value(names.PAUSED, kind=kind) for kind in names.KINDS] == [0, 1, 1, 0]
+    assert [shown.value(names.PAUSE_ENDS, kind=kind) for kind in names.KINDS] == [0, 7, 9, 0]
     assert shown.value(names.RUNNING_SECONDS, kind="bookies") == 8
     assert shown.value(names.PROGRESS, kind="bookies") == 0.25
     assert shown.value(names.PROGRESS, kind="replicas") == 0
@@ -184,7 +195,7 @@ def test_results_of_earlier_processes_are_shown_from_their_records() -> None:
     assert shown.value(names.LAST_SUCCESS, kind="replicas") == NOW_MS / 1000 - 10_000
     assert shown.value(names.LAST_SUCCESS, kind="placement") == 0
     assert shown.value(names.LAST_FINDINGS, kind="replicas", severity="critical") == 7
-    assert [shown.value(names.LAST_HELD, kind=kind) for kind in names.KINDS] == [0, 0, 1]
+    assert [shown.value(names.LAST_HELD, kind=kind) for kind in names.KINDS] == [0, 0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +258,7 @@ def test_apaches_names_follow_the_same_figures() -> None:
 
 def test_a_file_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:
     path = tmp_path / "bookies.prom"
-    export_to_file(replace(RECORD, findings={"critical": 2}), path)
+    export_to_file(replace(RECORD, findings={"critical": 2}, namespaces={"critical": {"t/n": 2}}), path)
     values = {
         (one.name, *one.labels.values()): one.value for family in parse(path.read_text()) for one in family.samples
     }

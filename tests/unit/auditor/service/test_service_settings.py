@@ -27,6 +27,7 @@ def test_the_defaults_are_fine() -> None:
         RunKind.BOOKIES: Every(86_400),
         RunKind.PLACEMENT: None,
         RunKind.REPLICAS: None,
+        RunKind.REFERENCES: None,
     }
 
 

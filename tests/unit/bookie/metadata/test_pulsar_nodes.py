@@ -22,7 +22,7 @@ from bookie.metadata.pulsar.decoding import (
     managed_ledger_references,
     schema_references,
 )
-from bookie.metadata.pulsar.tree import NodeKind, PulsarTree
+from bookie.metadata.pulsar.tree import NodeKind, PulsarNode, PulsarTree
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ownership import topic_of_managed_ledger
@@ -143,6 +143,10 @@ def test_a_schema_refers_to_the_ledger_of_each_version() -> None:
     assert schema_references(b"".join(entries)) == (7, 8)
 
 
+async def below(tree: PulsarTree, parent: str, share: int = 0, shares: int = 1) -> list[PulsarNode]:
+    return [node async for part in tree.nodes(parent, share, shares) for node in part]
+
+
 async def test_the_tree_is_read_with_old_and_new_names() -> None:
     store = MemoryStore(MemoryCell())
     names = [
@@ -165,7 +169,16 @@ async def test_the_tree_is_read_with_old_and_new_names() -> None:
     tree = PulsarTree(store, "/p")
     assert await tree.exists()
     assert not await PulsarTree(store, "").exists()
-    found = [node async for part in tree.nodes() for node in part]
+    parents = await tree.parents()
+    assert [(parent.path, parent.planned) for parent in parents] == [
+        ("managed-ledgers/t/n/persistent", 1),
+        ("managed-ledgers/t/n/segment", 1),
+        ("managed-ledgers/t/c/n/persistent", 1),
+        ("schemas/t/n", 1),
+    ]
+    found = [node for parent in parents for node in await below(tree, parent.path)]
+    shared = [node for parent in parents for share in range(3) for node in await below(tree, parent.path, share, 3)]
+    assert sorted(map(repr, shared)) == sorted(map(repr, found))
     assert sorted((node.kind.name, node.name, node.cursor, node.data.decode()) for node in found) == [
         ("CURSOR", "t/c/n/persistent/b", "s", names[3]),
         ("CURSOR", "t/n/persistent/a", "s", names[1]),

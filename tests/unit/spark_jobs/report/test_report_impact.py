@@ -14,13 +14,14 @@ import pytest
 
 from bookie.model.impact import Effect, Standing
 from bookie.model.severity import Severity
+from spark_jobs.namespace_options import NAMESPACES_MAX
 from spark_jobs.report import impact_rows
 from spark_jobs.report.console import table
 from spark_jobs.report.decoding import DamagedReportError, decode_summary
 from spark_jobs.report.files import FINDINGS
 from spark_jobs.report.finding_rows import read_findings
 from spark_jobs.report.history import NoSuchReportError
-from spark_jobs.report.impact import NAMESPACES_MAX, TOPICS_MAX, Impact, ImpactRow, impact_of
+from spark_jobs.report.impact import TOPICS_MAX, Impact, ImpactRow, impact_of
 from spark_jobs.report.impact_rows import ImpactFilter, read_impact, read_impact_page
 from spark_jobs.report.page.render import render_report
 from tests.worlds.report import CLEAN, HOSTILE
@@ -214,3 +215,22 @@ def test_names_of_topics_are_escaped_on_the_page_and_in_the_text() -> None:
 def test_a_run_without_names_shows_no_topics() -> None:
     assert "Topics of Pulsar" not in render_report(CLEAN, None, (), None).decode()
     assert "topics of Pulsar" not in table(CLEAN)
+
+
+def test_metrics_name_a_bounded_number_of_namespaces_and_count_the_others() -> None:
+    def row(number: int, severity: Severity, ledgers: int) -> ImpactRow:
+        namespace = f"t/n{number:03}"
+        topic = f"persistent://{namespace}/a"
+        standing = Standing.NOW if severity is Severity.LOST else Standing.AT_RISK
+        return ImpactRow(
+            severity, standing, Effect.READS_STOP, "t", namespace, topic, "managed-ledger", None, ledgers, 0, 1
+        )
+
+    many = [row(number, Severity.CRITICAL, 2) for number in range(2 * NAMESPACES_MAX)]
+    impact = impact_of([row(1, Severity.LOST, 7), *many], 5)
+    assert impact.by_namespace(0) == {}
+    assert impact.by_namespace(2) == {"lost": {"t/n001": 7}, "critical": {"t/n000": 2, "other": 198}}
+    most = impact.by_namespace(NAMESPACES_MAX)
+    assert sum(map(len, most.values())) == NAMESPACES_MAX + 1
+    assert sum(most["critical"].values()) == 200
+    assert impact_of([], 5).by_namespace(3) == {}

@@ -1,0 +1,114 @@
+"""What refers to the ledgers of Pulsar: from a node to the ledgers, and from a ledger to the nodes. Pure.
+
+The invariant: ``referrers_of`` names every node that may refer to a ledger of an owner, or none at all, and a ledger of
+which it names none has no verdict. A node says what it refers to in full, or is refused (``decoding``).
+
+Source: docs/formats.md#references-of-pulsar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.pulsar.decoding import (
+    Copy,
+    LedgerReference,
+    cursor_references,
+    managed_ledger_references,
+    schema_references,
+)
+from bookie.metadata.pulsar.tree import NodeKind, managed_ledger_path, schema_path
+from bookie.model.ownership import (
+    Component,
+    Owner,
+    Topic,
+    encoded,
+    topic_of_managed_ledger,
+    topic_of_schema,
+)
+
+COMPACTION: Final = "__compaction"
+"""The cursor that refers to the compacted ledger of its topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Referrer:
+    """A node that may refer to ledgers."""
+
+    root: str
+    """Of the brokers' metadata, without a slash at its end."""
+    kind: NodeKind
+    name: str
+    """Of the managed ledger, or the id of the schema; of a cursor, the name of its managed ledger."""
+    cursor: str | None = None
+
+    @property
+    def path(self) -> str:
+        """Its path."""
+        if self.kind is NodeKind.SCHEMA:
+            return schema_path(self.root, self.name)
+        path = managed_ledger_path(self.root, self.name)
+        return path if self.cursor is None else f"{path}/{self.cursor}"
+
+    @property
+    def topic(self) -> Topic | None:
+        """The topic that the node belongs to; None: its name is not that of a topic."""
+        try:
+            return (topic_of_schema if self.kind is NodeKind.SCHEMA else topic_of_managed_ledger)(self.name)
+        except ValueError:
+            return None
+
+
+def references_of(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
+    """Return the ledgers that a node refers to.
+
+    Raises:
+        UndecodableNodeError: the node cannot be decoded in full.
+    """
+    match kind:
+        case NodeKind.MANAGED_LEDGER:
+            return managed_ledger_references(data)
+        case NodeKind.CURSOR:
+            found = cursor_references(data).ledgers
+        case NodeKind.SCHEMA:
+            found = schema_references(data)
+    return [LedgerReference(each, Copy.BOOKKEEPER, is_empty=False) for each in found]
+
+
+def has_reference_in_a_ledger(cursor: str | None, data: bytes) -> bool:
+    """Return whether the reference to a compacted ledger is not in this node, but in a ledger.
+
+    Raises:
+        UndecodableNodeError: the node cannot be decoded in full.
+    """
+    return cursor == COMPACTION and cursor_references(data).is_partial
+
+
+def refers(referrer: Referrer, data: bytes | None, ledger_id: int) -> bool:
+    """Return whether the node with this content refers to the ledger; None: there is no such node.
+
+    Raises:
+        UndecodableNodeError: the node cannot be decoded in full.
+    """
+    return data is not None and any(each.ledger_id == ledger_id for each in references_of(referrer.kind, data))
+
+
+def referrers_of(root: str, owner: Owner) -> Sequence[Referrer]:
+    """Return the nodes below one root that refer to a ledger of this owner, if anything does; empty: not known."""
+    topic = owner.topic
+    if topic is None:
+        return ()
+    match owner.component:
+        case Component.SCHEMA:
+            local = topic.name.partition("://")[2].removeprefix(f"{topic.namespace}/")
+            return (Referrer(root, NodeKind.SCHEMA, f"{topic.namespace}/{encoded(local)}"),)
+        case Component.MANAGED_LEDGER:
+            return (Referrer(root, NodeKind.MANAGED_LEDGER, topic.managed_ledger),)
+        case Component.COMPACTED:
+            return (Referrer(root, NodeKind.CURSOR, topic.managed_ledger, COMPACTION),)
+        case Component.CURSOR | Component.DELAYED_INDEX if owner.subscription is not None:
+            return (Referrer(root, NodeKind.CURSOR, topic.managed_ledger, encoded(owner.subscription)),)
+        case _:
+            return ()

@@ -1,0 +1,20 @@
+"""How many namespaces of Pulsar metrics name: the same option for the service and for a run of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from bookie.model.option import Option
+
+NAMESPACES_MAX: Final = 50
+"""Namespaces that a summary names, and metrics at most."""
+
+NamespacesInMetrics = Annotated[
+    int,
+    Option(
+        "Namespaces of Pulsar with findings that metrics name, the worst first; 0: none.",
+        minimum=0,
+        maximum=NAMESPACES_MAX,
+    ),
+]
+"""Each is a series of its own for each kind and severity, and a part of the record of the run in ZooKeeper."""

@@ -1,0 +1,30 @@
+"""Options of the references check, the same for the service and for a run of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from bookie.model.option import Option
+
+REFERENCES: Final = "References check"
+REFERENCE_GRACE_S: Final = 72 * 3600.0
+"""A compaction of many hours refers to its ledger at its end."""
+
+PulsarRoots = Annotated[
+    str,
+    Option(
+        "Paths of the brokers' metadata in the same ZooKeeper, separated by commas: of every Pulsar cluster that uses "
+        "these bookies.",
+        default_text="the parent of the ledgers' root",
+        heading=REFERENCES,
+    ),
+]
+ReferenceGrace = Annotated[
+    float,
+    Option(
+        "Ledgers that were created less than so many seconds ago are not judged.",
+        minimum=0,
+        maximum=365 * 86_400,
+        heading=REFERENCES,
+    ),
+]

@@ -1,0 +1,324 @@
+"""The run of the references check: ledgers that nothing in Pulsar refers to, and references to missing ledgers.
+
+It marks nothing, and deletes nothing. Every reference is read, then every ledger; the two are compared in Spark, and
+what would be reported is looked at again (``spark_jobs.checks.references``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
+
+from bookie.metadata.access import ZooKeeperAccessError, access_in_use
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.nodes import parent_of
+from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
+from bookie.metadata.pulsar.referrers import Referrer
+from bookie.metadata.pulsar.tree import NodeKind
+from bookie.model.errors import PermanentError
+from bookie.model.ownership import OWNER_COLUMNS
+from bookie.model.severity import Severity
+from spark_jobs.checks.findings import FINDING_DDL, FindingKind
+from spark_jobs.checks.metadata_check import unreadable_metadata
+from spark_jobs.checks.references.comparison import NotJudged, Verdict, compared
+from spark_jobs.checks.references.second_look import SECOND_LOOK_DDL, LookSettings, looking
+from spark_jobs.checks.sql_text import in_list, literal
+from spark_jobs.datasource import options, references
+from spark_jobs.reference_rows import ReferenceRow
+from spark_jobs.report.summary import (
+    NamespaceCount,
+    PublishOutcome,
+    PublishResult,
+    ReferenceCounts,
+    UndecodableNode,
+)
+from spark_jobs.runs import findings as report_sink
+from spark_jobs.runs.completeness import problems, short_parents
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.ledger_scan import LedgerScan, ScanFailedError, first_line, scan_ledgers, store_error
+from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
+from spark_jobs.runs.port import Phase
+
+NAMESPACES_MAX: Final = 100
+UNDECODABLE_MAX: Final = 1_000
+"""Namespaces, and nodes that cannot be decoded, that the summary names. The others are counted."""
+_NAMED_MAX: Final = 3
+_LOOKED_AT: Final = (Verdict.UNREFERENCED.value, Verdict.LOST.value)
+_COLUMNS: Final = [column.split() for column in FINDING_DDL.split(",")]
+
+
+class NoPulsarError(PermanentError):
+    """There are no managed ledgers of Pulsar below a root, so nothing can be compared."""
+
+
+class ExportError(PermanentError):
+    """The file of ids cannot be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What the check found, kept by Spark until released."""
+
+    first: DataFrame
+    """Every ledger, and every reference to one that does not exist."""
+    second: DataFrame
+    """What was looked at again."""
+
+    def having(self, verdict: Verdict) -> DataFrame:
+        """Rows of the second look with this verdict."""
+        return self.second.where(F.col("verdict") == verdict.value)
+
+
+class ReferenceRun:
+    """One run."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._cluster = context.cluster
+        self._roots = roots_in(self._settings.pulsar_roots, self._cluster.cluster.root)
+
+    def execute(self, cookies: AbstractSet[object]) -> Outcome:
+        """Do everything but the summary.
+
+        Raises:
+            NoPulsarError: there is nothing to compare with.
+            ExportError: the ids cannot be written.
+        """
+        self._context.begin(Phase.PLAN)
+        if missing := self._cluster.roots_without_pulsar(self._roots):
+            raise NoPulsarError(
+                f"there are no managed ledgers of Pulsar below {' and '.join(root or '/' for root in missing)}: name "
+                "the roots of the brokers' metadata with --pulsar-roots"
+            )
+        if self._settings.export is not None:
+            begin_export(self._settings.export)
+        created_before_ms = self._context.clock.epoch_ms() - round(1000 * self._settings.reference_grace_s)
+        with ExitStack() as kept:
+            found = self._read_references()
+            kept.callback(found.unpersist)
+            nodes, undecodable, is_unsure = self._undecodable(found)
+            plan = self._cluster.leaf_parents()
+            with self._context.tasks(Phase.SCAN):
+                scan = scan_ledgers(self._context.spark, self._settings, plan, None)
+            kept.callback(scan.release)
+            judged = self._judge(scan, found, created_before_ms, kept, is_unsure=is_unsure)
+            counts = self._counts(judged, nodes, undecodable)
+            if self._settings.export is not None:
+                export(judged.having(Verdict.UNREFERENCED), self._settings.export)
+            recount = self._cluster.count_ledgers([parent.path for parent in short_parents(plan, scan.totals)])
+            bookies = self._cluster.bookies()
+            incomplete = problems(plan, scan.totals, recount) + _not_decoded(counts)
+            checked = self._report(scan, judged, bookies, counts)
+        return Outcome(ScanResult(scan.totals, bookies, incomplete), checked)
+
+    def _read_references(self) -> DataFrame:
+        settings = self._settings
+        read = (
+            self._context.spark.read.format(references.NAME)
+            .option(options.METADATA_URI, settings.metadata_uri)
+            .option(options.ACCESS, access_in_use().to_text())
+            .option(options.CONNECT_TIMEOUT_S, settings.connect_timeout_s)
+            .option(references.PULSAR_ROOTS, ",".join(self._roots))
+        )
+        with self._context.tasks(Phase.SCAN, is_told=False), _reading():
+            found = read.load().persist(StorageLevel.MEMORY_AND_DISK)
+            found.count()
+        return found
+
+    def _undecodable(self, found: DataFrame) -> tuple[tuple[UndecodableNode, ...], int, bool]:
+        """The first nodes that cannot be decoded, how many there are, and whether one belongs to an unknown topic."""
+        doubts = found.where(F.col("row") != ReferenceRow.REFERENCE.value)
+        is_bad = F.col("row") == ReferenceRow.UNDECODABLE.value
+        bad = doubts.where(is_bad)
+        with self._context.tasks(Phase.CHECK, is_told=False):
+            (sums,) = doubts.select(F.count_if(is_bad), F.count_if(F.col("topic").isNull())).collect()
+            count, is_unsure = sums[0], sums[1] > 0
+            rows = bad.orderBy("root", "kind", "name", "cursor").limit(UNDECODABLE_MAX).collect() if count else []
+        named = (Referrer(row["root"], NodeKind(row["kind"]), row["name"], row["cursor"]) for row in rows)
+        nodes = tuple(UndecodableNode(each.path, row["error"]) for each, row in zip(named, rows, strict=True))
+        return nodes, count, is_unsure
+
+    def _judge(
+        self, scan: LedgerScan, found: DataFrame, created_before_ms: int, kept: ExitStack, *, is_unsure: bool
+    ) -> _Judged:
+        settings = self._settings
+        first = compared(scan.suspects, found, is_unsure=is_unsure).persist(StorageLevel.MEMORY_AND_DISK)
+        kept.callback(first.unpersist)
+        look = LookSettings(
+            settings.metadata_uri, settings.connect_timeout_s, self._roots, created_before_ms, access_in_use()
+        )
+        suspects = first.where(in_list("verdict", _LOOKED_AT))
+        tasks = max(1, self._context.spark.sparkContext.defaultParallelism - 1)
+        # By topic, because the ledgers of a topic are in one node.
+        second = suspects.repartition(tasks, F.coalesce("topic", "by.topic")).mapInArrow(looking(look), SECOND_LOOK_DDL)
+        second = second.persist(StorageLevel.MEMORY_AND_DISK)
+        kept.callback(second.unpersist)
+        with self._context.tasks(Phase.CHECK), _reading():
+            second.count()
+        return _Judged(first, second)
+
+    def _counts(self, judged: _Judged, nodes: tuple[UndecodableNode, ...], undecodable: int) -> ReferenceCounts:
+        with self._context.tasks(Phase.CHECK, is_told=False):
+            columns = ("verdict", "reason", "stored_bytes")
+            settled = judged.first.where(f"NOT ({in_list('verdict', _LOOKED_AT)})").select(*columns)
+            both = settled.unionByName(judged.second.select(*columns)).groupBy("verdict", "reason")
+            rows = both.agg(F.count("*").alias("ledgers"), F.sum("stored_bytes").alias("stored_bytes")).collect()
+            namespaces = judged.having(Verdict.UNREFERENCED).groupBy("namespace")
+            sums = namespaces.agg(F.count("*").alias("ledgers"), F.sum("stored_bytes").alias("stored_bytes"))
+            largest = sums.orderBy(F.desc("stored_bytes"), F.desc("ledgers"), "namespace").limit(NAMESPACES_MAX)
+            by_namespace = [
+                NamespaceCount(row["namespace"], row["ledgers"], row["stored_bytes"]) for row in largest.collect()
+            ]
+        by_verdict: dict[tuple[str, str | None], int] = {}
+        for row in rows:
+            by_verdict[row["verdict"], row["reason"]] = row["ledgers"]
+
+        def number(verdict: Verdict) -> int:
+            return by_verdict.get((verdict.value, None), 0)
+
+        also_elsewhere = number(Verdict.ALSO_ELSEWHERE)
+        return ReferenceCounts(
+            roots=tuple(root or "/" for root in self._roots),
+            grace_s=self._settings.reference_grace_s,
+            referenced=number(Verdict.REFERENCED) + also_elsewhere,
+            offloaded_and_here=also_elsewhere,
+            offloaded=number(Verdict.OFFLOADED),
+            unreferenced=number(Verdict.UNREFERENCED),
+            unreferenced_stored_bytes=sum(
+                row["stored_bytes"] for row in rows if row["verdict"] == Verdict.UNREFERENCED.value
+            ),
+            namespaces=tuple(by_namespace),
+            lost=number(Verdict.LOST),
+            not_judged={
+                reason.value: count
+                for reason in NotJudged
+                if (count := by_verdict.get((Verdict.NOT_JUDGED.value, reason.value), 0))
+            },
+            undecodable=undecodable,
+            undecodable_nodes=nodes,
+        )
+
+    def _report(self, scan: LedgerScan, judged: _Judged, bookies: Bookies, counts: ReferenceCounts) -> CheckResult:
+        lost = report_sink.ledgers_found(_findings(judged.having(Verdict.LOST), _LOST))
+        lost = lost.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            with self._context.tasks(Phase.REPORT, is_told=False):
+                sums = report_sink.sums(lost)
+                limit = self._settings.worst_ledgers_max if sums.severities else 0
+                worst = report_sink.worst_ledgers(lost, limit) if limit else ()
+            others = _findings(judged.having(Verdict.UNREFERENCED), _UNREFERENCED)
+            is_undecodable = F.col("reason") == NotJudged.UNDECODABLE.value
+            for rows in (judged.first, judged.second):
+                others = others.unionByName(_findings(rows.where(is_undecodable), _UNDECODABLE))
+            with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_told=False):
+                self._context.report.write_findings(lost, others.unionByName(unreadable_metadata(scan.suspects)))
+        finally:
+            lost.unpersist()
+        published = PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
+        return CheckResult(bookies, sums, worst, published, references=counts)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Around the first action on what tasks read from ZooKeeper.
+
+    Raises:
+        StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.
+    """
+    try:
+        yield
+    except PySparkException as error:
+        refused = store_error(error)
+        if isinstance(refused, AccessDeniedError | ZooKeeperAccessError):
+            raise type(refused)(f"nodes of Pulsar could not be read: {refused}") from error
+        if refused is not None:
+            raise StoreUnavailableError(
+                "the metadata store did not answer while nodes of Pulsar were read. Run the audit again once it answers"
+            ) from error
+        raise ScanFailedError(f"Spark could not read the nodes of Pulsar: {first_line(error)}") from error
+
+
+def roots_in(text: str, ledgers_root: str) -> tuple[str, ...]:
+    """Return the roots that an option names, without a slash at their end; an empty one is the root of ZooKeeper."""
+    named = [root.strip() for root in text.split(",") if root.strip()]
+    return tuple(dict.fromkeys(root.rstrip("/") for root in named or [parent_of(ledgers_root)]))
+
+
+def begin_export(file: Path) -> None:
+    """Make the file in which the ids are collected, so that a run of hours does not fail at its end.
+
+    Raises:
+        ExportError: it cannot be made.
+    """
+    with _writing(file):
+        _temporary(file).touch()
+
+
+def export(unreferenced: DataFrame, file: Path) -> None:
+    """Write the ids in ascending order, one in a line; the file is there as a whole or not at all.
+
+    Raises:
+        ExportError: it cannot be written.
+    """
+    with _writing(file):
+        with _temporary(file).open("w", encoding="ascii") as out:
+            for row in unreferenced.select("ledger_id").orderBy("ledger_id").toLocalIterator():
+                out.write(f"{row['ledger_id']}\n")
+        _temporary(file).replace(file)
+
+
+def _temporary(file: Path) -> Path:
+    return file.with_name(f".{file.name}.tmp")
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ExportError(f"cannot write the ids of unreferenced ledgers to {file}: {error.strerror}") from error
+
+
+_OWNER: Final = {name: name for name in OWNER_COLUMNS}
+_LOST: Final = _OWNER | {
+    "kind": literal(FindingKind.DANGLING_REFERENCE.value),
+    "ledger_id": "ledger_id",
+    "severity": literal(Severity.LOST.label),
+    "severity_rank": str(Severity.LOST.value),
+    "missing": "array()",
+    "missing_positions": "array()",
+    "detail": "concat('named by ', path)",
+}
+_UNREFERENCED: Final = _OWNER | {
+    "kind": literal(FindingKind.UNREFERENCED_LEDGER.value),
+    "ledger_id": "ledger_id",
+    "state": "'CLOSED'",
+    "bytes_estimate": "stored_bytes",
+}
+_UNDECODABLE: Final = _OWNER | {
+    "kind": literal(FindingKind.UNDECODABLE_REFERENCES.value),
+    "ledger_id": "ledger_id",
+    "detail": "reason",
+}
+
+
+def _findings(rows: DataFrame, values: dict[str, str]) -> DataFrame:
+    return rows.selectExpr(*(f"CAST({values.get(name, 'NULL')} AS {kind}) AS {name}" for name, kind in _COLUMNS))
+
+
+def _not_decoded(counts: ReferenceCounts) -> tuple[str, ...]:
+    if not counts.undecodable:
+        return ()
+    some = ", ".join(f"{each.path} ({each.reason})" for each in counts.undecodable_nodes[:_NAMED_MAX])
+    more = f" and {counts.undecodable - _NAMED_MAX} more" if counts.undecodable > _NAMED_MAX else ""
+    return (f"nodes of Pulsar cannot be decoded, so ledgers of their topics were not judged: {some}{more}",)

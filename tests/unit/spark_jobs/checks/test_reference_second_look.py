@@ -1,0 +1,101 @@
+"""The second look of the references check: what would be reported is read again, and the unknown is never absent."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import ledger_path
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.model.ids import LedgerId
+from bookie.model.ownership import OWNER_COLUMNS, owner_names, owner_of
+from spark_jobs.checks.references.comparison import NotJudged, Verdict
+from spark_jobs.checks.references.second_look import LookSettings, look_again
+from tests.worlds.cluster import formatted
+from tests.worlds.pulsar_nodes import CURSOR, KINDS, MESSAGES, ML, Custom, cursor, ledger, managed, put_node, schema
+
+LATER_MS = 1 << 60
+SETTINGS = LookSettings("zk://h:1/ledgers", 1, ("", "/second"), LATER_MS)
+
+
+@dataclass(slots=True)
+class Place:
+    store: MemoryStore
+    cluster: Cluster
+
+    async def create(self, *ids: int) -> None:
+        ledgers = LedgerStore(self.store, self.cluster, random.Random(1))
+        await ledgers.create_many([(LedgerId(number), ledger(MESSAGES)) for number in ids])
+
+    async def look(self, row: dict[str, Any], settings: LookSettings = SETTINGS) -> tuple[str, str | None]:
+        (seen,) = await look_again(self.store, self.cluster, settings, [row])
+        assert seen["ledger_id"] == row["ledger_id"]
+        return seen["verdict"], seen["reason"]
+
+
+@pytest.fixture
+async def place() -> Place:
+    store = MemoryStore(MemoryCell())
+    return Place(store, await formatted(store))
+
+
+def unreferenced(ledger_id: int, custom: Custom = MESSAGES) -> dict[str, Any]:
+    owner = dict(zip(OWNER_COLUMNS, owner_names(owner_of(custom)), strict=True))
+    return {"ledger_id": ledger_id, "verdict": "UNREFERENCED", "stored_bytes": 200, "by": None, **owner}
+
+
+def lost(ledger_id: int, at: str | None = None) -> dict[str, Any]:
+    by = {"root": "/second", "kind": "managed-ledger" if at is None else "cursor", "name": ML, "cursor": at}
+    return {**dict.fromkeys(OWNER_COLUMNS), "ledger_id": ledger_id, "verdict": "LOST", "stored_bytes": None, "by": by}
+
+
+@pytest.mark.parametrize("custom", KINDS)
+async def test_a_verdict_needs_every_node_again(place: Place, custom: Custom) -> None:
+    await place.create(1)
+    row = unreferenced(1, custom)
+    assert await place.look(row) == (Verdict.UNREFERENCED, None)
+    nodes = {
+        f"/second/managed-ledgers/{ML}": managed(1),
+        f"/second/managed-ledgers/{ML}/s%2F1": cursor(1, bucket=1),
+        f"/second/managed-ledgers/{ML}/__compaction": cursor(compacted=1),
+        "/second/schemas/t/n/orders": schema(1),
+    }
+    for path, data in nodes.items():
+        await put_node(place.store, path, data)
+    assert await place.look(row) == (Verdict.CHANGED, None)
+    for path in nodes:
+        await place.store.set(path, b"\xff", -1)
+    assert await place.look(row) == (Verdict.NOT_JUDGED, NotJudged.UNDECODABLE)
+
+
+async def test_a_ledger_that_is_gone_young_or_without_a_name_is_not_reported(place: Place) -> None:
+    assert await place.look(unreferenced(1)) == (Verdict.CHANGED, None)
+    await place.create(1)
+    path = ledger_path(place.cluster.kind, place.cluster.root, LedgerId(1))
+    created_ms = (await place.store.get(path)).stat.ctime_ms
+    at_once = replace(SETTINGS, created_before_ms=created_ms)
+    assert await place.look(unreferenced(1), at_once) == (Verdict.UNREFERENCED, None)
+    young = replace(SETTINGS, created_before_ms=created_ms - 1)
+    assert await place.look(unreferenced(1), young) == (Verdict.NOT_JUDGED, NotJudged.YOUNG)
+    unnamed = unreferenced(1, CURSOR) | {"subscription": None}
+    assert await place.look(unnamed) == (Verdict.NOT_JUDGED, NotJudged.UNNAMED)
+
+
+async def test_a_reference_is_lost_only_if_it_is_still_there_and_its_ledger_is_not(place: Place) -> None:
+    path = f"/second/managed-ledgers/{ML}"
+    assert await place.look(lost(1)) == (Verdict.CHANGED, None)
+    await put_node(place.store, path, managed(1))
+    assert await place.look(lost(1)) == (Verdict.LOST, None)
+    await put_node(place.store, f"{path}/s%2F1", cursor(2))
+    (seen,) = await look_again(place.store, place.cluster, SETTINGS, [lost(2, "s%2F1")])
+    assert (seen["path"], seen["topic"], seen["subscription"]) == (f"{path}/s%2F1", "persistent://t/n/orders", "s/1")
+    await place.create(1)
+    assert await place.look(lost(1)) == (Verdict.CHANGED, None)
+    await place.store.set(path, b"\xff", -1)
+    assert await place.look(lost(3)) == (Verdict.CHANGED, None)
