@@ -40,6 +40,12 @@ _END_ATTEMPTS: Final = 3
 _RETRY_S: Final = 1.0
 
 
+def described(record: RunRecord, options: Mapping[str, Any]) -> str:
+    """What is started, for the record of changes. Pure."""
+    chosen = [f"{name}={value}" for name, value in sorted(options.items())]
+    return " ".join([record.run_id, record.kind.value, *(["dry run"] if record.is_dry_run else []), *chosen])
+
+
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
     """What a run came to."""
