@@ -337,7 +337,8 @@ def test_a_question_beside_a_compaction_is_answered_from_the_new_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     many(tmp_path, 3)
-    real, tidied = getattr(sql, step), []
+    real = getattr(sql, step)
+    tidied: list[bool] = []
 
     def after_a_compaction(*args: object) -> object:
         if not tidied:
