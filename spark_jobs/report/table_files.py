@@ -196,8 +196,12 @@ def check_version(report_dir: Path) -> None:
         )
 
 
-def write_version(report_dir: Path) -> None:
-    """Record the version of the tables.
+def write_version(report_dir: Path, writer: str) -> None:
+    """Record the version of the tables, unless it is recorded.
+
+    Args:
+        report_dir: of all runs.
+        writer: a name that no other process uses, such as the id of its run.
 
     Raises:
         OSError: it cannot be written.
@@ -205,7 +209,7 @@ def write_version(report_dir: Path) -> None:
     path = report_dir / HISTORY / SCHEMA_FILE
     if not path.exists():
         document = {"apiVersion": _API_VERSION, "kind": _KIND, "version": SCHEMA_VERSION}
-        write_file(path, json.dumps(document).encode() + b"\n")
+        write_file(path, json.dumps(document).encode() + b"\n", temporary=path.with_name(f".{path.name}.{writer}.tmp"))
 
 
 def is_parquet(path: Path) -> bool:

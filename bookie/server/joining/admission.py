@@ -46,7 +46,15 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
 from bookie.model.ids import BookieId, bookie_id
 from bookie.runtime.clock import Clock
-from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, VERSION_FILE, LocalDirectory, Role, look
+from bookie.server.joining.directories import (
+    INCARNATION_FILE,
+    LIMBO_FILE,
+    REBUILT_FILE,
+    VERSION_FILE,
+    LocalDirectory,
+    Role,
+    look,
+)
 from bookie.server.joining.identity import Evidence, IdentityError, KnownBookie, NewIncarnation, Refusal, decide
 from bookie.storage.port import Disk
 
@@ -203,5 +211,6 @@ async def stamp(store: MetadataStore, cluster: Cluster, places: Sequence[Place],
         await place.disk.replace(VERSION_FILE, encode_cookie(cookie))
     for place in places:
         await place.disk.unlink(LIMBO_FILE)
+        await place.disk.unlink(REBUILT_FILE)
         await place.disk.sync_directory("")
     return Admission(admitted.bookie_id, admitted.incarnation)
