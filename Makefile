@@ -66,6 +66,10 @@ bench: $(VENV)/.installed ## Run every benchmark; each prints ratios against a b
 spark-matrix: $(VENV)/.installed-dev ## Run the tests of the Spark UI tab with each supported PySpark (400 MB each, kept)
 	$(BIN)/python .ci/spark_matrix.py
 
+.PHONY: apache-releases
+apache-releases: $(VENV)/.installed-dev ## Run the tests with Apache's programs with an older and a newer release of them (Maven, JDK)
+	PYTHON=$(BIN)/python .ci/apache_releases
+
 IMAGE_STORE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/bkheal/image
 .PHONY: image-test
 image-test: $(VENV)/.installed-dev ## Build the image without Docker, run the chart's pods from it (root, buildah, podman)

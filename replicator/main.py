@@ -20,6 +20,7 @@ from bookie.metadata.bookies.topology import topology_text
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.migration import MigratedError, wait_migrating
+from bookie.metadata.own_state import claim_state_root
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.store.combining import CombiningStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
@@ -182,6 +183,7 @@ async def _stop_if_migrated(store: MetadataStore, root: str, worker: Worker) -> 
 async def _ports(store: MetadataStore, uri: MetadataUri, settings: ReplicatorSettings) -> RepairPorts:
     clock, rng = SystemClock(), random.SystemRandom()
     cluster = await open_cluster(store, uri)
+    await claim_state_root(store, cluster.root)
     registrations = Registrations(store, cluster)
     tasks = UnderReplication(store, cluster, clock)
     await tasks.initialize()

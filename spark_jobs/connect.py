@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from bookie.metadata.access import ZooKeeperAccess
+from bookie.metadata.access import ZooKeeperAccess, use_access
 from bookie.metadata.cluster import Cluster, open_cluster
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.runs.records import Runs
@@ -29,12 +29,15 @@ async def connected(
 ) -> AsyncIterator[Connection]:
     """Connect, look at the cluster's root, and close at the end.
 
-    ``access`` is that of the driver, for tasks; it names files and environment variables of the executor.
+    ``access`` is that of the driver, for tasks; it names files and environment variables of the executor, and becomes
+    that of this process, so that a task looks for bkheal's own state where the driver does.
 
     Raises:
         StoreUnavailableError: no answer from the hosts.
         NotAClusterError: there is no cluster at the root, or one of another layout than the URI's.
     """
+    if access is not None:
+        use_access(access)
     store = await ZooKeeperStore.connect(uri.hosts, connect_timeout_s=connect_timeout_s, access=access)
     try:
         yield Connection(store, await open_cluster(store, uri))

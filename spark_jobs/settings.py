@@ -20,6 +20,7 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
+from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
 from spark_jobs.marking_options import (
     CriticalDelay,
     FlappingDelay,
@@ -34,6 +35,10 @@ from spark_jobs.run_limits import RunLimits
 
 CONNECT_TIMEOUT_S: Final = 15.0
 """How long to try to connect to ZooKeeper: longer than an election in its ensemble takes."""
+SNAPSHOT_HELP: Final = (
+    "Read ledger metadata from this snapshot of ZooKeeper (plain, gzip or Snappy), and from ZooKeeper only what it "
+    "cannot decide; with --kind bookies."
+)
 _PLACEMENT: Final = "Placement check"
 _REPLICAS: Final = "Replicas check"
 
@@ -136,6 +141,15 @@ class AuditSettings:
         int | None, Option("Remove the oldest reports above this number.", minimum=1, default_text="all")
     ] = None
     """The tables of all runs keep their rows."""
+    snapshot: Path | None = None
+    """Snapshot of ZooKeeper to read ledger metadata from, of the bookie check alone; on a file system that the Spark
+    executors share."""
+    history_days: Annotated[
+        int, Option("Days that the tables of all runs keep.", minimum=1, maximum=HISTORY_DAYS_MAX)
+    ] = HISTORY_DAYS
+    history_mib: Annotated[
+        int, Option("Size of the findings that these tables keep, MiB; the oldest days go first.", minimum=1)
+    ] = HISTORY_MIB
 
     @property
     def marking_rules(self) -> MarkingRules:
@@ -146,6 +160,11 @@ class AuditSettings:
     def run_limits(self) -> RunLimits:
         """How much one run may mark."""
         return RunLimits(self.marks_max, self.mark_bytes_max)
+
+    @property
+    def kept(self) -> Kept:
+        """How much of the reports stays."""
+        return Kept(self.reports_kept, self.history_days, self.history_mib << 20)
 
     @property
     def is_every_ledger(self) -> bool:

@@ -126,6 +126,8 @@ class ServiceStatus:
     running: Sequence[RunRecord] = ()
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
     """The newest completed run of each kind."""
+    ended: Sequence[RunRecord] = ()
+    """The newest completed runs of all kinds, the newest first; a bounded number."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
     """When a run of each kind last came to a complete end; over all leaders."""
     period_s: Mapping[RunKind, float] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from bookie.metadata.access import ZooKeeperAccessError
 from bookie.metadata.bookies.cookies import ForeignClusterError
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.migration import MigratedError
+from bookie.metadata.own_state import StateRootError
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.uri import InvalidUriError
 from bookie.model.errors import BkhealError, ConflictError, FatalError, OutcomeUnknownError, TransientError
@@ -28,6 +29,7 @@ def exit_code_of(error: BkhealError) -> ExitCode:
             InvalidUriError()
             | NotAClusterError()
             | MigratedError()
+            | StateRootError()
             | ForeignClusterError()
             | ConfigurationError()
             | AccessDeniedError()

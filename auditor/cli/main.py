@@ -20,6 +20,7 @@ from auditor.cli.cluster import (
     bookies,
     boost,
     changes,
+    collection,
     dead_letters,
     debts,
     decommission,
@@ -104,6 +105,7 @@ app.add_typer(debts.app, name="debts")
 app.command("ok-to-stop")(ok_to_stop.ok_to_stop)
 app.add_typer(drain.app, name="drain")
 app.add_typer(maintenance.app, name="maintenance")
+app.add_typer(collection.app, name="collection")
 app.command("decommission")(decommission.decommission)
 app.command("changes")(changes.changes)
 app.add_typer(report.app, name="report")

@@ -45,6 +45,7 @@ LAST_SUCCESS: Final = "bkheal_audit_last_success_timestamp_seconds"
 LAST_DURATION: Final = "bkheal_audit_last_run_duration_seconds"
 LAST_LEDGERS: Final = "bkheal_audit_last_run_ledgers"
 LAST_FINDINGS: Final = "bkheal_audit_last_run_findings"
+FAILED_IN_A_ROW: Final = "bkheal_audit_failed_runs_in_a_row"
 LAST_HELD: Final = "bkheal_audit_last_run_held"
 LAST_HELD_BACK: Final = "bkheal_audit_last_run_held_back"
 LAST_WITHDRAWN: Final = "bkheal_audit_last_run_withdrawn_marks"
@@ -242,6 +243,13 @@ STATE: Final = (
         "When a run last came to a complete end, over all leaders and restarts; 0 means never",
         _BY_KIND,
         "it is older than two and a half periods, or 0 for a period",
+    ),
+    _state(
+        FAILED_IN_A_ROW,
+        "The newest runs that failed or could not check every ledger, without another one between them; of all "
+        "processes; dry runs and cancelled runs are not counted",
+        _BY_KIND,
+        "it is 2",
     ),
     _state(LAST_DURATION, "Time that the last run took", _BY_KIND),
     _state(LAST_LEDGERS, "Ledgers that the last run checked", _BY_KIND, "it drops although no client deleted ledgers"),

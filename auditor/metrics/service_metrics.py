@@ -28,6 +28,7 @@ from bookie.runtime.telemetry.metrics import SESSION, MetricSet
 Key = tuple[str, ...]
 """Name of a metric and the values of its labels, in their order."""
 
+_FAILED: Final = frozenset({"failed", "partial"})
 _UNSUCCESSFUL: Final = frozenset({"failed", "cancelled"})
 
 
@@ -98,6 +99,25 @@ def is_complete(record: RunRecord) -> bool:
     return result_of(record) in ("clean", "findings")
 
 
+def failed_in_a_row(ended: Iterable[RunRecord]) -> Mapping[str, int]:
+    """How many of the newest runs failed or were partial, by kind, until another result; 0 is left out. Pure.
+
+    Args:
+        ended: completed runs, the newest first. Dry runs and cancelled ones say nothing and are skipped.
+    """
+    counts: Counter[str] = Counter()
+    decided: set[str] = set()
+    for record in ended:
+        kind, result = record.kind.value, result_of(record)
+        if record.is_dry_run or result == "cancelled" or kind in decided:
+            continue
+        if result in _FAILED:
+            counts[kind] += 1
+        else:
+            decided.add(kind)
+    return counts
+
+
 def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
     """The values of ``STATE`` and ``BACKLOG``; what is not in it is 0."""
     values: dict[Key, float] = {
@@ -122,6 +142,7 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
     for last in status.last.values():
         values |= last_run_values(last)
     values |= {(names.LAST_SUCCESS, kind.value): ms / 1000 for kind, ms in status.last_success_ms.items()}
+    values |= {(names.FAILED_IN_A_ROW, kind): count for kind, count in failed_in_a_row(status.ended).items()}
     for record in status.running:
         values |= _running_values(record, now_ms)
     return values

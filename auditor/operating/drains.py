@@ -1,6 +1,6 @@
 """Drains: list, begin and call off, with a record of each change.
 
-Not here: what is left on a bookie (``auditor.safety.draining``).
+Not here: what is left on a bookie (``auditor.operating.drain_status``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Counting = Callable[[str, int], AbstractContextManager[Advance]]
 """Shows progress of a step with a number of items."""
 
 
-def _silent(title: str, total: int) -> AbstractContextManager[Advance]:
+def silent(title: str, total: int) -> AbstractContextManager[Advance]:
+    """A ``Counting`` that shows nothing."""
     return nullcontext(lambda done: None)
 
 
@@ -77,7 +78,7 @@ async def check_startable(
     *,
     is_dry_run: bool = False,
     is_forced: bool = False,
-    counting: Counting = _silent,
+    counting: Counting = silent,
 ) -> None:
     """Refuse what would not get to its end, or leave writers without bookies.
 
@@ -118,7 +119,7 @@ async def start_drains(
     bookies: Sequence[BookieId],
     *,
     is_dry_run: bool = False,
-    counting: Counting = _silent,
+    counting: Counting = silent,
 ) -> Document:
     """Record drains that ``check_startable`` allows, then mark what is on the bookies. Idempotent.
 

@@ -32,6 +32,7 @@ from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.metadata.access import ZooKeeperAccessError
 from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
 from bookie.metadata.migration import MigratedError
+from bookie.metadata.own_state import StateRootError, claim_state_root
 from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.runs.election import candidates
 from bookie.metadata.store.zookeeper import ZooKeeperStore
@@ -119,7 +120,7 @@ async def _serve(
     try:
         with _stopping_on_signals(stop):
             await service.serve(_connect_to(settings), stop, on_ready)
-    except (NotAClusterError, MigratedError, ZooKeeperAccessError, AccessDeniedError) as error:
+    except (NotAClusterError, MigratedError, StateRootError, ZooKeeperAccessError, AccessDeniedError) as error:
         _log.error("auditor cannot go on", extra={"error": str(error)})
         return ExitCode.CONFIGURATION
     except Exception:  # noqa: BLE001  # the boundary of the process: a defect, which belongs in the log
@@ -193,7 +194,9 @@ def _connect_to(settings: ServiceSettings) -> Connect:
     async def connect() -> Connection:
         store = await ZooKeeperStore.connect(uri.hosts, session_timeout_s=settings.session_timeout_s)
         try:
-            return Connection(store, await open_cluster(store, uri))
+            cluster = await open_cluster(store, uri)
+            await claim_state_root(store, cluster.root)
+            return Connection(store, cluster)
         except BaseException:
             await store.close()
             raise

@@ -22,6 +22,7 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
+from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
 from spark_jobs.marking_options import (
     CriticalDelay,
     FlappingDelay,
@@ -171,6 +172,12 @@ class ServiceSettings:
     """For the replicas check, and for the figures of bookies."""
     reports_kept: Annotated[int, Option("Reports that are kept.", minimum=1, maximum=100_000)] = 50
     """The oldest go first."""
+    history_days: Annotated[
+        int, Option("Days that the tables of all runs keep.", minimum=1, maximum=HISTORY_DAYS_MAX)
+    ] = HISTORY_DAYS
+    history_mib: Annotated[
+        int, Option("Size of the findings that these tables keep, MiB; the oldest days go first.", minimum=1)
+    ] = HISTORY_MIB
     runs_kept: Annotated[int, Option("Run records that are kept in ZooKeeper.", minimum=1, maximum=100_000)] = 200
     compat_metrics: Annotated[bool, Option("Also export the metric names of Apache's auditor.")] = False
 
@@ -178,6 +185,11 @@ class ServiceSettings:
         problems = [*uri_problems(self.metadata_uri), *range_problems(self), *_problems(self)]
         if problems:
             raise ConfigurationError(problems)
+
+    @property
+    def kept(self) -> Kept:
+        """How much of the reports stays."""
+        return Kept(self.reports_kept, self.history_days, self.history_mib << 20)
 
     @property
     def marking_rules(self) -> MarkingRules:

@@ -35,8 +35,9 @@ _STOP_GRACE_S: Final = 20.0
 _BOOKIE_MAIN: Final = "org.apache.bookkeeper.server.Main"
 _RECOVERY_MAIN: Final = "org.apache.bookkeeper.replication.AutoRecoveryMain"
 _SHELL_MAIN: Final = "org.apache.bookkeeper.bookie.BookieShell"
-_BOOKIE_READY: Final = r"Started component bookie-server"
-_RECOVERY_READY: Final = r"Started component auto ?recovery"
+_BOOKIE_READY: Final = r"Started component (bookie-server|.*component=bookie-server)"
+_RECOVERY_READY: Final = r"Started component (auto ?recovery|.*component=auto ?recovery)"
+"""The second form is that of 4.18."""
 
 
 class ApacheShellError(EmbeddedProcessError):

@@ -24,8 +24,9 @@ appender.out.layout.pattern = {pattern}
 rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
 """
-_WITH_TIME: Final = "%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %p %c{1} %m%n%rEx{12}"
-_TEXT_ALONE: Final = "%m%n%rEx{12}"
+_TEXT_ALONE: Final = "%m%replace{ %X}{^ [{][}]$}{}%n%rEx{12}"
+"""The message and its attributes, if there are any: 4.18 logs values as attributes of a constant message."""
+_WITH_TIME: Final = "%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %p %c{1} " + _TEXT_ALONE
 
 _TOLD: Final = ("org.apache.bookkeeper.common.component.ComponentStarter",)
 """The line printed when everything has started."""

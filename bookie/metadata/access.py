@@ -1,4 +1,4 @@
-"""How a process reaches ZooKeeper: TLS, login, and the ACL of what it creates.
+"""How a process reaches ZooKeeper: TLS, login, the ACL of what it creates, and the root of bkheal's own state.
 
 The values name files and never contain a secret, so they may be logged and sent to Spark's executors. Secrets are read
 from those files, or from environment variables, when a connection is made (``store.credentials``), so that a renewed
@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,12 @@ SASL_PASSWORD_VARIABLE: Final = "BKHEAL_ZK_PASSWORD"  # noqa: S105 (a name)
 DIGEST_VARIABLE: Final = "BKHEAL_ZK_DIGEST"
 """Secrets that are not in files. The names are fixed: a value of an option could end up in a log."""
 
+DEFAULT_STATE_ROOT: Final = "/bkheal"
+"""Root of everything that Apache's tools do not know; never inside the ledgers root."""
+
+_STATE_ROOT: Final = re.compile(r"(/[A-Za-z0-9._-]+)+")
+_STATE_ROOT_CHARACTERS_MAX: Final = 200
+_OF_ZOOKEEPER: Final = "/zookeeper"
 _LETTERS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
 _ALL: Final = 31
 _ENTRIES_MAX: Final = 64
@@ -126,6 +133,13 @@ class ZooKeeperAccess:
             "zk_acl",
         ),
     ] = "world"
+    state_root: Annotated[
+        str,
+        Option(
+            "Where bkheal keeps its own state in ZooKeeper; the same for all processes of a cluster.",
+            "state_root",
+        ),
+    ] = DEFAULT_STATE_ROOT
 
     def __post_init__(self) -> None:
         if problems := list(self._problems()):
@@ -179,6 +193,22 @@ class ZooKeeperAccess:
             parse_acl(self.acl)
         except ZooKeeperAccessError as error:
             yield str(error)
+        if why := _state_root_problem(self.state_root):
+            yield f"state_root = {self.state_root[:_STATE_ROOT_CHARACTERS_MAX]!r} {why}"
+
+
+def _state_root_problem(path: str) -> str:
+    if not path.startswith("/"):
+        return f"is not absolute: write a path such as {DEFAULT_STATE_ROOT}"
+    if not _STATE_ROOT.fullmatch(path) or {".", ".."} & set(path.split("/")):
+        return "is no path of plain names (letters, digits, '.', '_', '-'), without '/' at its end"
+    if len(path) > _STATE_ROOT_CHARACTERS_MAX:
+        return f"is longer than {_STATE_ROOT_CHARACTERS_MAX} characters"
+    return (
+        f"belongs to ZooKeeper: use a path outside of {_OF_ZOOKEEPER}"
+        if f"{path}/".startswith(f"{_OF_ZOOKEEPER}/")
+        else ""
+    )
 
 
 def parse_acl(text: str) -> Acl:

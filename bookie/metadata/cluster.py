@@ -10,6 +10,7 @@ from typing import Final
 from bookie.metadata.layout import INSTANCE_ID, LAYOUT, LayoutKind, available_path
 from bookie.metadata.migration import check_not_migrating, migration_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, parent_of, reread
+from bookie.metadata.own_state import check_apart, check_state_root, record_path
 from bookie.metadata.port import (
     AccessDeniedError,
     Create,
@@ -66,8 +67,10 @@ async def format_cluster(
 
     Raises:
         ClusterExistsError: the root exists, with any content; nothing was changed.
+        StateRootError: the root and the state root of this process contain each other; nothing was changed.
         StoreUnavailableError, WriteOutcomeUnknownError: see ``MetadataStore.multi``.
     """
+    check_apart(root)
     instance_id = str(uuid.UUID(int=rng.getrandbits(128), version=4)).encode()
     operations: list[Operation] = [
         Create(root),
@@ -106,6 +109,7 @@ async def open_cluster(store: MetadataStore, where: MetadataUri | str) -> Cluste
         NotAClusterError: nothing there, no LAYOUT or INSTANCEID, or another layout than the asked or supported ones.
         ClusterClosedError: its ACL does not allow to read it.
         MigratedError: its metadata was migrated away from ZooKeeper, or is being migrated (R88).
+        StateRootError: the cluster's other processes keep bkheal's state below another root (R90).
         InvalidUriError: ``where`` is an unusable URI.
         StoreUnavailableError: no answer.
     """
@@ -113,8 +117,8 @@ async def open_cluster(store: MetadataStore, where: MetadataUri | str) -> Cluste
         where = parse_uri(where)
     root, wanted = (where, None) if isinstance(where, str) else (where.ledgers_root, where.layout)
     try:
-        paths = [f"{root}/{LAYOUT}", f"{root}/{INSTANCE_ID}", migration_path(root)]
-        layout, instance_id, migration = await store.get_many_data(paths)
+        paths = [f"{root}/{LAYOUT}", f"{root}/{INSTANCE_ID}", migration_path(root), record_path(root)]
+        layout, instance_id, migration, state_root = await store.get_many_data(paths)
         is_there = layout is not None or await store.stat(root) is not None
     except AccessDeniedError as error:
         raise ClusterClosedError(f"the cluster at {root} cannot be opened: {error}") from error
@@ -133,6 +137,7 @@ async def open_cluster(store: MetadataStore, where: MetadataUri | str) -> Cluste
         )
     if not instance_id:
         raise NotAClusterError(f"the cluster at {root} has no INSTANCEID node to tell its bookies from others")
+    await check_state_root(store, root, state_root)
     return Cluster(root, kind, instance_id.decode(errors="replace").strip())
 
 

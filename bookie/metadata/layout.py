@@ -9,7 +9,6 @@ import enum
 import re
 from collections.abc import Iterable, Sequence
 from typing import Final
-from urllib.parse import quote
 
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, LedgerId
 
@@ -204,12 +203,3 @@ def task_ledger_id(name: str) -> LedgerId | None:
 def _id(digits: str) -> LedgerId | None:
     value = int(digits)
     return LedgerId(value) if value <= LEDGER_ID_MAX else None
-
-
-OWN_ROOT: Final = "/bkheal"
-"""Root of everything that Apache's tools do not know; never inside the ledgers root."""
-
-
-def own_path(kind: str, ledgers_root: str) -> str:
-    """Path of the state of one ``kind`` about the cluster at ``ledgers_root``."""
-    return f"{OWN_ROOT}/{kind}/{quote(ledgers_root.strip('/'), safe='')}"

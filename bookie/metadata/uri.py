@@ -32,7 +32,7 @@ PULSAR_DRIVER: Final = "metadata-store"
 _PULSAR_LAYOUT: Final = "hierarchical"
 _ONLY_ZOOKEEPER: Final = "metadata in {} is not supported, only in ZooKeeper"
 _OTHER_STORES: Final = {"etcd": "etcd", "oxia": "Oxia", "rocksdb": "RocksDB", "memory": "memory"}
-_OTHER_DRIVERS: Final = {"etcd": _ONLY_ZOOKEEPER.format("etcd")}
+_OF_A_BROKER: Final = "without // it is the address of a broker's metadata; a bookie's begins with metadata-store:"
 
 
 class InvalidUriError(PermanentError):
@@ -60,9 +60,11 @@ def parse_uri(text: str) -> MetadataUri:
     driver, _, store = text.strip().partition(":")
     if driver.lower() == PULSAR_DRIVER:
         return _pulsar_uri(text, store)
-    if (why := _OTHER_DRIVERS.get(text.strip().partition(":")[0].lower())) is not None:
-        raise _refuse(text, why)
+    if (name := _OTHER_STORES.get(driver.lower())) is not None:
+        raise _refuse(text, _ONLY_ZOOKEEPER.format(name))
     scheme, separator, rest = text.strip().partition("://")
+    if not separator and driver.lower() == "zk" and store:
+        raise _refuse(text, _OF_A_BROKER, _PULSAR_EXAMPLE)
     if not separator:
         raise _refuse(text, "it has no scheme")
     layout = _layout(text, scheme.lower())

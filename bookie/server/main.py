@@ -22,6 +22,7 @@ from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster, open_cluster
+from bookie.metadata.own_state import claim_state_root
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
@@ -42,10 +43,10 @@ from bookie.server.joining.admission import Admission, Place, admit
 from bookie.server.joining.directories import CURRENT, Role
 from bookie.server.joining.limbo import finish_start
 from bookie.server.measured import MeasuredService, TimedDisk
-from bookie.server.metrics import COLLECTED, LEDGERS, REGISTERED, WRITABLE, Sampler, bookie_metrics
+from bookie.server.metrics import COLLECTED, COLLECTION_HELD, LEDGERS, REGISTERED, WRITABLE, Sampler, bookie_metrics
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.settings import BookieSettings
-from bookie.server.upkeep.collector import Collector, CollectorSettings
+from bookie.server.upkeep.collector import Collector, CollectorReport, CollectorSettings
 from bookie.server.upkeep.disk_watch import DiskWatch, StalledDiskError, free_bytes, should_be_read_only
 from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
@@ -220,6 +221,7 @@ async def _connect(context: _Context) -> _Metadata:
     )
     context.stack.push_async_callback(store.close)
     metadata = _Metadata(store, await open_cluster(store, uri))
+    await claim_state_root(store, metadata.cluster.root)
     context.metrics.watch(SESSION, lambda: store.session.is_connected)
     return metadata
 
@@ -332,8 +334,13 @@ def _start_upkeep(
     if settings.collect_interval_s > 0:
         store, cluster, pace = metadata.store, metadata.cluster, _pace(settings)
         collector = Collector(store, cluster, storage, admission.bookie_id, clock, context.rng, pace)
-        collected = context.metrics.counter(COLLECTED)
-        context.run_until_the_end("collector", collector.run(lambda report: collected.inc(report.collected)))
+        collected, held = context.metrics.counter(COLLECTED), context.metrics.gauge(COLLECTION_HELD)
+
+        def show(report: CollectorReport) -> None:
+            collected.inc(report.collected)
+            held.set(report.held)
+
+        context.run_until_the_end("collector", collector.run(show))
 
 
 def _pace(settings: BookieSettings) -> CollectorSettings:

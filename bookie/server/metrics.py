@@ -54,6 +54,7 @@ DISK_FREE: Final = "bkheal_bookie_disk_free_bytes"
 LEDGERS: Final = "bkheal_bookie_ledgers"
 LIMBO: Final = "bkheal_bookie_limbo_ledgers"
 COLLECTED: Final = "bkheal_bookie_collected_ledgers_total"
+COLLECTION_HELD: Final = "bkheal_bookie_collection_held_ledgers"
 SYNC_DURATION: Final = "bkheal_bookie_journal_sync_duration_seconds"
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
@@ -108,6 +109,12 @@ BOOKIE: Final = (
         _COUNTER,
         "Ledgers whose entries were garbage-collected on this bookie",
         watch="it grows although no client deletes ledgers",
+    ),
+    Definition(
+        COLLECTION_HELD,
+        _GAUGE,
+        "Ledgers that the last garbage collection kept because they were implausibly many; 0 if it kept none for this",
+        watch="it is above 0: see `bkheal collection list`; the space of deleted ledgers is not given back",
     ),
     Definition(
         SYNC_DURATION,

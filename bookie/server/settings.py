@@ -89,9 +89,14 @@ class BookieSettings:
         ),
     ] = 3600.0
     collect_ratio_max: Annotated[
-        float, Option("Collect nothing when more than this share would go.", above=0, maximum=1)
+        float,
+        Option(
+            "Collect nothing when more than this share would go, unless `bkheal collection allow` allows it.",
+            above=0,
+            maximum=1,
+        ),
     ] = 0.5
-    """Applies above a hundred local ledgers. Raise it for the one start at which that much is meant to go."""
+    """Applies above a hundred local ledgers."""
     drain_deadline_s: float = 20.0
     """How long requests may take to end once a stop was asked for; below Kubernetes' grace period of 30 s."""
     is_plaintext: Annotated[bool, Option("No TLS on an address others can reach.", "plaintext")] = False

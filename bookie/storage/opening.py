@@ -80,7 +80,7 @@ async def open_parts(
             has_room = await _checkpoint(checkpointer, lambda: replay.reached)
             may_hold_bytes = settings.cache_bytes_max if has_room else _grown(caches.active.size, settings)
     epoch = max(replay.epoch + 1, clock.epoch_ms())
-    journal = Journal(journal_disk, settings, slots, epoch=epoch, sequence=replay.reached, files=replay.files)
+    journal = Journal(journal_disk, settings, slots, clock, epoch=epoch, sequence=replay.reached, files=replay.files)
     is_full = not await _first_checkpoint(checkpointer, journal)
     if not is_full:
         leftovers = [log_id for log_id in log_ids if log_id >= mark.next_log_id]

@@ -16,6 +16,9 @@ class StorageSettings:
     """Size at which a journal file is closed; space is freed file by file."""
     journal_queue_bytes_max: int = 64 << 20
     """Most bytes of records that wait for the disk; further requests are answered with TOO_MANY_REQUESTS."""
+    journal_mark_after_s: float = 1.0
+    """Silence of the journal after which its durable end is recorded outside of it, which takes up to twice this time.
+    While batches follow each other, each one records the end of the one before."""
     cache_bytes_max: int = 64 << 20
     """Size at which a write cache is flushed. During a flush there are two caches."""
     flush_page_bytes: int = 1 << 20

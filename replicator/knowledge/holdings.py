@@ -24,7 +24,7 @@ R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final
@@ -184,7 +184,8 @@ class Holdings:
             ledger: an unclosed ledger.
             bookies: who is registered; the others are not judged.
             joined_later: members whose disks may be newer than the ledger. Such a member shows that it has its entries
-                by an entry of the sample; if the sample is empty, it is unknown.
+                for each growing fragment apart: a repair may have copied those of another fragment to it. If a
+                fragment has no entry in the sample, the member is unknown (R92).
         """
         metadata = ledger.metadata
         asked = sorted(growing_members(metadata) & bookies.registered)
@@ -193,9 +194,10 @@ class Holdings:
         probes = (self._held.probed(*each) for each in zip(asked, repeat(ledger.ledger_id), samples, strict=False))
         lost, unknown = set(), set()
         for member, sample, reply in zip(asked, samples, await asyncio.gather(*probes), strict=True):
-            if reply.status is Status.OK and shows_loss(sample, reply.entries):
+            apart = list(_growing_parts(metadata, member, sample)) if member in joined_later else []
+            if reply.status is Status.OK and any(shows_loss(each, reply.entries) for each in (sample, *apart)):
                 lost.add(member)
-            elif reply.status not in _HAS_ENTRIES or (not sample and member in joined_later):
+            elif reply.status not in _HAS_ENTRIES or not all(apart):
                 unknown.add(member)
         return Judgement(frozenset(lost), frozenset(unknown), frozenset(asked) - lost - unknown)
 
@@ -231,6 +233,16 @@ def _growing(metadata: LedgerMetadata) -> Iterator[int]:
     for index in range(len(metadata.fragments)):
         if closed_fragment_last(metadata, index, is_tail_written=False) is None:
             yield index
+
+
+def _growing_parts(
+    metadata: LedgerMetadata, bookie: BookieId, sample: Sequence[EntryId]
+) -> Iterator[Sequence[EntryId]]:
+    """Yield the entries of ``sample`` that belong to each growing fragment of the bookie."""
+    for index in _growing(metadata):
+        fragment, last = metadata.fragments[index], metadata.fragment_last_entry_id(index)
+        if bookie in fragment.members:
+            yield [each for each in sample if fragment.first_entry_id <= each and (last is None or each <= last)]
 
 
 def _growing_positions(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[PositionKey]:

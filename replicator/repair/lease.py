@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
-from bookie.metadata.layout import bookie_path, lock_path, own_path
+from bookie.metadata.layout import bookie_path, lock_path
 from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION, Check, Delete, Node, Operation, SessionState
 from bookie.metadata.tasks.locks import HeldLook, HeldTask, Task
 from bookie.model.errors import BkhealError, ConflictError

@@ -40,6 +40,7 @@ class LedgerColumns:
     def __init__(self, live_bookies: frozenset[str] | None = None, *, is_summarized: bool = False) -> None:
         """With ``live_bookies``, readable ledgers that name no other bookie are counted and left out."""
         self.counts = ScanCounts()
+        self.is_summarized = is_summarized
         self._live = None if live_bookies is None else frozenset(filter(_is_bookie_id, live_bookies))
         self._healthy = None if self._live is None else HealthyMetadata(self._live)
         self._schema = ledger_schema(is_summarized=is_summarized)

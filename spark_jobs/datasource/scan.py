@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -34,8 +34,25 @@ _LEAF_DIGITS: Final = 4
 """Digits in the name of a ledger's node in the hierarchical layouts (docs/formats.md#ledger-paths)."""
 _DENIED: Final = "access denied: the node's ACL does not let this session read it"
 
+_Listed = AsyncGenerator[Sequence[LedgerId], None]
+_PathsOf = Callable[[Cluster, Sequence[LedgerId]], list[str]]
 _Chunk = tuple[Sequence[LedgerId], Sequence[bytes | str | None]]
 """Ids, and for each its bytes, or None if the node was deleted, or the reason why it may not be read."""
+
+
+async def reread(
+    store: MetadataStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]], options: LedgerOptions
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """As ``scan``, of the ledgers with these ids, in any order; the counts have no parents.
+
+    Raises:
+        StoreUnavailableError: no answer; nothing of this scan may be used.
+    """
+    columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized)
+    wanted = _given(store, cluster, ids)
+    async with aclosing(_batches(store, cluster, wanted, columns, _each_path)) as batches:
+        async for batch in batches:
+            yield batch
 
 
 async def scan(
@@ -48,14 +65,22 @@ async def scan(
     """
     columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized)
     listed = _listed(store, cluster, parents, options, columns.counts)
-    async with aclosing(_read_ahead(store, cluster, listed)) as chunks:
+    async with aclosing(_batches(store, cluster, listed, columns, _paths)) as batches:
+        async for batch in batches:
+            yield batch
+
+
+async def _batches(
+    store: MetadataStore, cluster: Cluster, listed: _Listed, columns: LedgerColumns, paths: _PathsOf
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    async with aclosing(_read_ahead(store, cluster, listed, paths)) as chunks:
         async for ids, found in chunks:
             if len(columns) + len(ids) > ROWS_MAX:
                 yield columns.take_batch()
             _add(columns, ids, found)
     if len(columns):
         yield columns.take_batch()
-    if options.is_summarized:
+    if columns.is_summarized:
         yield columns.take_summary()
 
 
@@ -89,13 +114,22 @@ async def _listed(
             yield wanted[start : start + _CHUNK]
 
 
+async def _given(
+    store: MetadataStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]]
+) -> AsyncGenerator[Sequence[LedgerId], None]:
+    await store.sync(cluster.root)  # this session's server may be older than what the caller saw
+    for some in ids:
+        for start in range(0, len(some), _CHUNK):
+            yield some[start : start + _CHUNK]
+
+
 async def _read_ahead(
-    store: MetadataStore, cluster: Cluster, listed: AsyncGenerator[Sequence[LedgerId], None]
+    store: MetadataStore, cluster: Cluster, listed: _Listed, paths: _PathsOf
 ) -> AsyncGenerator[_Chunk, None]:
     ahead: deque[tuple[Sequence[LedgerId], asyncio.Task[Sequence[bytes | str | None]]]] = deque()
     try:
         async for ids in listed:
-            ahead.append((ids, guarded("read ledger metadata", _read(store, cluster, ids))))
+            ahead.append((ids, guarded("read ledger metadata", _read(store, paths(cluster, ids)))))
             if len(ahead) > _CHUNKS_AHEAD:
                 first, reading = ahead.popleft()
                 yield first, await reading
@@ -108,8 +142,7 @@ async def _read_ahead(
             await cancel(reading)
 
 
-async def _read(store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]) -> Sequence[bytes | str | None]:
-    paths = _paths(cluster, ids)
+async def _read(store: MetadataStore, paths: Sequence[str]) -> Sequence[bytes | str | None]:
     try:
         return await store.get_many_data(paths)
     except AccessDeniedError:
@@ -120,9 +153,13 @@ def _paths(cluster: Cluster, ids: Sequence[LedgerId]) -> list[str]:
     """Paths of ledgers with one parent. Only the first is worked out in full."""
     first = ledger_path(cluster.kind, cluster.root, ids[0])
     if cluster.kind is LayoutKind.FLAT:
-        return [ledger_path(cluster.kind, cluster.root, ledger_id) for ledger_id in ids]
+        return _each_path(cluster, ids)
     prefix = first[:-_LEAF_DIGITS]
     return [f"{prefix}{ledger_id % 10_000:04d}" for ledger_id in ids]
+
+
+def _each_path(cluster: Cluster, ids: Sequence[LedgerId]) -> list[str]:
+    return [ledger_path(cluster.kind, cluster.root, ledger_id) for ledger_id in ids]
 
 
 async def _read_one(store: MetadataStore, path: str) -> bytes | str | None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from bookie.model.errors import BkhealError
@@ -17,7 +18,7 @@ from spark_jobs.report.console import table
 from spark_jobs.runs.port import Phase, Progress, ProgressEvent
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.session import SessionSettings
-from spark_jobs.settings import AuditSettings, FailOn
+from spark_jobs.settings import SNAPSHOT_HELP, AuditSettings, FailOn
 
 _EXIT_CODES: Final = """
 exit codes:
@@ -30,15 +31,18 @@ exit codes:
   7   cancelled; marks that were written stay
   70  Spark or this program failed
   75  another run of this kind is under way, nothing was done (see --wait)
-  78  wrong configuration, no cluster at the metadata URI, nothing to judge placement by, or the report could not be
-      written (marks were)
+  78  wrong configuration, no cluster at the metadata URI, nothing to judge placement by, a snapshot that cannot be
+      used, or the report could not be written (marks were)
   128 + the number of a signal that ended the run (143: SIGTERM)
 """
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one audit with these arguments, and return the exit code."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.snapshot is not None and arguments.kind != RunKind.BOOKIES.value:
+        parser.error(f"a run of kind {arguments.kind} has no --snapshot")
     return guarded_run(lambda: _run(arguments))
 
 
@@ -54,7 +58,12 @@ def guarded_run(run: Callable[[], int]) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     shot = OneShot(
         RunKind(arguments.kind),
-        build(AuditSettings, values_in(arguments, AuditSettings), metadata_uri=arguments.metadata_uri),
+        build(
+            AuditSettings,
+            values_in(arguments, AuditSettings),
+            metadata_uri=arguments.metadata_uri,
+            snapshot=arguments.snapshot,
+        ),
         SessionSettings(master=arguments.master),
         user_name(),
         arguments.wait,
@@ -123,5 +132,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="wait for the end of a run of this kind that is under way, instead of exit code 75",
     )
+    parser.add_argument("--snapshot", type=Path, metavar="FILE", help=SNAPSHOT_HELP)
     add_options(parser, AuditSettings)
     return parser

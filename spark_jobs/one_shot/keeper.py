@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from bookie.metadata.cluster import open_cluster
+from bookie.metadata.own_state import claim_state_root
 from bookie.metadata.runs.records import RunLockedError, Runs, lane_of
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
@@ -61,6 +62,7 @@ class RunKeeper:
             RunStoppedError: the run was stopped while it waited.
             StoreUnavailableError: the store did not answer.
             NotAClusterError: there is no cluster at the metadata URI.
+            StateRootError: the cluster's other processes keep their state below another root (R90).
         """
         self._wait_s = wait_s
         self._thread.start()
@@ -100,7 +102,10 @@ class RunKeeper:
         uri = parse_uri(self._settings.metadata_uri)
         store = await ZooKeeperStore.connect(uri.hosts, connect_timeout_s=self._settings.connect_timeout_s)
         try:
-            runs = Runs(store, (await open_cluster(store, uri)).root)
+            root = (await open_cluster(store, uri)).root
+            if not self._settings.is_dry_run:
+                await claim_state_root(store, root)
+            runs = Runs(store, root)
             life = RunLifeCycle(runs, self._record, self._gate, self._clock)
             await self._begin(runs, life)
             await self._ended(life)

@@ -43,6 +43,9 @@ def _lines(summary: RunSummary) -> Iterator[str]:
     yield f"cluster     {summary.cluster.metadata_uri} ({summary.cluster.instance_id})"
     yield f"run         {summary.run_id}, finished {rfc3339(summary.finished_ms)} after {seconds:.1f} s"
     yield f"ledgers     {counts.ledgers} ({counts.open} open, {counts.in_recovery} in recovery, {counts.closed} closed)"
+    if summary.snapshot is not None:
+        read = summary.snapshot
+        yield f"snapshot    {read.ledgers} ledgers judged by it, {read.read_again + read.read_live} read in ZooKeeper"
     yield f"fragments   {counts.fragments}"
     yield f"unreadable  {counts.unreadable}"
     yield f"published   {published_text(summary.published)}"

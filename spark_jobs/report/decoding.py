@@ -33,6 +33,7 @@ from spark_jobs.report.summary import (
     RunSummary,
     SampledBookie,
     SeverityCount,
+    SnapshotCounts,
     UndecodableNode,
     UnknownAnswers,
     WaitingBookie,
@@ -98,6 +99,7 @@ def _summary(document: Mapping[str, Any]) -> RunSummary:
         references=_references(document.get("references")),
         accepted=_accepted(document["accepted"]) if "accepted" in document else AcceptedCounts(),
         impact=impact_from_json(document["impact"]) if "impact" in document else Impact(),
+        snapshot=None if document.get("snapshot") is None else _made(SnapshotCounts, document["snapshot"]),
     )
 
 

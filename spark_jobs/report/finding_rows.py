@@ -18,58 +18,14 @@ import pyarrow.dataset as ds
 
 from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.severity import Severity
-from spark_jobs.checks.findings import FindingKind
 from spark_jobs.report.files import FINDINGS, is_run_id
+from spark_jobs.report.finding_filter import ANY, COLUMNS, Cursor, FindingFilter
 from spark_jobs.report.history import NoSuchReportError
 
 _log = logging.getLogger(__name__)
 
-COLUMNS: Final = (
-    "kind",
-    "ledger_id",
-    "fragment_index",
-    "fragment_first_entry_id",
-    "fragment_last_entry_id",
-    "state",
-    "missing",
-    "copies_min",
-    "severity",
-    "entries",
-    "bytes_estimate",
-    "detail",
-    *OWNER_COLUMNS,
-)
 _ORDER: Final = ("ledger_id", "fragment_index", "kind")
 _BATCH_ROWS: Final = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class FindingFilter:
-    """Which findings; None: any."""
-
-    severity: Severity | None = None
-    bookie: str | None = None
-    """Only those that miss this bookie."""
-    ledger_id: int | None = None
-    kind: FindingKind | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """The last row of a page."""
-
-    ledger_id: int
-    fragment_index: int
-    """-1: the finding has no fragment."""
-    kind: str
-
-    def __str__(self) -> str:
-        """As text, for the request of the next page."""
-        return f"{self.ledger_id}:{self.fragment_index}:{self.kind}"
-
-
-CURSOR_PATTERN: Final = f"^[0-9]{{1,19}}:(-1|[0-9]{{1,9}}):({'|'.join(kind.value for kind in FindingKind)})$"
-"""The text of a cursor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +38,7 @@ class FindingPage:
 
 
 def read_findings(
-    report_dir: Path, run_id: str, limit: int, wanted: FindingFilter = FindingFilter(), after: Cursor | None = None
+    report_dir: Path, run_id: str, limit: int, wanted: FindingFilter = ANY, after: Cursor | None = None
 ) -> FindingPage:
     """Return the first ``limit`` findings after a row.
 
@@ -121,12 +77,6 @@ def read_findings(
     if len(rows) > limit:
         cursor = Cursor(*(page[-1][name] for name in _ORDER))
     return FindingPage(shown, cursor)
-
-
-def parse_cursor(text: str) -> Cursor:
-    """Read the text of a cursor, which fits ``CURSOR_PATTERN``."""
-    ledger_id, index, kind = text.split(":")
-    return Cursor(int(ledger_id), int(index), kind)
 
 
 def _filter(wanted: FindingFilter, after: Cursor | None) -> ds.Expression | None:

@@ -22,6 +22,11 @@ from spark_jobs.report.summary import RunSummary
 _log = logging.getLogger(__name__)
 
 LATEST: Final = "latest"
+BRIEF: Final = (
+    *("run_id", "run_kind", "dry_run", "cluster", "started", "finished", "verdict", "complete", "counts", "findings"),
+    "published",
+)
+"""Members of a summary's document that lists show."""
 _GOING: Final = ".bkheal-pruned-"
 """Prefix of a directory during its removal; after a crash the next run continues."""
 
@@ -83,6 +88,12 @@ def earlier_than(runs: Iterable[RunSummary], summary: RunSummary) -> RunSummary 
         if is_alike and earlier.run_id < summary.run_id and is_whole(earlier):
             return earlier
     return None
+
+
+def brief(summary: RunSummary) -> dict[str, Any]:
+    """The parts of a summary's document that lists show. Pure."""
+    document = summary.to_json()
+    return {name: document[name] for name in BRIEF}
 
 
 def is_whole(summary: RunSummary) -> bool:

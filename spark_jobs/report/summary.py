@@ -220,6 +220,21 @@ class ReplicaCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotCounts:
+    """What an audit read in a snapshot of ZooKeeper, and what it read in ZooKeeper itself."""
+
+    file: str
+    bytes_read: int
+    """Size of the snapshot, unpacked."""
+    ledgers: int
+    """Ledgers that were judged by the snapshot: closed, and on live bookies alone."""
+    read_again: int
+    """Ledgers of the snapshot that were read again in ZooKeeper."""
+    read_live: int
+    """Ledgers that were not read in the snapshot, as ledgers were created beside them since."""
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceCount:
     """Unreferenced ledgers of a namespace."""
 
@@ -288,6 +303,7 @@ __all__ = [
     "RunSummary",
     "SampledBookie",
     "SeverityCount",
+    "SnapshotCounts",
     "UndecodableNode",
     "UnknownAnswers",
     "Verdict",
@@ -359,6 +375,8 @@ class RunSummary:
     """Kinds ``bookies`` and ``replicas``."""
     impact: Impact = field(default_factory=Impact)
     """What the findings mean for the topics of Pulsar."""
+    snapshot: SnapshotCounts | None = None
+    """If a snapshot was the source of metadata (kind ``bookies``)."""
 
     @property
     def is_complete(self) -> bool:
@@ -433,6 +451,7 @@ class RunSummary:
             "references": None if self.references is None else asdict(self.references),
             "accepted": asdict(self.accepted),
             "impact": self.impact.to_json(),
+            "snapshot": None if self.snapshot is None else asdict(self.snapshot),
         }
 
     def _fails(self, fail_on: FailOn) -> bool:

@@ -13,14 +13,17 @@ import pyarrow.parquet as pq
 
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs.report.files import HISTORY
+from spark_jobs.report.files import ReportDirError
 from spark_jobs.report.summary import RunSummary, SeverityCount, Verdict
+from spark_jobs.report.table_files import table_files
+from spark_jobs.report.table_schemas import RUNS, SCHEMA_VERSION
 
 _log = logging.getLogger(__name__)
 
 _TIMESTAMP: Final = pa.timestamp("ms", tz="UTC")
 _FILES_READ_MAX: Final = 400
-"""Files of the history that are looked at for one trend: a year of daily runs, read in well under a second."""
+"""Files of the history that are looked at for one trend: more than a year of days, read in well under a second."""
+_DAY_LENGTH: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ def runs_table(summary: RunSummary) -> pa.Table:
         "run_kind": summary.kind.value,
         "dry_run": summary.is_dry_run,
         "ledgers_waiting": summary.published.ledgers_waiting,
+        "tables_version": SCHEMA_VERSION,
     }
     return pa.table({name: pa.array([value], _type(name, value)) for name, value in row.items()})
 
@@ -93,16 +97,21 @@ def trend_point(summary: RunSummary) -> TrendPoint:
 def trend(report_dir: Path, summary: RunSummary, count_max: int) -> tuple[TrendPoint, ...]:
     """The last runs of the same check on the same cluster, up to and with this one; the oldest first."""
     points = [trend_point(summary)]
-    # Files are named after run ids, which begin with their time.
-    files = sorted((report_dir / HISTORY / "runs").glob("*.parquet"), reverse=True)
-    earlier = [path for path in files if path.stem < summary.run_id]
-    for path in earlier[:_FILES_READ_MAX]:
-        if len(points) >= count_max:
+    try:
+        found = table_files(report_dir, RUNS.name)
+    except ReportDirError as error:
+        _log.warning("the runs in the history are unreadable", extra={"reason": str(error)})
+        return tuple(points)
+    # Files of earlier releases are named after run ids, which begin with the day of the start.
+    dated = [(path.parent.name.removeprefix("day=").replace("-", ""), path) for path in found.partitioned]
+    dated += [(path.stem[:_DAY_LENGTH], path) for path in found.flat]
+    last = ""
+    for number, (day, path) in enumerate(sorted(dated, reverse=True)):
+        if number >= _FILES_READ_MAX or (len(points) >= count_max and day != last):
             break
-        row = _row(path)
-        if row is not None and _is_of(row, summary):
-            points.append(_point(row))
-    return tuple(reversed(points))
+        last = day
+        points += [_point(row) for row in _rows(path) if row["run_id"] < summary.run_id and _is_of(row, summary)]
+    return tuple(sorted(points, key=lambda point: point.run_id)[-count_max:])
 
 
 def _is_of(row: Mapping[str, Any], summary: RunSummary) -> bool:
@@ -110,15 +119,15 @@ def _is_of(row: Mapping[str, Any], summary: RunSummary) -> bool:
     return bool(row["instance_id"] == summary.cluster.instance_id and kind == summary.kind.value)
 
 
-def _row(path: Path) -> Mapping[str, Any] | None:
+def _rows(path: Path) -> list[Mapping[str, Any]]:
     try:
-        rows = pq.ParquetFile(path).read().to_pylist()
-        _point(rows[0])
+        rows: list[Mapping[str, Any]] = pq.ParquetFile(path).read().to_pylist()
+        for row in rows:
+            _point(row)
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, pa.ArrowException) as error:
-        _log.warning("a run in the history is unreadable", extra={"path": str(path), "reason": str(error)})
-        return None
-    first: Mapping[str, Any] = rows[0]
-    return first
+        _log.warning("runs in the history are unreadable", extra={"path": str(path), "reason": str(error)})
+        return []
+    return rows
 
 
 def _point(row: Mapping[str, Any]) -> TrendPoint:

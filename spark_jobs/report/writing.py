@@ -7,7 +7,7 @@
 <report_dir>/<run_id>/report.html         the run, for people
 <report_dir>/<run_id>/shadow.parquet      only of `bkheal audit shadow`, after the summary: see ``shadow_run``
 <report_dir>/<run_id>/summary.json        written last: a directory without it is not a report
-<report_dir>/history/{runs,bookies}/<run_id>.parquet    the same rows, to be read as one table of all runs
+<report_dir>/history/                     the same rows of all runs as tables, see ``table_files``
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from bookie.model.run import RunKind
 from bookie.model.topology import Topology
+from spark_jobs.kept import EVERYTHING, Kept
 from spark_jobs.report.files import (
     BOOKIES,
     FINDINGS,
@@ -38,6 +38,8 @@ from spark_jobs.report.files import (
 from spark_jobs.report.history import earlier_than, is_whole, prune, reports, summaries
 from spark_jobs.report.page.render import render_index, render_report
 from spark_jobs.report.summary import RunSummary
+from spark_jobs.report.table_upkeep import tidy
+from spark_jobs.report.table_writing import add_run, write_table
 from spark_jobs.report.tables import bookies_table, runs_table, trend
 
 __all__ = [
@@ -48,11 +50,13 @@ __all__ = [
     "PAGE",
     "RUNS",
     "SUMMARY",
+    "Kept",
     "ReportDirError",
     "abandon",
     "bookies_table",
     "earlier_ledgers",
     "finish",
+    "keep",
     "prepare",
     "runs_table",
     "summaries",
@@ -90,18 +94,17 @@ def abandon(directory: Path) -> None:
         directory.rmdir()
 
 
-def finish(
-    report_dir: Path, summary: RunSummary, *, topology: Topology | None = None, kept_max: int | None = None
-) -> Path:
+def finish(report_dir: Path, summary: RunSummary, *, topology: Topology | None = None, kept: Kept = EVERYTHING) -> Path:
     """Write everything but the findings, the summary last, and return the summary's path.
 
-    After that the run counts; removing old runs and renewing the index are best effort, and failures are logged.
+    After that the run counts; compaction, removing what is old and renewing the index are best effort, and failures are
+    logged.
 
     Args:
         report_dir: of all runs.
         summary: of this run, whose directory was prepared.
         topology: the locations of bookies, for the page; None: unknown.
-        kept_max: how many runs to keep directories of, at least 1; None: all.
+        kept: how much to keep.
 
     Raises:
         ReportDirError: a file cannot be written.
@@ -110,18 +113,30 @@ def finish(
     try:
         page = _page(report_dir, summary, topology)
         for name, table in ((BOOKIES, bookies_table(summary)), (RUNS, runs_table(summary))):
-            history = report_dir / HISTORY / name.removesuffix(".parquet")
-            history.mkdir(parents=True, exist_ok=True)
-            _write_table(directory / name, table)
-            _write_table(history / f"{summary.run_id}.parquet", table)
+            write_table(directory / name, table)
+        add_run(report_dir, summary)
         write_file(directory / PAGE, page)
         write_file(directory / SUMMARY, json.dumps(summary.to_json(), indent=2).encode() + b"\n")
     except OSError as error:
         raise ReportDirError(f"cannot write the report in {directory}: {error.strerror}") from error
-    if kept_max is not None:
-        prune(report_dir, kept_max)
+    except pa.ArrowException as error:
+        raise ReportDirError(f"cannot read the findings in {directory}: {error}") from error
+    keep(report_dir, summary.finished_ms, kept)
     _renew_index(report_dir, directory)
     return directory / SUMMARY
+
+
+def keep(report_dir: Path, now_ms: int, kept: Kept) -> None:
+    """Remove what is older or more than ``kept``, and compact the tables. Failures are logged.
+
+    Args:
+        report_dir: of all runs.
+        now_ms: the present, epoch milliseconds.
+        kept: how much to keep.
+    """
+    if kept.reports_max is not None:
+        prune(report_dir, kept.reports_max)
+    tidy(report_dir, now_ms, kept)
 
 
 def earlier_ledgers(report_dir: Path, instance_id: str) -> int | None:
@@ -149,9 +164,3 @@ def _renew_index(report_dir: Path, directory: Path) -> None:
             write_file(report_dir / INDEX, render_index(runs), temporary=directory / f".{INDEX}.tmp")
     except OSError as error:
         _log.warning("the index of reports cannot be written", extra={"path": str(report_dir), "reason": str(error)})
-
-
-def _write_table(path: Path, table: pa.Table) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    write_file(path, sink.getvalue().to_pybytes())

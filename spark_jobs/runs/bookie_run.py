@@ -34,15 +34,16 @@ from spark_jobs.report.summary import AcceptedCounts, FindingSums, PublishOutcom
 from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.accepted import AcceptedLosses, accepted_losses
 from spark_jobs.runs.brake import held_because
-from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.held_back import DueOnly, held_back
-from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers
+from spark_jobs.runs.ledger_scan import LedgerScan
 from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.lost_bookies import LostBookies
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import BATCH, Marking, publish
+from spark_jobs.runs.reading import LiveReading, Reading
+from spark_jobs.runs.snapshot_reading import SnapshotReading
 from spark_jobs.runs.withdrawal import withdraw_ended
 
 _log = logging.getLogger(__name__)
@@ -115,21 +116,23 @@ class BookieRun:
 
     def _scan(self, before: Bookies) -> tuple[LedgerScan, ScanResult]:
         """Scan until no member of any ledger has left during the scan: the scan passed over its ledgers."""
+        reading = self._reading()
         for attempt in range(1, SCANS_MAX + 1):
-            plan = self._cluster.leaf_parents()
-            with self._context.tasks(Phase.SCAN):
-                scan = scan_ledgers(self._context.spark, self._settings, plan, before.staying)
+            scan = reading.scan(before.staying)
             after = self._cluster.bookies()
             gone = (before.registered - after.registered) & scan.totals.ledgers_by_bookie.keys()
             if not gone or attempt == SCANS_MAX:
                 break
             scan.release()
             before = after
-        recount = self._cluster.count_ledgers([parent.path for parent in short_parents(plan, scan.totals)])
-        found = problems(plan, scan.totals, recount)
+        found = reading.problems()
         if gone:
             found += (f"{', '.join(sorted(gone))} left while ledgers were read; a later audit finds all they held",)
-        return scan, ScanResult(scan.totals, after, found)
+        return scan, ScanResult(scan.totals, after, found, reading.counts)
+
+    def _reading(self) -> Reading:
+        file = self._settings.snapshot
+        return LiveReading(self._context) if file is None else SnapshotReading(self._context, file)
 
     def _check(self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId]) -> CheckResult:
         bookies, decisions = scanned.bookies, self._cluster.accepted_losses()

@@ -18,7 +18,7 @@ from bookie.metadata.bookies.topology import TopologyStore, parse_topology, topo
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.migration import read_migration
-from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.port import Stat, StoreUnavailableError
 from bookie.metadata.pulsar.tree import PulsarTree
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.metadata.tasks.decisions import Decision, Decisions
@@ -57,6 +57,10 @@ class ClusterView:
     def leaf_parents(self) -> tuple[LeafParent, ...]:
         """Nodes that hold ledgers, with the number of ledgers in each."""
         return self._runner.run(leaf_parents(self._connection))
+
+    def leaf_nodes(self) -> Sequence[tuple[str, Stat]]:
+        """As ``leaf_parents``, with the stat of each node."""
+        return self._runner.run(LedgerTree(self._connection.store, self.cluster).leaf_nodes())
 
     def count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
         """Ledgers directly under each of ``paths`` now."""

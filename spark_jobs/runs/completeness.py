@@ -6,6 +6,7 @@ node was read, or must be deleted: deleted ledgers are normal (S15), a listing t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -32,6 +33,29 @@ class ScanTotals:
     """Per node that was read, how many ledgers it listed; one number per time it was read, which should be once."""
     ledgers_by_bookie: Mapping[str, int]
     fragments_by_bookie: Mapping[str, int]
+
+    def plus(self, other: ScanTotals) -> ScanTotals:
+        """The counts of both, of different ledgers."""
+        listed = dict(self.listed)
+        for path, counts in other.listed.items():
+            listed[path] = (*listed.get(path, ()), *counts)
+        return ScanTotals(
+            self.ledgers + other.ledgers,
+            self.fragments + other.fragments,
+            self.unreadable + other.unreadable,
+            self.vanished + other.vanished,
+            self.skipped + other.skipped,
+            self.returned + other.returned,
+            self.open + other.open,
+            self.in_recovery + other.in_recovery,
+            self.closed + other.closed,
+            listed,
+            Counter(self.ledgers_by_bookie) + Counter(other.ledgers_by_bookie),
+            Counter(self.fragments_by_bookie) + Counter(other.fragments_by_bookie),
+        )
+
+
+NO_TOTALS: Final = ScanTotals(0, 0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {})
 
 
 def short_parents(plan: Sequence[LeafParent], totals: ScanTotals) -> list[LeafParent]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +23,7 @@ from spark_jobs.datasource.ledgers import NAME
 from spark_jobs.datasource.partitions import LeafParent, partition_count
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.settings import AuditSettings
+from spark_jobs.snapshot.errors import SnapshotError
 
 SUSPECTS_PER_PARTITION: Final = 50_000
 
@@ -38,11 +39,12 @@ class LedgerScan:
     suspects: DataFrame
     """Rows of ``bk_ledgers``: unreadable ledgers, and those that name a bookie outside of the live ones, or all."""
     totals: ScanTotals
-    cached: DataFrame
+    cached: tuple[DataFrame, ...]
 
     def release(self) -> None:
         """Free what Spark keeps of it."""
-        self.cached.unpersist()
+        for frame in self.cached:
+            frame.unpersist()
 
 
 def scan_ledgers(
@@ -82,12 +84,31 @@ def scan_ledgers(
     if live is not None:
         # A name with a comma is no bookie id (docs/formats.md#registration), and must not make two bookies look alive.
         read = read.option(options.LIVE_BOOKIES, ",".join(sorted(bookie for bookie in live if "," not in bookie)))
+    return scan_of(*collected(read.load(), settings))
+
+
+def scan_of(cached: DataFrame, totals: ScanTotals) -> LedgerScan:
+    """The scan that left ``cached``, rows of ``bk_ledgers`` with a summary."""
+    suspects = cached.where(F.col("summary").isNull()).drop("summary")
+    # In one partition nothing has to be shuffled later, which for a few suspects is most of the time.
+    return LedgerScan(suspects.coalesce(1 + totals.returned // SUSPECTS_PER_PARTITION), totals, (cached,))
+
+
+def collected(read: DataFrame, settings: AuditSettings) -> tuple[DataFrame, ScanTotals]:
+    """Read rows with a column ``summary``, have Spark keep them, and add up the summaries.
+
+    Raises:
+        SnapshotError: an executor cannot use the snapshot.
+        StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.
+    """
     uri = settings.metadata_uri
     try:
-        cached = read.load().persist(StorageLevel.MEMORY_AND_DISK)
+        cached = read.persist(StorageLevel.MEMORY_AND_DISK)
         summaries = cached.where(F.col("summary").isNotNull()).select("summary.*").collect()
     except PySparkException as error:
         refused = store_error(error)
+        if isinstance(refused, SnapshotError):
+            raise SnapshotError(f"{refused}; nothing was marked") from error
         if isinstance(refused, AccessDeniedError | ZooKeeperAccessError):
             raise type(refused)(f"ledgers could not be read from {uri}: {refused}; nothing was marked") from error
         if refused is not None:
@@ -96,10 +117,7 @@ def scan_ledgers(
                 "Run the audit again once it answers"
             ) from error
         raise ScanFailedError(f"Spark could not read the ledgers of {uri}: {first_line(error)}") from error
-    totals = _totals(summaries)
-    suspects = cached.where(F.col("summary").isNull()).drop("summary")
-    # In one partition nothing has to be shuffled later, which for a few suspects is most of the time.
-    return LedgerScan(suspects.coalesce(1 + totals.returned // SUSPECTS_PER_PARTITION), totals, cached)
+    return cached, _totals(summaries)
 
 
 def _totals(summaries: Iterable[Row]) -> ScanTotals:
@@ -124,12 +142,15 @@ def _totals(summaries: Iterable[Row]) -> ScanTotals:
     )
 
 
-_KINDS: Final = {kind.__name__: kind for kind in (AccessDeniedError, StoreUnavailableError, ZooKeeperAccessError)}
+StoreError = AccessDeniedError | StoreUnavailableError | ZooKeeperAccessError | SnapshotError
+_KINDS: Final[Mapping[str, type[StoreError]]] = {
+    kind.__name__: kind for kind in (AccessDeniedError, StoreUnavailableError, ZooKeeperAccessError, SnapshotError)
+}
 _RAISED: Final = re.compile(rf"\s*(?:[\w.]+\.)?({'|'.join(_KINDS)}): (.*)")
 
 
-def store_error(error: PySparkException) -> AccessDeniedError | StoreUnavailableError | ZooKeeperAccessError | None:
-    """The metadata store's error in a worker's traceback; None: it was another one, or it is unknown.
+def store_error(error: PySparkException) -> StoreError | None:
+    """The error of the store or of a snapshot in a worker's traceback; None: it was another one, or it is unknown.
 
     A traceback names errors in quoted source lines and in earlier errors, so that a name somewhere in it proves
     nothing: the last line of the form ``Name: text`` does.

@@ -25,10 +25,11 @@ from spark_jobs.report.summary import (
     ReplicaCounts,
     RunSummary,
     SeverityCount,
+    SnapshotCounts,
     WaitingBookie,
     WorstLedger,
 )
-from spark_jobs.runs.completeness import ScanTotals
+from spark_jobs.runs.completeness import NO_TOTALS, ScanTotals
 
 _HELD = PublishResult(PublishOutcome.HELD)
 _NOT_SCANNED = "no ledger was read, because the brake holds"
@@ -42,6 +43,8 @@ class ScanResult:
     bookies: Bookies
     """Listed after the last metadata was read."""
     problems: tuple[str, ...]
+    snapshot: SnapshotCounts | None = None
+    """If a snapshot was the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ def assemble(run: RunName, cookies: AbstractSet[BookieId], outcome: Outcome) -> 
         replicas=checked.replicas,
         references=checked.references,
         accepted=checked.accepted,
+        snapshot=None if scanned is None else scanned.snapshot,
     )
 
 
@@ -162,7 +166,7 @@ class FindingTotals:
     """What the chunks of a run found, summed up as they end."""
 
     worst_max: int
-    totals: ScanTotals = field(default_factory=lambda: ScanTotals(0, 0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}))
+    totals: ScanTotals = NO_TOTALS
     sums: FindingSums = field(default_factory=FindingSums)
     worst: tuple[WorstLedger, ...] = ()
     published: PublishResult = field(default_factory=lambda: PublishResult(PublishOutcome.NOTHING_TO_PUBLISH))
@@ -171,31 +175,11 @@ class FindingTotals:
         self, totals: ScanTotals, sums: FindingSums, worst: Iterable[WorstLedger], published: PublishResult
     ) -> None:
         """Add a chunk. A ledger is in one chunk only."""
-        self.totals = _totals(self.totals, totals)
+        self.totals = self.totals.plus(totals)
         self.sums = _sums(self.sums, sums)
         order = sorted((*self.worst, *worst), key=lambda each: (each.severity, -each.bytes_estimate, each.ledger_id))
         self.worst = tuple(order[: self.worst_max])
         self.published = _published(self.published, published)
-
-
-def _totals(one: ScanTotals, other: ScanTotals) -> ScanTotals:
-    listed = dict(one.listed)
-    for path, counts in other.listed.items():
-        listed[path] = (*listed.get(path, ()), *counts)
-    return ScanTotals(
-        one.ledgers + other.ledgers,
-        one.fragments + other.fragments,
-        one.unreadable + other.unreadable,
-        one.vanished + other.vanished,
-        one.skipped + other.skipped,
-        one.returned + other.returned,
-        one.open + other.open,
-        one.in_recovery + other.in_recovery,
-        one.closed + other.closed,
-        listed,
-        Counter(one.ledgers_by_bookie) + Counter(other.ledgers_by_bookie),
-        Counter(one.fragments_by_bookie) + Counter(other.fragments_by_bookie),
-    )
 
 
 def _sums(one: FindingSums, other: FindingSums) -> FindingSums:

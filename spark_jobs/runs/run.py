@@ -49,6 +49,7 @@ from spark_jobs.runs.reference_run import ReferenceRun
 from spark_jobs.runs.replica_run import ReplicaRun
 from spark_jobs.runs.run_report import RunReport
 from spark_jobs.settings import AuditSettings, FailOn
+from spark_jobs.snapshot.errors import SnapshotError
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +117,10 @@ def run_check(
         ReportDirError: there is no directory for the report, and the report is what the run is for. In every other case
             a report that cannot be written is part of the result.
         ScanFailedError: Spark failed.
+        SnapshotError: the snapshot cannot be used, or the check is another one than that of bookies.
     """
+    if settings.snapshot is not None and kind is not RunKind.BOOKIES:
+        raise SnapshotError(f"a run of kind {kind.value} reads no snapshot; only the check of bookies does")
     clock, rng = clock or SystemClock(), rng or random.SystemRandom()
     progress, gate = progress or _silent, gate or OpenGate()
     gate.pass_through()
@@ -137,7 +141,7 @@ def run_check(
         cluster_name = ClusterName(settings.metadata_uri, cluster.cluster.instance_id)
         name = RunName(run_id, cluster_name, started_ms, clock.epoch_ms(), kind, settings.is_dry_run)
         summary = replace(assemble(name, cookies, outcome), impact=report.impact())
-        path = report.finish(summary, _topology(cluster, settings), settings.reports_kept)
+        path = report.finish(summary, _topology(cluster, settings), settings.kept)
         if _did_everything(summary) and not (is_report_needed and report.problem):
             try:
                 completed(summary)
@@ -160,12 +164,15 @@ def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Complete
     Apache's auditor computes its next check of a kind from the time of the last one, so a time is written only if our
     check does all of Apache's. The replicas check does (its lists are asked of every closed ledger), and so does the
     placement check. The all-ledgers check has no counterpart here: it also reads entries back and looks into the last
-    fragments of open ledgers, so its time is never written. The bookie check has no time of Apache's.
+    fragments of open ledgers, so its time is never written. The bookie check has no time of Apache's. A bookie check
+    from a snapshot does not count as the audit of a loss (R99).
     """
     cluster = context.cluster
     match context.kind:
         case RunKind.BOOKIES:
             run = BookieRun(context)
+            if context.settings.snapshot is not None:
+                return run.execute, lambda summary: None
             return run.execute, lambda summary: _losses_audited(cluster, run, summary.finished_ms)
         case RunKind.PLACEMENT:
             return (

@@ -21,6 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from bookie.model.topology import Topology
+from spark_jobs.kept import Kept
 from spark_jobs.report import writing
 from spark_jobs.report.files import FINDINGS, ReportDirError
 from spark_jobs.report.history import NoSuchReportError
@@ -83,13 +84,13 @@ class RunReport:
             _log.warning("the impact of the run is unknown", extra={"run_id": run_id, "reason": str(error)})
             return Impact()
 
-    def finish(self, summary: RunSummary, topology: Topology | None, kept_max: int | None) -> Path:
+    def finish(self, summary: RunSummary, topology: Topology | None, kept: Kept) -> Path:
         """Write everything but the findings, unless the report was given up; return the path of the summary."""
         path = self.directory / writing.SUMMARY
         if self.problem is not None:
             return path
         try:
-            return writing.finish(self._report_dir, summary, topology=topology, kept_max=kept_max)
+            return writing.finish(self._report_dir, summary, topology=topology, kept=kept)
         except ReportDirError as error:
             self._give_up(error)
             return path

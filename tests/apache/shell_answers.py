@@ -12,7 +12,10 @@ from bookie.embedded.apache import ApacheCluster
 from bookie.model.metadata import DigestType, LedgerMetadata
 
 _METADATA: Final = re.compile(r"^LedgerMetadata\{.*\}$", re.MULTILINE)
-_ENTRY: Final = re.compile(r"--------- Lid=(\d+), Eid=(\d+), EntrySize=(\d+) ---------")
+_ENTRIES: Final = (
+    re.compile(r"--------- Lid=(?P<ledger>\d+), Eid=(?P<entry>\d+), EntrySize=(?P<length>\d+) ---------"),
+    re.compile(r"Entry \{entryId=(?P<entry>\d+), entrySize=(?P<length>\d+), ledgerId=(?P<ledger>\d+)\}"),  # 4.18
+)
 _DUMPED: Final = re.compile(r"([0-9A-F]{8}) ((?:[0-9A-F]{2} ){1,16})")
 _HMAC: Final = "MAC"
 
@@ -63,6 +66,12 @@ async def printed_entries(cluster: ApacheCluster, ledger_id: int, password: byte
     return list(_entries(printed.splitlines()))
 
 
+def entry_ids_in(printed: str, ledger_id: int) -> list[int]:
+    """The entries of a ledger that ``readledger`` printed without their bytes."""
+    found = (_header(line) for line in printed.splitlines())
+    return [int(each["entry"]) for each in found if each and int(each["ledger"]) == ledger_id]
+
+
 def entries_of(ledger_id: int, payloads: Sequence[bytes]) -> Iterator[PrintedEntry]:
     """What ``readledger`` must print for a ledger of these payloads."""
     length = 0
@@ -72,11 +81,15 @@ def entries_of(ledger_id: int, payloads: Sequence[bytes]) -> Iterator[PrintedEnt
 
 
 def _entries(lines: Sequence[str]) -> Iterator[PrintedEntry]:
-    starts = [number for number, line in enumerate(lines) if _ENTRY.fullmatch(line)]
-    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-        found = _ENTRY.fullmatch(lines[start])
-        assert found is not None
-        yield PrintedEntry(int(found[1]), int(found[2]), int(found[3]), _dumped(lines[start + 1 : end]))
+    starts = [(number, found) for number, line in enumerate(lines) if (found := _header(line))]
+    ends = [number for number, _ in starts[1:]]
+    for (start, found), end in zip(starts, [*ends, len(lines)], strict=True):
+        payload = _dumped(lines[start + 1 : end])
+        yield PrintedEntry(int(found["ledger"]), int(found["entry"]), int(found["length"]), payload)
+
+
+def _header(line: str) -> re.Match[str] | None:
+    return next((found for pattern in _ENTRIES if (found := pattern.fullmatch(line))), None)
 
 
 def _dumped(lines: Sequence[str]) -> bytes:

@@ -135,6 +135,7 @@ def test_everything_that_names_the_cluster_logs_in_at_its_zookeeper() -> None:
             assert len([name for name in files if name.startswith("BKHEAL_ZK_")]) == 4
             assert all(is_of_a_secret(path, pod.spec, container) for path in files.values())
             assert (given["BKHEAL_ZK_ACL"], given["BKHEAL_ZK_USERNAME"]) == ("creator", "bookkeeper")
+            assert given["BKHEAL_STATE_ROOT"] == "/pulsar/bkheal"
             assert given["BKHEAL_METADATA_URI"] == "zk+hierarchical://pulsar-zookeeper:2281/ledgers"
     assert seen >= 3
 

@@ -6,10 +6,10 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Protocol
 
 import pytest
 from kazoo.client import KazooClient
@@ -32,6 +32,13 @@ COMMANDS = {
     "auditor": ("auditor", "--http-port", "0", "--grpc-port", "0", "--no-ui-enabled"),
     "read": ("ledger", "read", "1"),
 }
+SERVERS = {
+    "bookie": ("bookie", "--journal-dir", "journal", "--ledger-dir", "ledgers", "--port", "0", "--http-port", "0"),
+    "exporter": ("exporter", "--http-port", "0"),
+    "doctor": ("doctor", "--output", "json"),
+    "drain": ("drain", "start", "a:1"),
+}
+"""Further processes, for what every process has in common."""
 
 
 def owners_alone() -> list[ACL]:
@@ -95,18 +102,22 @@ def environment(uri: str) -> dict[str, str]:
     return kept | {"BKHEAL_METADATA_URI": uri}
 
 
-Bkheal: TypeAlias = Callable[[str, str, Path], tuple[int, str]]
-"""Runs a command against a metadata URI in a directory: its exit code, and everything that it said."""
+class Bkheal(Protocol):
+    """Runs a command against a metadata URI in a directory: its exit code, and everything that it said."""
+
+    def __call__(self, command: str, uri: str, directory: Path, options: Sequence[str] = ()) -> tuple[int, str]:
+        """``options``: those before the command."""
+        ...
 
 
 def in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bkheal:
-    def run(command: str, uri: str, directory: Path) -> tuple[int, str]:
+    def run(command: str, uri: str, directory: Path, options: Sequence[str] = ()) -> tuple[int, str]:
         with monkeypatch.context() as patch:
             for name in [name for name in os.environ if name.startswith("BKHEAL_")]:
                 patch.delenv(name)
             patch.setenv("BKHEAL_METADATA_URI", uri)
             patch.chdir(directory)
-            patch.setattr(sys, "argv", ["bkheal", *COMMANDS[command]])
+            patch.setattr(sys, "argv", ["bkheal", *options, *(COMMANDS | SERVERS)[command]])
             with pytest.raises(SystemExit) as ended:
                 main()
         return checked(ended.value.code, "".join(capsys.readouterr()))

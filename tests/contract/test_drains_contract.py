@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bookie.metadata.bookies.drains import Drain, Drains
-from bookie.metadata.layout import own_path
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION, MetadataStore, MultiFailedError
 from bookie.model.ids import BookieId
 from bookie.runtime.tasks import guarded

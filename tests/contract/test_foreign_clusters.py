@@ -7,6 +7,7 @@ the cluster. What is noticed by a run in Spark is in the ring of Spark.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -20,10 +21,13 @@ import pytest
 
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.access import DEFAULT_STATE_ROOT
 from bookie.metadata.layout import LayoutKind, ledger_path
+from bookie.metadata.own_state import record_path, state_path
 from spark_jobs.one_shot import run as one_shot
 from tests.contract.foreign_world import (
     COMMANDS,
+    SERVERS,
     Bkheal,
     Foreign,
     a_cluster,
@@ -178,6 +182,47 @@ def test_a_cluster_that_may_not_be_opened_is_refused(command: str, foreign: Fore
     assert foreign.tree() == before
 
 
+@pytest.mark.parametrize("command", sorted({*COMMANDS, *SERVERS}))
+def test_a_process_with_another_state_root_than_the_cluster_is_refused(
+    command: str, foreign: Foreign, bkheal: Bkheal
+) -> None:
+    """R90."""
+    foreign.client.ensure_path(f"{foreign.root}/underreplication")
+    foreign.client.create(record_path(foreign.root), b'{"format": 1, "state_root": "/elsewhere/bkheal"}')
+    before = foreign.tree()
+    code, said = bkheal(command, foreign.uri, foreign.directory)
+    assert code == 78, said
+    for text in ("--state-root /elsewhere/bkheal", record_path(foreign.root), DEFAULT_STATE_ROOT):
+        assert text in said
+    assert foreign.tree() == before
+
+
+@pytest.mark.parametrize("command", sorted({*COMMANDS, *SERVERS}))
+def test_a_state_root_that_was_chosen_too_late_is_refused(
+    command: str, foreign: Foreign, bkheal: Bkheal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R90: the state of before would not be found."""
+    used = state_path(DEFAULT_STATE_ROOT, "drains", foreign.root)
+    foreign.client.ensure_path(used)
+    before = foreign.tree()
+    code, said = bkheal(command, foreign.uri, foreign.directory, ("--state-root", "/elsewhere/late"))
+    assert code == 78, said
+    for text in (used, "--state-root /elsewhere/late", "stop every process of bkheal"):
+        assert text in said
+    assert foreign.tree() == before
+    assert not foreign.client.exists("/elsewhere")
+
+
+@pytest.mark.parametrize("command", sorted({*COMMANDS, *SERVERS}))
+@pytest.mark.parametrize("root", ["bkheal", "/a/../b", "/zookeeper/x", "/a/"])
+def test_a_state_root_that_cannot_be_one_is_refused_before_anything_is_connected(
+    command: str, root: str, tmp_path: Path, bkheal: Bkheal
+) -> None:
+    code, said = bkheal(command, "zk://127.0.0.1:1/ledgers", tmp_path, ("--state-root", root))
+    assert (code, f"state_root = {root!r}" in said) == (78, True), said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_ledger_that_may_not_be_read_is_named_by_a_read(foreign: Foreign, bkheal: Bkheal) -> None:
     path = ledger_path(LayoutKind.HIERARCHICAL, foreign.root, 1)
     foreign.client.set_acls(path, owners_alone())
@@ -191,6 +236,18 @@ def test_a_replicator_that_may_not_lock_is_refused(foreign: Foreign, bkheal: Bkh
     before = foreign.tree()
     code, said = bkheal("replicator", foreign.uri, foreign.directory)
     assert (code, f"create {foreign.root}/underreplication" in said, "world:anyone" in said) == (78, True, True), said
+    assert foreign.tree() == before
+
+
+@pytest.mark.parametrize("part", ["ledgers", "locks", "ledgers/0000/0000"])
+def test_one_subtree_that_may_not_be_written_is_named_by_doctor(part: str, foreign: Foreign, bkheal: Bkheal) -> None:
+    foreign.client.ensure_path(f"{foreign.root}/underreplication/{part}")
+    foreign.lock(f"underreplication/{part}", others_read())
+    before = foreign.tree()
+    code, said = bkheal("doctor", foreign.uri, foreign.directory)
+    failed = [row for row in json.loads(said)["checks"] if (row["check"], row["state"]) == ("permission", "failed")]
+    assert (code, [row["target"] for row in failed]) == (1, [f"{foreign.root}/underreplication/{part}"])
+    assert "world:anyone" in failed[0]["detail"]
     assert foreign.tree() == before
 
 

@@ -25,7 +25,8 @@ from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, Unre
 from bookie.metadata.bookies.registration import BookieIdInUseError, Bookies, Registrations
 from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo, encode_service_info
 from bookie.metadata.cluster import Cluster, NotAClusterError
-from bookie.metadata.layout import LayoutKind, own_path
+from bookie.metadata.layout import LayoutKind
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION, MetadataStore, MultiFailedError
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.model.ids import BookieId, LedgerId

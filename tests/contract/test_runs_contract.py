@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import create_with_parents
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.records import Holder, RunLane, RunLockedError, Runs, RunTakenError

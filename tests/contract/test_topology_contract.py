@@ -10,8 +10,8 @@ import pytest
 
 from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore, parse_topology
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import create_with_parents
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION, AccessDeniedError, MetadataStore, NodeTooLargeError
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology

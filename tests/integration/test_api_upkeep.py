@@ -54,6 +54,14 @@ async def test_operators_work_through_an_auditor_that_reconnects(tmp_path: Path)
                 assert there[name] == direct[name]
             assert (await document("underreplicated", "list"))["items"] == []
 
+            window = await document("maintenance", "start", bookies[0], "--note", "disk")
+            listed = await document("maintenance", "list", uri=cluster.metadata_uri)
+            assert [(each["target"], each["until"]) for each in listed["items"]] == [(bookies[0], window["until"])]
+            assert (await document("maintenance", "end", bookies[0]))["was_open"] is True
+            left = await call("drain", "status", bookies[0])
+            assert (left.returncode, json.loads(left.stdout)["ledgers_left"]) == (ExitCode.FAILED, 1)
+            assert (await document("report", "list"))["items"] == []
+
             async with grpc.aio.insecure_channel(auditor.grpc_address) as channel:
                 stub = rpc.AuditorServiceStub(channel)  # type: ignore[no-untyped-call]
                 run = await stub.StartRun(pb.StartRunRequest(kind=pb.RUN_KIND_BOOKIES, is_dry_run=True))

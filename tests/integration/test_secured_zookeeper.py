@@ -1,6 +1,7 @@
 """The whole path on a ZooKeeper with TLS, logins and nodes of their creator: bookies, an audit in Spark, a replicator.
 
-Every process has the access of its environment. What they make is closed to others, and the password appears nowhere.
+Every process has the access of its environment, and keeps bkheal's own state below the root that it names. What they
+make is closed to others, and the password appears nowhere.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,7 +57,7 @@ def test_a_lost_bookie_is_replaced_on_a_locked_down_zookeeper(
             assert lost not in await _members(cluster.metadata_uri, ledger_id)
             closed = await asyncio.to_thread(_acls, cluster, Secured(cluster.zookeeper, tmp_path / "certificates"))
         assert {path for path, owners in closed.items() if owners != OWNERS} == set()
-        assert any(path.startswith("/bkheal/") for path in closed)
+        assert any(path.startswith(f"{STATE_ROOT}/") for path in closed)
         logs = [path.read_text(errors="replace") for path in (tmp_path / "cluster").rglob("log.txt")]
         recorded = [path.read_text(errors="replace") for path in events.rglob("*") if path.is_file()]
         assert recorded
@@ -63,12 +65,14 @@ def test_a_lost_bookie_is_replaced_on_a_locked_down_zookeeper(
         for text in (said, *logs, *recorded):
             assert PASSWORD not in text
 
-    for name, value in environment_of(full_access(tmp_path / "certificates")).items():
+    given = replace(full_access(tmp_path / "certificates"), state_root=STATE_ROOT)
+    for name, value in environment_of(given).items():
         monkeypatch.setenv(name, value)
     access._in_use.clear()
     asyncio.run(scenario())
 
 
+STATE_ROOT = "/locked/bkheal"
 OWNERS = {("sasl", USER), ("x509", "CN=client")}
 
 
@@ -110,8 +114,9 @@ def _acls(cluster: EmbeddedCluster, secured: Secured) -> dict[str, set[tuple[str
             look(f"{path}/{name}")
 
     try:
-        for root in ("/ledgers", "/bkheal"):
+        for root in ("/ledgers", STATE_ROOT):
             look(root)
+        assert set(client.get_children("/")) == {"ledgers", "locked", "zookeeper"}
     finally:
         client.stop()
         client.close()

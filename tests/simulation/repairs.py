@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from bookie.metadata.layout import disable_path, lock_path, own_path, task_name
+from bookie.metadata.layout import disable_path, lock_path, task_name
+from bookie.metadata.own_state import own_path
 from bookie.metadata.tasks.failures import FailedTask
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata

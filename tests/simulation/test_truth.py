@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.ledgers.serde import encode
+from bookie.metadata.own_state import own_path
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata

@@ -18,11 +18,11 @@ from bookie.metadata.layout import (
     available_path,
     ledger_id_of,
     locks_path,
-    own_path,
     task_ledger_id,
     tasks_path,
 )
 from bookie.metadata.ledgers.serde import decode
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.tasks.format import decode_task
 from bookie.model.errors import BkhealError

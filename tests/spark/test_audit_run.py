@@ -28,7 +28,8 @@ from spark_jobs import audit as audit_module
 from spark_jobs.one_shot import run as one_shot
 from spark_jobs.report import writing as report
 from spark_jobs.report.decoding import decode_summary
-from spark_jobs.report.finding_rows import FindingFilter, read_findings
+from spark_jobs.report.finding_filter import FindingFilter
+from spark_jobs.report.finding_rows import read_findings
 from spark_jobs.report.summary import PublishOutcome, Verdict
 from spark_jobs.runs import bookie_run
 from spark_jobs.runs.cluster_view import ClusterView

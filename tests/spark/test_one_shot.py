@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from auditor.cli.audit import command as audit_cli
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.layout import own_path
+from bookie.metadata.own_state import own_path
 from bookie.metadata.runs.records import RunLane, RunLockedError, Runs
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState

@@ -20,13 +20,15 @@ from bookie.embedded.process import ManagedProcess
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
-from bookie.model.run import RunKind
+from bookie.model.run import RunKind, RunState
 from bookie.model.severity import Severity
 from bookie.server.joining.directories import CURRENT
 from bookie.storage.disks.index_format import pack_entry_key
 from bookie.storage.disks.rocks import RocksIndex
-from spark_jobs.report.files import FINDINGS
+from spark_jobs.report.files import FINDINGS, SUMMARY
 from spark_jobs.report.summary import PublishOutcome, Verdict
+from spark_jobs.runs.life_cycle import outcome_of
+from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.settings import AuditSettings
 from tests.deadlines import PROGRAM_S, STATE_S
@@ -86,6 +88,29 @@ async def read_all(cluster: EmbeddedCluster, ids: Sequence[LedgerId]) -> list[li
         return [[each.payload async for each in (await client.open_ledger(number)).read_all()] for number in ids]
 
 
+def fill_at_the_end(spark: SparkSession, settings: AuditSettings) -> AuditResult:
+    """A run whose report disk is full when the summary is written, after everything else."""
+
+    def fill(event: ProgressEvent) -> None:
+        for run in settings.report_dir.glob("2*") if event.phase is Phase.ASK else ():
+            if not (run / SUMMARY).exists() and not (run / f".{SUMMARY}.tmp").is_symlink():
+                (run / f".{SUMMARY}.tmp").symlink_to("/dev/full")
+
+    return run_check(spark, RunKind.REPLICAS, settings, fill)
+
+
+def assert_kept_without_room(result: AuditResult, ledgers: set[LedgerId]) -> None:
+    """The findings are on the disk, the record has the counts and the reason, and the run counts as done."""
+    assert not result.summary_path.exists()
+    findings = result.summary_path.parent / FINDINGS
+    assert {row["ledger_id"] for row in pq.read_table(findings).to_pylist()} == ledgers
+    assert "No space left on device" in result.report_problem
+    assert f"the findings of this run that were written are in {findings}" in result.report_problem
+    outcome = outcome_of(result.summary, result.summary_path, result.report_problem)
+    assert (outcome.state, outcome.is_success, sum(outcome.findings.values())) == (RunState.DONE, True, len(ledgers))
+    assert result.report_problem in outcome.detail
+
+
 def test_what_a_bookie_forgot_is_found_repaired_and_clean_afterwards(spark: SparkSession, tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         started = EmbeddedCluster.start(
@@ -108,6 +133,10 @@ def test_what_a_bookie_forgot_is_found_repaired_and_clean_afterwards(spark: Spar
             victim = cluster.bookies[1]
             all_of, one_of = ids[0], ids[1]
             runner.run(forget(victim, [*((all_of, entry) for entry in range(ENTRIES)), (one_of, 7)]))
+            assert_kept_without_room(fill_at_the_end(spark, settings), {all_of, one_of})
+            assert runner.run(check_time(cluster)) > before.summary.finished_ms, "the run is not repeated"
+            assert runner.run(marked(cluster)) == {all_of: [victim.bookie_id], one_of: [victim.bookie_id]}
+
             found = check()
             assert runner.run(marked(cluster)) == {all_of: [victim.bookie_id], one_of: [victim.bookie_id]}
             assert found.summary.replicas is not None

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark import cloudpickle
 
-from bookie.metadata.access import ZooKeeperAccess
+from bookie.metadata.access import ZooKeeperAccess, use_access
 from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.own_state import claim_state_root
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
@@ -73,6 +74,24 @@ def test_tasks_read_through_tls_and_login_and_no_plan_contains_the_password(
     plan = table._jdf.queryExecution().toString()
     for text in (plan.encode(), sent):
         assert PASSWORD.encode() not in text
+
+
+def test_tasks_use_the_state_root_of_the_driver(spark: SparkSession, secured: Secured) -> None:
+    """R90: a task that used the default would be refused by the record of the cluster."""
+    access = replace(secured.both, state_root="/secured/bkheal")
+    asyncio.run(_claim(secured, access))
+    assert _table(spark, secured, access).count() == LEDGERS
+    with pytest.raises(Exception, match="--state-root /secured/bkheal"):
+        _table(spark, secured, secured.both).collect()
+
+
+async def _claim(secured: Secured, access: ZooKeeperAccess) -> None:
+    use_access(access)
+    store = await ZooKeeperStore.connect(secured.server.secure_connect_string)
+    try:
+        await claim_state_root(store, "/ledgers")
+    finally:
+        await store.close()
 
 
 def test_a_login_that_is_refused_is_named_by_the_task(spark: SparkSession, secured: Secured, tmp_path: Path) -> None:

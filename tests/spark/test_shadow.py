@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from auditor.cli.audit import command as audit_cli
 from auditor.cli.audit import shadow as audit_shadow
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.layout import ledger_path, own_path, task_path
+from bookie.metadata.layout import ledger_path, task_path
+from bookie.metadata.own_state import own_path
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.ownership import NO_OWNER
 from spark_jobs.checks.findings import FINDING_DDL

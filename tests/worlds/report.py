@@ -211,5 +211,5 @@ def write(
     directory = report_dir
     for summary in summaries:
         directory = report.prepare(report_dir, summary.run_id)
-        report.finish(report_dir, summary, topology=places, kept_max=kept_max)
+        report.finish(report_dir, summary, topology=places, kept=report.Kept(reports_max=kept_max))
     return directory

@@ -43,7 +43,7 @@ class Role(enum.StrEnum):
     OPERATE = "operate"
     """Start, pause and cancel runs; drain, boost, limit copying, try dead letters again; enable recovery."""
     ADMINISTER = "administer"
-    """Disable recovery, set the lost-bookie delay, accept losses, drop dead letters."""
+    """Disable recovery, set the lost-bookie delay, accept losses, drop dead letters, hold critical ledgers back."""
 
     def includes(self, needed: Role) -> bool:
         """Whether this role may do what ``needed`` may."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBacklog
 from auditor.api.operations_port import BookieView, TaskPage, TaskView
-from bookie.metadata.bookies.maintenance import Window
+from auditor.operating.maintenance import window_document
 from bookie.metadata.runs.notes import KindPause
 from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.run import RunKind, RunRecord
@@ -120,19 +120,6 @@ def _backlog(backlog: Backlog) -> dict[str, Any]:
 
 def _part(part: SeverityBacklog) -> dict[str, Any]:
     return {"ledgers": part.ledgers, "bytes_estimate": part.bytes_estimate, "oldest": rfc3339_if_known(part.oldest_ms)}
-
-
-def window_document(window: Window) -> dict[str, Any]:
-    """A maintenance window as JSON."""
-    return {
-        "target": window.target,
-        "bookies": list(window.bookies),
-        "by": window.by,
-        "since": rfc3339_if_known(window.since_ms),
-        "until": rfc3339_if_known(window.until_ms),
-        "hold_critical": window.holds_critical,
-        "note": window.note or None,
-    }
 
 
 def _lost(lost: LostBookie) -> dict[str, Any]:

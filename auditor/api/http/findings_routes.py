@@ -21,7 +21,8 @@ from auditor.api.problems import InvalidRequestError, NotFoundError
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FindingKind
-from spark_jobs.report.finding_rows import CURSOR_PATTERN, FindingFilter, FindingPage, parse_cursor, read_findings
+from spark_jobs.report.finding_filter import CURSOR_PATTERN, FindingFilter, parse_cursor
+from spark_jobs.report.finding_rows import FindingPage, read_findings
 from spark_jobs.report.history import NoSuchReportError
 from spark_jobs.report.impact_rows import ImpactFilter, read_impact_page
 

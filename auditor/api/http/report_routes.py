@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,17 +21,22 @@ from typing import Any, Final
 from aiohttp import web
 
 from auditor.api.http.documents import document
-from auditor.api.http.queries import refuse_unknown, run_kind
+from auditor.api.http.queries import refuse_unknown, run_kind, whole_number
 from auditor.api.http.routes import HTML, JSON, RUN_ID, Answer, Call, Parameter, Route, segment
 from auditor.api.peer_port import ASKED_BY_AUDITOR, PeerAnswer, PeerReports
-from auditor.api.problems import NotFoundError
+from auditor.api.problems import InvalidRequestError, NotFoundError
 from bookie.model.run import RunKind
 from bookie.model.times import rfc3339_if_known
+from spark_jobs.report.decoding import DamagedReportError, decode_summary
 from spark_jobs.report.files import INDEX, PAGE, SUMMARY, is_run_id
-from spark_jobs.report.history import summaries
+from spark_jobs.report.history import brief, summaries
+
+_log = logging.getLogger(__name__)
 
 REPORTS_MAX: Final = 500
-"""In one listing; the newest."""
+"""In one page, and looked at in search of one of a kind."""
+_LISTED_DEFAULT: Final = 100
+"""Each costs a file that is read."""
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,199}")
 """Hidden files are not served: they are half written."""
 _DEPTH_MAX: Final = 8
@@ -54,6 +61,16 @@ _POLICY: Final = (
 name."""
 
 
+_PAGING: Final = (
+    Parameter(
+        "limit",
+        "How many at most.",
+        {"type": "integer", "minimum": 1, "maximum": REPORTS_MAX, "default": _LISTED_DEFAULT},
+    ),
+    Parameter("after", "Begin after this run.", {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9_\-]{0,127}$"}),
+)
+
+
 class ReportRoutes:
     """Handlers over a directory."""
 
@@ -69,7 +86,7 @@ class ReportRoutes:
         file = (Answer(200, "The file.", ""),)
         return (
             Route("GET", "/api/v1/reports", "list_reports", "Reports on this server, the newest first.", self._list,
-                  (Answer(200, "Reports.", JSON, "ReportList"),), tag="reports"),
+                  (Answer(200, "A page.", JSON, "ReportList"),), tag="reports", parameters=_PAGING),
             Route("GET", "/reports/", "get_report_index", "The list of reports as a page.", self._index, page,
                   tag="reports"),
             Route("GET", "/reports/index.html", "get_report_index_file", "The same, as pages of reports link to it.",
@@ -84,9 +101,15 @@ class ReportRoutes:
         )  # fmt: skip
 
     async def _list(self, call: Call) -> web.Response:
-        refuse_unknown(call.request.query, (), "parameter")
-        items = await asyncio.to_thread(list_reports, self._report_dir)
-        return web.json_response(document("ReportList", {"items": items}))
+        query = call.request.query
+        refuse_unknown(query, ("limit", "after"), "parameter")
+        limit = whole_number(query.get("limit", str(_LISTED_DEFAULT)), "limit", 1, REPORTS_MAX)
+        after = query.get("after")
+        if after is not None and not is_run_id(after):
+            raise InvalidRequestError("after must be the id of a run")
+        return web.json_response(
+            document("ReportList", await asyncio.to_thread(list_reports, self._report_dir, limit, after))
+        )
 
     async def _index(self, call: Call) -> web.StreamResponse:
         found = await self._found([INDEX])
@@ -181,27 +204,39 @@ def latest_report(report_dir: Path, kind: RunKind | None) -> str | None:
     return None
 
 
-def list_reports(report_dir: Path) -> list[dict[str, Any]]:
-    """Reports in the directory, the newest first; empty if it does not exist."""
+def list_reports(report_dir: Path, limit: int = REPORTS_MAX, after: str | None = None) -> dict[str, Any]:
+    """Reports in the directory, the newest first by id, which begins with the time; none if it does not exist.
+
+    Args:
+        report_dir: root of the reports.
+        limit: how many at most.
+        after: begin after this run; None: with the newest.
+    """
     try:
-        names = [entry.name for entry in report_dir.iterdir() if is_run_id(entry.name)]
+        names = sorted((entry.name for entry in report_dir.iterdir() if is_run_id(entry.name)), reverse=True)
     except OSError:
-        return []
-    found = []
-    for name in names:
-        summary = find_file(report_dir, f"{name}/{SUMMARY}")
-        page = next((page for page in _PAGES if find_file(report_dir, f"{name}/{page}")), None)
-        if summary is None:
-            continue
-        found.append(
-            {
-                "run_id": name,
-                "modified": rfc3339_if_known(summary.stat().st_mtime_ns // 1_000_000),
-                "summary": f"/reports/{name}/{SUMMARY}",
-                "page": f"/reports/{name}/" if page else None,
-            }
-        )
-    return sorted(found, key=lambda item: (str(item["modified"]), str(item["run_id"])), reverse=True)[:REPORTS_MAX]
+        return {"items": [], "next_after": None}
+    known = ((name, find_file(report_dir, f"{name}/{SUMMARY}")) for name in names if after is None or name < after)
+    found = list(itertools.islice(((name, path) for name, path in known if path is not None), limit + 1))
+    rows = [_row(report_dir, name, path) for name, path in found[:limit]]
+    return {"items": rows, "next_after": found[limit - 1][0] if len(found) > limit else None}
+
+
+def _row(report_dir: Path, run_id: str, path: Path) -> dict[str, Any]:
+    page = next((page for page in _PAGES if find_file(report_dir, f"{run_id}/{page}")), None)
+    modified_ms, summary = -1, None
+    try:
+        modified_ms = path.stat().st_mtime_ns // 1_000_000
+        summary = brief(decode_summary(json.loads(path.read_bytes())))
+    except (OSError, ValueError, RecursionError, DamagedReportError) as error:
+        _log.warning("report summary is unreadable", extra={"path": str(path), "reason": str(error)})
+    return {
+        "run_id": run_id,
+        "modified": rfc3339_if_known(modified_ms),
+        "summary": f"/reports/{run_id}/{SUMMARY}",
+        "page": f"/reports/{run_id}/" if page else None,
+        "report": summary,
+    }
 
 
 def _headers(path: str) -> dict[str, str]:

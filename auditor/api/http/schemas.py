@@ -8,7 +8,9 @@ from typing import Any, Final
 from auditor.api.http.documents import API_VERSION
 from auditor.api.operations_port import BookieState, TaskState
 from auditor.operating.boosting import SPAN_S_MAX
+from auditor.operating.maintenance import NOTE_MAX
 from auditor.safety.dead_letters import Outcome
+from bookie.metadata.bookies.maintenance import WINDOW_S_MAX
 from bookie.metadata.tasks.copy_limits import CopyProfile
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.metadata.tasks.switches import DELAY_S_MAX
@@ -17,6 +19,7 @@ from bookie.model.impact import Effect, Standing
 from bookie.model.run import RunCause, RunKind, RunState
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FindingKind
+from spark_jobs.report.history import BRIEF
 
 Schema = dict[str, Any]
 
@@ -61,6 +64,10 @@ def _document(kind: str, properties: Mapping[str, Schema]) -> Schema:
 
 BOOKIE_ID_PATTERN: Final = r"^[a-zA-Z0-9:-_.\-]{1,256}$"
 """Ids of bookies, as in ``bookie.model.ids``."""
+WINDOW_TARGET_PATTERN: Final = (
+    r"^(?:[a-zA-Z0-9:-_.\-]{1,256}|rack:/?[A-Za-z0-9._:@=+\-]{1,128}(?:/[A-Za-z0-9._:@=+\-]{1,128}){0,7})$"
+)
+"""Targets of maintenance windows: the id of a bookie, or the location of a rack as in ``bookie.model.topology``."""
 LEDGERS_MAX: Final = 100
 """In one request: each costs several requests to the store."""
 REASON_MAX: Final = 500
@@ -129,17 +136,16 @@ _OWNER: Final[Mapping[str, Schema]] = {
     "subscription": _nullable(_TEXT),
 }
 _PART: Final = _fields({"ledgers": _COUNT, "bytes_estimate": _COUNT, "oldest": _TIME})
-_WINDOW: Final = _fields(
-    {
-        "target": {**_TEXT, "description": "A bookie, or rack: and the location of a rack."},
-        "bookies": _list(_TEXT),
-        "by": _TEXT,
-        "since": _TIME,
-        "until": {**_TIME, "description": "The window ends by itself."},
-        "hold_critical": {**_TRUTH, "description": "Whether ledgers with one copy left wait as well."},
-        "note": _nullable(_TEXT),
-    }
-)
+_WINDOW_FIELDS: Final = {
+    "target": {**_TEXT, "description": "A bookie, or rack: and the location of a rack."},
+    "bookies": _list(_TEXT),
+    "by": _TEXT,
+    "since": _TIME,
+    "until": {**_TIME, "description": "The window ends by itself."},
+    "hold_critical": {**_TRUTH, "description": "Whether ledgers with one copy left wait as well."},
+    "note": _nullable(_TEXT),
+}
+_WINDOW: Final = _fields(_WINDOW_FIELDS)
 _LOST: Final = _fields(
     {
         "bookie_id": _TEXT,
@@ -227,6 +233,10 @@ _REPORT: Final = _fields(
         "modified": _TIME,
         "summary": {"type": ["string", "null"], "description": "Path of summary.json on this server."},
         "page": {"type": ["string", "null"], "description": "Path of the page for people on this server."},
+        "report": {
+            "type": ["object", "null"],
+            "description": f"Of its summary.json: {', '.join(BRIEF)}. Null: it cannot be read.",
+        },
     }
 )
 
@@ -272,6 +282,9 @@ _VERDICT: Final = {
     "placement_problems": _list(_TEXT),
     "not_registered": _list(_TEXT),
 }
+_DRAINED: Final = _fields(
+    {"bookie_id": _TEXT, "since": _TIME, "by": _TEXT, "state": _one_of(["writable", "read_only", "lost"])}
+)
 _COPY: Final = _fields(
     {
         "first_entry_id": _COUNT,
@@ -431,21 +444,34 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             "next_after": _nullable(_COUNT),
         },
     ),
-    "DrainList": _document(
-        "DrainList",
+    "MaintenanceWindowList": _document("MaintenanceWindowList", {"items": _list(_WINDOW)}),
+    "MaintenanceWindow": _document("MaintenanceWindow", {**_DONE, **_WINDOW_FIELDS}),
+    "MaintenanceEnd": _document("MaintenanceEnd", {**_DONE, "target": _TEXT, "was_open": _TRUTH}),
+    "MaintenanceRequest": _body(
         {
-            "items": _list(
-                _fields(
-                    {
-                        "bookie_id": _TEXT,
-                        "since": _TIME,
-                        "by": _TEXT,
-                        "state": _one_of(["writable", "read_only", "lost"]),
-                    }
-                )
-            )
+            "target": {
+                "type": "string",
+                "pattern": WINDOW_TARGET_PATTERN,
+                "description": "A bookie, or rack: and the location of a rack, such as rack:/r1.",
+            },
+            "seconds": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": WINDOW_S_MAX,
+                "description": "How long the window is open.",
+            },
+            "hold_critical": {
+                **_TRUTH,
+                "default": False,
+                "description": "Do not mark ledgers with one copy left either. Needs the role administer.",
+            },
+            "note": {"type": "string", "maxLength": NOTE_MAX, "description": "Why, for other people."},
+            "dry_run": {**_TRUTH, "default": False, "description": "Report what would be done, and change nothing."},
         },
+        "target",
+        "seconds",
     ),
+    "DrainList": _document("DrainList", {"items": _list(_DRAINED)}),
     "DrainStart": _document(
         "DrainStart",
         {
@@ -454,6 +480,22 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             **dict.fromkeys(("ledgers", "open_ledgers", "fragments", "bytes", "unreadable_ledgers"), _COUNT),
             "stay_writable": {**_list(_TEXT), "description": "Apache bookies, which know of no drain."},
             "stay_read_only": _list(_TEXT),
+        },
+    ),
+    "DrainStatus": _document(
+        "DrainStatus",
+        {
+            "bookies": _list(_DRAINED),
+            **dict.fromkeys(("ledgers_left", "bytes_left", "moving", "unmarked"), _COUNT),
+            "parked": _map(_COUNT),
+            "examples": _list(_fields({"ledger_id": _COUNT, "reason": _PARK_REASON, "detail": _TEXT})),
+            "open_ledgers": _COUNT,
+            "open_topics": {**_list(_TEXT), "description": "Topics of Pulsar whose open ledgers are left; some."},
+            "unreadable_ledgers": _COUNT,
+            "ledgers_read": _COUNT,
+            "recovery_enabled": _TRUTH,
+            "ledgers_per_second": {"type": ["number", "null"]},
+            "eta_seconds": {"type": ["number", "null"]},
         },
     ),
     "DrainStop": _document("DrainStop", {**_DONE, "stopped": _list(_TEXT)}),
@@ -637,7 +679,13 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         },
     ),
     "BookieList": _document("BookieList", {"items": _list(_BOOKIE)}),
-    "ReportList": _document("ReportList", {"items": _list(_REPORT)}),
+    "ReportList": _document(
+        "ReportList",
+        {
+            "items": _list(_REPORT),
+            "next_after": {**_nullable(_TEXT), "description": "Value of `after` for the next page; null: none."},
+        },
+    ),
     "Version": _document("Version", {"version": _TEXT, "component": _TEXT}),
     "RecoverySwitch": _fields({"enabled": _TRUTH}),
     "DelayRequest": {

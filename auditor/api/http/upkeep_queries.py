@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from auditor.api.http.queries import json_integer, json_object, json_truth, refuse_unknown
-from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGERS_MAX, LIMITS, REASON_MAX
-from auditor.api.problems import ContradictionError, InvalidRequestError
+from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGERS_MAX, LIMITS, REASON_MAX, WINDOW_TARGET_PATTERN
+from auditor.api.problems import ContradictionError, InvalidRequestError, NotFoundError
+from auditor.operating.maintenance import NOTE_MAX, window_target
+from bookie.metadata.bookies.maintenance import WINDOW_S_MAX
 from bookie.metadata.tasks.copy_limits import CopyProfile
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.model.ids import LEDGER_ID_MAX, BookieId, LedgerId
+from bookie.model.ids import LEDGER_ID_MAX, BookieId, InvalidIdError, LedgerId
+from bookie.model.topology import InvalidLocationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,17 @@ class DecisionRequest:
 
     ledgers: tuple[LedgerId, ...]
     reason: str
+    is_dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRequest:
+    """The body that opens a maintenance window."""
+
+    target: str
+    span_s: int
+    is_critical_held: bool
+    note: str
     is_dry_run: bool
 
 
@@ -114,6 +128,39 @@ def boost_request(body: bytes, highest_s: int) -> int:
     fields = json_object(body)
     refuse_unknown(fields, ("seconds",), "field")
     return json_integer(fields.get("seconds"), "seconds", 1, highest_s)
+
+
+def window_target_of(given: object) -> str:
+    """Read the target of a maintenance window.
+
+    Raises:
+        InvalidRequestError: it is neither a bookie nor a rack.
+        NotFoundError: no bookie and no rack can have this name.
+    """
+    if not isinstance(given, str) or not re.fullmatch(WINDOW_TARGET_PATTERN, given):
+        raise InvalidRequestError(f"target must be the id of a bookie, or rack: and a rack, not {str(given)[:40]!r}")
+    try:
+        return window_target(given)
+    except (InvalidIdError, InvalidLocationError) as error:
+        raise NotFoundError(str(error)) from error
+
+
+def window_request(body: bytes) -> WindowRequest:
+    """Read ``{"target": ..., "seconds": N, "hold_critical": ..., "note": ..., "dry_run": ...}``.
+
+    Raises:
+        InvalidRequestError: it is not such a body.
+        NotFoundError: see ``window_target_of``.
+    """
+    fields = json_object(body)
+    refuse_unknown(fields, ("target", "seconds", "hold_critical", "note", "dry_run"), "field")
+    span_s = json_integer(fields.get("seconds"), "seconds", 1, WINDOW_S_MAX)
+    is_critical_held = json_truth(fields.get("hold_critical", False), "hold_critical")
+    is_dry_run = json_truth(fields.get("dry_run", False), "dry_run")
+    note = fields.get("note", "")
+    if not isinstance(note, str) or len(note) > NOTE_MAX:
+        raise InvalidRequestError(f"note must be a text of at most {NOTE_MAX} characters")
+    return WindowRequest(window_target_of(fields.get("target")), span_s, is_critical_held, note, is_dry_run)
 
 
 def _ledgers(given: object, name: str) -> tuple[LedgerId, ...]:

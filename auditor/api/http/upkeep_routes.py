@@ -16,10 +16,10 @@ from auditor.api.http import upkeep_queries as queries
 from auditor.api.http.documents import document
 from auditor.api.http.queries import json_integer, json_object, json_truth, refuse_unknown, truth, whole_number
 from auditor.api.http.routes import JSON, Answer, Call, Parameter, Route, segment
-from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID
+from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID, WINDOW_TARGET_PATTERN
 from auditor.api.problems import InvalidRequestError, NotFoundError, NotOkToStopError
 from auditor.api.upkeep_port import Upkeep
-from auditor.operating import boosting, dead_letters, debts, drains, limits, switches
+from auditor.operating import boosting, dead_letters, debts, drain_status, drains, limits, maintenance, switches
 from auditor.operating.client import Actor, ClusterClient, Document, RefusedError, changes_of
 from auditor.operating.stopping import reasons, stop_verdict
 from bookie.metadata.tasks.changes import CHANGES_MAX
@@ -58,11 +58,21 @@ class UpkeepRoutes:
             _read(f"{_API}/debts", "list_debts", "Ledgers with copies in bad places, by ledger id.", self._debts,
                   "PlacementDebtList", _PAGING),
             _read(f"{_API}/drains", "list_drains", "Bookies that are being drained.", self._drains, "DrainList"),
+            _read(f"{_API}/drain-status", "get_drain_status",
+                  "What is left on drained bookies. 503 with Retry-After while the metadata is read: send it again.",
+                  self._drain_status, "DrainStatus", (_DRAINED,)),
             _change("PUT", f"{_API}/drains/{{bookie_id}}", "start_drain",
                     "Drain a bookie. 503 with Retry-After while the metadata is read: send it again.",
                     self._start_drain, "DrainStart", segments=(_BOOKIE,)),
             _change("DELETE", f"{_API}/drains/{{bookie_id}}", "stop_drain", "Call a drain off.", self._stop_drain,
                     "DrainStop", segments=(_BOOKIE,)),
+            _read(f"{_API}/maintenance", "list_maintenance", "Maintenance windows that are open.", self._windows,
+                  "MaintenanceWindowList"),
+            _change("PUT", f"{_API}/maintenance", "start_maintenance",
+                    "Expect the loss of a bookie or a rack for a limited time; replaces the window of this target.",
+                    self._start_window, "MaintenanceWindow", body="MaintenanceRequest"),
+            _change("DELETE", f"{_API}/maintenance", "end_maintenance", "End a maintenance window.", self._end_window,
+                    "MaintenanceEnd", parameters=(_TARGET,)),
             _read(f"{_API}/ok-to-stop", "get_ok_to_stop",
                   "Whether bookies may be stopped now: 200 yes, 409 no, 503 not known yet: send it again.",
                   self._ok_to_stop, "StopVerdict", _STOPPING),
@@ -148,6 +158,14 @@ class UpkeepRoutes:
         refuse_unknown(call.request.query, (), "parameter")
         return _answer("DrainList", await self._upkeep.ask(drains.list_drains))
 
+    async def _drain_status(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, ("bookie",), "parameter")
+        bookies = _bookies(call)
+        found = await self._upkeep.ask_long(
+            ("drain status", bookies), lambda client: drain_status.drain_status(client, bookies)
+        )
+        return _answer("DrainStatus", found)
+
     async def _start_drain(self, call: Call) -> web.Response:
         bookie, actor = _bookie(call), _actor(call)
 
@@ -161,11 +179,45 @@ class UpkeepRoutes:
         bookie, actor = _bookie(call), _actor(call)
         return _answer("DrainStop", await self._upkeep.ask(lambda client: drains.stop_drains(client, actor, (bookie,))))
 
+    async def _windows(self, call: Call) -> web.Response:
+        refuse_unknown(call.request.query, (), "parameter")
+        return _answer("MaintenanceWindowList", await self._upkeep.ask(maintenance.list_windows))
+
+    async def _start_window(self, call: Call) -> web.Response:
+        asked, actor = queries.window_request(await call.request.read()), _actor(call)
+        call.trail.detail = f"{asked.target} for {asked.span_s} s"
+        if asked.is_critical_held:
+            call.who.require(Role.ADMINISTER, "holding ledgers with one copy left back")
+
+        async def work(client: ClusterClient) -> Document:
+            topology = client.ports.placement.topology  # of the file that the auditor was given, if it was
+            return await maintenance.start_window(
+                client,
+                actor,
+                asked.target,
+                asked.span_s,
+                is_critical_held=asked.is_critical_held,
+                note=asked.note,
+                topology=topology if topology.locations else None,
+                is_dry_run=asked.is_dry_run,
+            )
+
+        return _answer("MaintenanceWindow", await self._upkeep.ask(work))
+
+    async def _end_window(self, call: Call) -> web.Response:
+        query = call.request.query
+        refuse_unknown(query, ("target",), "parameter")
+        target, actor = queries.window_target_of(query.get("target")), _actor(call)
+        call.trail.detail = target
+        return _answer(
+            "MaintenanceEnd", await self._upkeep.ask(lambda client: maintenance.end_window(client, actor, target))
+        )
+
     async def _ok_to_stop(self, call: Call) -> web.Response:
         query = call.request.query
         refuse_unknown(query, ("bookie", "strict"), "parameter")
-        bookies = tuple(dict.fromkeys(queries.bookie(name) for name in query.getall("bookie", [])))
-        if not 1 <= len(bookies) <= _STOPPED_MAX:
+        bookies = _bookies(call)
+        if not bookies:
             raise InvalidRequestError(f"name 1 to {_STOPPED_MAX} bookies: ?bookie=ID, repeated for each")
         is_strict = truth(query.get("strict", "false"), "strict")
         verdict = await self._upkeep.ask_long(
@@ -272,6 +324,18 @@ def _bookie(call: Call) -> BookieId:
         raise NotFoundError(str(error)) from error
 
 
+def _bookies(call: Call) -> tuple[BookieId, ...]:
+    """The bookies that a query names, each once; may be none.
+
+    Raises:
+        InvalidRequestError: a name is no id, or there are too many.
+    """
+    bookies = tuple(dict.fromkeys(queries.bookie(name) for name in call.request.query.getall("bookie", [])))
+    if len(bookies) > _STOPPED_MAX:
+        raise InvalidRequestError(f"name 1 to {_STOPPED_MAX} bookies: ?bookie=ID, repeated for each")
+    return bookies
+
+
 def _ledger(call: Call) -> LedgerId:
     return LedgerId(whole_number(call.request.match_info["ledger_id"], "ledger_id", 0, LEDGER_ID_MAX))
 
@@ -297,6 +361,7 @@ def _change(
     *,
     role: Role = Role.OPERATE,
     segments: tuple[Parameter, ...] = (),
+    parameters: tuple[Parameter, ...] = (),
     body: str = "",
 ) -> Route:
     answer = Answer(200, "What was done.", JSON, schema)
@@ -310,6 +375,7 @@ def _change(
         role=role,
         tag="upkeep",
         segments=segments,
+        parameters=parameters,
         body=body,
         is_changing=True,
     )
@@ -317,6 +383,19 @@ def _change(
 
 _BOOKIE: Final = segment("bookie_id", "Id of the bookie.")
 _LEDGER: Final = Parameter("ledger_id", "Id of the ledger.", LEDGER_ID, "path", is_required=True)
+_BOOKIES: Final = {
+    "type": "array",
+    "items": {"type": "string", "pattern": BOOKIE_ID_PATTERN},
+    "minItems": 1,
+    "maxItems": _STOPPED_MAX,
+}
+_DRAINED: Final = Parameter("bookie", "Id of a bookie, repeated for each. Default: every drained one.", _BOOKIES)
+_TARGET: Final = Parameter(
+    "target",
+    "A bookie, or rack: and the location of a rack.",
+    {"type": "string", "pattern": WINDOW_TARGET_PATTERN},
+    is_required=True,
+)
 _LIMIT: Final = Parameter(
     "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": _PAGE_MAX, "default": _PAGE_DEFAULT}
 )
@@ -332,12 +411,7 @@ _STOPPING: Final = (
     Parameter(
         "bookie",
         "Id of a bookie that is to be stopped, repeated for each.",
-        {
-            "type": "array",
-            "items": {"type": "string", "pattern": BOOKIE_ID_PATTERN},
-            "minItems": 1,
-            "maxItems": _STOPPED_MAX,
-        },
+        _BOOKIES,
         is_required=True,
     ),
     Parameter(

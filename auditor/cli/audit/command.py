@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,8 +47,8 @@ _EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 findings from --fail-on on, 2 wrong usage, 3 ZooKeeper unreachable or lost, 5 not every "
     "ledger was checked, 6 too many bookies missing (nothing marked), 7 cancelled (what was marked stays), 69 the "
     "service of --at did not answer, 70 Spark or this program failed, 75 another run of this kind is under way "
-    "(nothing done), 78 wrong configuration or no BookKeeper cluster there; 130 and 143 ended by Ctrl-C and SIGTERM, "
-    "cleanly."
+    "(nothing done), 78 wrong configuration, no BookKeeper cluster there or an unusable snapshot; 130 and 143 ended by "
+    "Ctrl-C and SIGTERM, cleanly."
 )
 
 app = typer.Typer(
@@ -91,6 +92,7 @@ def run(
     kind: opt.KindOption = RunKind.BOOKIES,
     wait: opt.WaitOption = False,
     wait_s: opt.WaitSecondsOption = None,
+    snapshot: opt.SnapshotOption = None,
     master: opt.MasterOption = None,
     fail_on: opt.FailOnOption = FailOn.NEVER,
     output: OutputOption = OutputFormat.TABLE,
@@ -118,7 +120,9 @@ def run(
             remotes, kind, is_dry_run=options["dry_run"], options=sent, wait_s=patience_s, is_json=is_json
         )
         raise typer.Exit(code)
-    settings = _settings(metadata_uri(uri, config), options)
+    if snapshot is not None and kind is not RunKind.BOOKIES:
+        raise typer.BadParameter(f"a run of kind {kind.value} has no --snapshot")
+    settings = replace(_settings(metadata_uri(uri, config), options), snapshot=snapshot)
     if settings.export is not None and kind is not RunKind.REFERENCES:
         raise typer.BadParameter(f"a run of kind {kind.value} has no --export")
     exported = _exporting(metrics_file, pushgateway, cluster_name)

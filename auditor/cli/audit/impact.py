@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 import typer
 
-from auditor.cli.audit.report import ReportDirOption, RunArgument, SeverityName, latest_there
+from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName
+from auditor.cli.audit.report_there import run_there
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.paging import AT_ONCE_LISTED, print_page
 from auditor.cli.output import StreamFormat, print_note
@@ -50,7 +51,7 @@ def impact(
         page = _here(report_dir, run, named, namespace, topic, limit)
     else:
         query = {"severity": named, "namespace": namespace, "topic": topic, "limit": min(limit, AT_ONCE_LISTED)}
-        run = latest_there(service) if run == "latest" else run
+        run = run_there(service, run)
         page = service.ask("GET", f"/runs/{quote(run, safe='')}/impact", query)
     print_page(
         output,

@@ -153,6 +153,11 @@ class Remote:
         self._base = base_url(settings)
         self._tls = tls_context(settings, self._base)
 
+    @property
+    def base(self) -> str:
+        """What the addresses of its requests begin with."""
+        return self._base
+
     def status(self) -> Mapping[str, Any]:
         """The service's status document. Raises as ``run``."""
         return self._ask("GET", "/api/v1/status")

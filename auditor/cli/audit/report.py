@@ -1,95 +1,99 @@
-"""``bkheal report``: what audits found, from the reports that they left on disk. Needs neither Spark nor a cluster."""
+"""``bkheal report``: what audits found, from the reports that they left on disk or with a running service.
+
+Needs neither Spark nor a cluster.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
 
 import typer
 
+from auditor.cli.audit.report_findings import findings
+from auditor.cli.audit.report_options import ReportDirOption, RunArgument
+from auditor.cli.audit.report_sql import sql
+from auditor.cli.audit.report_there import earlier_there, reports_there, run_there, summary_there
 from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.paging import AT_ONCE_LISTED, LIMIT_DEFAULT, LimitOption, print_page
-from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_line, print_note, print_table
+from auditor.cli.cluster.paging import print_page
+from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_line, print_note
 from auditor.cli.running import OutputOption, StreamOutputOption
-from bookie.model.ids import LEDGER_ID_MAX
-from bookie.model.severity import Severity
-from bookie.model.times import utc_text
+from bookie.model.times import epoch_ms, utc_text
 from bookie.runtime.human import duration, printable
 
 if TYPE_CHECKING:
     from spark_jobs.report.diff import Change, ReportDiff
     from spark_jobs.report.summary import RunSummary
 
-SeverityName = StrEnum("SeverityName", [(level.name, level.label) for level in Severity])  # type: ignore[misc]
-"""The severities as documents name them."""
-
-app = typer.Typer(help="Reports of audits: list, show, compare, open in a browser.", no_args_is_help=True)
-
-ReportDirOption = Annotated[
-    Path,
-    typer.Option(
-        "--report-dir",
-        envvar="BKHEAL_AUDITOR_REPORT_DIR",
-        help="Directory to which audits write their reports.",
-        show_envvar=True,
-    ),
-]
-RunArgument = Annotated[str, typer.Argument(help="Id of a run, or how it begins, or `latest`.")]
+app = typer.Typer(
+    help="Reports of audits: list, show, compare, ask in SQL, open in a browser.",
+    epilog="Try: `bkheal report sql 'SELECT run_id, verdict, ledgers_critical FROM runs ORDER BY finished DESC'`.",
+    no_args_is_help=True,
+)
+app.command("findings")(findings)
+app.command("sql")(sql)
 
 
 @app.command("list")
+@reachable
 def list_reports(
     report_dir: ReportDirOption = Path("reports"),
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
-    output: OutputOption = OutputFormat.TABLE,
+    output: StreamOutputOption = StreamFormat.TABLE,
+    *,
+    service: Service | None = None,
 ) -> None:
-    """List the runs that left a report, the newest first."""
+    """List the runs that left a report, the newest first. With --at, those whose report is with that auditor."""
+    rows = reports_there(service, limit) if service else _listed(report_dir, limit)
+    where = "with the service" if service else f"in {report_dir.absolute()}"
+    print_page(
+        output,
+        "AuditReportList",
+        {"items": rows},
+        ("RUN", "CHECK", "VERDICT", "FINISHED", "TOOK", "LEDGERS", "FOUND", "MARKED"),
+        _report_cells,
+        right=(4, 5, 6, 7),
+        nothing=f"no reports {where}; `bkheal audit run` writes one",
+    )
+
+
+def _listed(report_dir: Path, limit: int) -> list[dict[str, Any]]:
     from itertools import islice
 
-    from bookie.model.times import rfc3339
-    from spark_jobs.report.history import reports
+    from spark_jobs.report.history import brief, reports
 
-    runs = tuple(islice(reports(report_dir), limit))
-    if output is OutputFormat.JSON:
-        print_json("AuditReportList", items=[_brief(run) for run in runs])
-        return
-    if not runs:
-        print_line(f"no reports in {report_dir.absolute()}; `bkheal audit run` writes one")
-        return
-    print_table(
-        ("RUN", "CHECK", "VERDICT", "FINISHED", "TOOK", "LEDGERS", "FOUND", "MARKED"),
-        [
-            (
-                run.run_id,
-                f"{run.kind.value}{' (dry run)' if run.is_dry_run else ''}",
-                run.verdict.value,
-                rfc3339(run.finished_ms),
-                duration(run.finished_ms - run.started_ms),
-                run.counts.ledgers,
-                sum(count.ledgers for count in run.severities),
-                run.published.ledgers,
-            )
-            for run in runs
-        ],
-        right=(4, 5, 6, 7),
+    return [brief(summary) for summary in islice(reports(report_dir), limit)]
+
+
+def _report_cells(row: dict[str, Any]) -> Sequence[object]:
+    return (
+        row["run_id"],
+        f"{row['run_kind']}{' (dry run)' if row['dry_run'] else ''}",
+        row["verdict"],
+        row["finished"],
+        duration(epoch_ms(row["finished"]) - epoch_ms(row["started"])),
+        row["counts"]["ledgers"],
+        sum(count["ledgers"] for count in row["findings"]),
+        row["published"]["ledgers"],
     )
 
 
 @app.command("show")
+@reachable
 def show(
     run: RunArgument = "latest",
     report_dir: ReportDirOption = Path("reports"),
     output: OutputOption = OutputFormat.TABLE,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Show what a run found; as JSON, the document that it left."""
     from spark_jobs.report.console import table
     from spark_jobs.report.history import find
     from spark_jobs.report.page.advice import environment, next_steps
 
-    summary = find(report_dir, run)
+    summary = summary_there(service, run_there(service, run)) if service else find(report_dir, run)
     if output is OutputFormat.JSON:
         document = dict(summary.to_json())
         del document["apiVersion"]
@@ -107,131 +111,24 @@ def show(
         print_line(f"\n  {printable(environment(summary))}")
 
 
-@app.command("findings")
-@reachable
-def findings(
-    run: RunArgument = "latest",
-    report_dir: ReportDirOption = Path("reports"),
-    severity: Annotated[SeverityName | None, typer.Option(help="Only this severity.", show_default=False)] = None,
-    bookie: Annotated[str | None, typer.Option(help="Only those that miss this bookie.", show_default=False)] = None,
-    ledger: Annotated[
-        int | None, typer.Option(min=0, max=LEDGER_ID_MAX, help="Only this ledger.", show_default=False)
-    ] = None,
-    limit: LimitOption = LIMIT_DEFAULT,
-    after: Annotated[
-        str | None, typer.Option(help="Begin after this finding: the value that the page before ends with.")
-    ] = None,
-    output: StreamOutputOption = StreamFormat.TABLE,
-    *,
-    service: Service | None = None,
-) -> None:
-    """List the findings of a run by ledger, with filters, in pages.
-
-    Example: `bkheal report findings --severity no_live_copy --output jsonl`
-    """
-    named = severity.value if severity else None
-    if service is None:
-        page = _findings(report_dir, run, named, bookie, ledger, limit, after)
-    else:
-        page = _findings_there(service, run, named, bookie, ledger, limit, after)
-    print_page(
-        output,
-        "FindingList",
-        page,
-        ("LEDGER", "FRAGMENT FROM", "SEVERITY", "COPIES", "KIND", "MISSING", "DETAIL"),
-        _finding_cells,
-        right=(0, 1, 3),
-        nothing="nothing was found",
-    )
-
-
-def _finding_cells(row: dict[str, Any]) -> Sequence[object]:
-    first, copies = row["fragment_first_entry_id"], row["copies_min"]
-    return (
-        row["ledger_id"],
-        "-" if first is None else first,
-        row["severity"] or "-",
-        "-" if copies is None else copies,
-        row["kind"],
-        printable(",".join(row["missing"])) or "-",
-        printable(row["detail"] or ""),
-    )
-
-
-def _findings(
-    report_dir: Path,
-    run: str,
-    severity: str | None,
-    bookie: str | None,
-    ledger: int | None,
-    limit: int,
-    after: str | None,
-) -> dict[str, Any]:
-    import re
-
-    from bookie.model.severity import Severity
-    from spark_jobs.report.finding_rows import CURSOR_PATTERN, FindingFilter, parse_cursor, read_findings
-    from spark_jobs.report.history import find
-
-    if after is not None and not re.fullmatch(CURSOR_PATTERN, after):
-        raise typer.BadParameter("it must be the value that the page before ends with", param_hint="--after")
-    run_id = find(report_dir, run).run_id
-    level = None if severity is None else Severity.of_label(severity)
-    wanted = FindingFilter(level, bookie, ledger)
-    page = read_findings(report_dir, run_id, limit, wanted, None if after is None else parse_cursor(after))
-    following = None if page.next_after is None else str(page.next_after)
-    return {"run_id": run_id, "items": page.rows, "next_after": following}
-
-
-def _findings_there(
-    service: Service,
-    run: str,
-    severity: str | None,
-    bookie: str | None,
-    ledger: int | None,
-    limit: int,
-    after: str | None,
-) -> dict[str, Any]:
-    run = latest_there(service) if run == "latest" else run
-    rows: list[dict[str, Any]] = []
-    while True:
-        query = {"severity": severity, "bookie": bookie, "ledger": ledger, "after": after}
-        size = min(limit - len(rows), AT_ONCE_LISTED)
-        page = service.ask("GET", f"/runs/{quote(run, safe='')}/findings", {**query, "limit": size})
-        rows += page["items"]
-        after = page["next_after"]
-        if after is None or len(rows) >= limit:
-            return {"run_id": run, "items": rows, "next_after": after}
-
-
-def latest_there(service: Service) -> str:
-    """The id of the newest run that left a report with a service.
-
-    Raises:
-        typer.BadParameter: there is none.
-    """
-    reports = service.ask("GET", "/reports")["items"]
-    if not reports:
-        raise typer.BadParameter("the service has no report")
-    return str(reports[0]["run_id"])
-
-
 @app.command("diff")
+@reachable
 def compare(
     old: Annotated[str, typer.Argument(help="The earlier run; default: the complete one before NEW.")] = "",
     new: Annotated[str, typer.Argument(help="The later run; default: the latest.")] = "latest",
     report_dir: ReportDirOption = Path("reports"),
     output: OutputOption = OutputFormat.TABLE,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Show what changed between two runs of one check on one cluster.
 
     With one run, that one is compared with the latest; with none, the latest with the complete one before it.
     """
     from spark_jobs.report.diff import diff
-    from spark_jobs.report.history import NoSuchReportError, earlier_than, find, reports
+    from spark_jobs.report.history import NoSuchReportError
 
-    later = find(report_dir, new)
-    earlier = find(report_dir, old) if old else earlier_than(reports(report_dir), later)
+    earlier, later = _pair_there(service, old, new) if service else _pair(report_dir, old, new)
     if earlier is None:
         raise NoSuchReportError(
             f"there is no complete {later.kind.value} check of that cluster before {later.run_id} to compare it with"
@@ -243,37 +140,50 @@ def compare(
     _print_diff(changes)
 
 
+def _pair(report_dir: Path, old: str, new: str) -> tuple[RunSummary | None, RunSummary]:
+    from spark_jobs.report.history import earlier_than, find, reports
+
+    later = find(report_dir, new)
+    return find(report_dir, old) if old else earlier_than(reports(report_dir), later), later
+
+
+def _pair_there(service: Service, old: str, new: str) -> tuple[RunSummary | None, RunSummary]:
+    later = summary_there(service, run_there(service, new))
+    earlier = summary_there(service, run_there(service, old)) if old else earlier_there(service, later)
+    return earlier, later
+
+
 @app.command("open")
-def open_page(run: RunArgument = "latest", report_dir: ReportDirOption = Path("reports")) -> None:
-    """Open a run's page in a browser, and print its path."""
+@reachable
+def open_page(
+    run: RunArgument = "latest",
+    report_dir: ReportDirOption = Path("reports"),
+    *,
+    service: Service | None = None,
+) -> None:
+    """Open a run's page in a browser, and print its path, or with --at its address."""
     import webbrowser
 
+    if service is None:
+        page = _page(report_dir, run)
+        print_line(str(page))
+        address = page.as_uri()
+    else:
+        run_id = summary_there(service, run_there(service, run)).run_id  # or the refusal, with its reason
+        address = f"{service.base}/reports/{run_id}/"
+        print_line(address)
+    if not webbrowser.open(address):
+        print_note("no browser could be started here; open the file yourself")
+
+
+def _page(report_dir: Path, run: str) -> Path:
     from spark_jobs.report.files import PAGE
     from spark_jobs.report.history import NoSuchReportError, find
 
     page = (report_dir / find(report_dir, run).run_id / PAGE).resolve()
     if not page.is_file():
         raise NoSuchReportError(f"this run left no page: {page}; `bkheal report show` prints its findings")
-    print_line(str(page))
-    if not webbrowser.open(page.as_uri()):
-        print_note("no browser could be started here; open the file yourself")
-
-
-def _brief(run: RunSummary) -> dict[str, object]:
-    document = run.to_json()
-    names = (
-        "run_id",
-        "run_kind",
-        "dry_run",
-        "cluster",
-        "started",
-        "finished",
-        "verdict",
-        "complete",
-        "counts",
-        "findings",
-    )
-    return {name: document[name] for name in (*names, "published")}
+    return page
 
 
 def _print_diff(changes: ReportDiff) -> None:

@@ -15,8 +15,9 @@ import typer
 
 from auditor.cli.audit import options as opt
 from auditor.cli.cluster.changing import connected, whoami
-from auditor.cli.output import OutputFormat, print_error, print_json, print_line, print_note, print_table
-from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
+from auditor.cli.cluster.paging import print_page
+from auditor.cli.output import OutputFormat, StreamFormat, print_error, print_json, print_line, print_note
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri
 from auditor.cli.running import run as run_to_end
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import PAUSE_S, RunKind, RunRecord, RunState
@@ -37,7 +38,7 @@ def list_runs(
     config: ConfigOption = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 20,
     kind: Annotated[RunKind | None, typer.Option(help="Only this check.", show_default=False)] = None,
-    output: OutputOption = OutputFormat.TABLE,
+    output: StreamOutputOption = StreamFormat.TABLE,
     at: opt.AtOption = None,
     token_file: opt.TokenFileOption = None,
     ca: opt.CaOption = None,
@@ -50,22 +51,18 @@ def list_runs(
         documents = [dict(each.fields) for each in first_answer(remotes, lambda remote: remote.runs(limit, kind))]
     else:
         documents = [each.to_json() for each in run_to_end(_list(metadata_uri(uri, config), limit, kind))]
-    if output is OutputFormat.JSON:
-        print_json("AuditRunList", items=documents)
-        return
-    if not documents:
-        print_line("no run is on record")
-        return
-    print_table(
+    print_page(
+        output,
+        "AuditRunList",
+        {"items": documents},
         ("RUN", "KIND", "STATE", "VERDICT", "LEDGERS", "MARKED", "CAUSE", "OWNER"),
-        [
-            (
-                *(each["run_id"], each["kind"], _state(each), each["verdict"] or "-", each["ledgers"]),
-                *(each["tasks_changed"], each["cause"], printable(each["owner"])),
-            )
-            for each in documents
-        ],
+        lambda each: (
+            *(each["run_id"], each["kind"], _state(each), each["verdict"] or "-", each["ledgers"]),
+            *(each["tasks_changed"], each["cause"], printable(each["owner"])),
+        ),
         right=(4, 5),
+        nothing="no run is on record",
+        member="run",
     )
 
 

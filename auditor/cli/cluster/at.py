@@ -46,10 +46,19 @@ class Service:
         """
         given = {name: value for name, value in (query or {}).items() if value is not None}
         asked = f"/api/v1{path}" + (f"?{urlencode(given, doseq=True)}" if given else "")
-        document = dict(first_answer(self._remotes, lambda remote: remote.ask(method, asked, body)))
+        document = self.document(method, asked, body)
         document.pop("apiVersion", None)
         document.pop("kind", None)
         return document
+
+    def document(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The whole document that answers a request for a path of the server. Raises as ``ask``."""
+        return dict(first_answer(self._remotes, lambda remote: remote.ask(method, path, body)))
+
+    @property
+    def base(self) -> str:
+        """The URL of the first of them, without a user name."""
+        return self._remotes[0].base
 
 
 def reachable(command: Command) -> Command:

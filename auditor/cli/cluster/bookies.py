@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from auditor.cli.cluster.at import Service, reachable
+from auditor.cli.cluster.paging import print_page
 from auditor.cli.configuration.security_options import bookie_security
-from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table
-from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.output import StreamFormat, print_line, print_note
+from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
 from bookie.runtime.human import size
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _INFO_TIMEOUT_S = 5.0
 def bookies(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    output: OutputOption = OutputFormat.TABLE,
+    output: StreamOutputOption = StreamFormat.TABLE,
     *,
     service: Service | None = None,
 ) -> None:
@@ -33,25 +34,23 @@ def bookies(
     With --at, the figures are those that the auditor has, at most 15 seconds old.
     """
     rows = _bookies_there(service) if service else run(_bookies(metadata_uri(uri, config)))
-    if output is OutputFormat.JSON:
-        print_json("BookieList", items=rows)
-        return
-    print_table(
+    print_page(
+        output,
+        "BookieList",
+        {"items": rows},
         ("BOOKIE", "STATE", "ENDPOINT", "LEDGERS", "FREE", "DISK"),
-        [
-            (
-                row["bookie_id"],
-                row["state"],
-                row["endpoint"] or "-",
-                "-" if row["ledgers"] is None else row["ledgers"],
-                "-" if row["disk_free_bytes"] is None else size(row["disk_free_bytes"]),
-                "-" if row["disk_total_bytes"] is None else size(row["disk_total_bytes"]),
-            )
-            for row in rows
-        ],
+        lambda row: (
+            row["bookie_id"],
+            row["state"],
+            row["endpoint"] or "-",
+            "-" if row["ledgers"] is None else row["ledgers"],
+            "-" if row["disk_free_bytes"] is None else size(row["disk_free_bytes"]),
+            "-" if row["disk_total_bytes"] is None else size(row["disk_total_bytes"]),
+        ),
         right=(3, 4, 5),
+        nothing="no bookie has joined this cluster",
     )
-    for row in rows:
+    for row in rows if output is StreamFormat.TABLE else ():
         if row["detail"] is not None:
             print_note(f"{row['bookie_id']} is registered and did not answer: {row['detail']}")
 

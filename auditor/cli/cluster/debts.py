@@ -8,9 +8,9 @@ import typer
 
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import connected
-from auditor.cli.cluster.paging import AT_ONCE_LISTED, joined_pages
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table
-from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.cluster.paging import AT_ONCE_LISTED, joined_pages, print_page
+from auditor.cli.output import StreamFormat
+from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.tasks.debts import DEBTS_MAX
 from bookie.runtime.human import printable
 
@@ -30,7 +30,7 @@ def _debts() -> None:
 def list_debts(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    output: OutputOption = OutputFormat.TABLE,
+    output: StreamOutputOption = StreamFormat.TABLE,
     *,
     service: Service | None = None,
 ) -> None:
@@ -43,19 +43,17 @@ def list_debts(
     Exit codes: 0 listed, 2 wrong usage, 3 the store did not answer.
     """
     rows = _there(service) if service else run(_list(metadata_uri(uri, config)))
-    if output is OutputFormat.JSON:
-        print_json("PlacementDebtList", items=rows)
-        return
-    if not rows:
-        print_line("no placement debts")
-        return
-    print_table(
+    print_page(
+        output,
+        "PlacementDebtList",
+        {"items": rows},
         ("LEDGER", "STATE", "SINCE", "FRAGMENTS", "DETAIL"),
-        [
-            (row["ledger_id"], row["state"], row["since"] or "-", len(row["fragments"]), printable(row["detail"]))
-            for row in rows
-        ],
+        lambda row: (
+            *(row["ledger_id"], row["state"], row["since"] or "-", len(row["fragments"])),
+            printable(row["detail"]),
+        ),
         right=(0, 3),
+        nothing="no placement debts",
     )
 
 

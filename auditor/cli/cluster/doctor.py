@@ -14,7 +14,8 @@ from auditor.cli.cluster.changing import connected
 from auditor.cli.configuration.command import FileOption, problems_of_file
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import MetadataUriOption, OutputOption, metadata_uri, run
-from auditor.operating.doctor import Checked, State, examine, worst
+from auditor.operating.checked import Checked, State, worst
+from auditor.operating.doctor import examine
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.migration import MigratedError
 from bookie.metadata.port import StoreUnavailableError
@@ -50,7 +51,7 @@ def doctor(
     ports.
 
     Nothing of the cluster is changed: permissions are tested by transactions that are refused in any case. Only
-    `/bkheal/doctor` is written, to compare the clock.
+    `doctor` below the state root (`/bkheal`) is written, to compare the clock.
 
     Exit codes: 0 nothing would fail (there may be warnings), 1 something would, 3 ZooKeeper did not answer, 78 the
     configuration or the cluster at this address cannot be used.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
@@ -26,8 +26,8 @@ from auditor.cli.cluster.changing import (
     whoami,
 )
 from auditor.cli.cluster.drain_begin import Beginning, begin, begin_lines, print_begin_notes
-from auditor.cli.cluster.drain_status import end, look_or_wait, print_unloading, status_document, status_lines
-from auditor.cli.cluster.drain_watch import DrainLook
+from auditor.cli.cluster.drain_status import end, look_or_wait, print_unloading, status_lines
+from auditor.cli.cluster.drain_there import status_there
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.pulsar_admin import PulsarAdminOption, PulsarCaOption, PulsarTokenFileOption, pulsar_admin
 from auditor.cli.cluster.recovery import ForceOption
@@ -47,6 +47,8 @@ app = typer.Typer(
 OptionalBookies = Annotated[
     list[str] | None, typer.Argument(metavar="BOOKIE", help="Default: every drained bookie.", show_default=False)
 ]
+
+_NO_DRAIN: Final = "no bookie is being drained; `bkheal drain start BOOKIE` begins"
 
 TimeoutOption = Annotated[
     float | None,
@@ -204,6 +206,7 @@ async def _list(uri: str) -> dict[str, Any]:
 
 
 @app.command("status")
+@reachable
 def status(
     names: OptionalBookies = None,
     uri: MetadataUriOption = None,
@@ -217,6 +220,8 @@ def status(
     pulsar_url: PulsarAdminOption = None,
     pulsar_token_file: PulsarTokenFileOption = None,
     pulsar_ca: PulsarCaOption = None,
+    *,
+    service: Service | None = None,
 ) -> None:
     """Report the remaining ledgers of drained bookies, the reasons why they wait, and the estimated time.
 
@@ -228,6 +233,9 @@ def status(
     minute at most. Brokers close these ledgers then, and producers continue with new ones. If only open ledgers are
     left and no topic can be unloaded, or if the token is refused, the wait ends with the reason; the drain continues.
 
+    With --at, the auditor there looks, and topics cannot be unloaded. Ledgers whose task is missing are marked again by
+    its next bookies check, or by `drain start`.
+
     Exit codes: 0 nothing is left, 1 something is (with --wait: at the timeout, or Pulsar refused), 2 wrong usage, 3 the
     store did not answer, 5 some metadata could not be read, 69 Pulsar did not answer, 78 wrong address, token or CA.
 
@@ -235,8 +243,15 @@ def status(
     """
     check_timeout(timeout_s, is_waiting=is_waiting)
     pulsar = pulsar_admin(pulsar_url, pulsar_token_file, pulsar_ca, is_waiting=is_waiting)
-    seen, failure = run(_status(metadata_uri(uri, config), bookie_ids(names or ()), is_waiting, timeout_s, pulsar))
-    document = status_document(seen)
+    bookies, failure = bookie_ids(names or ()), None
+    if service is None:
+        document, failure = run(_status(metadata_uri(uri, config), bookies, is_waiting, timeout_s, pulsar))
+    elif pulsar is not None:
+        raise typer.BadParameter("topics are not unloaded with --at", param_hint="'--pulsar-admin'")
+    else:
+        document = status_there(service, bookies, is_waiting=is_waiting, timeout_s=timeout_s)
+        if not document["bookies"]:
+            refuse(_NO_DRAIN)
     show(output, "DrainStatus", document, status_lines(document))
     end(document, failure, timeout_s)
 
@@ -273,6 +288,8 @@ async def _to_the_end(
     uri: str, asked: Beginning, timeout_s: float | None, pulsar: AdminClient | None, output: OutputFormat
 ) -> None:
     """Begin, wait, and print what is left; the document of the beginning is a part of the last one."""
+    from auditor.operating.drain_status import status_document
+
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(connected(uri))
         pulsar = pulsar and await stack.enter_async_context(pulsar)
@@ -305,14 +322,19 @@ async def _stop(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool) -> li
 
 async def _status(
     uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None, pulsar: AdminClient | None
-) -> tuple[DrainLook, BkhealError | None]:
+) -> tuple[dict[str, Any], BkhealError | None]:
     """What was seen last, and why topics cannot be unloaded."""
+    from auditor.operating.drain_status import status_document
+
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(connected(uri))
         drains = await Drains(client.store, client.cluster.root).read()
         chosen = bookies or tuple(sorted(drains))
         if not chosen:
-            refuse("no bookie is being drained; `bkheal drain start BOOKIE` begins")
+            refuse(_NO_DRAIN)
         unknown_names(chosen, await client.ports.registrations.known() | frozenset(drains))
         pulsar = pulsar and await stack.enter_async_context(pulsar)
-        return await look_or_wait(client, chosen, drains, is_waiting=is_waiting, timeout_s=timeout_s, pulsar=pulsar)
+        seen, failure = await look_or_wait(
+            client, chosen, drains, is_waiting=is_waiting, timeout_s=timeout_s, pulsar=pulsar
+        )
+    return status_document(seen), failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from auditor.cli.audit.remote import RemoteSettings
 from auditor.cli.cluster.admin_requests import AdminClient
@@ -13,9 +13,11 @@ from auditor.cli.cluster.bookie_state import REQUEST_S, http_address, make_all_r
 from auditor.cli.cluster.changing import confirm, refuse
 from auditor.cli.cluster.topic_unloading import check_answers
 from auditor.cli.output import counting, print_note
-from bookie.client.connect import ConnectedBookKeeper
 from bookie.model.ids import BookieId
 from bookie.runtime.human import size
+
+if TYPE_CHECKING:
+    from bookie.client.connect import ConnectedBookKeeper
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,20 @@ import typer
 
 from auditor.cli.cluster.admin_requests import AdminClient
 from auditor.cli.cluster.changing import refuse
-from auditor.cli.cluster.drain_watch import DrainLook, OnFirst, watch
+from auditor.cli.cluster.drain_watch import OnFirst, watch
 from auditor.cli.cluster.topic_unloading import TopicUnloading
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.output import print_note
-from bookie.client.connect import ConnectedBookKeeper
 from bookie.metadata.bookies.drains import Drain
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
-from bookie.model.times import rfc3339_if_known
 from bookie.runtime.human import duration, printable, size
 
 if TYPE_CHECKING:
+    from auditor.operating.drain_status import DrainLook
     from auditor.safety.draining import Left
+    from bookie.client.connect import ConnectedBookKeeper
 
 _OPEN: Final = "open_ledger"
 _COMMANDS_MAX: Final = 50
@@ -68,40 +68,6 @@ def end(document: Mapping[str, Any], failure: BkhealError | None, timeout_s: flo
         raise typer.Exit(ExitCode.FAILED)
     if document["unreadable_ledgers"]:
         raise typer.Exit(ExitCode.PARTIAL)
-
-
-def status_document(seen: DrainLook) -> dict[str, Any]:
-    """The document ``DrainStatus``."""
-    from auditor.safety.holdings import TOPICS_SHOWN_MAX
-
-    left = seen.left
-    return {
-        "bookies": [
-            {
-                "bookie_id": bookie,
-                "since": rfc3339_if_known(drain.since_ms, "seconds"),
-                "by": drain.by,
-                "state": seen.states[bookie],
-            }
-            for bookie, drain in seen.drains.items()
-        ],
-        "ledgers_left": len(left.holdings.ledgers),
-        "bytes_left": left.holdings.bytes,
-        "moving": left.moving,
-        "unmarked": len(left.unmarked),
-        "parked": dict(left.parked),
-        "examples": [
-            {"ledger_id": record.ledger_id, "reason": record.reason.value, "detail": record.detail}
-            for record in left.examples
-        ],
-        "open_ledgers": len(left.holdings.unclosed),
-        "open_topics": sorted(left.holdings.open_topics)[:TOPICS_SHOWN_MAX],
-        "unreadable_ledgers": left.scanned.unreadable_count,
-        "ledgers_read": left.scanned.ledgers,
-        "recovery_enabled": seen.is_enabled,
-        "ledgers_per_second": seen.ledgers_per_s,
-        "eta_seconds": seen.eta_s,
-    }
 
 
 def status_lines(document: Mapping[str, Any]) -> list[str]:

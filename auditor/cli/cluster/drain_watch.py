@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from auditor.cli.output import counting
-from auditor.operating.drains import registered_as
-from bookie.metadata.bookies.drains import Drain
 from bookie.model.ids import BookieId
 
 if TYPE_CHECKING:
     from auditor.cli.cluster.topic_unloading import TopicUnloading
+    from auditor.operating.drain_status import DrainLook
     from auditor.safety.draining import Left
     from bookie.client.connect import ConnectedBookKeeper
+    from bookie.metadata.bookies.drains import Drain
 
 LOOK_S: Final = 2.0
 """Between two looks; longer if a look itself takes longer."""
@@ -23,25 +22,6 @@ LOOK_SHARE: Final = 0.2
 OnFirst = Callable[["Left"], None]
 REMARK_S: Final = 30.0
 """How often ledgers without a task are marked; a worker that just completed a task is given time."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrainLook:
-    """What was seen last."""
-
-    drains: Mapping[BookieId, Drain]
-    states: Mapping[BookieId, str]
-    left: Left
-    is_enabled: bool
-    ledgers_per_s: float | None = None
-    """The rate at which ledgers left the bookies during the watch; None if unknown."""
-
-    @property
-    def eta_s(self) -> float | None:
-        """Seconds until nothing is left, at that speed."""
-        if not self.ledgers_per_s:
-            return None
-        return len(self.left.holdings.ledgers) / self.ledgers_per_s
 
 
 async def watch(
@@ -63,13 +43,14 @@ async def watch(
         NotAClusterError, StoreUnavailableError: no answer.
         WriteOutcomeUnknownError, ConflictError: marking again did not work; watch again.
     """
+    from auditor.operating.drain_status import left_on, looked
     from auditor.safety.draining import Left, judge, mark_unmarked, still_there
 
     ports = client.ports
     clock = ports.clock
     started_s = clock.monotonic_s()
     marked_s = started_s - REMARK_S
-    left = await _pass(client, bookies)
+    left = await left_on(client, bookies, counting)
     if on_first is not None:
         on_first(left)
     at_start = len(left.holdings.ledgers)
@@ -102,25 +83,9 @@ async def watch(
             left = (
                 await judge(holdings, scanned, ports.tasks, client.parked)
                 if holdings.ledgers
-                else await _pass(client, bookies)
+                else await left_on(client, bookies, counting)
             )
     passed_s = clock.monotonic_s() - started_s
     moved = at_start - len(left.holdings.ledgers)
     rate = moved / passed_s if is_waiting and moved > 0 and passed_s > 0 else None
-    registered = await ports.registrations.list()
-    return DrainLook(
-        {bookie: drains.get(bookie, Drain(bookie)) for bookie in bookies},
-        {bookie: registered_as(bookie, registered) for bookie in bookies},
-        left,
-        not await ports.tasks.switches.is_disabled(),
-        rate,
-    )
-
-
-async def _pass(client: ConnectedBookKeeper, bookies: tuple[BookieId, ...]) -> Left:
-    from auditor.safety.draining import holdings_of, judge
-    from auditor.safety.scan import count
-
-    with counting("ledgers", await count(client.ports.ledgers)) as advance:
-        holdings, scanned = await holdings_of(client.ports.ledgers, bookies, advance)
-    return await judge(holdings, scanned, client.ports.tasks, client.parked)
+    return await looked(client, bookies, drains, left, rate)

@@ -43,14 +43,26 @@ def print_page(
     *,
     right: Sequence[int],
     nothing: str,
+    member: str = "",
 ) -> None:
-    """Print a page: a table, one document, or one document for each row."""
+    """Print a page: a table, one document, or one document for each row.
+
+    Args:
+        output: the form.
+        kind: of the document; that of a line is the same without ``List``.
+        page: the document, with ``items``.
+        headings: of the table.
+        cells: of a row.
+        right: the columns that hold numbers.
+        nothing: the line that replaces an empty table.
+        member: what a line calls its row, if rows have a ``kind`` of their own; empty: the line is the row.
+    """
     if output is StreamFormat.JSON:
         print_json(kind, **page)
         return
     if output is StreamFormat.JSONL:
         for row in page["items"]:
-            print_json_line(kind.removesuffix("List"), **row)
+            print_json_line(kind.removesuffix("List"), **({member: row} if member else row))
     elif page["items"]:
         print_table(headings, [cells(row) for row in page["items"]], right=right)
     else:

@@ -1,13 +1,15 @@
-"""Time spans on a command line: 90s, 30m, 2h, 1d. Pure."""
+"""Time spans and moments on a command line: 90s, 30m, 2h, 1d, 2026-01-31T12:00. Pure."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import typer
 
 _SPAN: Final = re.compile(r"(\d{1,6})([smhd])")
+_AGO: Final = re.compile(r"(\d+)([smhd])")
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -19,3 +21,20 @@ def span_s(text: str, longest_s: int, option: str) -> int:
         longest = f"{longest_s // 86400}d"
         raise typer.BadParameter(f"{text!r} is no time span up to {longest}: write 30m, 1h or 2d", param_hint=option)
     return seconds
+
+
+def moment_ms(text: str, now_ms: int) -> int:
+    """Epoch milliseconds of a moment in UTC, or of so long before ``now_ms``; ends the command if it is neither."""
+    if match := _AGO.fullmatch(text):
+        try:
+            now = datetime.fromtimestamp(now_ms / 1000, UTC)
+            moment = now - timedelta(seconds=int(match[1]) * _UNIT_S[match[2]])
+        except (OverflowError, ValueError) as error:
+            raise typer.BadParameter(f"{text!r} is before the first year") from error
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"{text!r} is no time: write 2026-01-31T12:00, or 30m, 2h, 7d") from error
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from auditor.api.operations_port import TaskState
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import connected
 from auditor.cli.cluster.paging import (
@@ -193,7 +194,10 @@ def list_tasks(
 
 
 def _state(row: dict[str, Any]) -> str:
-    return f"{row['state']}, boosted" if row["boosted_until"] else str(row["state"])
+    state = "in progress" if row["state"] == TaskState.IN_PROGRESS else str(row["state"])
+    if row["state"] == TaskState.PARKED:
+        state += f": {row['park_reason']}"
+    return f"{state}, boosted" if row["boosted_until"] else state
 
 
 def _listed_there(service: Service, missing: str | None, limit: int, after: int | None) -> dict[str, Any]:
@@ -208,10 +212,10 @@ def _listed_there(service: Service, missing: str | None, limit: int, after: int 
 
 def _row_of(task: dict[str, Any], boosts: dict[int, str]) -> dict[str, Any]:
     """The row of a marked ledger, of the service's description of it."""
-    parked = f"parked: {task['park_reason']}"
     return {
         "ledger_id": task["ledger_id"],
-        "state": {"in_progress": "in progress", "parked": parked}.get(task["state"], task["state"]),
+        "state": task["state"],
+        "park_reason": task["park_reason"],
         "since": task["marked"],
         "missing": task["missing"],
         "boosted_until": boosts.get(task["ledger_id"]),
@@ -252,11 +256,13 @@ async def _part(client: ConnectedBookKeeper, missing: str | None, limit: int, af
     rows = []
     for task in kept:
         park = parked.get(task.ledger_id)
-        state = "in progress" if task.ledger_id in locked else f"parked: {park.reason.value}" if park else "waiting"
+        is_locked = task.ledger_id in locked
+        state = TaskState.IN_PROGRESS if is_locked else TaskState.PARKED if park else TaskState.WAITING
         rows.append(
             {
                 "ledger_id": task.ledger_id,
-                "state": state,
+                "state": state.value,
+                "park_reason": park.reason.value if park else None,
                 "since": rfc3339_if_known(task.ctime_ms, "seconds"),
                 "missing": list(task.missing),
                 "boosted_until": rfc3339_if_known(ends.get(task.ledger_id, -1), "seconds"),

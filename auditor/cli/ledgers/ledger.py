@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import datetime
-import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
 from auditor.cli.cluster.changing import whoami
+from auditor.cli.cluster.paging import print_page
+from auditor.cli.cluster.spans import moment_ms
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.ledgers import entries as ledger_entries
 from auditor.cli.ledgers.entries import describe
 from auditor.cli.ledgers.options import LedgerArgument, PasswordOption, YesOption
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table
-from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_line
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
 from bookie.model.ids import bookie_id, ledger_id
 from bookie.model.metadata import LedgerState
 from bookie.model.times import utc_text
+from bookie.runtime.clock import SystemClock
 from bookie.runtime.human import printable, size
 
 app = typer.Typer(
@@ -29,15 +30,12 @@ app.command("write")(ledger_entries.write)
 app.command("read")(ledger_entries.read)
 app.command("tail")(ledger_entries.tail)
 
-_AGO: Final = re.compile(r"(\d+)([smhd])")
-_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
 
 @app.command("list")
 def list_ledgers(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    output: OutputOption = OutputFormat.TABLE,
+    output: StreamOutputOption = StreamFormat.TABLE,
     limit: Annotated[int, typer.Option(min=0, help="Stop after this many; 0 for all.")] = 0,
     state: Annotated[str | None, typer.Option(help="OPEN, IN_RECOVERY or CLOSED.", show_default=False)] = None,
     bookie: Annotated[str | None, typer.Option(help="Some fragment is on this bookie.", show_default=False)] = None,
@@ -71,24 +69,22 @@ def list_ledgers(
         id_prefix=prefix,
     )
     rows = run(_list(metadata_uri(uri, config), where, limit))
-    if output is OutputFormat.JSON:
-        print_json("LedgerList", items=rows)
-        return
-    print_table(
+    print_page(
+        output,
+        "LedgerList",
+        {"items": rows},
         ("LEDGER", "STATE", "E/Qw/Qa", "DIGEST", "FRAGMENTS", "LAST ENTRY", "LENGTH"),
-        [
-            (
-                row["ledger_id"],
-                row["state"],
-                "{ensemble_size}/{write_quorum}/{ack_quorum}".format(**row) if "ensemble_size" in row else "-",
-                row.get("digest_type", "-"),
-                len(row["fragments"]) if "fragments" in row else "-",
-                _or_dash(row.get("last_entry_id")),
-                "-" if row.get("length") is None else size(row["length"]),
-            )
-            for row in rows
-        ],
+        lambda row: (
+            row["ledger_id"],
+            row["state"],
+            "{ensemble_size}/{write_quorum}/{ack_quorum}".format(**row) if "ensemble_size" in row else "-",
+            row.get("digest_type", "-"),
+            len(row["fragments"]) if "fragments" in row else "-",
+            _or_dash(row.get("last_entry_id")),
+            "-" if row.get("length") is None else size(row["length"]),
+        ),
         right=(0, 4, 5, 6),
+        nothing="no such ledger",
     )
 
 
@@ -215,22 +211,7 @@ async def _delete(uri: str, ledger: int) -> None:
 
 
 def _time_ms(text: str | None) -> int | None:
-    """Epoch milliseconds of a moment in UTC, or of so long ago."""
-    if text is None:
-        return None
-    now = datetime.datetime.now(datetime.UTC)
-    if match := _AGO.fullmatch(text):
-        try:
-            moment = now - datetime.timedelta(seconds=int(match[1]) * _UNIT_S[match[2]])
-        except (OverflowError, ValueError) as error:
-            raise typer.BadParameter(f"{text!r} is before the first year") from error
-    else:
-        try:
-            moment = datetime.datetime.fromisoformat(text)
-        except ValueError as error:
-            raise typer.BadParameter(f"{text!r} is no time: write 2026-01-31T12:00, or 30m, 2h, 7d") from error
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
-    return int(moment.timestamp() * 1000)
+    return None if text is None else moment_ms(text, SystemClock().epoch_ms())
 
 
 def _moment(epoch_ms: int | None) -> str:

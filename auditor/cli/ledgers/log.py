@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from auditor.cli.cluster.changing import whoami
+from auditor.cli.cluster.paging import print_page
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.configuration.settings import check_quorums, digest_named
 from auditor.cli.ledgers.entries import FormatOption, describe
@@ -25,8 +26,8 @@ from auditor.cli.ledgers.options import (
     WriteQuorumOption,
     YesOption,
 )
-from auditor.cli.output import OutputFormat, counting, print_json, print_line, print_table
-from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.output import OutputFormat, StreamFormat, counting, print_json, print_line, print_table
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.logs.log_store import NoSuchLogError
 from bookie.runtime.human import printable, size
 
@@ -133,27 +134,25 @@ def tail(
 
 @app.command("list")
 def list_logs(
-    uri: MetadataUriOption = None, config: ConfigOption = None, output: OutputOption = OutputFormat.TABLE
+    uri: MetadataUriOption = None, config: ConfigOption = None, output: StreamOutputOption = StreamFormat.TABLE
 ) -> None:
     """List logs."""
     rows = run(_list(metadata_uri(uri, config)))
-    if output is OutputFormat.JSON:
-        print_json("LogList", items=rows)
-        return
-    print_table(
+    print_page(
+        output,
+        "LogList",
+        {"items": rows},
         ("LOG", "LEDGERS", "ENTRIES", "LENGTH", "STARTS AT", "IS OPEN"),
-        [
-            (
-                printable(row["log"]),
-                len(row["ledgers"]),
-                row["closed_entries"],
-                size(row["closed_length"]),
-                row["first"] or "-",
-                "yes" if row["is_open"] else "no",
-            )
-            for row in rows
-        ],
+        lambda row: (
+            printable(row["log"]),
+            len(row["ledgers"]),
+            row["closed_entries"],
+            size(row["closed_length"]),
+            row["first"] or "-",
+            "yes" if row["is_open"] else "no",
+        ),
         right=(1, 2, 3),
+        nothing="there is no log",
     )
 
 

@@ -14,7 +14,6 @@ from auditor.service.runs.manager import CheckRunner, RunRequest
 from auditor.service.runs.spark_holder import SparkHolder, in_thread
 from auditor.service.settings import ServiceSettings
 from bookie.model.errors import PermanentError
-from spark_jobs.report.history import prune
 from spark_jobs.runs.gate import RunGate
 from spark_jobs.runs.life_cycle import RunOutcome, outcome_of
 from spark_jobs.runs.port import ProgressEvent
@@ -52,10 +51,11 @@ class SparkRunner(CheckRunner):
         gate.check()
 
         def check() -> AuditResult:
+            from spark_jobs.report.writing import keep
             from spark_jobs.runs.run import run_check
 
             result = run_check(spark, request.kind, settings, progress, gate=gate, run_id=request.run_id)
-            prune(settings.report_dir, self._settings.reports_kept)
+            keep(settings.report_dir, result.summary.finished_ms, self._settings.kept)
             return result
 
         result = await in_thread(f"run {request.run_id}", check)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from auditor.api.http.documents import window_document
 from auditor.operating.client import ClusterClient, Document
+from auditor.operating.maintenance import window_document
 from auditor.service.watch.repairs import Rate, RepairLook
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.maintenance import MaintenanceWindows

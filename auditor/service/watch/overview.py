@@ -39,6 +39,8 @@ class History:
     """Of all processes."""
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
     """The newest completed run of each kind."""
+    ended: Sequence[RunRecord] = ()
+    """The completed ones among the newest, the newest first."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
     paused_kinds: Mapping[RunKind, KindPause] = field(default_factory=dict)
 
@@ -128,13 +130,14 @@ class Overview:
 
     async def _read(self) -> History:
         newest = await self._runs.list(RUNS_READ)
+        ended = tuple(record for record in newest if record.state.is_final)
         last: dict[RunKind, RunRecord] = {}
-        for record in newest:
-            if record.state.is_final:
-                last.setdefault(record.kind, record)
+        for record in ended:
+            last.setdefault(record.kind, record)
         return History(
             running=await self._running([record for record in newest if not record.state.is_final]),
             last=last,
+            ended=ended,
             last_success_ms=await self._runs.last_success_ms(),
             paused_kinds=await self._runs.paused_kinds(self._clock.epoch_ms()),
         )

@@ -14,8 +14,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, reread
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     Check,
     Children,

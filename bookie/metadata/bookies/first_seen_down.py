@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bookie.metadata.bookies.returned import EndedLoss, ReturnedBookies
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import change, child_names, find, put, remove
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import MetadataStore
 from bookie.model.ids import BookieId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record

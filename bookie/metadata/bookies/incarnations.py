@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import change, child_names, find
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import Check, MetadataStore, Node
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId

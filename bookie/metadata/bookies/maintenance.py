@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, child_names, ensure_path, remove
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     BadVersionError,
     Create,

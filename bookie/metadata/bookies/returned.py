@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import change, child_names, remove
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import MetadataStore
 from bookie.model.ids import BookieId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record

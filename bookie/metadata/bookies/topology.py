@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import parent_of, put
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     MetadataStore,
     Stat,

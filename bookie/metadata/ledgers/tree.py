@@ -13,7 +13,7 @@ from typing import Final
 
 from bookie.metadata.cluster import Cluster, NotAClusterError
 from bookie.metadata.layout import LayoutKind, inner_names, ledger_ids_under, top_names
-from bookie.metadata.port import MetadataStore, NoNodeError
+from bookie.metadata.port import Children, MetadataStore, NoNodeError, Stat
 from bookie.model.ids import LedgerId
 
 _PARENTS_PER_STEP: Final = 64
@@ -35,19 +35,31 @@ class LedgerTree:
             NotAClusterError: the root does not exist.
             StoreUnavailableError: no answer.
         """
-        await self._store.sync(self._root)  # the server may be stale; after this it is current
-        try:
-            listing = await self._store.children(self._root)
-        except NoNodeError as error:
-            raise NotAClusterError(f"no cluster at {self._root}: it does not exist") from error
-        if self._kind is LayoutKind.FLAT:
-            return [(self._root, len(ledger_ids_under(self._kind, self._root, self._root, listing.names)))]
+        if self._kind is not LayoutKind.FLAT:
+            return [(path, stat.children_count) for path, stat in await self.leaf_nodes() if stat.children_count]
+        listing = await self._root_listing()
+        return [(self._root, len(ledger_ids_under(self._kind, self._root, self._root, listing.names)))]
+
+    async def leaf_nodes(self) -> list[tuple[str, Stat]]:
+        """Paths and stats of the nodes that may directly hold ledgers, in tree order; not for the flat layout.
+
+        Raises:
+            NotAClusterError: the root does not exist.
+            StoreUnavailableError: no answer.
+        """
+        listing = await self._root_listing()
         short, long = top_names(self._kind, listing.names)
         parents = await self._descend([f"{self._root}/{name}" for name in short], 1)
         parents += await self._descend([f"{self._root}/{name}" for name in long], 3)
         nodes = await self._store.get_many(parents)
-        counts = [0 if node is None else node.stat.children_count for node in nodes]
-        return [(parent, count) for parent, count in zip(parents, counts, strict=True) if count]
+        return [(parent, node.stat) for parent, node in zip(parents, nodes, strict=True) if node is not None]
+
+    async def _root_listing(self) -> Children:
+        await self._store.sync(self._root)  # the server may be stale; after this it is current
+        try:
+            return await self._store.children(self._root)
+        except NoNodeError as error:
+            raise NotAClusterError(f"no cluster at {self._root}: it does not exist") from error
 
     async def ids_under_many(self, parents: Sequence[str]) -> list[list[LedgerId]]:
         """Ids directly under each of the leaf parents, ascending; none for a parent that has vanished.

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.logs.log_list import LogConflictError, LogList, decode, encode, is_tombstone
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, ensure_path, parent_of, reread
+from bookie.metadata.own_state import claim_state_root, own_path
 from bookie.metadata.port import (
     NODE_DATA_MAX,
     BadVersionError,
@@ -169,7 +169,9 @@ class LogLists:
             UnreadableLogError: there is something else in its place.
             WriteOutcomeUnknownError: every answer was lost.
             StoreUnavailableError: no answer; nothing was changed.
+            StateRootError: the cluster's other processes keep their state below another root; nothing was changed.
         """
+        await claim_state_root(self._store, self._root)
         new = LogList(options=options, ctime_ms=ctime_ms, writer=token)
         path = self.path(name)
         for _ in range(WRITE_ATTEMPTS_MAX):

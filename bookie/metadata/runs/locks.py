@@ -11,8 +11,8 @@ import contextlib
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, find, reread
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     BadVersionError,
     MetadataStore,

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import change, find, put, remove
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import BadVersionError, MetadataStore, NoNodeError
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 from bookie.model.run import PAUSE_S_MAX, RunKind

@@ -16,8 +16,8 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, child_names, ensure_path, ledger_ids, remove
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     BadVersionError,
     Create,

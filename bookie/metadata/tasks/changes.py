@@ -16,8 +16,8 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import child_names, create_with_parents, remove
+from bookie.metadata.own_state import claim_state_root, own_path
 from bookie.metadata.port import MetadataStore, NodeExistsError, StoreUnavailableError
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
@@ -54,6 +54,7 @@ class Changes:
 
     def __init__(self, store: MetadataStore, ledgers_root: str, clock: Clock) -> None:
         self._store = store
+        self._ledgers_root = ledgers_root
         self._parent = own_path("changes", ledgers_root)
         self._clock = clock
 
@@ -62,7 +63,9 @@ class Changes:
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; do not change anything.
+            StateRootError: the cluster's other processes keep their state below another root; do not change anything.
         """
+        await claim_state_root(self._store, self._ledgers_root)
         change = Change(by[:_TEXT_MAX], via, action, detail[:_TEXT_MAX], self._clock.epoch_ms())
         data = encode_record(change)
         for _ in range(_ATTEMPTS_MAX):

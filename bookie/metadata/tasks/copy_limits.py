@@ -13,8 +13,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import ensure_path, find, put, remove
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import Children, MetadataStore, NodeExistsError, NoNodeError, Stat, WriteOutcomeUnknownError
 from bookie.model.records import decode_record, encode_record
 

@@ -18,8 +18,8 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import READ_AT_ONCE, change, child_names, in_steps, remove, sorted_ids
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import MetadataStore
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record

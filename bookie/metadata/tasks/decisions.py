@@ -18,8 +18,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import child_names, ensure_path, find, ledger_ids, remove
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import NODE_DATA_MAX, BadVersionError, Create, MetadataStore, NoNodeError, SetData
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import PermanentError

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import change, child_names, find, ledger_ids, remove
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import Delete, MetadataStore
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record

@@ -20,8 +20,8 @@ import builtins
 import logging
 from dataclasses import dataclass
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import READ_AT_ONCE, child_names, in_steps, put, remove, sorted_ids
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import MetadataStore, Node
 from bookie.model.ids import LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record

@@ -17,8 +17,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import change, find
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import MetadataStore
 from bookie.model.ids import LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record

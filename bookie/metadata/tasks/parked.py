@@ -22,7 +22,6 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import (
     READ_AT_ONCE,
     child_names,
@@ -33,6 +32,7 @@ from bookie.metadata.nodes import (
     remove,
     sorted_ids,
 )
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import MetadataStore, Node, NodeExistsError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record

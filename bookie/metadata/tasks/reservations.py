@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import (
     WRITE_ATTEMPTS_MAX,
     child_names,
@@ -30,6 +29,7 @@ from bookie.metadata.nodes import (
     ledger_ids,
     reread,
 )
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     Check,
     Create,

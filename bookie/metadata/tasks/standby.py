@@ -15,8 +15,8 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import child_names, ensure_path, remove
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     Delete,
     MetadataStore,

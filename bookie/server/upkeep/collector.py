@@ -14,7 +14,8 @@ argument:
 
 The storage deletes only while the mark stands. An add or a listing by a repair clears it, so a copy that is made or
 found after the verdict is kept. Anything unreadable, unknown or unexpected keeps the data. A pass that would delete
-implausibly much deletes nothing (S12), and a pass stops if the session in which it began is lost (S14).
+implausibly much records this and deletes nothing (S12), until an operator allows it (``HeldCollections``); each ledger
+is judged as always then. A pass stops if the session in which it began is lost (S14).
 
 A crash loses the marks, which are in memory, and the lock ends with the session. A ledger whose entries were deleted in
 part is still listed, and the next pass judges it again. It was fenced durably before the first deletion (S17).
@@ -32,9 +33,11 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from bookie.metadata.bookies.collections import HeldCollections
 from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
 from bookie.metadata.migration import MigratedError
+from bookie.metadata.own_state import StateRootError
 from bookie.metadata.port import (
     Check,
     Create,
@@ -107,6 +110,8 @@ class CollectorReport:
     unknown: int = 0
     """Kept because something could not be read."""
     limbo_cleared: int = 0
+    held: int = 0
+    """Suspects that were kept because they are implausibly many, and no operator allows it."""
     stopped: str = ""
     """Why the pass ended early; empty: it did not."""
     compacted: CompactionResult | None = None
@@ -145,6 +150,9 @@ class Collector:
         self._rng = rng
         self._settings = settings or CollectorSettings()
         self._epoch = 0
+        self._held = HeldCollections(store, cluster.root)
+        self._is_holding: bool | None = None
+        """Whether there is a record of this bookie; None: an earlier process may have made one."""
         self._unsettled: dict[LedgerId, HeldLock | None] = {}
         """Ledgers whose lock may remain, because an answer was lost; None if the lock itself had no answer."""
 
@@ -191,7 +199,7 @@ class Collector:
         self._check_session()
         try:
             current = await open_cluster(self._store, self._cluster.root)
-        except (NotAClusterError, MigratedError) as error:
+        except (NotAClusterError, MigratedError, StateRootError) as error:
             raise _PassEndedError(str(error)) from error
         if current != self._cluster:
             raise _PassEndedError(f"{self._cluster.root} is another cluster than the one this bookie joined")
@@ -214,11 +222,7 @@ class Collector:
                     elif judged is Verdict.SURPLUS or fault_point("collector.suspect_everything"):
                         surplus.append(ledger_id)
         report.suspects = len(gone) + len(surplus)
-        if is_mass_deletion(
-            report.suspects, report.known, ratio_max=self._settings.ratio_max, known_min=self._settings.known_min
-        ):
-            _log.error("collector stopped, too much would go", extra={"bookie_id": self._bookie, "report": str(report)})
-            raise _PassEndedError(f"{report.suspects} of {report.known} ledgers would be deleted: look at the metadata")
+        await self._check_plausible(report)
         if surplus:
             await self._reservations.ensure_parent()
         for ledger_id in surplus:
@@ -227,6 +231,32 @@ class Collector:
         step = 1 if fault_point("collector.one_at_a_time") else _GONE_AT_A_TIME
         for start in range(0, len(gone), step):
             await self._collect_gone(gone[start : start + step], report)
+
+    async def _check_plausible(self, report: CollectorReport) -> None:
+        """End the pass if it would delete implausibly much and no operator allows it (S12)."""
+        settings = self._settings
+        if not is_mass_deletion(
+            report.suspects, report.known, ratio_max=settings.ratio_max, known_min=settings.known_min
+        ):
+            may_hold = report.known > settings.known_min if self._is_holding is None else self._is_holding
+            if may_hold:
+                await self._held.end(self._bookie)
+                self._is_holding = False
+            return
+        report.held, self._is_holding = report.suspects, True
+        now_ms = self._clock.epoch_ms()
+        found = await self._held.hold(self._bookie, report.suspects, report.known, now_ms)
+        if not found.allows(report.suspects, now_ms):
+            _log.error("collector stopped, too much would go", extra={"bookie_id": self._bookie, "report": str(report)})
+            raise _PassEndedError(
+                f"{report.suspects} of {report.known} ledgers would be deleted: look at the metadata. "
+                f"`bkheal collection allow {self._bookie}` lets it go on"
+            )
+        _log.warning(
+            "an operator allows a large collection",
+            extra={"bookie_id": self._bookie, "by": found.allowed_by, "report": str(report)},
+        )
+        report.held = 0
 
     async def _local(self) -> AsyncGenerator[list[LedgerId], None]:
         after = -1

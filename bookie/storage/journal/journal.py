@@ -14,6 +14,10 @@ leaves a torn tail. Nothing is appended after it: each start begins a new file w
 deleted only after a checkpoint that covers it is durable; the mark is written last, because on a full disk it needs the
 space that the deletion frees.
 
+Each batch records that the one before it was durable. The last one has no successor, so a second task writes the mark
+once nothing was written for ``journal_mark_after_s``. From then on, a damaged last batch is damage, not a torn tail
+(J12).
+
 If the disk is full, all queued records fail and the file is closed; the next records begin a new file with a higher
 epoch. Any other disk error stops the journal: nothing more is acknowledged, and ``fatal`` makes the process exit (J6).
 """
@@ -28,6 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bookie.model.errors import FatalError, TransientError
+from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.storage.journal.format import (
@@ -112,6 +117,7 @@ class Journal:
         disk: Disk,
         settings: StorageSettings,
         slots: MarkSlots,
+        clock: Clock,
         *,
         epoch: int,
         sequence: int,
@@ -124,6 +130,7 @@ class Journal:
         self._disk = disk
         self._settings = settings
         self._slots = slots
+        self._clock = clock
         self._epoch = epoch
         # Skip one number: a torn batch of the previous epoch may have used it.
         self._attempted = sequence + 1
@@ -137,10 +144,13 @@ class Journal:
         self._wake = asyncio.Event()
         self._is_closing = False
         self._writer: asyncio.Task[None] | None = None
+        self._marker: asyncio.Task[None] | None = None
+        self._has_new_end = asyncio.Event()
 
     def start(self) -> None:
-        """Start the writer task."""
+        """Start the writer task, and the task that writes the mark."""
         self._writer = guarded("journal writer", self._run())
+        self._marker = guarded("journal mark", self._mark_ends())
 
     def enqueue(
         self, records: Records, on_durable: Callable[[], None], on_failed: Callable[[FatalError], None]
@@ -194,12 +204,14 @@ class Journal:
         self._wake.set()
         if self._writer is not None:
             await asyncio.wait([self._writer])
+        await cancel(self._marker)
         await self._close_file()
 
     async def abort(self) -> None:
         """Stop without writing the queued records, as in a crash."""
         self._is_closing = True
         await cancel(self._writer)
+        await cancel(self._marker)
         self._fail(JournalStoppedError("the journal was stopped before this was durable"))
         await self._close_file()
 
@@ -217,6 +229,24 @@ class Journal:
                     self.is_writing = False
         except Exception as error:  # noqa: BLE001 (task boundary: without the writer nothing may be acknowledged)
             self.stop(error)
+
+    async def _mark_ends(self) -> None:
+        """Record the durable end of the journal whenever no batch follows it for some time."""
+        try:
+            while True:
+                await self._has_new_end.wait()
+                self._has_new_end.clear()
+                await self._clock.sleep(self._settings.journal_mark_after_s)
+                if not self._has_new_end.is_set() and not self.fatal.done():
+                    await self._mark_end()
+        except Exception as error:  # noqa: BLE001 (task boundary: a disk that cannot be synced must stop the journal)
+            self.stop(error)
+
+    async def _mark_end(self) -> None:
+        try:
+            await self._slots.write(JournalMark(self.durable_sequence, self._epoch))
+        except DiskFullError as error:  # only the proof is missing; the next batch or checkpoint records it
+            _log.warning("journal mark not written", extra={"error": str(error)})
 
     async def _has_work(self) -> bool:
         while not self._queue:
@@ -244,6 +274,7 @@ class Journal:
         header = BatchHeader(self._epoch, self._attempted, self.durable_sequence, self._offset, size, count)
         self._offset = await self._file.append_and_sync(encode_batch(header, parts))
         self.durable_sequence = self._attempted
+        self._has_new_end.set()
         self._waiting_bytes -= size
         while group:
             group.popleft().finish(None)

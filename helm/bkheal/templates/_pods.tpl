@@ -114,6 +114,9 @@ securityContext:
 {{- if ne .acl "world" }}
 - {name: BKHEAL_ZK_ACL, value: {{ .acl | quote }}}
 {{- end }}
+{{- if ne .stateRoot "/bkheal" }}
+- {name: BKHEAL_STATE_ROOT, value: {{ .stateRoot | quote }}}
+{{- end }}
 {{- end }}
 {{- end -}}
 

@@ -264,7 +264,8 @@ async def test_form_starts_nothing(world: ApiWorld) -> None:
         "/api/v1/underreplicated?bookie=a",
         "/api/v1/status?full=1",
         "/api/v1/bookies?type=ro",
-        "/api/v1/reports?limit=1",
+        "/api/v1/reports?limit=501",
+        "/api/v1/reports?after=..",
     ],
 )
 async def test_parameter_that_is_wrong_or_unknown_is_refused(world: ApiWorld, path: str) -> None:

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from auditor.api.http.report_routes import find_file
+from tests.unit.auditor.api.test_api_http import good
+from tests.worlds import report as report_world
 from tests.worlds.api import ApiWorld, running
 
 RUN = "20261120T101500Z-0a1b2c"
@@ -77,6 +79,22 @@ async def test_reports_are_listed_with_their_paths(world: ApiWorld) -> None:
     assert item["run_id"] == RUN
     for name in ("page", "summary"):
         assert (await world.ask("GET", item[name])).status == 200
+
+
+async def test_reports_come_in_pages_the_newest_first(world: ApiWorld, report_dir: Path) -> None:
+    written = [report_world.at(report_world.CLEAN, day) for day in range(3)]
+    report_world.write(report_dir, *written)
+    found, after = [], ""
+    for _ in range(3):
+        page = (await good(world, "GET", f"/api/v1/reports?limit=2{after}")).json
+        found += page["items"]
+        if page["next_after"] is None:
+            break
+        after = f"&after={page['next_after']}"
+    assert [item["run_id"] for item in found] == sorted((RUN, *(run.run_id for run in written)), reverse=True)
+    reports = {item["run_id"]: item["report"] for item in found}
+    assert reports.pop(RUN) is None, "its summary is none of ours"
+    assert {report["verdict"] for report in reports.values()} == {"clean"}
 
 
 async def test_a_link_leads_to_the_latest_report_of_a_kind(world: ApiWorld, report_dir: Path) -> None:

@@ -120,6 +120,11 @@ async def test_a_bookie_is_drained_and_the_drain_called_off(world: ApiWorld) -> 
     assert await world.upkeep.cluster.marked() == [7, 8, 9, 10]
     (drain,) = (await good(world, "GET", "/api/v1/drains")).json["items"]
     assert (drain["bookie_id"], drain["by"], drain["state"]) == ("c", "somebody-who-may-administer", "writable")
+    left = (await good(world, "GET", "/api/v1/drain-status")).json
+    assert ([row["bookie_id"] for row in left["bookies"]], left["ledgers_left"], left["moving"]) == (["c"], 1, 1)
+    assert (await good(world, "GET", "/api/v1/drain-status?bookie=d")).json["ledgers_left"] == 0
+    for query, status in (("bookie=e", 404), ("bookie=c%20d", 400), ("bookies=c", 400)):
+        assert (await world.operate("GET", f"/api/v1/drain-status?{query}")).status == status
     assert (await good(world, "DELETE", "/api/v1/drains/c")).json["stopped"] == ["c"]
     assert not await Drains(world.upkeep.cluster.keeper, ROOT).read()
     lost = await world.operate("PUT", "/api/v1/drains/a")
@@ -128,6 +133,29 @@ async def test_a_bookie_is_drained_and_the_drain_called_off(world: ApiWorld) -> 
     for name in ("c%2Fx", "..%2Fdrains", "%00", "d%20e"):
         for method in ("PUT", "DELETE"):
             assert (await world.operate(method, f"/api/v1/drains/{name}")).status == 404
+
+
+async def test_what_is_no_window_is_refused_and_changes_nothing(world: ApiWorld) -> None:
+    path, good_body = "/api/v1/maintenance", {"target": "c", "seconds": 60}
+    for change, status in (
+        ({"seconds": 0}, 400),
+        ({"seconds": 3 * 86_400 + 1}, 400),
+        ({"target": "c d"}, 400),
+        ({"target": 7}, 400),
+        ({"note": "n" * 201}, 400),
+        ({"hold_critical": 1}, 400),
+        ({"until": "later"}, 400),
+        ({"target": "e"}, 404),
+        ({"target": "readonly"}, 404),
+        ({"target": "rack:;"}, 404),
+        ({"target": "rack:/r9"}, 409),
+    ):
+        assert (await world.operate("PUT", path, json={**good_body, **change})).status == status, change
+    assert (await world.operate("PUT", path, json={"seconds": 60})).status == 400
+    for query, status in (("", 400), ("?target=c%20d", 400), ("?target=c&x=1", 400), ("?target=e", 200)):
+        assert (await world.operate("DELETE", path + query)).status == status, query
+    assert (await good(world, "GET", path)).json["items"] == []
+    assert [action for action, _ in await changes(world)] == ["maintenance end"]
 
 
 async def test_a_drain_that_would_leave_too_few_bookies_is_refused(world: ApiWorld) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import webbrowser
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,16 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from auditor.api.access.tokens import Role
+from auditor.cli.audit import report_there
 from auditor.cli.cluster import status
+from auditor.cli.cluster.drain_status import look_or_wait
+from auditor.cli.cluster.drain_there import status_there
 from auditor.cli.main import app
+from auditor.operating.drain_status import status_document
+from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.topology import TopologyStore
+from bookie.metadata.cluster import open_cluster
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.debts import PlacementDebt, PlacementDebts
@@ -24,10 +32,13 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.run import RunKind
 from bookie.model.times import rfc3339
 from tests.unit.auditor.api.test_api_findings import RUN, write_findings
+from tests.worlds import report as report_world
 from tests.worlds.api import ApiWorld, running
 from tests.worlds.clocks import EPOCH_MS
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import make_metadata
+
+C = BookieId("c")
 
 
 @pytest.fixture
@@ -107,6 +118,56 @@ async def test_drains_begin_and_end(world: ApiWorld) -> None:
     assert (await document(world, "drain", "stop", "c", "--yes"))["stopped"] == ["c"]
 
 
+async def test_what_is_left_of_a_drain_is_shown_as_without_a_service(world: ApiWorld) -> None:
+    none = await call(world, "drain", "status")
+    assert (none.exit_code, "no bookie is being drained" in none.output) == (ExitCode.FAILED, True)
+    cluster = world.upkeep.cluster
+    async with cluster.connected("") as client:
+        await client.ports.ledgers.create(10, make_metadata((0, "c"), quorum=(1, 1), last=9))
+    await document(world, "drain", "start", "c", "--yes")
+    left = await call(world, "drain", "status", "-o", "json")
+    async with cluster.connected("") as client:
+        drains = await Drains(client.store, ROOT).read()
+        seen, _ = await look_or_wait(client, (C,), drains, is_waiting=False, timeout_s=None, pulsar=None)
+    expected = {"apiVersion": "bkheal/v1", "kind": "DrainStatus", **status_document(seen)}
+    assert (left.exit_code, json.loads(left.stdout)) == (ExitCode.FAILED, expected)
+    assert expected["ledgers_left"] == 1
+    assert "nothing is left on them" in (await call(world, "drain", "status", "d", "--wait")).stdout
+    unknown = await call(world, "drain", "status", "nobody")
+    assert "no bookie of this cluster: nobody" in str(unknown.exception)
+    timeout = await call(world, "drain", "status", "--wait", "--timeout", "1")
+    assert (timeout.exit_code, "stopped waiting after 1 s" in timeout.stderr) == (ExitCode.FAILED, True)
+    pulsar = await call(world, "drain", "status", "--wait", "--pulsar-admin", "http://localhost:1")
+    assert (pulsar.exit_code, "not unloaded with --at" in pulsar.output) == (ExitCode.USAGE, True)
+
+
+def test_a_wait_for_a_drain_asks_until_nothing_is_left_with_pauses() -> None:
+    now_s, asked, pauses = 0.0, [], []
+    numbers = iter((100, 60, 60, 0))
+
+    class Auditor:
+        """Each answer takes four seconds."""
+
+        def ask(self, method: str, path: str, query: dict[str, Any]) -> dict[str, Any]:
+            nonlocal now_s
+            now_s += 4
+            asked.append(query["bookie"])
+            return {"ledgers_left": next(numbers), "bookies": [{"bookie_id": "c"}], "eta_seconds": None}
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        pauses.append(seconds)
+
+    service: Any = Auditor()
+    last = status_there(service, (), is_waiting=True, timeout_s=None, sleep=sleep, monotonic_s=lambda: now_s)
+    assert (asked, pauses) == ([None, ["c"], ["c"], ["c"]], [20.0, 20.0, 20.0])
+    assert (last["ledgers_left"], last["eta_seconds"], last["ledgers_per_second"]) == (0, 0, 100 / 76)
+    numbers = iter((100, 60, 50))
+    last = status_there(service, (), is_waiting=True, timeout_s=45, sleep=sleep, monotonic_s=lambda: now_s)
+    assert (last["ledgers_left"], last["eta_seconds"]) == (60, 42.0)
+
+
 async def test_drains_are_listed_and_schedules_paused(world: ApiWorld) -> None:
     await document(world, "drain", "start", "c", "--yes")
     assert [row["bookie_id"] for row in (await document(world, "drain", "list"))["items"]] == ["c"]
@@ -121,6 +182,10 @@ async def test_progress_is_shown(world: ApiWorld) -> None:
 async def test_findings_are_listed(world: ApiWorld) -> None:
     items = (await document(world, "report", "findings", "--severity", "below_write_quorum"))["items"]
     assert [(row["ledger_id"], row["missing"]) for row in items] == [(2, ["b:1"])]
+    (line,) = (
+        await call(world, "report", "findings", "--severity", "below_write_quorum", "-o", "jsonl")
+    ).stdout.splitlines()
+    assert (json.loads(line)["kind"], json.loads(line)["finding"]) == ("Finding", items[0])
 
 
 def test_findings_are_listed_from_the_directory_too(tmp_path: Path) -> None:
@@ -128,6 +193,51 @@ def test_findings_are_listed_from_the_directory_too(tmp_path: Path) -> None:
     words = ["report", "findings", RUN, "--report-dir", str(tmp_path), "--limit", "2", "-o", "jsonl"]
     refused = CliRunner().invoke(app, words)
     assert "holds no report" in str(refused.exception), "a run without a summary may still be active"
+
+
+async def test_reports_are_listed_shown_compared_and_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def browse(url: str) -> bool:
+        opened.append(url)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", browse)
+    first, second, other = (
+        report_world.at(summary, day)
+        for day, summary in enumerate((report_world.CLEAN, report_world.NO_LIVE_COPY, report_world.PLACEMENT))
+    )
+    report_world.write(tmp_path / "reports", first, second, other)
+    (tmp_path / "reports" / RUN).mkdir()
+    (tmp_path / "reports" / RUN / "summary.json").write_text("[]")
+    monkeypatch.setattr(report_there, "_PAGE", 2)
+    async with running(tmp_path) as world:
+        listed = (await document(world, "report", "list"))["items"]
+        here = CliRunner().invoke(app, ["report", "list", "--report-dir", str(tmp_path / "reports"), "-o", "json"])
+        assert listed == json.loads(here.stdout)["items"], "a summary that cannot be read is left out by both"
+        assert [row["run_id"] for row in listed] == [other.run_id, second.run_id, first.run_id]
+        lines = (await call(world, "report", "list", "--limit", "1", "-o", "jsonl")).stdout.splitlines()
+        assert [json.loads(line)["run_id"] for line in lines] == [other.run_id]
+        shown = await document(world, "report", "show", second.run_id[:8])
+        assert shown == json.loads((tmp_path / "reports" / second.run_id / "summary.json").read_bytes())
+        assert "bkheal ledger show 42" in (await call(world, "report", "show", second.run_id)).stdout
+        assert "3 runs begin with" in (await call(world, "report", "show", first.run_id[:6])).output
+        text = (await call(world, "report", "diff", "", second.run_id)).stdout
+        assert "verdict     clean -> no live copy" in text
+        back = await document(world, "report", "diff", second.run_id, first.run_id)
+        assert (back["old"], back["new"]) == (second.run_id, first.run_id)
+        alone = await call(world, "report", "diff", "", first.run_id)
+        assert "no complete bookies check of that cluster before" in str(alone.exception)
+        assert (await call(world, "report", "open", first.run_id)).stdout == f"{world.url}/reports/{first.run_id}/\n"
+        assert opened == [f"{world.url}/reports/{first.run_id}/"]
+        missing = await call(world, "report", "show", "20300101T000000Z-aaaaaa")
+        assert "no such report" in str(missing.exception)
+
+
+async def test_a_service_without_reports_lists_none(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        assert (await call(world, "report", "list")).stdout.startswith("no reports with the service")
+        assert "the service has no report" in (await call(world, "report", "show")).output
 
 
 async def test_the_impact_of_the_newest_run_is_asked_of_the_service(world: ApiWorld) -> None:
@@ -160,8 +270,10 @@ async def test_marked_ledgers_are_listed_in_pages(world: ApiWorld) -> None:
     assert ([row["ledger_id"] for row in first["items"]], first["next_after"]) == (ids[:1], ids[0])
     rest = (await document(world, "underreplicated", "list", "--after", str(ids[0])))["items"]
     assert [row["ledger_id"] for row in rest] == ids[1:]
-    assert {row["state"] for row in first["items"] + rest} <= {"waiting", "in progress", "parked: no_live_copy"}
-    assert str(ids[0]) in (await call(world, "underreplicated", "list")).stdout
+    states = [(row["state"], row["park_reason"]) for row in first["items"] + rest]
+    assert states == [("waiting", None), ("in_progress", None), ("parked", "no_live_copy")]
+    table = (await call(world, "underreplicated", "list")).stdout
+    assert [word in table for word in (f"{ids[0]}  waiting", "in progress", "parked: no_live_copy")] == [True] * 3
 
 
 async def test_runs_are_listed_and_shown(world: ApiWorld) -> None:
@@ -171,6 +283,8 @@ async def test_runs_are_listed_and_shown(world: ApiWorld) -> None:
     others = [each.value for each in RunKind if each is not kind]
     assert (await document(world, "audit", "list", "--kind", others[0]))["items"] == []
     assert run_id in (await call(world, "audit", "list")).stdout
+    (line,) = (await call(world, "audit", "list", "-o", "jsonl")).stdout.splitlines()
+    assert (json.loads(line)["kind"], json.loads(line)["run"]["run_id"]) == ("AuditRun", run_id)
     assert (await document(world, "audit", "show", run_id))["run"]["kind"] == kind.value
 
 
@@ -178,7 +292,50 @@ async def test_bookies_and_windows_are_listed(world: ApiWorld) -> None:
     listed = (await document(world, "bookies"))["items"]
     assert [row["bookie_id"] for row in listed] == [view.bookie_id for view in world.operations.known]
     assert listed[-1]["state"] == "lost"
+    lines = (await call(world, "bookies", "-o", "jsonl")).stdout.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"apiVersion": "bkheal/v1", "kind": "Bookie", **row} for row in listed
+    ]
     assert "no maintenance window" in (await call(world, "maintenance", "list")).stdout
+    assert (await call(world, "maintenance", "list", "-o", "jsonl")).stdout == ""
+
+
+async def test_windows_begin_and_end(world: ApiWorld) -> None:
+    words = ("maintenance", "start", "c", "--for", "2h", "--note", "disk")
+    assert (await call(world, *words, "--dry-run")).stdout.startswith("losses of c would be not marked until ")
+    assert (await document(world, "maintenance", "list"))["items"] == []
+    started = await document(world, *words)
+    assert (started["bookies"], started["until"], started["dry_run"]) == (["c"], rfc3339(EPOCH_MS + 7_200_000), False)
+    (window,) = (await document(world, "maintenance", "list"))["items"]
+    assert window == {name: value for name, value in started.items() if name in window}
+    assert (await document(world, "maintenance", "end", "c", "--dry-run"))["was_open"] is True
+    assert (await call(world, "maintenance", "end", "c")).stdout == "the window of c is ended\n"
+    assert (await document(world, "maintenance", "end", "c"))["was_open"] is False
+    rows = (await document(world, "changes"))["items"]
+    assert [(row["via"], row["action"]) for row in rows[::-1]] == [
+        ("http", "maintenance start"),
+        ("http", "maintenance end"),
+        ("http", "maintenance end"),
+    ]
+
+
+async def test_a_window_of_a_rack_follows_the_topology_of_the_service(world: ApiWorld) -> None:
+    cluster = world.upkeep.cluster
+    await TopologyStore(cluster.keeper, await open_cluster(cluster.keeper, ROOT)).write(json.dumps({"c": "/r1"}))
+    assert (await document(world, "maintenance", "start", "rack:r1"))["target"] == "rack:/r1"
+    unknown = await call(world, "maintenance", "start", "rack:/r2")
+    assert "no bookie is in rack /r2; racks with bookies: /r1" in str(unknown.exception)
+    assert (await document(world, "maintenance", "end", "rack:/r1"))["was_open"] is True
+    here = await call(world, "maintenance", "start", "c", "--topology-file", __file__)
+    assert (here.exit_code, "the auditor's own topology" in here.output) == (ExitCode.USAGE, True)
+
+
+async def test_only_an_administrator_holds_ledgers_with_one_copy_left_back(world: ApiWorld) -> None:
+    words = ("maintenance", "start", "c")
+    refused = await call(world, *words, "--hold-critical", role=Role.OPERATE)
+    assert "administer" in str(refused.exception)
+    assert (await call(world, *words, role=Role.OPERATE)).exit_code == ExitCode.OK
+    assert (await document(world, *words, "--hold-critical"))["hold_critical"] is True
 
 
 async def test_placement_debts_are_listed(world: ApiWorld) -> None:

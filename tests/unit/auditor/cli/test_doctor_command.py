@@ -13,7 +13,12 @@ from typer.testing import CliRunner, Result
 
 from auditor.cli.cluster import doctor
 from auditor.cli.main import app
-from auditor.operating.doctor import CLOCK_FAIL_MS, CLOCK_WARN_MS, Checked, State, clock_check, worst
+from auditor.operating.checked import Checked, State, worst
+from auditor.operating.doctor import CLOCK_FAIL_MS, CLOCK_WARN_MS, clock_check
+from auditor.operating.permissions import permission_checks
+from bookie.metadata.access import ZooKeeperAccess, use_access
+from bookie.metadata.nodes import put
+from bookie.metadata.own_state import own_path
 from bookie.model.exit_codes import ExitCode
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT
@@ -62,7 +67,7 @@ def test_what_is_allowed_is_found_and_nothing_of_the_cluster_is_changed(cluster:
     _, rows = diagnosis()
     permissions = {target: row["state"] for (check, target), row in rows.items() if check == "permission"}
     assert set(permissions.values()) == {"ok"}
-    assert {f"{ROOT}/underreplication", f"{ROOT}/cookies", f"{ROOT}/available"} <= permissions.keys()
+    assert {f"{ROOT}/underreplication", f"{ROOT}/cookies", f"{ROOT}/available", "/bkheal"} <= permissions.keys()
     assert tree(cluster) == before
 
 
@@ -73,6 +78,43 @@ def test_a_part_of_the_tree_that_may_not_be_written_fails_with_advice(cluster: C
     assert (code, row["state"]) == (ExitCode.FAILED, "failed")
     assert "nothing would be marked or repaired" in row["detail"]
     assert "setAcl" in row["advice"]
+
+
+@pytest.mark.parametrize("name", ["ledgers", "locks", "auditorelection", "ledgers/0000/0000"])
+def test_a_subtree_of_the_tasks_that_may_not_be_written_is_named(cluster: CommandCluster, name: str) -> None:
+    path = f"{ROOT}/underreplication/{name}"
+    asyncio.run(put(cluster.keeper, path, b""))
+    cluster.cell.deny(path)
+    code, rows = diagnosis()
+    failed = {target for (check, target), row in rows.items() if (check, row["state"]) == ("permission", "failed")}
+    assert (code, failed) == (ExitCode.FAILED, {path})
+    assert f"{path}: its ACL does not allow this" in rows["permission", path]["detail"]
+
+
+def test_each_kind_of_own_records_that_may_not_be_written_is_named(cluster: CommandCluster) -> None:
+    paths = {own_path(kind, ROOT) for kind in ("drains", "reservations")}
+    for path in paths:
+        asyncio.run(put(cluster.keeper, path, b""))
+        cluster.cell.deny(path)
+    _, rows = diagnosis()
+    failed = {target for (check, target), row in rows.items() if (check, row["state"]) == ("permission", "failed")}
+    assert failed == paths
+    assert ("permission", "/bkheal") not in rows
+
+
+def test_a_state_root_that_cannot_be_created_is_named(cluster: CommandCluster) -> None:
+    cluster.cell.deny("/")
+    checks = asyncio.run(_permissions(cluster, ZooKeeperAccess(state_root="/elsewhere/bkheal")))
+    row = next(each for each in checks if each.target == "/elsewhere/bkheal")
+    assert row.state is State.FAILED
+    assert "create /bkheal-doctor-probe" in row.detail
+    assert "create it once" in row.advice
+
+
+async def _permissions(cluster: CommandCluster, access: ZooKeeperAccess) -> list[Checked]:
+    async with cluster.connected("") as client:
+        use_access(access)
+        return await permission_checks(client)
 
 
 def test_bookies_that_do_not_answer_fail_and_a_disabled_switch_warns(cluster: CommandCluster) -> None:

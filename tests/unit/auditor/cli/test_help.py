@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from auditor.cli.main import app, main
+from auditor.cli.output import StreamFormat
 from tests.deadlines import PROGRAM_S
 
 Shown: TypeAlias = Callable[..., str]
@@ -55,6 +57,21 @@ def test_paragraphs_on_a_narrow_terminal_are_filled(shown: Shown) -> None:
 
 def test_a_wide_terminal_has_boxes(shown: Shown) -> None:
     assert "│" in shown(140, "drain", "status", "--help")
+
+
+def test_each_command_that_lists_prints_lines_of_json_too() -> None:
+    choices = {}
+
+    def walk(command: Any, *words: str) -> None:
+        for name, each in getattr(command, "commands", {}).items():
+            walk(each, *words, name)
+        if words and words[-1] in ("list", "bookies", "changes", "findings", "impact"):
+            (option,) = [option for option in command.params if "--output" in getattr(option, "opts", ())]
+            choices[words] = type(option.default)
+
+    walk(get_command(app))
+    assert len(choices) >= 13
+    assert {words: kind for words, kind in choices.items() if kind is not StreamFormat} == {}
 
 
 def test_the_list_of_commands_is_not_cut_off(shown: Shown) -> None:

@@ -13,8 +13,10 @@ from auditor.exporter.exporter import FRESH_S, Exporter
 from auditor.exporter.settings import ExporterServerSettings, ExporterSettings
 from auditor.metrics import definitions as names
 from auditor.metrics.cluster_metrics import CLUSTER, exporter_metrics
+from auditor.metrics.service_metrics import AuditorMetrics
 from auditor.service.watch.backlog import backlog_counter
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.layout import cookie_path
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.port import MetadataStore
@@ -30,7 +32,7 @@ from bookie.runtime.telemetry.metrics import MetricSet
 from tests.worlds.cluster import ROOT, MemoryCluster
 from tests.worlds.virtual_time import in_virtual_time
 
-A, B, C = (BookieId(f"bk{name}:1") for name in "abc")
+A, B, C, D = (BookieId(f"bk{name}:1") for name in "abcd")
 SETTINGS = ExporterSettings(metadata_uri="zk://h:2181/ledgers")
 DONE = RunRecord("20261120T101500Z-000001", RunKind.BOOKIES, RunCause.COMMAND, "cron", "job/1", RunState.DONE,
                  started_ms=1000, finished_ms=9000, exit_code=0, verdict="clean", ledgers=7)  # fmt: skip
@@ -180,6 +182,65 @@ async def test_a_run_whose_process_is_gone_does_not_run() -> None:
         await runs.release(lease)
         await asyncio.sleep(60)
         assert watched.value(names.RUNNING, kind="bookies") == 0
+
+
+@in_virtual_time
+async def test_failed_runs_of_cronjobs_are_counted_until_one_succeeds() -> None:
+    cluster = await MemoryCluster().found()
+    await cluster.register(A)
+    runs = Runs(cluster.store, ROOT)
+    failed = replace(DONE, state=RunState.FAILED, verdict="", exit_code=70)
+    partial = replace(DONE, verdict="incomplete", exit_code=5)
+    records = (
+        failed,
+        DONE,
+        failed,
+        replace(DONE, is_dry_run=True),
+        replace(DONE, state=RunState.CANCELLED),
+        partial,
+        replace(failed, kind=RunKind.REPLICAS),
+    )
+    async with exporting(cluster) as watched:
+        counts = []
+        for number, record in enumerate(records):
+            await runs.write(replace(record, run_id=f"20261120T10150{number}Z-000001"))
+            await asyncio.sleep(SETTINGS.backlog_interval_s + 1)
+            counts.append(watched.value(names.FAILED_IN_A_ROW, kind="bookies"))
+        assert counts == [1, 0, 1, 1, 1, 2, 2]
+        assert watched.value(names.FAILED_IN_A_ROW, kind="replicas") == 1
+
+
+@in_virtual_time
+async def test_delay_windows_and_what_is_held_back_are_shown_as_a_leader_shows_them() -> None:
+    cluster = await MemoryCluster().found()
+    await cluster.register(A)
+    await cluster.register(B)
+    now_ms = cluster.clock.epoch_ms()
+    for bookie in (C, D):
+        await ensure_path(cluster.store, cookie_path(ROOT, bookie))
+    await cluster.tasks.switches.set_lost_bookie_delay_s(600)
+    await FirstSeenDown(cluster.store, ROOT).reconcile(frozenset({C, D}), now_ms)
+    window = Window(D, (D,), "me", now_ms, now_ms + 3_600_000)
+    await MaintenanceWindows(cluster.store, ROOT).start(window)
+    run = replace(DONE, held_back={"limit": 5}, withdrawn={"ledger_deleted": 2})
+    await Runs(cluster.store, ROOT).write(run)
+    async with exporting(cluster, replace(SETTINGS, missing_share_max=1)) as watched:
+        await asyncio.sleep(1)
+        status = watched.exporter.status()
+        assert status is not None
+        shown = AuditorMetrics("1", cluster.clock)
+        shown.show(replace(status, is_leader=True))
+        for definition in CLUSTER:
+            for labels in definition.combinations():
+                expected = shown.registry.get_sample_value(definition.name, labels)
+                assert watched.value(definition.name, **labels) == expected, (definition.name, labels)
+        assert watched.value(names.LOST_BOOKIE_DELAY) == 600
+        assert watched.value(names.HELD_BACK_BOOKIES, reason="delay") == 1
+        assert watched.value(names.HELD_BACK_BOOKIES, reason="maintenance") == 1
+        assert watched.value(names.WINDOWS) == 1
+        assert watched.value(names.WINDOWS_END) == window.until_ms / 1000
+        assert watched.value(names.LAST_HELD_BACK, kind="bookies", reason="limit") == 5
+        assert watched.value(names.LAST_WITHDRAWN, kind="bookies", reason="ledger_deleted") == 2
 
 
 def test_wrong_settings_are_named_together() -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 from auditor.service.service import HOUSEKEEPING_S
 from bookie.metadata.bookies.maintenance import WINDOW_S_MAX, MaintenanceWindows, Window
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import child_names, put
+from bookie.metadata.own_state import own_path
 from bookie.model.ids import BookieId
 from bookie.model.records import encode_record
 from tests.worlds.cluster import ROOT

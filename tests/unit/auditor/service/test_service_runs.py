@@ -11,7 +11,7 @@ import pytest
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError, why_no_next_run
 from auditor.service.runs.manager import RunManager, RunRequest
 from auditor.service.service import AuditorService
-from bookie.metadata.layout import own_path
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.election import Leadership
 from bookie.metadata.runs.records import RunLane, Runs

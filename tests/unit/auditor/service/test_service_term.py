@@ -12,7 +12,7 @@ from auditor.service.runs.spark_runner import UnknownOptionError
 from auditor.service.service import RELEASE_AFTER_S, Connection
 from auditor.service.watch.backlog import BacklogCounter
 from auditor.service.watch.overview import Overview
-from bookie.metadata.layout import own_path
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.records import Runs
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState

@@ -17,9 +17,10 @@ from bookie.metadata.bookies.incarnations import Incarnations
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.cluster import Cluster, ClusterExistsError, format_cluster, open_cluster
-from bookie.metadata.layout import LayoutKind, lock_path, own_path, task_path
+from bookie.metadata.layout import LayoutKind, lock_path, task_path
 from bookie.metadata.ledgers.ledgers import LedgerExistsError, LedgerStore
 from bookie.metadata.ledgers.serde import decode
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import Check, StoreUnavailableError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason

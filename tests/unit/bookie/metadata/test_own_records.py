@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import pytest
 
+from bookie.metadata.bookies.collections import HeldCollection, HeldCollections
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, UnreadableHistoryError
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.bookies.returned import EndedLoss, ReturnedBookies
-from bookie.metadata.layout import own_path
 from bookie.metadata.logs.log_list import LogList, UnreadableLogError
 from bookie.metadata.logs.log_store import LogLists
 from bookie.metadata.nodes import put
+from bookie.metadata.own_state import own_path
 from bookie.metadata.runs.records import Holder, RunLane, Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.tasks.boosts import Boost, Boosts
@@ -57,6 +58,10 @@ WINDOW = (
     b'{"format": 1, "bookies": ["b1:3181", "b2:3181"], "by": "ops", "since_ms": 1763900000000, '
     b'"until_ms": 1763900060000, "holds_critical": true, "note": "new disks"}'
 )
+COLLECTION = (
+    b'{"format": 1, "ledgers": 60, "known": 100, "since_ms": 1763900000000, "allowed_by": "ops", "allowed_since_ms": '
+    b'1763900000000, "allowed_until_ms": 1763900060000, "allowed_max": 66}'
+)
 RETURNED = b'{"format": 1, "losses": [{"since_ms": 1763900000000, "returned_ms": 1763900060000}]}'
 DECISION = (
     b'{"format": 1, "verdict": "loss_accepted", "by": "ops", "at_ms": 1763900000000, "reason": "fire", "park_reason": '
@@ -82,6 +87,7 @@ PATHS = {
     LOCK: own_path("runs", ROOT) + "/locks/bookies",
     BOOST: own_path("boosts", ROOT) + f"/{LEDGER}",
     WINDOW: own_path("maintenance", ROOT) + "/rack%3A%2Fr1",
+    COLLECTION: own_path("collections", ROOT) + f"/{B1}",
     RETURNED: own_path("returned", ROOT) + f"/{B1}",
     DECISION: own_path("decisions", ROOT) + f"/{LEDGER}",
     RUN: own_path("runs", ROOT) + f"/records/{RUN_ID}",
@@ -115,6 +121,8 @@ async def test_records_of_the_first_releases_are_read() -> None:
     assert await Boosts(store, ROOT).active(SINCE_MS) == [Boost(LEDGER, "ops", SINCE_MS, SINCE_MS + 60_000)]
     window = Window("rack:/r1", (B1, B2), "ops", SINCE_MS, SINCE_MS + 60_000, True, "new disks")
     assert await MaintenanceWindows(store, ROOT).open_at(SINCE_MS) == (window,)
+    held = HeldCollection(B1, 60, 100, SINCE_MS, "ops", SINCE_MS, SINCE_MS + 60_000, 66)
+    assert await HeldCollections(store, ROOT).all() == [held]
     assert await ReturnedBookies(store, ROOT).of([B1]) == {B1: (EndedLoss(SINCE_MS, SINCE_MS + 60_000),)}
     lost = LostFragment(EntryId(0), EntryId(9), (0, 2), (B1, B3))
     decision = Decision(LEDGER, Verdict.LOSS_ACCEPTED, "ops", SINCE_MS, "fire", ParkReason.NO_LIVE_COPY, (lost,))

@@ -36,6 +36,7 @@ FULL = ZooKeeperAccess(
     sasl_service="zk",
     digest_file=Path("/digest"),
     acl="sasl:bkheal:cdrwa,world:anyone:r",
+    state_root="/pulsar/bkheal",
 )
 
 
@@ -60,11 +61,16 @@ def test_the_environment_names_files_and_not_secrets() -> None:
         "BKHEAL_ZK_USERNAME": "bkheal",
         "BKHEAL_ZK_PASSWORD": "secret",
         "BKHEAL_ZK_ACL": "",
+        "BKHEAL_STATE_ROOT": "/pulsar/bkheal",
         "HOME": "/root",
     }
     access = access_from_environment(environment)
     assert access == ZooKeeperAccess(
-        tls_ca=Path("/ca"), tls_verify=TlsVerify.AUTHORITY, login=ZooKeeperLogin.DIGEST_MD5, sasl_username="bkheal"
+        tls_ca=Path("/ca"),
+        tls_verify=TlsVerify.AUTHORITY,
+        login=ZooKeeperLogin.DIGEST_MD5,
+        sasl_username="bkheal",
+        state_root="/pulsar/bkheal",
     )
     assert without_access(environment) == {"HOME": "/root"}
     assert access_from_environment({}) == PLAIN_ACCESS
@@ -80,6 +86,14 @@ def test_the_environment_names_files_and_not_secrets() -> None:
         ({"BKHEAL_ZK_USERNAME": "a"}, "need zk_login"),
         ({"BKHEAL_ZK_LOGIN": "DIGEST-MD5"}, "needs zk_username"),
         ({"BKHEAL_ZK_ACL": "everybody"}, "'everybody' is no entry"),
+        ({"BKHEAL_STATE_ROOT": "bkheal"}, "state_root = 'bkheal' is not absolute"),
+        ({"BKHEAL_STATE_ROOT": "/a/../b"}, "no path of plain names"),
+        ({"BKHEAL_STATE_ROOT": "/a/"}, "no path of plain names"),
+        ({"BKHEAL_STATE_ROOT": "/a//b"}, "no path of plain names"),
+        ({"BKHEAL_STATE_ROOT": "/"}, "no path of plain names"),
+        ({"BKHEAL_STATE_ROOT": "/a b"}, "no path of plain names"),
+        ({"BKHEAL_STATE_ROOT": "/zookeeper/bkheal"}, "belongs to ZooKeeper"),
+        ({"BKHEAL_STATE_ROOT": "/" + "a" * 200}, "longer than 200 characters"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(environment: dict[str, str], says: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from bookie.metadata.bookies.collections import HeldCollections
 from bookie.metadata.port import Check
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.reservations import Reservation, Reservations
@@ -373,6 +374,77 @@ async def test_implausibly_many_are_left_alone() -> None:
     assert (report.suspects, report.collected) == (4, 0)
     assert "look at the metadata" in report.stopped
     assert len(await world.storage.ledger_ids()) == 6
+
+
+def test_a_large_deletion_goes_on_when_an_operator_allows_it_with_the_default_settings() -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        world = await CollectorWorld().open(CollectorSettings())
+        records = HeldCollections(world.store, world.cluster.root)
+        for number in range(201):
+            await ledger(world, LedgerId(number), OURS if number < 100 else None)
+
+        async def seen() -> tuple[int, int, int]:
+            report = await world.collector.run_pass()
+            return report.held, report.collected, len(await records.all())
+
+        assert await seen() == await seen() == (101, 0, 1)
+        now_ms = world.clock.epoch_ms()
+        await records.allow(US, "ops", now_ms, now_ms + 3_600_000, 100)
+        assert await seen() == (101, 0, 1)  # fewer are allowed
+        await records.allow(US, "ops", now_ms - 7_200_000, now_ms - 3_600_000)
+        assert await seen() == (101, 0, 1)  # it has ended
+        await records.allow(US, "ops", now_ms, now_ms + 3_600_000)
+        assert await seen() == (0, 101, 1)
+        assert await seen() == (0, 0, 0)
+        assert len(await world.storage.ledger_ids()) == 100
+
+    scenario()
+
+
+@in_virtual_time
+async def test_what_is_allowed_is_still_judged_ledger_by_ledger() -> None:
+    world = await CollectorWorld().open(CollectorSettings(confirm_after_s=30, known_min=5))
+    records = HeldCollections(world.store, world.cluster.root)
+    for number in range(6):
+        await ledger(world, LedgerId(number), None)
+    await world.collector.run_pass()
+    now_ms = world.clock.epoch_ms()
+    await records.allow(US, "ops", now_ms, now_ms + 3_600_000)
+
+    async def restore() -> None:
+        await asyncio.sleep(15)
+        for number in range(3):
+            await world.set(LedgerId(number), OURS)
+
+    restoring = asyncio.ensure_future(restore())
+    report = await world.collector.run_pass()
+    await restoring
+    assert (report.collected, report.kept) == (3, 3)
+    assert await world.storage.ledger_ids() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_store_that_does_not_answer_whether_it_is_allowed_keeps_everything(fault: Fault) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        world = await CollectorWorld().open(CollectorSettings(confirm_after_s=30, known_min=5))
+        records = HeldCollections(world.store, world.cluster.root)
+        for number in range(6):
+            await ledger(world, LedgerId(number), None)
+        await world.collector.run_pass()
+        now_ms = world.clock.epoch_ms()
+        await records.allow(US, "ops", now_ms, now_ms + 3_600_000)
+
+        async def fail(operation: str, path: str) -> Fault | None:
+            return fault if path.startswith("/bkheal/collections") else None
+
+        world.bookie_session.fault_hook = fail
+        report = await world.collector.run_pass()
+        assert (report.held, report.collected) == (6, 0)
+        assert len(await world.storage.ledger_ids()) == 6
+
+    scenario()
 
 
 @in_virtual_time

@@ -18,6 +18,7 @@ from bookie.storage.journal.replay import DIRECTORY, JournalReplay, check_same_s
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
+from tests.worlds.clocks import ManualClock
 
 ONE = [b"one"]
 THREE = [b"one", b"two", b"three"]
@@ -46,7 +47,7 @@ async def write(disk: MemoryDisk, bodies: list[bytes], *, epoch: int = 10, file_
     slots = MarkSlots(disk, DIRECTORY)
     await slots.load()
     settings = StorageSettings(journal_file_bytes=file_bytes)
-    journal = Journal(disk, settings, slots, epoch=epoch, sequence=before.reached, files=before.files)
+    journal = Journal(disk, settings, slots, ManualClock(), epoch=epoch, sequence=before.reached, files=before.files)
     journal.start()
     ends = []
     for body in bodies:

@@ -10,13 +10,16 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bookie.model.errors import FatalError
+from bookie.runtime.clock import Clock
 from bookie.storage.disks.memory import MemoryDisk, Operation
+from bookie.storage.errors import DamagedJournalError
 from bookie.storage.journal.format import RecordKind
 from bookie.storage.journal.journal import Journal, JournalBusyError, JournalStoppedError, Records
 from bookie.storage.journal.mark import JournalMark, MarkSlots
 from bookie.storage.journal.replay import DIRECTORY, ClosedFile, JournalReplay, file_path
 from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
+from tests.worlds.clocks import ManualClock
 
 
 class Switch:
@@ -38,19 +41,25 @@ class Switch:
 
 
 async def begin(
-    disk: MemoryDisk, settings: StorageSettings | None = None, files: list[ClosedFile] | None = None
+    disk: MemoryDisk,
+    settings: StorageSettings | None = None,
+    files: list[ClosedFile] | None = None,
+    clock: Clock | None = None,
 ) -> Journal:
     await disk.make_directory(DIRECTORY)
     slots = MarkSlots(disk, DIRECTORY)
     await slots.load()
-    journal = Journal(disk, settings or StorageSettings(), slots, epoch=5, sequence=0, files=files or [])
+    settings, clock = settings or StorageSettings(), clock or ManualClock()
+    journal = Journal(disk, settings, slots, clock, epoch=5, sequence=0, files=files or [])
     journal.start()
     return journal
 
 
 @asynccontextmanager
-async def journal_on(disk: MemoryDisk, settings: StorageSettings | None = None) -> AsyncIterator[Journal]:
-    journal = await begin(disk, settings)
+async def journal_on(
+    disk: MemoryDisk, settings: StorageSettings | None = None, clock: Clock | None = None
+) -> AsyncIterator[Journal]:
+    journal = await begin(disk, settings, clock=clock)
     try:
         yield journal
     finally:
@@ -80,6 +89,12 @@ async def lost_power(disk: MemoryDisk) -> list[bytes]:
 async def settle() -> None:
     for _ in range(50):
         await asyncio.sleep(0)
+
+
+async def be_silent(clock: ManualClock) -> None:
+    for _ in range(2):
+        clock.now_s += StorageSettings().journal_mark_after_s
+        await settle()
 
 
 async def test_acknowledged_only_after_the_sync() -> None:
@@ -147,6 +162,52 @@ async def test_callbacks_run_in_the_order_of_the_journal_before_any_caller_wakes
         await asyncio.gather(caller(b"a"), caller(b"b"), caller(b"c"))
     assert log[:3] == ["a durable", "b durable", "c durable"]
     assert sorted(log[3:]) == ["a woke", "b woke", "c woke"]
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_a_damaged_last_batch_is_a_torn_tail_only_right_after_it_was_written(is_silent: bool) -> None:
+    disk, clock = MemoryDisk(), ManualClock()
+    async with journal_on(disk, clock=clock) as journal:
+        assert await put(journal, b"first") is None
+        assert await put(journal, b"last") is None
+        await settle()
+        if is_silent:
+            await be_silent(clock)
+    disk.cut(file_path(1), len(disk.content(file_path(1))) - 1)
+    if is_silent:
+        with pytest.raises(DamagedJournalError, match="batches 3 to 3"):
+            await survivors(disk)
+    else:
+        assert await survivors(disk) == [b"first"]
+
+
+async def test_batches_that_follow_each_other_need_no_mark() -> None:
+    switch, clock = Switch(), ManualClock()
+    async with journal_on(MemoryDisk(before=switch), clock=clock) as journal:
+        assert await put(journal, b"0") is None
+        await settle()
+        switch.seen.clear()
+        for number in range(1, 5):
+            assert await put(journal, b"%d" % number) is None
+            clock.now_s += 1.0
+            assert await put(journal, b"%d more" % number) is None
+            await settle()
+        assert Operation.REPLACE not in switch.seen
+        await be_silent(clock)
+        assert switch.seen.count(Operation.REPLACE) == 1
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_a_mark_that_cannot_be_written_stops_the_journal_unless_the_disk_is_full(is_full: bool) -> None:
+    switch, clock = Switch(), ManualClock()
+    async with journal_on(MemoryDisk(before=switch), clock=clock) as journal:
+        assert await put(journal, b"first") is None
+        await settle()
+        switch.failing = {Operation.REPLACE: (DiskFullError if is_full else DiskError)("replace")}
+        await be_silent(clock)
+        assert journal.fatal.done() is not is_full
+        if is_full:
+            assert await put(journal, b"second") is None
 
 
 async def test_caller_that_went_away_changes_nothing_for_the_others() -> None:

@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import batches
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import Create
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.availability import EntryRuns

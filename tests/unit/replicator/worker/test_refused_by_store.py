@@ -8,8 +8,9 @@ import pytest
 
 from auditor.metrics import definitions as auditor_names
 from auditor.metrics.service_metrics import state_values
-from bookie.metadata.layout import available_path, cookie_path, own_path
+from bookie.metadata.layout import available_path, cookie_path
 from bookie.metadata.nodes import ensure_path, parent_of
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.runs.election import election_path
 from bookie.model.ids import BookieId

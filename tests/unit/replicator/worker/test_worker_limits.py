@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from bookie.metadata.layout import own_path
 from bookie.metadata.nodes import put
+from bookie.metadata.own_state import own_path
 from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore
 from bookie.model.ids import LedgerId
 from replicator.copying.shared_limits import UNREADABLE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from bookie.metadata.layout import own_path
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.parked import ParkReason

@@ -96,6 +96,7 @@ async def test_a_run_that_should_end_waits_for_the_grace_period() -> None:
 @in_virtual_time
 async def test_with_an_empty_last_fragment_the_one_before_waits_for_the_recovery_as_well() -> None:
     async with a_world("a b t") as world:
+        await with_cookies(world, "a b t", 0)
         metadata = make_metadata((0, "a b"), (10, "a b"), (20, "a t"), quorum=(2, 2), last=None)
         packets = await world.ledger(LEDGER, metadata, 20)
         await world.lose("b")

@@ -300,3 +300,25 @@ async def test_a_member_on_new_disks_is_not_believed_if_no_entry_can_show_what_i
         assert (await world.metadata(LEDGER)).last_entry_id in (None, 0)
         await world.assert_whole(LEDGER, packets)
         await running.stop()
+
+
+@in_virtual_time
+async def test_copies_of_a_closed_fragment_do_not_show_that_a_member_on_new_disks_has_its_entries() -> None:
+    """After b lost its disks it became the target of another fragment, so it has the beginning of the ledger."""
+    async with a_world("a b c t u") as world:
+        await with_cookies(world, "a b c t u", 0)
+        metadata = make_metadata((0, "a b t"), (4, "a b c"), quorum=(3, 2), last=None)
+        packets = await world.ledger(LEDGER, metadata, 10)
+        last = make_packets(LEDGER, 11)[EntryId(10)]
+        for name in "bc":
+            await world.bookies.put(name, LEDGER, [last])
+        await world.kill("b", "c")
+        await world.add_bookies("b", incarnation="2")
+        await replace_cookie(world, "b")
+        await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(4)])
+        await world.tasks.marking.mark(LEDGER, names("c"))
+        running = world.worker(once=False).start()
+        await stays_unclosed(world, running, 10 * MINUTES)
+        await world.register("c")
+        await assert_nothing_is_lost(world, {**packets, EntryId(10): last})
+        await running.stop()

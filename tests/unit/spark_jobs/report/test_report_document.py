@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from auditor.api.operations_port import BookieState as ApiState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from spark_jobs.report.decoding import DamagedReportError, decode_summary
-from spark_jobs.report.summary import RunSummary
+from spark_jobs.report.summary import RunSummary, SnapshotCounts
 from tests.worlds import report as world
 
 
@@ -20,6 +21,7 @@ from tests.worlds import report as world
     [
         world.CLEAN, world.UNDER_REPLICATED, world.NO_LIVE_COPY, world.HELD, world.INCOMPLETE, world.WAITING,
         world.PLACEMENT, world.REPLICAS, world.MANY, world.ATTACK,
+        replace(world.CLEAN, snapshot=SnapshotCounts("/data/snapshot.5", 4_000, 30, 2, 1)),
     ],
 )  # fmt: skip
 def test_a_summary_survives_its_file(summary: RunSummary) -> None:
@@ -64,7 +66,13 @@ OPTIONAL = {"run_kind", "dry_run", "waiting", "placement", "replicas", "referenc
 @pytest.mark.parametrize("name", sorted(set(document()) - OPTIONAL))
 @pytest.mark.parametrize("value", [None, 7, "?", [7], {"a": {}}])
 def test_a_damaged_file_is_refused_and_never_half_read(name: str, value: object) -> None:
-    if (name, value) in (("held_because", None), ("held_because", "?"), ("run_id", "?"), ("kind", "?")):
+    if (name, value) in (
+        ("held_because", None),
+        ("snapshot", None),
+        ("held_because", "?"),
+        ("run_id", "?"),
+        ("kind", "?"),
+    ):
         return
     with pytest.raises(DamagedReportError):
         decode_summary(document() | {name: value})

@@ -18,7 +18,7 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 from spark_jobs.datasource import scan as scan_module
 from spark_jobs.datasource.options import LedgerOptions, ledger_options
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.datasource.scan import scan
+from spark_jobs.datasource.scan import reread, scan
 from tests.worlds.cluster import ROOT, formatted
 
 
@@ -104,6 +104,22 @@ async def test_a_store_that_stops_answering_ends_the_scan(failing: str) -> None:
     with pytest.raises(StoreUnavailableError):
         async for _ in scan(store, cluster, parents, options()):
             pass
+
+
+async def test_single_ledgers_are_read_again() -> None:
+    ids = [5, 20_000, 7, 1 << 40, *range(30_000, 35_000), 2147483646, 2147483647]
+    store, cluster = await cluster_of(ids)
+    store.cell.delete(ledger_path(cluster.kind, ROOT, 7), -1)
+    store.cell.deny(ledger_path(cluster.kind, ROOT, 20_000))
+    rows: list[Mapping[str, Any]] = []
+    given = [[LedgerId(number) for number in ids[:3]], [LedgerId(number) for number in ids[3:]], []]
+    async for batch in reread(store, cluster, given, options()):
+        rows += batch.to_pylist()
+    assert sorted(row["ledger_id"] for row in rows[:-1]) == sorted(set(ids) - {7})
+    assert [row["ledger_id"] for row in rows[:-1] if row["error"]] == [20_000]
+    summary = rows[-1]["summary"]
+    assert (summary["ledgers"], summary["unreadable"], summary["vanished"]) == (len(ids) - 2, 1, 1)
+    assert summary["parents"] == []
 
 
 async def test_a_reader_that_stops_early_leaves_nothing_running() -> None:

@@ -1,0 +1,149 @@
+"""``bkheal report findings``: findings of a run, or of all runs since a moment, with filters, in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName
+from auditor.cli.audit.report_there import run_there
+from auditor.cli.cluster.at import Service, reachable
+from auditor.cli.cluster.paging import AT_ONCE_LISTED, LIMIT_DEFAULT, LimitOption, print_page
+from auditor.cli.cluster.spans import moment_ms
+from auditor.cli.output import StreamFormat, print_note
+from auditor.cli.running import StreamOutputOption
+from bookie.model.ids import LEDGER_ID_MAX
+from bookie.model.severity import Severity
+from bookie.runtime.clock import SystemClock
+from bookie.runtime.human import printable
+
+
+@reachable
+def findings(
+    run: RunArgument = "latest",
+    report_dir: ReportDirOption = Path("reports"),
+    severity: Annotated[SeverityName | None, typer.Option(help="Only this severity.", show_default=False)] = None,
+    bookie: Annotated[str | None, typer.Option(help="Only those that miss this bookie.", show_default=False)] = None,
+    ledger: Annotated[
+        int | None, typer.Option(min=0, max=LEDGER_ID_MAX, help="Only this ledger.", show_default=False)
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help="Of all runs that finished since: 30m, 2h, 7d ago, or 2026-01-31T12:00.", show_default=False),
+    ] = None,
+    limit: LimitOption = LIMIT_DEFAULT,
+    after: Annotated[
+        str | None, typer.Option(help="Begin after this finding: the value that the page before ends with.")
+    ] = None,
+    output: StreamOutputOption = StreamFormat.TABLE,
+    *,
+    service: Service | None = None,
+) -> None:
+    """List the findings of a run by ledger, with filters, in pages; with --since those of all runs, the newest first.
+
+    Example: `bkheal report findings --severity no_live_copy --since 7d --output jsonl`
+    """
+    named = severity.value if severity else None
+    if since is not None:
+        if service is not None or run != "latest":
+            raise typer.BadParameter("it reads the tables in --report-dir, without RUN and --at", param_hint="--since")
+        page = _findings_since(report_dir, since, named, bookie, ledger, limit, after)
+    elif service is None:
+        page = _findings(report_dir, run, named, bookie, ledger, limit, after)
+    else:
+        page = _findings_there(service, run, named, bookie, ledger, limit, after)
+    headings: tuple[str, ...] = ("LEDGER", "FRAGMENT FROM", "SEVERITY", "COPIES", "KIND", "MISSING", "DETAIL")
+    cells, right = _finding_cells, (0, 1, 3)
+    if since is not None:
+        headings, cells, right = ("RUN", *headings), _cells_of_runs, (1, 2, 4)
+    left_out = page.get("left_out", ())
+    print_page(output, "FindingList", page, headings, cells, right=right, nothing="nothing was found", member="finding")
+    for path in left_out:
+        print_note(f"{printable(path)} is damaged, and its findings are left out")
+
+
+def _cells_of_runs(row: dict[str, Any]) -> Sequence[object]:
+    return (row["run_id"], *_finding_cells(row))
+
+
+def _finding_cells(row: dict[str, Any]) -> Sequence[object]:
+    first, copies = row["fragment_first_entry_id"], row["copies_min"]
+    return (
+        row["ledger_id"],
+        "-" if first is None else first,
+        row["severity"] or "-",
+        "-" if copies is None else copies,
+        row["kind"],
+        printable(",".join(row["missing"])) or "-",
+        printable(row["detail"] or ""),
+    )
+
+
+def _findings(
+    report_dir: Path,
+    run: str,
+    severity: str | None,
+    bookie: str | None,
+    ledger: int | None,
+    limit: int,
+    after: str | None,
+) -> dict[str, Any]:
+    import re
+
+    from spark_jobs.report.finding_filter import CURSOR_PATTERN, FindingFilter, parse_cursor
+    from spark_jobs.report.finding_rows import read_findings
+    from spark_jobs.report.history import find
+
+    if after is not None and not re.fullmatch(CURSOR_PATTERN, after):
+        raise typer.BadParameter("it must be the value that the page before ends with", param_hint="--after")
+    run_id = find(report_dir, run).run_id
+    level = None if severity is None else Severity.of_label(severity)
+    wanted = FindingFilter(level, bookie, ledger)
+    page = read_findings(report_dir, run_id, limit, wanted, None if after is None else parse_cursor(after))
+    following = None if page.next_after is None else str(page.next_after)
+    return {"run_id": run_id, "items": page.rows, "next_after": following}
+
+
+def _findings_since(
+    report_dir: Path,
+    since: str,
+    severity: str | None,
+    bookie: str | None,
+    ledger: int | None,
+    limit: int,
+    after: str | None,
+) -> dict[str, Any]:
+    from spark_jobs.report.finding_filter import FindingFilter
+    from spark_jobs.report.finding_history import InvalidCursorError, findings_since
+
+    since_ms = moment_ms(since, SystemClock().epoch_ms())
+    wanted = FindingFilter(None if severity is None else Severity.of_label(severity), bookie, ledger)
+    try:
+        return findings_since(report_dir, since_ms, limit, wanted, after)
+    except InvalidCursorError as error:
+        raise typer.BadParameter(str(error), param_hint="--after") from error
+
+
+def _findings_there(
+    service: Service,
+    run: str,
+    severity: str | None,
+    bookie: str | None,
+    ledger: int | None,
+    limit: int,
+    after: str | None,
+) -> dict[str, Any]:
+    run = run_there(service, run)
+    rows: list[dict[str, Any]] = []
+    while True:
+        query = {"severity": severity, "bookie": bookie, "ledger": ledger, "after": after}
+        size = min(limit - len(rows), AT_ONCE_LISTED)
+        page = service.ask("GET", f"/runs/{quote(run, safe='')}/findings", {**query, "limit": size})
+        rows += page["items"]
+        after = page["next_after"]
+        if after is None or len(rows) >= limit:
+            return {"run_id": run, "items": rows, "next_after": after}

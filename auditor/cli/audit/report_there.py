@@ -1,0 +1,102 @@
+"""Reports of a running service, for ``bkheal report`` and ``bkheal impact`` with ``--at``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import typer
+
+if TYPE_CHECKING:
+    from auditor.cli.cluster.at import Service
+    from spark_jobs.report.summary import RunSummary
+
+LATEST: Final = "latest"
+_PAGE: Final = 100
+_LOOKED_AT_MAX: Final = 2_000
+"""Reports that are looked at in search of one."""
+
+
+def reports_there(service: Service, limit: int) -> list[dict[str, Any]]:
+    """The newest reports of a service, as the members of their summaries that lists show.
+
+    A report that the service cannot read is left out, as in a directory.
+    """
+    found: list[dict[str, Any]] = []
+    for row in _rows(service, limit):
+        if row.get("report") is not None:
+            found.append(row["report"])
+            if len(found) == limit:
+                break
+    return found
+
+
+def latest_there(service: Service) -> str:
+    """The id of the newest run that left a report with a service.
+
+    Raises:
+        typer.BadParameter: there is none.
+    """
+    for row in _rows(service, 1):
+        return str(row["run_id"])
+    raise typer.BadParameter("the service has no report")
+
+
+def run_there(service: Service, name: str) -> str:
+    """The id of the run with an id, with the only id that begins like this, or of the latest.
+
+    Raises:
+        typer.BadParameter: there is none, or several ids begin like this.
+    """
+    if name == LATEST:
+        return latest_there(service)
+    found = []
+    for row in _rows(service, _PAGE):
+        if row["run_id"] == name:
+            return name
+        if name and str(row["run_id"]).startswith(name):
+            found.append(str(row["run_id"]))
+    if len(found) > 1:
+        raise typer.BadParameter(f"{len(found)} runs begin with {name!r}: {', '.join(found[:4])}")
+    return found[0] if found else name  # another auditor may have a report that this one does not list
+
+
+def summary_there(service: Service, run_id: str) -> RunSummary:
+    """The summary of a run.
+
+    Raises:
+        RemoteRefusedError: the service has no such report.
+        DamagedReportError: it cannot be read.
+    """
+    from spark_jobs.report.decoding import decode_summary
+    from spark_jobs.report.files import SUMMARY
+
+    return decode_summary(service.document("GET", f"/reports/{quote(run_id, safe='')}/{SUMMARY}"))
+
+
+def earlier_there(service: Service, later: RunSummary) -> RunSummary | None:
+    """What to compare a run with: see ``spark_jobs.report.history.earlier_than``."""
+    from spark_jobs.report.history import is_whole
+
+    for row in _rows(service, _PAGE, after=later.run_id):
+        brief = row.get("report")
+        if brief is None or not brief["complete"] or brief["run_kind"] != later.kind.value:
+            continue
+        if brief["cluster"].get("instance_id") == later.cluster.instance_id:
+            summary = summary_there(service, str(row["run_id"]))
+            if is_whole(summary):
+                return summary
+    return None
+
+
+def _rows(service: Service, page: int, after: str | None = None) -> Iterator[dict[str, Any]]:
+    """The newest rows first, asked for in pages, ``_LOOKED_AT_MAX`` at most."""
+    seen = 0
+    while seen < _LOOKED_AT_MAX:
+        answer = service.ask("GET", "/reports", {"limit": min(page, _PAGE), "after": after})
+        yield from answer["items"]
+        seen += len(answer["items"])
+        after = answer.get("next_after")
+        if after is None:
+            return

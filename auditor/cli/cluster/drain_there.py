@@ -1,0 +1,58 @@
+"""``bkheal drain status --at``: the auditor looks what is left, and this process waits between the looks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from auditor.cli.cluster.drain_watch import LOOK_SHARE
+
+if TYPE_CHECKING:
+    from auditor.cli.cluster.at import Service
+    from bookie.model.ids import BookieId
+
+LOOK_S: Final = 10.0
+"""Between two looks, at least: each of them is a pass of the auditor over all ledgers."""
+
+
+def status_there(
+    service: Service,
+    bookies: Sequence[BookieId],
+    *,
+    is_waiting: bool,
+    timeout_s: float | None,
+    sleep: Callable[[float], None] = time.sleep,
+    monotonic_s: Callable[[], float] = time.monotonic,
+) -> dict[str, Any]:
+    """The document ``DrainStatus``; if ``is_waiting``, asked for until nothing is left, or time is up.
+
+    Args:
+        service: the auditor.
+        bookies: which ones; none: all that are drained.
+        is_waiting: whether to ask again.
+        timeout_s: the longest wait, seconds; None: as long as it takes.
+        sleep: waits.
+        monotonic_s: the clock.
+
+    Raises:
+        RemoteUnavailableError, RemoteRefusedError: see ``Service.ask``.
+    """
+    started_s = monotonic_s()
+    document = service.ask("GET", "/drain-status", {"bookie": list(bookies) or None})
+    at_start, looked_s = document["ledgers_left"], monotonic_s() - started_s
+    while is_waiting and document["ledgers_left"]:
+        pause_s = max(LOOK_S, looked_s / LOOK_SHARE)
+        begun_s = monotonic_s()
+        if timeout_s is not None and begun_s - started_s + pause_s > timeout_s:
+            break
+        sleep(pause_s)
+        begun_s = monotonic_s()
+        chosen = [row["bookie_id"] for row in document["bookies"]]
+        document = service.ask("GET", "/drain-status", {"bookie": chosen})
+        looked_s = monotonic_s() - begun_s
+        passed_s, moved = monotonic_s() - started_s, at_start - document["ledgers_left"]
+        if moved > 0 and passed_s > 0:
+            document["ledgers_per_second"] = moved / passed_s
+            document["eta_seconds"] = document["ledgers_left"] * passed_s / moved
+    return document

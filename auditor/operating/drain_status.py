@@ -1,0 +1,110 @@
+"""What is left on drained bookies, as a document. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from auditor.operating.client import ClusterClient, Document, check_names
+from auditor.operating.drains import Counting, registered_as, silent
+from auditor.safety.draining import Left, holdings_of, judge
+from auditor.safety.holdings import TOPICS_SHOWN_MAX, Holdings
+from auditor.safety.scan import ScanResult, count
+from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.model.ids import BookieId
+from bookie.model.times import rfc3339_if_known
+
+
+@dataclass(frozen=True, slots=True)
+class DrainLook:
+    """What was seen last."""
+
+    drains: Mapping[BookieId, Drain]
+    states: Mapping[BookieId, str]
+    left: Left
+    is_enabled: bool
+    ledgers_per_s: float | None = None
+    """The rate at which ledgers left the bookies during the watch; None if unknown."""
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until nothing is left, at that speed."""
+        if not self.ledgers_per_s:
+            return None
+        return len(self.left.holdings.ledgers) / self.ledgers_per_s
+
+
+async def left_on(client: ClusterClient, bookies: Sequence[BookieId], counting: Counting = silent) -> Left:
+    """What is on ``bookies``, by one pass over all ledgers.
+
+    Raises:
+        NotAClusterError, StoreUnavailableError: no answer.
+    """
+    with counting("ledgers", await count(client.ports.ledgers)) as advance:
+        holdings, scanned = await holdings_of(client.ports.ledgers, bookies, advance)
+    return await judge(holdings, scanned, client.ports.tasks, client.parked)
+
+
+async def looked(
+    client: ClusterClient,
+    bookies: Sequence[BookieId],
+    drains: Mapping[BookieId, Drain],
+    left: Left,
+    ledgers_per_s: float | None = None,
+) -> DrainLook:
+    """What is left, with the state of the bookies and of recovery. Raises StoreUnavailableError."""
+    registered = await client.ports.registrations.list()
+    return DrainLook(
+        {bookie: drains.get(bookie, Drain(bookie)) for bookie in bookies},
+        {bookie: registered_as(bookie, registered) for bookie in bookies},
+        left,
+        not await client.ports.tasks.switches.is_disabled(),
+        ledgers_per_s,
+    )
+
+
+async def drain_status(client: ClusterClient, bookies: Sequence[BookieId]) -> Document:
+    """The status of the drains of ``bookies``, or of all drained ones if none is named; without a rate.
+
+    Raises:
+        NotThereError: a name is neither a bookie nor drained.
+        NotAClusterError, StoreUnavailableError: no answer.
+    """
+    drains = await Drains(client.store, client.cluster.root).read()
+    chosen = tuple(bookies) or tuple(sorted(drains))
+    await check_names(client, [bookie for bookie in chosen if bookie not in drains])
+    left = await left_on(client, chosen) if chosen else Left(Holdings(), ScanResult())
+    return status_document(await looked(client, chosen, drains, left))
+
+
+def status_document(seen: DrainLook) -> dict[str, Any]:
+    """The document ``DrainStatus``. Pure."""
+    left = seen.left
+    return {
+        "bookies": [
+            {
+                "bookie_id": bookie,
+                "since": rfc3339_if_known(drain.since_ms, "seconds"),
+                "by": drain.by,
+                "state": seen.states[bookie],
+            }
+            for bookie, drain in seen.drains.items()
+        ],
+        "ledgers_left": len(left.holdings.ledgers),
+        "bytes_left": left.holdings.bytes,
+        "moving": left.moving,
+        "unmarked": len(left.unmarked),
+        "parked": dict(left.parked),
+        "examples": [
+            {"ledger_id": record.ledger_id, "reason": record.reason.value, "detail": record.detail}
+            for record in left.examples
+        ],
+        "open_ledgers": len(left.holdings.unclosed),
+        "open_topics": sorted(left.holdings.open_topics)[:TOPICS_SHOWN_MAX],
+        "unreadable_ledgers": left.scanned.unreadable_count,
+        "ledgers_read": left.scanned.ledgers,
+        "recovery_enabled": seen.is_enabled,
+        "ledgers_per_second": seen.ledgers_per_s,
+        "eta_seconds": seen.eta_s,
+    }

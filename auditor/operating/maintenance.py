@@ -1,0 +1,125 @@
+"""Maintenance windows: open, list and end them, with a record of each change (R71, docs/failure-model.md)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from auditor.operating.client import Actor, ClusterClient, Document, RefusedError, check_names
+from bookie.metadata.bookies.maintenance import BOOKIES_MAX, MaintenanceWindows, Window
+from bookie.metadata.bookies.topology import TopologyStore
+from bookie.model.ids import BookieId, bookie_id
+from bookie.model.times import rfc3339, rfc3339_if_known
+from bookie.model.topology import Topology, location
+
+RACK: Final = "rack:"
+"""What the target of a window begins with if it is a rack."""
+NOTE_MAX: Final = 200
+"""Characters of a note that are recorded."""
+
+
+def window_target(text: str) -> str:
+    """The key of a window: one spelling for each rack and bookie. Pure.
+
+    Raises:
+        InvalidLocationError, InvalidIdError: it names neither a rack nor a bookie.
+    """
+    return f"{RACK}{location(text.removeprefix(RACK))}" if text.startswith(RACK) else bookie_id(text)
+
+
+def window_document(window: Window) -> Document:
+    """A maintenance window as JSON. Pure."""
+    return {
+        "target": window.target,
+        "bookies": list(window.bookies),
+        "by": window.by,
+        "since": rfc3339_if_known(window.since_ms),
+        "until": rfc3339_if_known(window.until_ms),
+        "hold_critical": window.holds_critical,
+        "note": window.note or None,
+    }
+
+
+async def list_windows(client: ClusterClient) -> Document:
+    """The windows that are open now, by target; at most ``WINDOWS_MAX``.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    windows = MaintenanceWindows(client.store, client.cluster.root)
+    found = await windows.open_at(client.ports.clock.epoch_ms())
+    return {"items": [window_document(window) for window in found]}
+
+
+async def start_window(
+    client: ClusterClient,
+    actor: Actor,
+    target: str,
+    span_s: int,
+    *,
+    is_critical_held: bool = False,
+    note: str = "",
+    topology: Topology | None = None,
+    is_dry_run: bool = False,
+) -> Document:
+    """Open a window, or replace the one of the same target.
+
+    Args:
+        client: of the cluster.
+        actor: who opens it.
+        target: as ``window_target`` returns it.
+        span_s: how long it is open, seconds.
+        is_critical_held: whether ledgers with one copy left wait as well.
+        note: why; the first ``NOTE_MAX`` characters are kept.
+        topology: the racks of the bookies; None: the topology in the store.
+        is_dry_run: change nothing.
+
+    Raises:
+        NotThereError: the target is no bookie of the cluster.
+        RefusedError: no bookie is in the rack, or too many are.
+        TooManyWindowsError, InvalidTopologyError: see there.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; starting again is safe.
+    """
+    if target.startswith(RACK):
+        bookies = await _of_rack(client, topology, target.removeprefix(RACK))
+    else:
+        bookies = (BookieId(target),)
+        await check_names(client, bookies)
+    if len(bookies) > BOOKIES_MAX:
+        raise RefusedError(f"{target} has {len(bookies)} bookies; a window may name {BOOKIES_MAX}")
+    now_ms = client.ports.clock.epoch_ms()
+    window = Window(
+        target, bookies, actor.name, now_ms, now_ms + span_s * 1000, is_critical_held, note.strip()[:NOTE_MAX]
+    )
+    if not is_dry_run:
+        detail = f"{target} until {rfc3339(window.until_ms)}{' with critical' if is_critical_held else ''}"
+        await actor.record(client, "maintenance start", detail)
+        await MaintenanceWindows(client.store, client.cluster.root).start(window)
+    return {"dry_run": is_dry_run, **window_document(window)}
+
+
+async def end_window(client: ClusterClient, actor: Actor, target: str, *, is_dry_run: bool = False) -> Document:
+    """End a window; ``was_open`` says whether there was one. Idempotent.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending again is safe.
+    """
+    windows = MaintenanceWindows(client.store, client.cluster.root)
+    was_open = any(window.target == target for window in await windows.open_at(client.ports.clock.epoch_ms()))
+    if not is_dry_run:
+        await actor.record(client, "maintenance end", target)
+        await windows.end(target)
+    fields: dict[str, Any] = {"dry_run": is_dry_run, "target": target, "was_open": was_open}
+    return fields
+
+
+async def _of_rack(client: ClusterClient, topology: Topology | None, rack: str) -> tuple[BookieId, ...]:
+    if topology is None:
+        topology = (await TopologyStore(client.store, client.cluster).read()).topology
+    registrations = client.ports.registrations
+    known = await registrations.known() | (await registrations.list()).registered
+    bookies = tuple(sorted(bookie for bookie in known if topology.known(bookie) == rack))
+    if not bookies:
+        racks = sorted({where for bookie in known if (where := topology.known(bookie)) is not None})
+        known_racks = f"racks with bookies: {', '.join(racks)}" if racks else "no bookie has a rack in the topology"
+        raise RefusedError(f"no bookie is in rack {rack}; {known_racks}")
+    return bookies

@@ -1,0 +1,167 @@
+"""Where bkheal keeps its own state: one tree, apart from Apache's, the same for every process of a cluster.
+
+``--state-root`` moves it from ``/bkheal``, for example to the one place where the identity of bkheal may write. Its
+processes find each other's reservations, copies under way, drains and limits there, so two roots for one cluster would
+be as dangerous as two programs (R90):
+
+- With another root than the default, the first process that changes something records the root in one node beside
+  Apache's tasks (``claim_state_root``). Each process reads that node when it opens the cluster, and refuses to work
+  with another root.
+- Such a process also refuses to work if the default root contains state about this cluster.
+
+With the default root, nothing is recorded, and the ledgers root contains only Apache's nodes (docs/decisions/0070).
+
+Source: docs/failure-model.md#state-under-bkheal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from bookie.metadata.access import DEFAULT_STATE_ROOT, access_in_use
+from bookie.metadata.layout import UNDERREPLICATION
+from bookie.metadata.nodes import create_with_parents, reread
+from bookie.metadata.port import AccessDeniedError, MetadataStore, NodeExistsError, WriteOutcomeUnknownError
+from bookie.model.errors import PermanentError
+from bookie.model.records import UnreadableRecordError, decode_record, encode_record
+
+SHARED_KINDS: Final = (
+    "boosts",
+    "changes",
+    "collections",
+    "copy-limits",
+    "copying",
+    "debts",
+    "decisions",
+    "doubts",
+    "drains",
+    "failures",
+    "first-seen-down",
+    "incarnations",
+    "logs",
+    "maintenance",
+    "moves",
+    "parked",
+    "parked-bookies",
+    "reservations",
+    "returned",
+    "standby",
+    "topology",
+)
+"""Kinds of state by which processes agree with each other. State of one of them is in use."""
+PRIVATE_KINDS: Final = ("doctor", "runs")
+"""Kinds that commands write which change nothing else: an audit by way of trial, and the clock of ``bkheal doctor``."""
+_SHOWN_MAX: Final = 80
+_RECORD: Final = "bkheal"
+
+
+class StateRootError(PermanentError):
+    """The state root of this process is not the one of the cluster, or cannot be one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    state_root: str
+
+
+def own_path(kind: str, ledgers_root: str) -> str:
+    """Path of the state of one ``kind`` about the cluster at ``ledgers_root``, below the root of this process."""
+    return state_path(access_in_use().state_root, kind, ledgers_root)
+
+
+def state_path(state_root: str, kind: str, ledgers_root: str) -> str:
+    """As ``own_path``, below any root."""
+    return f"{state_root}/{kind}/{quote(ledgers_root.strip('/'), safe='')}"
+
+
+def record_path(ledgers_root: str) -> str:
+    """The node that contains another state root than the default."""
+    return f"{ledgers_root}/{UNDERREPLICATION}/{_RECORD}"
+
+
+def check_apart(ledgers_root: str) -> None:
+    """Refuse a ledgers root that contains the state root of this process, or is contained in it.
+
+    Raises:
+        StateRootError: it does, or is.
+    """
+    if why := refusal(access_in_use().state_root, ledgers_root, None):
+        raise StateRootError(why)
+
+
+async def check_state_root(store: MetadataStore, ledgers_root: str, record: bytes | None) -> None:
+    """Refuse to work if this process would not share the state of the cluster's other processes (R90).
+
+    Args:
+        store: of the cluster.
+        ledgers_root: of the cluster.
+        record: what ``record_path`` contains; None: it does not exist.
+
+    Raises:
+        StateRootError: the cluster has another root, or this one is among its ledgers.
+        StoreUnavailableError: no answer.
+    """
+    root = access_in_use().state_root
+    if why := refusal(root, ledgers_root, record):
+        raise StateRootError(why)
+    if root != DEFAULT_STATE_ROOT and (why := await _used_by_default(store, ledgers_root)):
+        raise StateRootError(
+            f"bkheal's state about the cluster at {ledgers_root} is below {DEFAULT_STATE_ROOT} ({why}), and this "
+            f"process was given --state-root {root}. Use {DEFAULT_STATE_ROOT}; or stop every process of bkheal, and "
+            f"move or delete that state first"
+        )
+
+
+def refusal(state_root: str, ledgers_root: str, record: bytes | None) -> str:
+    """Why a process with ``state_root`` may not work with this cluster, as far as its record shows. Pure."""
+    if f"{state_root}/".startswith(f"{ledgers_root}/") or f"{ledgers_root}/".startswith(f"{state_root}/"):
+        return f"the state root {state_root} and the ledgers root {ledgers_root} must not contain each other"
+    if record is None:
+        return ""
+    path = record_path(ledgers_root)
+    try:
+        recorded = decode_record(record, _Record).state_root
+    except UnreadableRecordError:
+        return f"{path} does not show where bkheal's state is: {record[:_SHOWN_MAX]!r}"
+    if recorded == state_root:
+        return ""
+    return (
+        f"bkheal's state about the cluster at {ledgers_root} is below {recorded}, as {path} shows, and this process "
+        f"uses {state_root}. Give all processes --state-root {recorded} (BKHEAL_STATE_ROOT)"
+    )
+
+
+async def claim_state_root(store: MetadataStore, ledgers_root: str) -> None:
+    """Record the root of this process for all others. To be called before the first change; idempotent.
+
+    Nothing is written for the default root.
+
+    Raises:
+        StateRootError: another root was recorded in the meantime.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; claiming again is safe.
+    """
+    root = access_in_use().state_root
+    if root == DEFAULT_STATE_ROOT:
+        return
+    path = record_path(ledgers_root)
+    if await store.stat(path) is None:
+        with contextlib.suppress(NodeExistsError, WriteOutcomeUnknownError):  # it is read below
+            await create_with_parents(store, path, encode_record(_Record(root)), ledgers_root)
+    node = await reread(store, path)
+    if node is None:
+        raise WriteOutcomeUnknownError(f"{path} was deleted while it was written")
+    if why := refusal(root, ledgers_root, node.data):
+        raise StateRootError(why)
+
+
+async def _used_by_default(store: MetadataStore, ledgers_root: str) -> str:
+    """How state of this cluster below the default root shows; empty: there is none."""
+    paths = [state_path(DEFAULT_STATE_ROOT, kind, ledgers_root) for kind in SHARED_KINDS]
+    try:
+        found = await store.get_many_data(paths)
+    except AccessDeniedError as error:  # a node that does not exist is never denied
+        return str(error)
+    return next((f"{path} exists" for path, data in zip(paths, found, strict=True) if data is not None), "")

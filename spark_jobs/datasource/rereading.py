@@ -1,0 +1,62 @@
+"""Read ledgers again by their ids, inside a Spark task with a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from bookie.model.ids import LedgerId
+from spark_jobs.connect import connected
+from spark_jobs.datasource.options import LedgerOptions
+from spark_jobs.datasource.scan import reread
+
+
+@dataclass(frozen=True, slots=True)
+class RereadTasks:
+    """Called by Spark with batches of ids; yields rows of ``bk_ledgers``.
+
+    Raises:
+        StoreUnavailableError: no answer; nothing of what was read may be used.
+    """
+
+    options: LedgerOptions
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One Spark task. One without ids opens no connection."""
+        ids = (_sorted(batch) for batch in batches if batch.num_rows)
+        first = next(ids, None)
+        if first is None:
+            return
+        with asyncio.Runner() as runner:
+            rows = _rows(self.options, _chain(first, ids))
+            try:
+                while (batch := runner.run(_next(rows))) is not None:
+                    yield batch
+            finally:
+                runner.run(rows.aclose())
+
+
+def _sorted(batch: pa.RecordBatch) -> Sequence[LedgerId]:
+    return sorted(map(LedgerId, batch.column(0).to_pylist()))
+
+
+def _chain(first: Sequence[LedgerId], others: Iterator[Sequence[LedgerId]]) -> Iterator[Sequence[LedgerId]]:
+    yield first
+    yield from others
+
+
+async def _rows(options: LedgerOptions, ids: Iterator[Sequence[LedgerId]]) -> AsyncGenerator[pa.RecordBatch, None]:
+    async with (
+        connected(options.uri, options.connect_timeout_s, options.access) as connection,
+        aclosing(reread(connection.store, connection.cluster, ids, options)) as batches,
+    ):
+        async for batch in batches:
+            yield batch
+
+
+async def _next(batches: AsyncGenerator[pa.RecordBatch, None]) -> pa.RecordBatch | None:
+    return await anext(batches, None)

@@ -1,0 +1,90 @@
+"""Findings of all runs since a moment, in pages, from the tables. Needs neither Spark nor Arrow."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from bookie.model.errors import PermanentError
+from spark_jobs.report.finding_filter import ANY, COLUMNS, CURSOR_PATTERN, FindingFilter
+from spark_jobs.report.sql import ask
+
+_CURSOR: Final = re.compile(rf"([A-Za-z0-9][A-Za-z0-9_-]{{0,127}})/({CURSOR_PATTERN.strip('^$')})")
+_TIMEOUT_S: Final = 60.0
+
+
+class InvalidCursorError(PermanentError):
+    """The text is not the end of a page."""
+
+
+def findings_since(
+    report_dir: Path, since_ms: int, limit: int, wanted: FindingFilter = ANY, after: str | None = None
+) -> dict[str, Any]:
+    """Findings of the runs that finished since a moment: the newest run first, then by ledger, fragment and kind.
+
+    Args:
+        report_dir: of all runs.
+        since_ms: epoch milliseconds.
+        limit: how many.
+        wanted: which ones.
+        after: ``next_after`` of the page before; None: from the first.
+
+    Returns:
+        ``items`` as ``finding_rows.read_findings`` has them, with the run; ``next_after``, None at the end; and
+        ``left_out``, files that could not be read.
+
+    Raises:
+        InvalidCursorError: ``after`` is none.
+        QueryTooLargeError, NewerTablesError, ReportDirError: see ``sql.ask``.
+    """
+    values: dict[str, object] = {"since": datetime.fromtimestamp(since_ms / 1000, UTC).replace(tzinfo=None)}
+    values["day"] = datetime.fromtimestamp(since_ms / 1000, UTC).date()
+    conditions = ["run_id IN (SELECT run_id FROM runs WHERE day >= $day AND finished >= $since)", _DAYS]
+    if wanted.severity is not None:
+        conditions.append("severity_rank = $severity")
+        values["severity"] = wanted.severity.value
+    if wanted.bookie is not None:
+        conditions.append("list_contains(missing, $bookie)")
+        values["bookie"] = wanted.bookie
+    if wanted.ledger_id is not None:
+        conditions.append("ledger_id = $ledger")
+        values["ledger"] = wanted.ledger_id
+    if wanted.kind is not None:
+        conditions.append("kind = $kind")
+        values["kind"] = wanted.kind.value.lower()
+    if after is not None:
+        conditions.append(_AFTER)
+        values |= _cursor(after)
+    names = ("run_id", *COLUMNS)
+    columns = ", ".join(f'"{name}"' for name in names)
+    question = (
+        f"SELECT {columns} FROM findings WHERE {' AND '.join(conditions)} "  # noqa: S608 - names are ours, values are bound
+        "ORDER BY run_id DESC, ledger_id, coalesce(fragment_index, -1), kind"
+    )
+    answer = ask(report_dir, question, limit=limit, timeout_s=_TIMEOUT_S, values=values)
+    rows = [dict(zip(names, row, strict=True)) for row in answer.rows]
+    for row in rows:
+        row["missing"] = list(row["missing"] or ())
+    return {"items": rows, "next_after": _end(rows[-1]) if answer.is_cut else None, "left_out": list(answer.left_out)}
+
+
+_DAYS: Final = "(day IS NULL OR day >= $day - 2)"
+"""Only these days' files are opened. The day of a finding may be that of the start of its run: a run of an earlier
+release, which took two days at most."""
+_AFTER: Final = """(run_id < $run OR (run_id = $run AND
+    (ledger_id, coalesce(fragment_index, -1), kind) > ($after_ledger, $after_fragment, $after_kind)))"""
+
+
+def _end(row: dict[str, Any]) -> str:
+    index = -1 if row["fragment_index"] is None else row["fragment_index"]
+    return f"{row['run_id']}/{row['ledger_id']}:{index}:{row['kind'].upper()}"
+
+
+def _cursor(text: str) -> dict[str, object]:
+    found = _CURSOR.fullmatch(text)
+    if found is None:
+        raise InvalidCursorError(f"{text[:200]!r} is not the value that the page before ends with")
+    ledger, index, kind = found[2].split(":")
+    return {"run": found[1], "after_ledger": int(ledger), "after_fragment": int(index), "after_kind": kind.lower()}

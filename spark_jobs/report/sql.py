@@ -1,0 +1,245 @@
+"""Questions in SQL about the tables of all runs, answered by DuckDB in this process. Needs neither Spark nor Arrow.
+
+A question reads, and nothing else: one SELECT, on a database in memory, that can open exactly the files of the tables.
+It loads no extension, reads no variable of the program, writes no temporary file, and its configuration is locked. Its
+memory, its time and the rows of its answer have bounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+
+from bookie.model.errors import PermanentError
+from bookie.model.run import RunKind
+from spark_jobs.report.files import ReportDirError
+from spark_jobs.report.sql_text import sql_list
+from spark_jobs.report.table_files import check_version, findings_without_table, is_parquet, table_files
+from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, TABLES, TableSchema
+
+_THREADS_MAX: Final = 4
+MEMORY: Final = "1GiB"
+_INTERRUPT_S: Final = 0.5
+_ATTEMPTS_MAX: Final = 3
+"""At files that are replaced between the listing and the reading."""
+_NO_TABLE: Final = re.compile(r"Table with name (.+?) does not exist")
+
+
+class QueryRefusedError(PermanentError):
+    """The text is not one SELECT that DuckDB accepts."""
+
+
+class QueryTooLargeError(PermanentError):
+    """The answer takes longer, or more memory, than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a question."""
+
+    columns: tuple[str, ...]
+    """Names; each once."""
+    rows: list[tuple[Any, ...]]
+    is_cut: bool
+    """Whether there are more rows than were asked for."""
+    left_out: tuple[str, ...]
+    """Files that are no Parquet files, for example after a crash of a disk: their rows are missing in the answer."""
+
+
+def ask(
+    report_dir: Path, question: str, *, limit: int, timeout_s: float, values: Mapping[str, object] | None = None
+) -> Answer:
+    """Answer one question.
+
+    Args:
+        report_dir: of all runs; nothing there is changed.
+        question: one SELECT in DuckDB's SQL.
+        limit: rows that are returned at most.
+        timeout_s: seconds, from here to the answer.
+        values: of the question's parameters (``$name``).
+
+    Raises:
+        QueryRefusedError: the text is no such question.
+        QueryTooLargeError: it takes too long, or too much memory.
+        NewerTablesError: a newer release wrote the tables.
+        ReportDirError: the tables cannot be read.
+    """
+    for attempt in range(_ATTEMPTS_MAX):
+        check_version(report_dir)
+        try:
+            with _opened(report_dir) as (connection, left_out):
+                return _answer(connection, left_out, question, limit, timeout_s, values)
+        except (duckdb.IOException, FileNotFoundError) as error:
+            if attempt == _ATTEMPTS_MAX - 1:
+                raise ReportDirError(f"the tables in {report_dir} cannot be read: {error}") from error
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _answer(
+    connection: duckdb.DuckDBPyConnection,
+    left_out: tuple[str, ...],
+    question: str,
+    limit: int,
+    timeout_s: float,
+    values: Mapping[str, object] | None,
+) -> Answer:
+    is_late, is_done = threading.Event(), threading.Event()
+
+    def stop_when_late() -> None:
+        wait_s = timeout_s
+        while not is_done.wait(wait_s):
+            is_late.set()
+            connection.interrupt()  # without effect between two steps of the answer, so it is repeated
+            wait_s = _INTERRUPT_S
+
+    watch = threading.Thread(target=stop_when_late, name="deadline of a question", daemon=True)
+    watch.start()
+    try:
+        statements = connection.extract_statements(question)
+        if len(statements) != 1 or statements[0].type is not duckdb.StatementType.SELECT:
+            raise QueryRefusedError("a question is one SELECT, and nothing else; it changes nothing")
+        connection.execute(statements[0], dict(values) if values else None)
+        names = tuple(str(column[0]) for column in connection.description or ())
+        rows = connection.fetchmany(limit + 1)
+    except duckdb.IOException:
+        raise
+    except duckdb.OutOfMemoryException as error:
+        raise QueryTooLargeError(
+            f"the answer takes more memory than {MEMORY}; ask for fewer days or columns"
+        ) from error
+    except duckdb.Error as error:
+        if is_late.is_set():
+            raise QueryTooLargeError(f"there is no answer after {timeout_s:g} s; ask for fewer days") from error
+        raise QueryRefusedError(_sentence(error)) from error
+    finally:
+        is_done.set()
+        watch.join()
+    return Answer(_distinct(names), rows[:limit], len(rows) > limit, left_out)
+
+
+def _sentence(error: duckdb.Error) -> str:
+    missing = _NO_TABLE.search(str(error))
+    if missing is not None:
+        return f"there is no table {missing[1]}; the tables are {', '.join(TABLES)}"
+    return str(error).strip()
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of columns, with a number where one occurs again."""
+    made: list[str] = []
+    for name in names:
+        number, unique = 1, name
+        while unique in made:
+            number += 1
+            unique = f"{name}_{number}"
+        made.append(unique)
+    return tuple(made)
+
+
+@contextlib.contextmanager
+def _opened(report_dir: Path) -> Iterator[tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]]:
+    """A database in memory that has the tables as views, and can read their files and nothing else."""
+    report_dir = report_dir.absolute()
+    if set("*?[]") & set(str(report_dir)):
+        raise ReportDirError(
+            f"the path {report_dir} has one of the characters * ? [ ], which DuckDB reads as a pattern"
+        )
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "python_enable_replacements": False,
+        "temp_directory": "",
+        "memory_limit": MEMORY,
+        "threads": min(_THREADS_MAX, os.cpu_count() or 1),
+    }
+    left_out: list[str] = []
+    with duckdb.connect(":memory:", config=config) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        readable: list[str] = []
+        for table in TABLES.values():
+            statement, files = _view(connection, report_dir, table, left_out)
+            connection.execute(statement)
+            readable += files
+        connection.execute(f"SET allowed_paths = {sql_list(readable)}")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        yield connection, tuple(left_out)
+
+
+def _view(
+    connection: duckdb.DuckDBPyConnection, report_dir: Path, table: TableSchema, left_out: list[str]
+) -> tuple[str, list[str]]:
+    found = table_files(report_dir, table.name)
+    partitioned, flat = _sound(found.partitioned, left_out), _sound(found.flat, left_out)
+    if table is FINDINGS:
+        flat = _sound(_findings_of_earlier_releases(connection, report_dir), left_out)
+    typed = ", ".join(f"CAST(NULL AS {column.type}) AS {_quoted(column.name)}" for column in table.columns)
+    parts = [f"SELECT {typed} WHERE false"]
+    if partitioned:
+        is_of_run = " WHERE run_id IN (SELECT run_id FROM runs)" if table.is_by_run and table is not RUNS else ""
+        parts.append(
+            f"SELECT * FROM read_parquet({sql_list(partitioned)}, union_by_name = true, "  # noqa: S608 - quoted
+            f"hive_partitioning = true, hive_types = {{'day': DATE}}){is_of_run}"
+        )
+    if flat:
+        day = "try_strptime(left(run_id, 8), '%Y%m%d')" if table is FINDINGS else "finished"
+        parts.append(
+            f"SELECT *, CAST({day} AS DATE) AS day "  # noqa: S608 - quoted
+            f"FROM read_parquet({sql_list(flat)}, union_by_name = true, hive_partitioning = false)"
+        )
+    columns = ", ".join(
+        f"CAST({_EXPRESSIONS.get((table.name, column.name), _quoted(column.name))} AS {column.type}) "
+        f"AS {_quoted(column.name)}"
+        for column in table.columns
+    )
+    return (
+        f"CREATE VIEW {table.name} AS SELECT {columns} FROM ({' UNION ALL BY NAME '.join(parts)})",  # noqa: S608
+        partitioned + flat,
+    )
+
+
+_EXPRESSIONS: Final = {
+    (RUNS.name, "run_kind"): f"coalesce(run_kind, '{RunKind.BOOKIES.value}')",
+    (RUNS.name, "dry_run"): "coalesce(dry_run, publish_outcome = 'dry run')",
+    (BOOKIES.name, "state"): "CASE upper(state) WHEN 'UNREGISTERED' THEN 'lost' ELSE lower(state) END",
+    (FINDINGS.name, "kind"): "lower(kind)",
+    (FINDINGS.name, "state"): "lower(state)",
+    (FINDINGS.name, "severity"): "lower(severity)",
+}
+"""Columns whose values differ between the releases that wrote them, or between the file and the commands."""
+
+
+def _findings_of_earlier_releases(connection: duckdb.DuckDBPyConnection, report_dir: Path) -> list[Path]:
+    """Findings of runs that are in no table, from the directories of the runs."""
+    kept = findings_without_table(report_dir)
+    if not kept:
+        return []
+    earlier = {row[0] for row in connection.execute("SELECT run_id FROM runs WHERE tables_version IS NULL").fetchall()}
+    return [path for run_id, paths in kept.items() if run_id in earlier for path in paths]
+
+
+def _sound(paths: Sequence[Path], left_out: list[str]) -> list[str]:
+    sound = []
+    for path in paths:
+        try:
+            if is_parquet(path):
+                sound.append(str(path))
+            else:
+                left_out.append(str(path))
+        except FileNotFoundError:
+            raise  # it was replaced
+        except OSError as error:
+            raise ReportDirError(f"cannot read {path}: {error.strerror}") from error
+    return sound
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'

@@ -1,0 +1,238 @@
+"""Where the rows of all runs are, and which files make a table at a moment. Needs neither Spark nor Arrow.
+
+<report_dir>/history/_schema.json                          the version of the tables
+<report_dir>/history/<table>/day=2026-11-20/<run_id>.parquet      rows of one run
+<report_dir>/history/<table>/day=2026-11-20/<run_id>-0001.parquet the same, if the run left large files
+<report_dir>/history/<table>/day=2026-11-20/compacted-<digest>.parquet    rows of several runs
+<report_dir>/history/<table>/day=2026-11-20/_compaction.json      only while files are replaced, see ``table_upkeep``
+<report_dir>/history/<table>/<run_id>.parquet              rows of a run of an earlier release
+<report_dir>/history/ledgers_unhealthy_since/day=2026-11-20/<kind>-<cluster>-<run_id>.parquet   see ``unhealthy``
+
+Names that begin with a dot or an underscore are hidden from Spark's and Arrow's readers of tables.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from bookie.model.errors import PermanentError
+from spark_jobs.report.files import FINDINGS, HISTORY, SUMMARY, ReportDirError, is_run_id, write_file
+from spark_jobs.report.table_schemas import SCHEMA_VERSION, TABLES
+
+_log = logging.getLogger(__name__)
+
+SCHEMA_FILE: Final = "_schema.json"
+JOURNAL: Final = "_compaction.json"
+_KIND: Final = "ReportTables"
+_API_VERSION: Final = "bkheal/v1"
+_DAY: Final = re.compile(r"day=\d{4}-\d{2}-\d{2}")
+_LOOKS_MAX: Final = 8
+"""At a directory that changes meanwhile: a change takes milliseconds, and happens once for each run."""
+_MAGIC: Final = b"PAR1"
+
+
+class NewerTablesError(PermanentError):
+    """The tables were written by a newer release."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFiles:
+    """The files of a table; together they have each row once."""
+
+    partitioned: tuple[Path, ...] = ()
+    """In directories of days, the oldest first."""
+    flat: tuple[Path, ...] = ()
+    """Of earlier releases."""
+
+
+def day_of(epoch_ms: int) -> str:
+    """The day of a moment, UTC: ``2026-11-20``."""
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).date().isoformat()
+
+
+def table_dir(report_dir: Path, table: str) -> Path:
+    """The directory of a table."""
+    return report_dir / HISTORY / table
+
+
+def day_dir(report_dir: Path, table: str, day: str) -> Path:
+    """The directory of a day of a table."""
+    return table_dir(report_dir, table) / f"day={day}"
+
+
+def days(report_dir: Path, table: str) -> tuple[str, ...]:
+    """The days of which a table has rows, ascending."""
+    found = _children(table_dir(report_dir, table))
+    return tuple(sorted(name.removeprefix("day=") for name in found if _DAY.fullmatch(name)))
+
+
+def table_files(report_dir: Path, table: str) -> TableFiles:
+    """The files of a table now.
+
+    Raises:
+        ReportDirError: the directory cannot be read, or changes all the time.
+    """
+    # First the flat ones: meanwhile they move into directories of days, never back.
+    directory = table_dir(report_dir, table)
+    flat = {name for name in _children(directory) if _is_table(name) and (directory / name).is_file()}
+    partitioned = [
+        day_dir(report_dir, table, day) / name
+        for day in days(report_dir, table)
+        for name in day_files(day_dir(report_dir, table, day))
+    ]
+    if not TABLES[table].is_by_run:
+        partitioned = newest_states(partitioned)
+    moved = {path.name for path in partitioned}
+    return TableFiles(tuple(partitioned), tuple(directory / name for name in sorted(flat - moved)))
+
+
+def newest_states(paths: Iterable[Path]) -> list[Path]:
+    """Of files KIND-CLUSTER-RUN.parquet the one of the newest run of each kind and cluster. Pure."""
+    newest: dict[tuple[str, ...], Path] = {}
+    for path in paths:
+        kind, cluster, run_id = path.name.split("-", 2) if path.name.count("-") >= 2 else ("", "", path.name)
+        known = newest.get((kind, cluster))
+        if known is None or known.name.split("-", 2)[-1] < run_id:
+            newest[kind, cluster] = path
+    return sorted(newest.values())
+
+
+def day_files(directory: Path) -> tuple[str, ...]:
+    """Names of the files that make a day of a table now, sorted.
+
+    Raises:
+        ReportDirError: see ``table_files``.
+    """
+    for _ in range(_LOOKS_MAX):
+        names = _tables(directory)
+        replaced = read_journal(directory)
+        # Both looks the same: the journal was there for as long as the files of before and after were.
+        if names == _tables(directory):
+            is_done = replaced is not None and replaced.file in names
+            return tuple(sorted(names - set(replaced.replaces) if replaced and is_done else names))
+    raise ReportDirError(f"{directory} changes all the time; try again")
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """A replacement of files that is under way."""
+
+    file: str
+    """The new one: once it is there, the others do not count."""
+    replaces: tuple[str, ...]
+
+
+def read_journal(directory: Path) -> Journal | None:
+    """The replacement that is under way in a directory of a day.
+
+    Raises:
+        ReportDirError: its file cannot be read.
+    """
+    path = directory / JOURNAL
+    try:
+        document = json.loads(path.read_bytes())
+        return Journal(str(document["file"]), tuple(map(str, document["replaces"])))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ReportDirError(
+            f"{path} cannot be read ({error}): it is unknown which files of the day count; remove the day's directory"
+        ) from error
+
+
+def write_journal(directory: Path, journal: Journal) -> None:
+    """Record a replacement that begins.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    document = {"file": journal.file, "replaces": list(journal.replaces)}
+    write_file(directory / JOURNAL, json.dumps(document).encode() + b"\n")
+
+
+def findings_without_table(report_dir: Path) -> dict[str, tuple[Path, ...]]:
+    """By run, the files of findings in the directories of finished runs; those of earlier releases are there alone."""
+    found: dict[str, tuple[Path, ...]] = {}
+    for name in sorted(_children(report_dir)):
+        directory = report_dir / name
+        if is_run_id(name) and (directory / SUMMARY).is_file():
+            parts = sorted(each for each in _children(directory / FINDINGS) if _is_table(each))
+            if parts:
+                found[name] = tuple(directory / FINDINGS / part for part in parts)
+    return found
+
+
+def check_version(report_dir: Path) -> None:
+    """Return if this release can read and extend the tables; a directory without a version is of an earlier release.
+
+    Raises:
+        NewerTablesError: a newer release wrote them.
+        ReportDirError: the file of the version cannot be read.
+    """
+    path = report_dir / HISTORY / SCHEMA_FILE
+    try:
+        document: Any = json.loads(path.read_bytes())
+        version = document["version"]
+        if document["kind"] != _KIND or type(version) is not int:
+            raise ValueError("it is another document")
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ReportDirError(
+            f"{path} cannot be read ({error}), so the version of the tables is unknown; if all auditors that write "
+            "there are of one release, remove the file: the next run writes it again"
+        ) from error
+    if version > SCHEMA_VERSION:
+        raise NewerTablesError(
+            f"the tables in {path.parent} have version {version}, and this release reads versions up to "
+            f"{SCHEMA_VERSION}: use the release that wrote them, or a newer one; `bkheal report show` reads the reports"
+        )
+
+
+def write_version(report_dir: Path) -> None:
+    """Record the version of the tables.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = report_dir / HISTORY / SCHEMA_FILE
+    if not path.exists():
+        document = {"apiVersion": _API_VERSION, "kind": _KIND, "version": SCHEMA_VERSION}
+        write_file(path, json.dumps(document).encode() + b"\n")
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file begins and ends as a Parquet file does: one that was cut or overwritten does not.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            return False
+        file.seek(-len(_MAGIC), 2)
+        return file.read() == _MAGIC and file.tell() > 2 * len(_MAGIC)
+
+
+def _tables(directory: Path) -> set[str]:
+    return {name for name in _children(directory) if _is_table(name)}
+
+
+def _is_table(name: str) -> bool:
+    return name.endswith(".parquet") and not name.startswith((".", "_"))
+
+
+def _children(directory: Path) -> list[str]:
+    try:
+        return [path.name for path in directory.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ReportDirError(f"cannot read {directory}: {error.strerror}") from error

@@ -1,0 +1,63 @@
+"""Several Parquet files as one, with the memory of some rows. Files of different releases may differ in columns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_ROWS: Final = 65_536
+"""In memory at a time, and in a row group."""
+
+
+def merge(sources: Sequence[Path], target: Path) -> None:
+    """Write the rows of ``sources``, in their order, to ``target``, which appears whole. Missing columns become null.
+
+    Raises:
+        OSError: a file cannot be read or written.
+        pa.ArrowException: a file is no Parquet file, or two disagree on the type of a column.
+    """
+    temporary = target.with_name(f".{target.name}.tmp")
+    write_merged(sources, temporary)
+    temporary.replace(target)
+
+
+def write_merged(sources: Sequence[Path], target: Path) -> None:
+    """As ``merge``, into a file that nobody reads yet; it is on the disk when this returns."""
+    schema = pa.unify_schemas(
+        [pq.read_schema(path).remove_metadata() for path in sources], promote_options="permissive"
+    )
+    with target.open("wb") as file:
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for table in _grouped(sources, schema):
+                writer.write_table(table)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _grouped(sources: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows in tables of about ``_ROWS``."""
+    waiting: list[pa.Table] = []
+    count = 0
+    for path in sources:
+        with pq.ParquetFile(path) as source:
+            for batch in source.iter_batches(batch_size=_ROWS):
+                waiting.append(_as(pa.Table.from_batches([batch]), schema))
+                count += batch.num_rows
+                if count >= _ROWS:
+                    yield pa.concat_tables(waiting)
+                    waiting, count = [], 0
+    if count:
+        yield pa.concat_tables(waiting)
+
+
+def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)

@@ -1,0 +1,222 @@
+"""Keeping the tables of all runs small: many files become one, old days go. One process at a time does it.
+
+A replacement of files has these steps, each on the disk before the next: the new file under a hidden name, a journal
+that names the new file and those that it replaces, the new file under its name, removal of the others, removal of the
+journal. Once the new file is there, ``table_files`` leaves the others out; a crash anywhere loses and doubles nothing
+there, and the next run continues. A reader that does not read the journal (Spark) may see rows twice until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_jobs.kept import Kept
+from spark_jobs.report.files import HISTORY, ReportDirError
+from spark_jobs.report.table_files import (
+    JOURNAL,
+    Journal,
+    NewerTablesError,
+    check_version,
+    day_dir,
+    day_files,
+    day_of,
+    days,
+    read_journal,
+    table_dir,
+    table_files,
+    write_journal,
+)
+from spark_jobs.report.table_merging import write_merged
+from spark_jobs.report.table_schemas import TABLES
+
+_log = logging.getLogger(__name__)
+
+LOCK: Final = ".upkeep.lock"
+_GOING: Final = ".pruned-"
+FILES_MAX: Final = 32
+"""Files of today or yesterday; more become one. An older day is one file."""
+LARGE_BYTES: Final = 32 << 20
+"""A file of this size stays as it is: little is won, and a link to the run's own file would become a copy."""
+_LARGE_TABLE: Final = "findings"
+
+
+def tidy(report_dir: Path, now_ms: int, kept: Kept) -> bool:
+    """Compact and prune the tables, unless another process is at it. Failures are logged, and tried again next time.
+
+    Args:
+        report_dir: of all runs.
+        now_ms: the present, epoch milliseconds.
+        kept: what stays.
+
+    Returns:
+        Whether this process did it.
+    """
+    if not (report_dir / HISTORY).is_dir():
+        return False
+    try:
+        check_version(report_dir)
+        with _alone(report_dir) as is_alone:
+            if is_alone:
+                _tidy(report_dir, day_of(now_ms), kept)
+            return is_alone
+    except (OSError, NewerTablesError, ReportDirError) as error:
+        _log.warning("the tables are not tidied", extra={"path": str(report_dir), "reason": str(error)})
+        return False
+
+
+def days_to_drop(held: Sequence[str], today: str, days_max: int | None) -> list[str]:
+    """Days before the last ``days_max``, today included. Pure; days as ``2026-11-20``."""
+    if days_max is None:
+        return []
+    first_kept = (date.fromisoformat(today) - timedelta(days=max(days_max, 1) - 1)).isoformat()
+    return [day for day in held if day < first_kept]
+
+
+def days_too_large(sizes: Sequence[tuple[str, int]], bytes_max: int | None) -> list[str]:
+    """The oldest days above a size, never the newest. Pure.
+
+    Args:
+        sizes: days with their bytes, the oldest first.
+        bytes_max: of all that stay; None: any.
+    """
+    if bytes_max is None:
+        return []
+    total, dropped = sum(size for _, size in sizes), []
+    for day, size in sizes[:-1]:
+        if total <= bytes_max:
+            break
+        dropped.append(day)
+        total -= size
+    return dropped
+
+
+def _tidy(report_dir: Path, today: str, kept: Kept) -> None:
+    # A run that finished before midnight may still write its files.
+    yesterday = (date.fromisoformat(today) - timedelta(days=1)).isoformat()
+    for table, schema in TABLES.items():
+        if schema.is_by_run:
+            _move_into_days(report_dir, table)
+        else:
+            _remove_older_states(report_dir, table, yesterday)
+        for leftover in table_dir(report_dir, table).glob(f"{_GOING}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        held = days(report_dir, table)
+        dropped = days_to_drop(held, today, kept.days_max)
+        if table == _LARGE_TABLE:
+            left = [day for day in held if day not in dropped]
+            dropped += days_too_large([(day, _size(report_dir, table, day)) for day in left], kept.findings_bytes_max)
+        for day in dropped:
+            _drop(report_dir, table, day)
+        for day in held:
+            if day not in dropped and schema.is_by_run:
+                _compact(day_dir(report_dir, table, day), is_over=day < yesterday)
+
+
+def _move_into_days(report_dir: Path, table: str) -> None:
+    """Files of earlier releases; one that cannot be read stays where it is."""
+    for path in table_files(report_dir, table).flat:
+        try:
+            finished = pq.read_table(path, columns=["finished"])["finished"][0].as_py()
+            directory = day_dir(report_dir, table, finished.date().isoformat())
+            directory.mkdir(parents=True, exist_ok=True)
+            path.rename(directory / path.name)
+        except (OSError, ValueError, IndexError, KeyError, AttributeError, pa.ArrowException) as error:
+            _log.warning("a file of the history is unreadable", extra={"path": str(path), "reason": str(error)})
+
+
+def _remove_older_states(report_dir: Path, table: str, yesterday: str) -> None:
+    counting = set(table_files(report_dir, table).partitioned)
+    for day in days(report_dir, table):
+        directory = day_dir(report_dir, table, day)
+        paths = [directory / name for name in day_files(directory)]
+        for path in paths:
+            if path not in counting:
+                path.unlink(missing_ok=True)
+        # A run may be about to write into a younger directory.
+        if day < yesterday and not counting & set(paths):
+            _drop(report_dir, table, day)
+
+
+def _size(report_dir: Path, table: str, day: str) -> int:
+    directory = day_dir(report_dir, table, day)
+    return sum((directory / name).stat().st_size for name in day_files(directory))
+
+
+def _drop(report_dir: Path, table: str, day: str) -> None:
+    """The day disappears in one step, then its files go."""
+    directory = day_dir(report_dir, table, day)
+    going = directory.with_name(f"{_GOING}{directory.name}")
+    directory.rename(going)
+    shutil.rmtree(going, ignore_errors=True)
+
+
+def _compact(directory: Path, *, is_over: bool) -> None:
+    _finish_replacement(directory)
+    names = day_files(directory)
+    if is_over:
+        for leftover in directory.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+    small = [name for name in names if (directory / name).stat().st_size < LARGE_BYTES]
+    if len(small) < 2 or not (is_over or len(small) > FILES_MAX):
+        return
+    digest = hashlib.sha256("\n".join(small).encode()).hexdigest()[:16]
+    journal = Journal(f"compacted-{digest}.parquet", tuple(small))
+    hidden = directory / f".{journal.file}.tmp"
+    try:
+        write_merged([directory / name for name in small], hidden)
+    except (OSError, pa.ArrowException) as error:
+        # A damaged file stays for a person, and the day as it is.
+        hidden.unlink(missing_ok=True)
+        _log.warning("a day is not compacted", extra={"path": str(directory), "reason": str(error)})
+        return
+    write_journal(directory, journal)
+    _sync(directory)
+    hidden.rename(directory / journal.file)
+    _sync(directory)
+    _finish_replacement(directory)
+
+
+def _finish_replacement(directory: Path) -> None:
+    """Continue after the step that a crash left; without a journal there is nothing to do."""
+    journal = read_journal(directory)
+    if journal is None:
+        return
+    if (directory / journal.file).is_file():
+        for name in journal.replaces:
+            if name != journal.file:
+                (directory / name).unlink(missing_ok=True)
+        _sync(directory)
+    (directory / f".{journal.file}.tmp").unlink(missing_ok=True)
+    (directory / JOURNAL).unlink()
+
+
+@contextlib.contextmanager
+def _alone(report_dir: Path) -> Iterator[bool]:
+    """Yield whether no other process tidies; the lock ends with the process."""
+    with (report_dir / HISTORY / LOCK).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

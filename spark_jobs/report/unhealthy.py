@@ -1,0 +1,141 @@
+"""Since when ledgers lack copies: a state that each run continues from its findings and the state before.
+
+A ledger is unhealthy if some entry has fewer copies than its write quorum, or if its metadata cannot be read. A loss
+that an operator accepted does not count. A run that saw every ledger ends what it did not find; any other run only
+adds, since a ledger that it did not see is not known to be healthy.
+
+The state of one check of one cluster is one file, KIND-CLUSTER-RUN.parquet; the one of the newest run counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import duckdb
+
+from bookie.model.run import RunKind
+from bookie.model.severity import Severity
+from spark_jobs.checks.findings import FindingKind
+from spark_jobs.report.history import is_whole
+from spark_jobs.report.sql_text import sql_list, sql_text
+from spark_jobs.report.summary import RunSummary
+from spark_jobs.report.table_files import day_dir, day_of, is_parquet, table_files
+from spark_jobs.report.table_schemas import UNHEALTHY
+
+_log = logging.getLogger(__name__)
+
+_MEMORY: Final = "512MiB"
+_KINDS: Final = frozenset({RunKind.BOOKIES, RunKind.REPLICAS})
+_CURRENT: Final = f"""
+    SELECT ledger_id, CAST(min(severity_rank) AS INTEGER) AS severity_rank,
+           count(*) AS findings, CAST(sum(bytes_estimate) AS BIGINT) AS bytes_estimate
+    FROM {{findings}}
+    WHERE kind <> '{FindingKind.LOSS_ACCEPTED.value}'
+      AND (severity_rank <= {Severity.BELOW_WRITE_QUORUM.value} OR kind = '{FindingKind.UNREADABLE_METADATA.value}')
+    GROUP BY ledger_id
+"""  # noqa: S608 - names are ours
+_NOTHING: Final = (
+    "(SELECT CAST(NULL AS BIGINT) AS ledger_id, CAST(NULL AS INTEGER) AS severity_rank, "
+    "CAST(NULL AS BIGINT) AS bytes_estimate, CAST(NULL AS VARCHAR) AS kind WHERE false)"
+)
+_NO_STATE: Final = (
+    "(SELECT CAST(NULL AS BIGINT) AS ledger_id, CAST(NULL AS INTEGER) AS severity_rank, "
+    "CAST(NULL AS VARCHAR) AS severity, "
+    "CAST(NULL AS BIGINT) AS findings, CAST(NULL AS BIGINT) AS bytes_estimate, "
+    "CAST(NULL AS TIMESTAMPTZ) AS unhealthy_since, CAST(NULL AS VARCHAR) AS first_run_id, "
+    "CAST(NULL AS TIMESTAMPTZ) AS last_found, CAST(NULL AS VARCHAR) AS run_id WHERE false)"
+)
+
+
+def continue_state(report_dir: Path, summary: RunSummary, findings: Sequence[Path]) -> None:
+    """Write the state after a run. A failure of DuckDB is logged: the next run continues from the state before.
+
+    Args:
+        report_dir: of all runs.
+        summary: of the run.
+        findings: the files of its findings; none: it found nothing.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if summary.kind not in _KINDS:
+        return
+    directory = day_dir(report_dir, UNHEALTHY.name, day_of(summary.finished_ms))
+    directory.mkdir(parents=True, exist_ok=True)
+    prefix = state_prefix(summary.kind, summary.cluster.instance_id)
+    target = directory / f"{prefix}{summary.run_id}.parquet"
+    temporary, spill = directory / f".{target.name}.tmp", directory / f".{target.name}.spill"
+    before = [path for path in table_files(report_dir, UNHEALTHY.name).partitioned if path.name.startswith(prefix)]
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "python_enable_replacements": False,
+        "memory_limit": _MEMORY,
+        "threads": 2,
+        "temp_directory": str(spill.absolute()),
+    }
+    try:
+        known = [path for path in before if is_parquet(path)]
+        with duckdb.connect(":memory:", config=config) as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            state = _state(summary, findings, known)
+            path = sql_text(str(temporary.absolute()))
+            connection.execute(f"COPY ({state}) TO {path} (FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)")
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except duckdb.Error as error:
+        _log.warning(
+            "since when ledgers are unhealthy is unknown", extra={"run_id": summary.run_id, "reason": str(error)}
+        )
+        temporary.unlink(missing_ok=True)
+    finally:
+        shutil.rmtree(spill, ignore_errors=True)
+
+
+def state_prefix(kind: RunKind, instance_id: str) -> str:
+    """How the names of the files of one check of one cluster begin."""
+    return f"{kind.value}-{hashlib.sha256(instance_id.encode()).hexdigest()[:16]}-"
+
+
+def saw_every_ledger(summary: RunSummary) -> bool:
+    """Whether a ledger without a finding of the run is healthy, as far as the check can see. Pure."""
+    asked = summary.replicas
+    is_all = asked is None or (asked.sample >= 1 and not asked.ledger_min and asked.ledger_max >= (1 << 63) - 1)
+    return is_whole(summary) and is_all and not (asked and asked.unknown)
+
+
+def _state(summary: RunSummary, findings: Sequence[Path], before: Sequence[Path]) -> str:
+    current = _CURRENT.format(findings=_read(findings) if findings else _NOTHING)
+    ends = "now.ledger_id IS NOT NULL" if saw_every_ledger(summary) else "true"
+    finished = f"make_timestamptz({summary.finished_ms * 1000})"
+    run_id = sql_text(summary.run_id)
+    labels = " ".join(f"WHEN {level.value} THEN {sql_text(level.label)}" for level in Severity)
+
+    def chosen(new: str, old: str) -> str:
+        return f"CASE WHEN now.ledger_id IS NULL THEN before.{old} ELSE {new} END AS {old}"
+
+    return f"""
+        SELECT {chosen(run_id, "run_id")}, {sql_text(summary.cluster.instance_id)} AS instance_id,
+               {sql_text(summary.kind.value)} AS run_kind, ledger_id,
+               {chosen(f"CASE now.severity_rank {labels} END", "severity")},
+               {chosen("now.severity_rank", "severity_rank")}, {chosen("now.findings", "findings")},
+               {chosen("now.bytes_estimate", "bytes_estimate")},
+               coalesce(before.unhealthy_since, {finished}) AS unhealthy_since,
+               coalesce(before.first_run_id, {run_id}) AS first_run_id,
+               {chosen(finished, "last_found")}
+        FROM ({current}) AS now FULL JOIN {_read(before) if before else _NO_STATE} AS before USING (ledger_id)
+        WHERE {ends}
+        ORDER BY ledger_id
+    """  # noqa: S608 - texts are quoted
+
+
+def _read(paths: Sequence[Path]) -> str:
+    files = sql_list([str(path.absolute()) for path in paths])
+    return f"read_parquet({files}, hive_partitioning = false, union_by_name = true)"

@@ -1,0 +1,180 @@
+"""One pass over all ledgers with a snapshot of ZooKeeper in place of most requests.
+
+A snapshot is older than the cluster. So it decides only about ledgers that need no second look: readable, closed, and
+on live bookies alone. All others are read again from ZooKeeper, and so is everything below a node under which a ledger
+was created since, or which the snapshot does not have. Nothing is reported or marked that ZooKeeper did not confirm
+(R99).
+
+What remains is a closed ledger whose copy was moved after the snapshot, to a bookie that was lost after that: only an
+audit without a snapshot finds it. So no loss of a bookie counts as dealt with by a run from a snapshot.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame
+
+from bookie.metadata.access import access_in_use
+from bookie.metadata.port import Stat
+from bookie.metadata.uri import parse_uri
+from bookie.model.ids import LEDGER_ID_MAX
+from spark_jobs.datasource.ledger_schema import ledger_ddl
+from spark_jobs.datasource.options import LedgerOptions
+from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
+from spark_jobs.datasource.rereading import RereadTasks
+from spark_jobs.datasource.snapshot_ledgers import NAMED_DDL, SnapshotTasks, groups_of
+from spark_jobs.report.summary import SnapshotCounts
+from spark_jobs.runs.completeness import NO_TOTALS, ScanTotals, problems, short_parents
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_ledgers, scan_of
+from spark_jobs.runs.port import Phase
+from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart, index_snapshot
+
+_REREAD_PER_TASK: Final = 20_000
+"""Fewer do not pay for a connection of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Where the ledgers are read."""
+
+    parts: tuple[SnapshotPart, ...]
+    """In the snapshot."""
+    live: tuple[LeafParent, ...]
+    """In ZooKeeper."""
+
+
+def divide(index: SnapshotIndex, nodes: Sequence[tuple[str, Stat]]) -> Division:
+    """Decide which ledgers are read in the snapshot. Pure.
+
+    A node of the snapshot serves if it is still the same node and no ledger was created under it since: ZooKeeper
+    counts creations in the version of the node's children. Deletions do no harm. A node that is gone has no ledgers.
+
+    Args:
+        index: the snapshot.
+        nodes: the nodes that hold ledgers now, with their stats.
+    """
+    known = {part.parent: part for part in index.parts}
+    served, live = set(), []
+    for path, stat in nodes:
+        part = known.get(path)
+        if part is not None and (part.czxid, part.creates) == (stat.czxid, creates_of(stat)):
+            served.add(path)
+        elif stat.children_count:
+            live.append(LeafParent(path, stat.children_count))
+    return Division(tuple(part for part in index.parts if part.parent in served and part.ledgers), tuple(live))
+
+
+def creates_of(stat: Stat) -> int:
+    """How many children were ever created: ZooKeeper reports creations and deletions together."""
+    return (stat.children_version + stat.children_count) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a scan read where; a ledger counts once."""
+
+    division: Division = Division((), ())
+    counted: ScanTotals = NO_TOTALS
+    """In the snapshot; ``returned`` were read again."""
+    again: ScanTotals = NO_TOTALS
+    live: ScanTotals = NO_TOTALS
+
+
+class SnapshotReading:
+    """The scans of one run from one snapshot, which is verified once."""
+
+    def __init__(self, context: RunContext, file: Path) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._file = file.resolve()
+        self._index: SnapshotIndex | None = None
+        self._read = _Read()
+
+    def scan(self, live: AbstractSet[str]) -> LedgerScan:
+        """Read every ledger once, as ``scan_ledgers`` does.
+
+        Raises:
+            SnapshotError: the snapshot cannot be used.
+            StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.
+        """
+        context, settings = self._context, self._settings
+        cluster = context.cluster.cluster
+        if self._index is None:
+            self._index = index_snapshot(self._file, cluster, context.gate.pass_through)
+        division = divide(self._index, context.cluster.leaf_nodes())
+        with context.tasks(Phase.SCAN):
+            named, counted = self._named(self._index, division.parts, live)
+            try:
+                again = self._again(named, counted.returned, live)
+            finally:
+                named.unpersist()
+            scans = (
+                [again] if division.live == () else [again, scan_ledgers(context.spark, settings, division.live, live)]
+            )
+        self._read = _Read(division, counted, scans[0].totals, scans[-1].totals if division.live else NO_TOTALS)
+        totals = functools.reduce(ScanTotals.plus, (scan.totals for scan in scans), replace(counted, returned=0))
+        suspects = functools.reduce(DataFrame.unionByName, (scan.suspects for scan in scans))
+        return LedgerScan(suspects, totals, tuple(frame for scan in scans for frame in scan.cached))
+
+    def problems(self) -> tuple[str, ...]:
+        """Report the missing parts of the last scan, one sentence each."""
+        read = self._read
+        recount = self._context.cluster.count_ledgers([p.path for p in short_parents(read.division.live, read.live)])
+        found = problems(read.division.live, read.live, recount)
+        planned = sum(part.ledgers for part in read.division.parts)
+        seen = read.counted.ledgers + read.counted.skipped + read.counted.returned
+        again = read.again.ledgers + read.again.unreadable + read.again.vanished
+        if (planned, read.counted.returned) != (seen, again):
+            found += (f"the snapshot has {planned} ledgers: {seen} were seen, and {again} of them read again",)
+        return found
+
+    @property
+    def counts(self) -> SnapshotCounts:
+        """What the last scan read where."""
+        read = self._read
+        size = 0 if self._index is None else self._index.bytes_read
+        live = read.live.ledgers + read.live.unreadable
+        return SnapshotCounts(str(self._file), size, read.counted.ledgers, read.counted.returned, live)
+
+    def _named(
+        self, index: SnapshotIndex, parts: Sequence[SnapshotPart], live: AbstractSet[str]
+    ) -> tuple[DataFrame, ScanTotals]:
+        """The ids of ledgers to read again, and the counts of the others."""
+        spark, cluster = self._context.spark, self._context.cluster.cluster
+        cores = spark.sparkContext.defaultParallelism
+        # A compressed file has to be unpacked from its beginning by each task.
+        few = -(-index.ledgers // LEDGERS_PER_PARTITION_MAX) if index.is_seekable else 1
+        groups = groups_of(parts, self._settings.num_partitions or max(cores, few))
+        tasks = SnapshotTasks(self._file, cluster.kind, cluster.root, frozenset(live), groups)
+        numbers = spark.range(0, len(groups), 1, max(1, len(groups)))
+        return collected(numbers.mapInArrow(tasks, NAMED_DDL), self._settings)
+
+    def _again(self, named: DataFrame, count: int, live: AbstractSet[str]) -> LedgerScan:
+        """Read ``count`` ledgers again."""
+        settings = self._settings
+        cores = self._context.spark.sparkContext.defaultParallelism
+        tasks = RereadTasks(
+            LedgerOptions(
+                uri=parse_uri(settings.metadata_uri),
+                access=access_in_use(),
+                num_partitions=None,
+                first_ledger=0,
+                last_ledger=LEDGER_ID_MAX,
+                live_bookies=frozenset(live),
+                is_summarized=True,
+                connect_timeout_s=settings.connect_timeout_s,
+                plan=None,
+            )
+        )
+        ids = named.where("ledger_id IS NOT NULL").select("ledger_id")
+        ids = ids.repartition(
+            min(max(1, -(-count // _REREAD_PER_TASK)), max(cores, -(-count // LEDGERS_PER_PARTITION_MAX)))
+        )
+        return scan_of(*collected(ids.mapInArrow(tasks, ledger_ddl(is_summarized=True)), settings))

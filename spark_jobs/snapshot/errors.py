@@ -1,0 +1,9 @@
+"""What is wrong with a snapshot."""
+
+from __future__ import annotations
+
+from bookie.model.errors import PermanentError
+
+
+class SnapshotError(PermanentError):
+    """A file that is no usable snapshot of the cluster; the text names the file and the reason."""

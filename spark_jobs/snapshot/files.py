@@ -1,0 +1,166 @@
+"""Snapshot files as streams of bytes: plain, or compressed as ZooKeeper does it (gzip, Snappy).
+
+What a file is follows from its first bytes, not from its name. Memory is bounded by one block.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+
+import pyarrow as pa
+
+from spark_jobs.snapshot.errors import SnapshotError
+
+_GZIP: Final = b"\x1f\x8b"
+_SNAPPY: Final = b"\x82SNAPPY\x00"
+_SNAPPY_HEADER: Final = struct.Struct(">8sii")
+_ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
+_BLOCK: Final = 1 << 20
+_SNAPPY_BLOCK_MAX: Final = 1 << 26
+"""Far above the 32 KiB that are usual; a bound against a damaged length."""
+_INT: Final = struct.Struct(">i")
+_VARINT_BYTES_MAX: Final = 5
+
+
+class Source(Protocol):
+    """Bytes from a position on. Every method raises SnapshotError if the file cannot be read or unpacked."""
+
+    @property
+    def is_seekable(self) -> bool:
+        """Whether skipping costs nothing."""
+        ...
+
+    def read(self, size: int) -> bytes:
+        """At most ``size`` bytes; none at the end alone."""
+        ...
+
+    def skip_to(self, offset: int) -> None:
+        """Go on with the byte at ``offset``, which is not before the current position."""
+        ...
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Source]:
+    """Open a snapshot for reading.
+
+    Raises:
+        SnapshotError: it cannot be opened, is empty, or is compressed in a way that is not supported.
+    """
+    try:
+        stream = file.open("rb")
+    except OSError as error:
+        raise SnapshotError(f"the snapshot {file} cannot be opened: {error.strerror}") from error
+    with stream:
+        try:
+            start = stream.read(len(_SNAPPY))
+            stream.seek(0)
+        except OSError as error:
+            raise SnapshotError(f"the snapshot {file} cannot be read: {error.strerror}") from error
+        if not start:
+            raise SnapshotError(f"the snapshot {file} is empty")
+        if start.startswith(_ZSTANDARD):
+            raise SnapshotError(f"the snapshot {file} is compressed with Zstandard: unpack it, or use gzip")
+        if start.startswith(_GZIP):
+            yield _Packed(file, gzip.GzipFile(fileobj=stream, mode="rb"))
+        elif start == _SNAPPY:
+            yield _Packed(file, _Unsnapped(file, stream))
+        else:
+            yield _Plain(file, stream)
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class _Plain:
+    is_seekable = True
+
+    def __init__(self, file: Path, stream: BinaryIO) -> None:
+        self._file = file
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._stream.read(size)
+        except OSError as error:
+            raise SnapshotError(f"the snapshot {self._file} cannot be read: {error.strerror}") from error
+
+    def skip_to(self, offset: int) -> None:
+        self._stream.seek(offset)
+
+
+class _Packed:
+    is_seekable = False
+
+    def __init__(self, file: Path, stream: _Readable) -> None:
+        self._file = file
+        self._stream = stream
+        self._offset = 0
+
+    def read(self, size: int) -> bytes:
+        try:
+            block = self._stream.read(size)
+        except (OSError, EOFError, zlib.error) as error:
+            raise SnapshotError(f"the snapshot {self._file} cannot be unpacked: {error}") from error
+        self._offset += len(block)
+        return block
+
+    def skip_to(self, offset: int) -> None:
+        while self._offset < offset and self.read(min(_BLOCK, offset - self._offset)):
+            pass
+
+
+class _Unsnapped:
+    """The stream of blocks that Java's ``SnappyOutputStream`` writes: a header, then lengths and Snappy blocks."""
+
+    def __init__(self, file: Path, stream: BinaryIO) -> None:
+        self._file = file
+        self._stream = stream
+        self._codec = pa.Codec("snappy")
+        self._rest = b""
+
+    def read(self, size: int, /) -> bytes:
+        while not self._rest:
+            head = self._stream.read(_INT.size)
+            if not head:
+                return b""
+            if len(head) < _INT.size:
+                raise EOFError("it ends within the length of a block")
+            if head == _SNAPPY[: _INT.size]:  # the beginning, or another stream that was appended
+                self._exactly(_SNAPPY_HEADER.size - _INT.size)
+                continue
+            (length,) = _INT.unpack(head)
+            if not 0 < length <= _SNAPPY_BLOCK_MAX:
+                raise EOFError(f"it has a block of {length} bytes")
+            self._rest = self._unpacked(self._exactly(length))
+        block, self._rest = self._rest[:size], self._rest[size:]
+        return block
+
+    def _exactly(self, size: int) -> bytes:
+        found = self._stream.read(size)
+        if len(found) < size:
+            raise EOFError(f"it ends {size - len(found)} bytes before the end of a block")
+        return found
+
+    def _unpacked(self, block: bytes) -> bytes:
+        try:
+            return bytes(self._codec.decompress(block, _unpacked_size(block), asbytes=True))
+        except pa.ArrowException as error:
+            raise EOFError(f"it has a damaged block: {error}") from error
+
+
+def _unpacked_size(block: bytes) -> int:
+    size = 0
+    for number, byte in enumerate(block[:_VARINT_BYTES_MAX]):
+        size |= (byte & 0x7F) << (7 * number)
+        if byte < 0x80:
+            break
+    if not 0 < size <= _SNAPPY_BLOCK_MAX:
+        raise EOFError(f"it has a block of {size} bytes")
+    return size

@@ -1,0 +1,161 @@
+"""Verify a snapshot as a whole, and note where its ledgers are.
+
+One pass, before anything of the snapshot is used: a file that is damaged anywhere, or of another cluster, gives nothing
+(R99). Later readers read the parts that the index names, and compare each with its checksum, so a file that was
+replaced meanwhile gives nothing either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import INSTANCE_ID, LayoutKind, ledger_id_of
+from spark_jobs.snapshot.errors import SnapshotError
+from spark_jobs.snapshot.files import opened
+from spark_jobs.snapshot.format import NodeStat, SnapshotStream
+
+LEAF_BYTES: Final = len("/L0000")
+"""What a ledger's path adds to that of its parent (docs/formats.md#ledger-paths)."""
+_SHOWN_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """One node that directly holds ledgers, with all below it: consecutive bytes of the snapshot."""
+
+    parent: str
+    offset: int
+    """In the unpacked snapshot."""
+    length: int
+    checksum: int
+    """Adler-32 of these bytes."""
+    ledgers: int
+    czxid: int
+    """Transaction that created the parent."""
+    creates: int
+    """Ledgers that were ever created under it, when the snapshot had come to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotIndex:
+    """A snapshot that was verified."""
+
+    file: Path
+    is_seekable: bool
+    """Whether a part can be read without all before it."""
+    bytes_read: int
+    """Unpacked."""
+    nodes: int
+    parts: tuple[SnapshotPart, ...]
+    """In the order of the file."""
+
+    @property
+    def ledgers(self) -> int:
+        """Ledgers in the snapshot."""
+        return sum(part.ledgers for part in self.parts)
+
+
+@dataclass(slots=True)
+class _Open:
+    parent: str
+    below: bytes
+    offset: int
+    stat: NodeStat
+    ledgers: int = 0
+
+
+def index_snapshot(file: Path, cluster: Cluster, on_block: Callable[[], None] | None = None) -> SnapshotIndex:
+    """Read all of a snapshot, and return where the ledgers of ``cluster`` are.
+
+    Args:
+        file: the snapshot, plain or compressed.
+        cluster: the live cluster, which the snapshot has to be of.
+        on_block: called before each block of 1 MiB; what it raises ends the pass.
+
+    Raises:
+        SnapshotError: the file cannot be read, is no snapshot, is damaged or cut off, is of another cluster, or the
+            cluster has the flat layout.
+    """
+    if cluster.kind is LayoutKind.FLAT:
+        raise SnapshotError(
+            f"the cluster at {cluster.root} has the flat layout, in which a snapshot does not show what was created "
+            "since: run the audit without a snapshot"
+        )
+    with opened(file) as source:
+        stream = SnapshotStream(source, str(file), on_block)
+        stream.begin()
+        gathered = _Gathered(stream, cluster)
+        gathered.read()
+        stream.finish()
+        _check_cluster(file, cluster, gathered.instance_id)
+        return SnapshotIndex(file, source.is_seekable, stream.offset, gathered.nodes, tuple(gathered.parts))
+
+
+class _Gathered:
+    def __init__(self, stream: SnapshotStream, cluster: Cluster) -> None:
+        self._stream = stream
+        self._cluster = cluster
+        self.parts: list[SnapshotPart] = []
+        self.instance_id: bytes | None = None
+        self.nodes = 0
+
+    def read(self) -> None:
+        stream = self._stream
+        root = f"{self._cluster.root}/".encode()
+        instance_path = f"{self._cluster.root}/{INSTANCE_ID}".encode()
+        part: _Open | None = None
+        prefix, size, nodes = b"", -1, 0
+        for path, data in stream.nodes():
+            nodes += 1
+            if len(path) == size and path.startswith(prefix):
+                assert part is not None
+                part.ledgers += 1
+                continue
+            if part is not None:
+                if path.startswith(part.below):
+                    continue
+                self._close(part)
+                part, size = None, -1
+            if not path.startswith(root):
+                continue
+            if path == instance_path:
+                self.instance_id = data
+            elif (parent := self._leaf_parent(path)) is not None:
+                prefix, size = path + b"/L", len(path) + LEAF_BYTES
+                part = _Open(parent, path + b"/", stream.offset, stream.stat())
+                stream.begin_part()
+        if part is not None:
+            self._close(part)
+        self.nodes = nodes
+
+    def _close(self, part: _Open) -> None:
+        stream = self._stream
+        length, checksum = stream.offset - part.offset, stream.end_part()
+        self.parts.append(
+            SnapshotPart(part.parent, part.offset, length, checksum, part.ledgers, part.stat.czxid, part.stat.creates)
+        )
+
+    def _leaf_parent(self, path: bytes) -> str | None:
+        if not path[-4:].isdigit():
+            return None
+        text = path.decode(errors="replace")
+        cluster = self._cluster
+        return text if ledger_id_of(cluster.kind, cluster.root, f"{text}/L0000") is not None else None
+
+
+def _check_cluster(file: Path, cluster: Cluster, instance_id: bytes | None) -> None:
+    if instance_id is None:
+        raise SnapshotError(
+            f"the snapshot {file} has no cluster at {cluster.root}: it is from another ZooKeeper, or older than the "
+            "cluster"
+        )
+    found = instance_id.decode(errors="replace").strip()
+    if found != cluster.instance_id:
+        raise SnapshotError(
+            f"the snapshot {file} is of another cluster: at {cluster.root} it has the instance id "
+            f"{found[:_SHOWN_MAX]!r}, this cluster has {cluster.instance_id!r}"
+        )

@@ -1,0 +1,150 @@
+"""One cluster has one state root: the same on the twin, the simulator's store and a real ZooKeeper (R90)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from bookie.metadata.access import DEFAULT_STATE_ROOT, access_in_use, use_access
+from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.cluster import Cluster, open_cluster
+from bookie.metadata.logs.log_store import LogLists
+from bookie.metadata.nodes import child_names, create_with_parents
+from bookie.metadata.own_state import StateRootError, claim_state_root, own_path, record_path
+from bookie.metadata.port import MetadataStore
+from bookie.metadata.runs.locks import RunLane, RunLocks
+from bookie.metadata.tasks.changes import Changes
+from bookie.model.ids import BookieId
+from bookie.model.run import RunKind
+from bookie.runtime.clock import SystemClock
+from tests.worlds.cluster import formatted
+
+BOOKIE = BookieId("bk1:3181")
+LANE = RunLane(RunKind.BOOKIES, is_dry_run=False)
+
+
+def use_root(path: str) -> None:
+    """Be a process with this ``--state-root``."""
+    use_access(replace(access_in_use(), state_root=path))
+
+
+@pytest.fixture
+def other(base: str) -> str:
+    return f"{base}/state"
+
+
+async def test_the_state_is_below_the_root_that_is_given(
+    store: MetadataStore, cluster: Cluster, base: str, other: str
+) -> None:
+    use_root(other)
+    await claim_state_root(store, cluster.root)
+    await Drains(store, cluster.root).start(Drain(BOOKIE, "me@host", 1000))
+    assert own_path("drains", cluster.root).startswith(f"{other}/drains/")
+    assert set(await child_names(store, base)) == {"ledgers", "state"}
+    assert await open_cluster(store, cluster.root) == cluster
+
+
+async def test_a_process_with_another_root_is_refused_and_the_right_one_is_named(
+    store: MetadataStore, cluster: Cluster, base: str, other: str
+) -> None:
+    use_root(other)
+    await claim_state_root(store, cluster.root)
+    for wrong in (DEFAULT_STATE_ROOT, f"{base}/third"):
+        use_root(wrong)
+        with pytest.raises(StateRootError, match=f"--state-root {other}"):
+            await open_cluster(store, cluster.root)
+    with pytest.raises(StateRootError, match=f"--state-root {other}"):
+        await claim_state_root(store, cluster.root)
+    assert await child_names(store, base) == ("ledgers",)
+
+
+async def test_of_two_processes_that_start_with_different_roots_one_works(
+    store: MetadataStore, cluster: Cluster, base: str
+) -> None:
+    async def start(root: str) -> str:
+        use_root(root)  # before anything is awaited, so each claims its own
+        await claim_state_root(store, cluster.root)
+        return root
+
+    ends = await asyncio.gather(*(start(f"{base}/{name}") for name in "abc"), return_exceptions=True)
+    [winner] = [end for end in ends if isinstance(end, str)]
+    assert [type(end) for end in ends if end != winner] == [StateRootError, StateRootError]
+    use_root(winner)
+    assert await open_cluster(store, cluster.root) == cluster
+
+
+async def test_state_below_the_default_root_keeps_other_roots_out(
+    store: MetadataStore, cluster: Cluster, other: str
+) -> None:
+    await Drains(store, cluster.root).start(Drain(BOOKIE, "me@host", 1000))
+    use_root(other)
+    with pytest.raises(StateRootError, match=f"{DEFAULT_STATE_ROOT}/drains/"):
+        await open_cluster(store, cluster.root)
+
+
+async def test_an_audit_by_way_of_trial_keeps_no_root_out(store: MetadataStore, cluster: Cluster, other: str) -> None:
+    await create_with_parents(store, f"{own_path('runs', cluster.root)}/records/x", b"", "/")
+    use_root(other)
+    assert await open_cluster(store, cluster.root) == cluster
+
+
+async def test_the_default_root_adds_no_node_below_the_ledgers_root(store: MetadataStore, cluster: Cluster) -> None:
+    before = await child_names(store, cluster.root)
+    await claim_state_root(store, cluster.root)
+    await Changes(store, cluster.root, SystemClock()).record("me", "command", "drain")
+    assert await child_names(store, cluster.root) == before
+
+
+async def test_a_record_that_cannot_be_read_stops_every_process(
+    store: MetadataStore, cluster: Cluster, other: str
+) -> None:
+    for content in (b"\xff", b"{}", b'{"format": 99, "state_root": "/bkheal"}'):
+        await create_with_parents(store, record_path(cluster.root), content, cluster.root)
+        for root in (DEFAULT_STATE_ROOT, other):
+            use_root(root)
+            with pytest.raises(StateRootError, match=record_path(cluster.root)):
+                await open_cluster(store, cluster.root)
+        await store.delete(record_path(cluster.root))
+
+
+@pytest.mark.parametrize("below", ["", "/available", "/x/y", "/underreplication/bkheal"])
+async def test_a_root_among_the_ledgers_is_refused_before_anything_is_changed(
+    below: str, store: MetadataStore, cluster: Cluster, base: str
+) -> None:
+    use_root(f"{cluster.root}{below}")
+    with pytest.raises(StateRootError, match="must not contain each other"):
+        await open_cluster(store, cluster.root)
+    use_root(f"{base}/new{below}")
+    with pytest.raises(StateRootError, match="must not contain each other"):
+        await formatted(store, f"{base}/new")
+    assert await child_names(store, base) == ("ledgers",)
+
+
+async def test_a_root_above_the_ledgers_is_refused(store: MetadataStore, cluster: Cluster, base: str) -> None:
+    use_root(base)
+    with pytest.raises(StateRootError, match="must not contain each other"):
+        await open_cluster(store, cluster.root)
+
+
+async def test_what_an_operator_asks_for_claims_the_root_first(
+    store: MetadataStore, cluster: Cluster, base: str, other: str
+) -> None:
+    use_root(other)
+    await Changes(store, cluster.root, SystemClock()).record("me", "command", "drain")
+    use_root(f"{base}/third")
+    with pytest.raises(StateRootError):
+        await Changes(store, cluster.root, SystemClock()).record("me", "command", "drain")
+    with pytest.raises(StateRootError):
+        await LogLists(store, cluster.root).create("a", {}, 1, "token")
+    assert set(await child_names(store, base)) == {"ledgers", "state"}
+
+
+async def test_runs_of_two_roots_would_not_exclude_each_other(
+    store: MetadataStore, cluster: Cluster, base: str
+) -> None:
+    """The reason for all of this."""
+    for name in "ab":
+        use_root(f"{base}/{name}")
+        assert (await RunLocks(store, cluster.root).acquire(LANE, "run", "me:1")).is_held

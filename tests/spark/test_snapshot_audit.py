@@ -1,0 +1,275 @@
+"""Audits from a snapshot that a real ZooKeeper wrote: the findings of the cluster as it is now, or a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from auditor.cli.audit import command as audit_cli
+from bookie.embedded import zookeeper as embedded
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.cluster import format_cluster, open_cluster
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.run import RunKind
+from spark_jobs import audit as audit_module
+from spark_jobs.report import writing as report
+from spark_jobs.report.summary import RunSummary, SnapshotCounts, Verdict
+from spark_jobs.runs.run import AuditResult
+from spark_jobs.snapshot.errors import SnapshotError
+from spark_jobs.snapshot.index import index_snapshot
+from tests.sessions import LONG_SESSION_S
+from tests.spark.audit_world import Place, after_listing, closed
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+ROOTS = [f"/{number}/ledgers" for number in range(8)]
+"""Each test has a cluster of its own; one snapshot has them all."""
+HEALTHY = closed("a:1", "b:1", "c:1")
+
+
+def growing(*members: str) -> LedgerMetadata:
+    return LedgerMetadata(len(members), 2, 2, (Fragment(EntryId(0), tuple(map(BookieId, members))),))
+
+
+LEDGERS = {
+    1: HEALTHY,
+    2: closed("a:1", "x:1"),
+    3: closed("x:1", "y:1"),
+    4: closed("a:1", "x:1", last=-1),
+    5: growing("a:1", "b:1"),
+    6: growing("a:1", "b:1"),
+    7: closed("a:1", "x:1"),
+    8: closed("b:1", "y:1"),
+    9: HEALTHY,
+    10_001: HEALTHY,
+    10_002: closed("b:1", "c:1", "x:1"),
+    20_001: HEALTHY,
+    20_002: closed("a:1", "x:1"),
+    30_001: closed("a:1", "x:1"),
+    1 << 33: closed("y:1", "b:1", "c:1"),
+} | dict.fromkeys(range(100, 600), HEALTHY)
+"""x and y are lost when the audits run. Ledger 10 is damaged."""
+
+
+def newest(server: EmbeddedZooKeeper) -> Path:
+    """A server writes a snapshot when it starts."""
+    asyncio.run(server.restart())
+    found = (server.log_path.parent / "data" / "version-2").glob("snapshot.*")
+    return max(found, key=lambda file: (int(file.name.split(".")[1], 16), file.stat().st_mtime_ns))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    server = asyncio.run(EmbeddedZooKeeper.start(tmp_path_factory.mktemp("snapshots"), is_durable=False))
+    yield server
+    asyncio.run(server.stop())
+
+
+@pytest.fixture(scope="module")
+def snapshot(server: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the clusters with ``LEDGERS``; a copy, as a server keeps only its last snapshots."""
+
+    async def fill() -> None:
+        store = await ZooKeeperStore.connect(server.connect_string, session_timeout_s=LONG_SESSION_S)
+        for root in ROOTS:
+            await format_cluster(store, root, rng=random.Random(root))
+            cluster = await open_cluster(store, root)
+            ledgers = LedgerStore(store, cluster, random.Random(1))
+            await ledgers.create_many([(LedgerId(number), metadata) for number, metadata in LEDGERS.items()])
+            await store.create(f"{root}/00/0000/L0010", b"damage")
+            await store.create(f"{root}/cookies")
+            await store.create(f"{root}/cookies/x:1")
+        await store.close()
+
+    asyncio.run(fill())
+    return Path(shutil.copy(newest(server), tmp_path_factory.mktemp("kept")))
+
+
+@pytest.fixture(scope="module")
+def unused(snapshot: Path) -> list[str]:
+    """Roots that no test had yet."""
+    return list(ROOTS)
+
+
+@pytest.fixture
+def place(server: EmbeddedZooKeeper, unused: list[str], tmp_path: Path) -> Iterator[Place]:
+    """A cluster as it is in the snapshot, with some of its bookies."""
+
+    async def connect() -> ZooKeeperStore:
+        return await ZooKeeperStore.connect(server.connect_string, session_timeout_s=LONG_SESSION_S)
+
+    with asyncio.Runner() as runner:
+        store = runner.run(connect())
+        try:
+            place = Place(runner, store, runner.run(open_cluster(store, unused.pop())), server.connect_string, tmp_path)
+            place.register("a:1", "b:1", "c:1")
+            yield place
+        finally:
+            runner.run(store.close())
+
+
+def findings(result: AuditResult) -> list[dict[str, Any]]:
+    rows = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+    return sorted(({**row, "run_id": ""} for row in rows), key=lambda row: (row["ledger_id"], str(row)))
+
+
+def comparable(summary: RunSummary) -> RunSummary:
+    """Without what differs between two runs, and between the two ways to read."""
+    vanished = replace(summary.counts, vanished=0)
+    waiting = tuple(
+        replace(bookie, first_seen_down_ms=0, until_ms=0, critical_until_ms=0) for bookie in summary.waiting
+    )
+    return replace(summary, run_id="", started_ms=0, finished_ms=0, snapshot=None, counts=vanished, waiting=waiting)
+
+
+def assert_as_live(spark: SparkSession, place: Place, snapshot: Path) -> SnapshotCounts:
+    live = place.audit(spark, is_dry_run=True)
+    result = place.audit(spark, is_dry_run=True, snapshot=snapshot)
+    assert comparable(result.summary) == comparable(live.summary)
+    assert findings(result) == findings(live) != []
+    assert result.summary.is_complete
+    assert result.summary.snapshot is not None
+    return result.summary.snapshot
+
+
+def test_a_snapshot_gives_the_findings_of_the_cluster(spark: SparkSession, place: Place, snapshot: Path) -> None:
+    counts = assert_as_live(spark, place, snapshot)
+    assert (counts.ledgers, counts.read_again, counts.read_live) == (504, 12, 0)
+
+    packed = place.report_dir / "packed"
+    packed.write_bytes(gzip.compress(snapshot.read_bytes(), 1))
+    assert replace(assert_as_live(spark, place, packed), file=counts.file) == counts
+
+
+def test_what_changed_since_is_read_in_the_cluster(spark: SparkSession, place: Place, snapshot: Path) -> None:
+    ledgers = LedgerStore(place.store, place.cluster, random.Random(1))
+
+    def write(ledger_id: int, metadata: LedgerMetadata) -> None:
+        version = place.do(ledgers.read(LedgerId(ledger_id)))
+        place.do(ledgers.write(LedgerId(ledger_id), metadata, version.version))
+
+    place.do(ledgers.delete(LedgerId(2)))  # in the snapshot it lacks a copy
+    place.do(ledgers.delete(LedgerId(20_002)))
+    place.do(ledgers.delete(LedgerId(30_001)))  # the last one of its node
+    write(7, closed("a:1", "c:1"))  # repaired
+    moved = (
+        Fragment(EntryId(0), (BookieId("a:1"), BookieId("b:1"))),
+        Fragment(EntryId(5), (BookieId("a:1"), BookieId("y:1"))),
+    )
+    write(5, replace(growing("a:1", "b:1"), fragments=moved))  # its writer replaced a bookie by one that was lost
+    write(6, growing("a:1", "b:1").closed(EntryId(3), 30))
+    counts = assert_as_live(spark, place, snapshot)
+    assert (counts.ledgers, counts.read_again, counts.read_live) == (504, 11, 0)
+
+    place.create({10_003: closed("c:1", "y:1"), 40_001: closed("a:1", "y:1"), 1 << 34: closed("a:1", "x:1")})
+    counts = assert_as_live(spark, place, snapshot)
+    assert (counts.ledgers, counts.read_live) == (503, 5)
+
+    expected = place.audit(spark, is_dry_run=True)
+    assert place.marked() == {}
+    result = place.audit(spark, snapshot=snapshot)
+    marked = place.marked()
+    assert sorted(marked) == [3, 4, 5, 8, 10_002, 10_003, 40_001, 1 << 33, 1 << 34]
+    assert (marked[5], marked[3]) == (["y:1"], ["x:1", "y:1"])
+    assert result.summary.severities == expected.summary.severities
+    assert (result.summary.verdict, result.exit_code()) == (Verdict.NO_LIVE_COPY, ExitCode.OK)
+    assert place.audited() == set(), "only a run without a snapshot is the audit of a loss"
+    place.audit(spark)
+    assert place.audited() == {"x:1"}
+    assert place.marked() == marked
+
+
+def test_a_bookie_that_leaves_during_the_scan_makes_it_run_again(
+    spark: SparkSession, place: Place, snapshot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_listing(monkeypatch, 1, lambda: place.unregister("c:1"))
+    result = place.audit(spark, is_dry_run=True, snapshot=snapshot, missing_share_max=0.9)
+    assert result.summary.is_complete
+    assert sum(count.ledgers for count in result.summary.severities) > len(range(100, 600))
+
+
+def test_a_snapshot_that_cannot_be_used_changes_nothing(
+    spark: SparkSession, place: Place, snapshot: Path, tmp_path: Path
+) -> None:
+    sound, before = snapshot.read_bytes(), place.marked()
+    bad = tmp_path / "bad"
+    for data, reason in (
+        (sound[:-1], "does not end as a snapshot does"),
+        (sound[: len(sound) // 2], "cut off"),
+        (sound[:5000] + bytes([sound[5000] ^ 1]) + sound[5001:], "damaged"),
+        (b"something else", "is not a snapshot"),
+    ):
+        bad.write_bytes(data)
+        with pytest.raises(SnapshotError, match=reason):
+            place.audit(spark, snapshot=bad)
+    with pytest.raises(SnapshotError, match="reads no snapshot"):
+        place.check(spark, RunKind.PLACEMENT, snapshot=snapshot)
+    place.uri = place.uri.replace(place.cluster.root, "/new")
+    place.do(format_cluster(place.store, "/new", rng=random.Random(3)))
+    with pytest.raises(SnapshotError, match="has no cluster at /new"):
+        place.audit(spark, snapshot=snapshot)
+    assert place.marked() == before
+
+
+def test_commands_read_a_snapshot(
+    place: Place, snapshot: Path, tmp_path: Path, running: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.register("x:1", "y:1")
+    given = ["--metadata-uri", place.uri, "--report-dir", str(place.report_dir), "--dry-run"]
+    run = CliRunner()
+    result = run.invoke(audit_cli.app, ["run", *given, "--snapshot", str(snapshot)])
+    assert (result.exit_code, "ledgers judged by it" in result.stdout) == (0, True)
+    result = run.invoke(audit_cli.app, ["run", *given, "--snapshot", str(snapshot), "-o", "json"])
+    assert json.loads(result.stdout)["snapshot"]["file"] == str(snapshot)
+    wrong = run.invoke(audit_cli.app, ["run", *given, "--kind", "placement", "--snapshot", str(snapshot)])
+    assert (wrong.exit_code, "a run of kind placement has no --snapshot" in wrong.output) == (2, True)
+
+    bad = tmp_path / "bad"
+    bad.write_bytes(snapshot.read_bytes()[:-9])
+    refused = run.invoke(audit_cli.app, ["run", *given, "--snapshot", str(bad)])
+    assert (refused.exit_code, "is damaged or cut off" in refused.output) == (78, True)
+
+    capsys.readouterr()
+    assert audit_module.main([*given, "--quiet", "--snapshot", str(snapshot)]) == ExitCode.OK
+    assert "ledgers judged by it" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        audit_module.main([*given, "--kind", "replicas", "--snapshot", str(snapshot)])
+    assert "a run of kind replicas has no --snapshot" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("method", "ending"), [("gz", ".gz"), ("snappy", ".snappy")])
+def test_zookeepers_own_compression_is_read(
+    place: Place, server: EmbeddedZooKeeper, method: str, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = newest(server)
+    write = embedded._write_configuration
+
+    def compressing(launch: Any) -> None:
+        write(launch)
+        with (launch.directory / "zoo.cfg").open("a") as settings:
+            settings.write(f"snapshot.compression.method={method}\n")
+
+    monkeypatch.setattr(embedded, "_write_configuration", compressing)
+    packed = newest(server)
+    assert (plain.suffix, packed.suffix) == (plain.suffix, ending)
+    expected, found = index_snapshot(plain, place.cluster), index_snapshot(packed, place.cluster)
+    assert found.is_seekable is False
+    assert [(p.parent, p.ledgers, p.creates) for p in found.parts] == [
+        (p.parent, p.ledgers, p.creates) for p in expected.parts
+    ]

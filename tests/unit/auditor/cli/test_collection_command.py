@@ -1,0 +1,89 @@
+"""``bkheal collection``: what bookies hold back, and what an operator allows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from auditor.cli.cluster import collection as command
+from auditor.cli.main import app
+from bookie.metadata.bookies.collections import HeldCollection, HeldCollections
+from bookie.metadata.tasks.changes import Changes
+from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import BookieId
+from bookie.model.times import rfc3339
+from tests.worlds.clocks import EPOCH_MS, ManualClock
+from tests.worlds.cluster import ROOT
+from tests.worlds.commands import CommandCluster
+
+C = BookieId("c")
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
+    made = CommandCluster()
+    made.clock = ManualClock()
+    asyncio.run(made.fill())
+    monkeypatch.setattr(command, "connected", made.connected)
+    monkeypatch.setattr(command, "whoami", lambda: "me@host")
+    return made
+
+
+def call(*words: str, typed: str = "") -> Result:
+    return CliRunner().invoke(app, ["collection", *words, "--metadata-uri", "zk://h:1/ledgers"], input=typed)
+
+
+def hold(cluster: CommandCluster) -> None:
+    asyncio.run(HeldCollections(cluster.keeper, ROOT).hold(C, 60, 100, EPOCH_MS))
+
+
+def held(cluster: CommandCluster) -> list[HeldCollection]:
+    return list(asyncio.run(HeldCollections(cluster.keeper, ROOT).all()))
+
+
+def test_nothing_is_held(cluster: CommandCluster) -> None:
+    assert call("list").stdout == "no bookie holds a collection back\n"
+    refused = call("allow", "c", "--yes")
+    assert refused.exit_code == ExitCode.FAILED
+    assert "holds back no collection" in refused.stderr
+
+
+def test_what_is_held_is_allowed_for_a_time_and_recorded(cluster: CommandCluster) -> None:
+    hold(cluster)
+    result = call("allow", "c", typed="y\n")
+    assert result.exit_code == ExitCode.OK, result.stderr
+    assert "would delete 60 of its 100 ledgers" in result.stderr
+    assert held(cluster) == [HeldCollection(C, 60, 100, EPOCH_MS, "me@host", EPOCH_MS, EPOCH_MS + DAY_MS, 66)]
+    assert json.loads(call("list", "-o", "json").stdout)["items"] == [
+        {
+            "bookie_id": "c",
+            "ledgers": 60,
+            "known": 100,
+            "since": rfc3339(EPOCH_MS),
+            "allowed_by": "me@host",
+            "allowed_until": rfc3339(EPOCH_MS + DAY_MS),
+            "allowed_ledgers": 66,
+        }
+    ]
+    assert "me@host" in call("list").stdout
+    recorded = asyncio.run(Changes(cluster.keeper, ROOT, cluster.clock).newest(10))
+    assert [each.action for each in recorded] == ["collection allow"]
+
+
+def test_no_answer_allows_nothing(cluster: CommandCluster) -> None:
+    hold(cluster)
+    assert call("allow", "c", typed="n\n").exit_code != ExitCode.OK
+    assert held(cluster)[0].allowed_max == 0
+
+
+def test_a_bound_and_a_span_can_be_given_and_withdrawn(cluster: CommandCluster) -> None:
+    hold(cluster)
+    assert call("allow", "c", "--ledgers", "5", "--for", "2h", "--yes").exit_code == ExitCode.OK
+    assert (held(cluster)[0].allowed_max, held(cluster)[0].allowed_until_ms) == (5, EPOCH_MS + 7_200_000)
+    assert call("deny", "c").exit_code == ExitCode.OK
+    assert held(cluster) == []
+    assert call("allow", "c", "--for", "8d", "--yes").exit_code == ExitCode.USAGE

@@ -1,0 +1,319 @@
+"""The tables of all runs: what a run adds, compaction, removal, crashes, and files of other releases."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from bookie.model.severity import Severity
+from spark_jobs.checks.findings import FINDING_DDL
+from spark_jobs.kept import EVERYTHING, Kept
+from spark_jobs.report import table_upkeep, table_writing, writing
+from spark_jobs.report.history import reports
+from spark_jobs.report.sql import ask
+from spark_jobs.report.table_files import Journal, NewerTablesError, day_files, days, table_files, write_journal
+from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, SCHEMA_VERSION, TABLES
+from spark_jobs.report.table_upkeep import days_to_drop, days_too_large, tidy
+from spark_jobs.report.tables import bookies_table, runs_table
+from tests.worlds import report as world
+from tests.worlds.report_tables import FINDING_COLUMNS, STORY, finding, run, write, write_findings, write_story
+
+FAR_MS = world.START_MS + 100 * world.DAY_MS
+
+
+def rows(report_dir: Path, columns: str, table: str) -> list[tuple[object, ...]]:
+    return ask(report_dir, f"SELECT {columns} FROM {table} ORDER BY ALL", limit=1_000, timeout_s=60).rows
+
+
+def count(report_dir: Path, table: str) -> int:
+    ((number,),) = ask(report_dir, f"SELECT count(*) FROM {table}", limit=1, timeout_s=60).rows
+    assert isinstance(number, int)
+    return number
+
+
+def test_the_columns_are_those_that_are_written() -> None:
+    (summary, _), *_ = STORY
+    for table, written in ((RUNS, runs_table(summary)), (BOOKIES, bookies_table(summary))):
+        assert set(table.column_names) - {"day"} == set(written.column_names)
+    assert FINDINGS.column_names == ("run_id", "day", *(name for name, _ in FINDING_COLUMNS))
+    assert len(FINDING_COLUMNS) == FINDING_DDL.count(",") + 1
+
+
+def test_every_run_adds_its_rows_to_the_partition_of_its_day(tmp_path: Path) -> None:
+    write_story(tmp_path)
+    assert json.loads((tmp_path / "history" / "_schema.json").read_bytes()) == {
+        "apiVersion": "bkheal/v1",
+        "kind": "ReportTables",
+        "version": SCHEMA_VERSION,
+    }
+    assert days(tmp_path, "runs") == days(tmp_path, "bookies") == ("2026-01-02", "2026-01-03", "2026-01-04")
+    assert days(tmp_path, "findings") == ("2026-01-03", "2026-01-04"), "a run without findings leaves no file"
+    assert rows(tmp_path, "day::VARCHAR, ledgers_critical, tables_version", "runs") == [
+        ("2026-01-02", 0, SCHEMA_VERSION), ("2026-01-03", 2, SCHEMA_VERSION), ("2026-01-04", 1, SCHEMA_VERSION)
+    ]  # fmt: skip
+    assert rows(tmp_path, "day::VARCHAR, ledger_id, fragment_index, kind, state, severity", "findings")[:2] == [
+        ("2026-01-03", 1, 0, "missing_bookie", "closed", "critical"),
+        ("2026-01-03", 2, 0, "missing_bookie", "closed", "below_write_quorum"),
+    ]
+    assert [path.name for path in table_files(tmp_path, "findings").partitioned] == [
+        f"{summary.run_id}.parquet" for summary, found in STORY if found
+    ]
+
+
+def test_arrow_reads_a_table_with_its_partitions(tmp_path: Path) -> None:
+    write_story(tmp_path)
+    table = pq.read_table(tmp_path / "history" / "findings", filters=[("day", "=", "2026-01-04")])
+    assert sorted(table["ledger_id"].to_pylist()) == [1, 3, 4, 9]
+
+
+def test_large_findings_are_linked_and_outlive_the_directory_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_writing, "MERGED_BYTES_MAX", 1)
+    summary, found = STORY[1]
+    write(tmp_path, summary, found)
+    linked = table_files(tmp_path, "findings").partitioned
+    assert [path.name for path in linked] == [f"{summary.run_id}-0000.parquet", f"{summary.run_id}-0001.parquet"]
+    assert [path.stat().st_nlink for path in linked] == [2, 2]
+    newer, _ = STORY[2]
+    write(tmp_path, newer, kept=Kept(reports_max=1))
+    assert [each.run_id for each in reports(tmp_path)] == [newer.run_id]
+    assert count(tmp_path, "findings") == len(found)
+
+
+def test_findings_are_copied_where_links_are_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    summary, found = STORY[1]
+    write(tmp_path, summary, found, parts=1)
+    (path,) = table_files(tmp_path, "findings").partitioned
+    assert path.stat().st_nlink == 1
+    assert count(tmp_path, "findings") == len(found)
+
+
+def test_rows_of_a_run_that_did_not_finish_do_not_count(tmp_path: Path) -> None:
+    write_story(tmp_path)
+    (table_files(tmp_path, "runs").partitioned[-1]).unlink()
+    assert {row[0] for row in rows(tmp_path, "run_id", "findings")} == {STORY[1][0].run_id}
+    assert {row[0] for row in rows(tmp_path, "run_id", "bookies")} == {STORY[0][0].run_id, STORY[1][0].run_id}
+
+
+def many(report_dir: Path, number: int) -> None:
+    """Runs of one day, one finding each."""
+    for each in range(number):
+        found = (finding(each, "b:3181"),)
+        write(report_dir, replace(run(0, found), run_id=f"20260101T0304{each:02}Z-00000a"), found)
+
+
+def test_a_day_that_is_over_becomes_one_file_of_each_table(tmp_path: Path) -> None:
+    many(tmp_path, 5)
+    assert len(table_files(tmp_path, "runs").partitioned) == 5
+    before = {table: rows(tmp_path, "*", table) for table in TABLES}
+    assert tidy(tmp_path, world.START_MS + 2 * world.DAY_MS, EVERYTHING)
+    for table in ("runs", "findings", "bookies"):
+        (path,) = table_files(tmp_path, table).partitioned
+        assert path.name.startswith("compacted-")
+        assert [each.name for each in path.parent.iterdir()] == [path.name]
+        assert rows(tmp_path, "*", table) == before[table]
+
+
+def test_a_day_that_is_not_over_is_compacted_when_it_has_many_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_upkeep, "FILES_MAX", 3)
+    many(tmp_path, 3)
+    assert len(table_files(tmp_path, "runs").partitioned) == 3
+    found = (finding(77, "b:3181"),)
+    write(tmp_path, replace(run(0, found), run_id="20260101T030499Z-00000a"), found)
+    assert len(table_files(tmp_path, "runs").partitioned) == 1
+    assert count(tmp_path, "findings") == 4
+
+
+def test_large_files_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_upkeep, "LARGE_BYTES", 1)
+    many(tmp_path, 3)
+    tidy(tmp_path, FAR_MS, EVERYTHING)
+    assert len(table_files(tmp_path, "findings").partitioned) == 3
+
+
+class _Crash(BaseException):
+    """The process is gone."""
+
+
+def crash_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End the process before its change number ``step`` of the file system."""
+    left = [step]
+
+    def dying(change: Callable[..., object]) -> Callable[..., object]:
+        def changed(*args: object, **options: object) -> object:
+            left[0] -= 1
+            if left[0] < 0:
+                raise _Crash
+            return change(*args, **options)
+
+        return changed
+
+    for owner, name in (
+        (Path, "rename"), (Path, "replace"), (Path, "unlink"),
+        (table_upkeep, "write_merged"), (shutil, "rmtree"),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, dying(getattr(owner, name)))
+
+
+def run_ids(report_dir: Path) -> dict[str, list[str]]:
+    """The runs of all rows of each table, by our own reader's files."""
+    return {
+        table: sorted(
+            run_id
+            for path in table_files(report_dir, table).partitioned
+            for run_id in pq.ParquetFile(path).read(["run_id"])["run_id"].to_pylist()
+        )
+        for table in TABLES
+    }
+
+
+@pytest.mark.parametrize("kept", [EVERYTHING, Kept(days_max=99)])
+def test_a_crash_at_any_step_of_the_upkeep_loses_and_doubles_nothing(tmp_path: Path, kept: Kept) -> None:
+    made = tmp_path / "made"
+    many(made, 2)
+    expected = run_ids(made)
+    tidied = {table: [] if kept.days_max else found for table, found in expected.items()}
+    for step in range(100):
+        place = tmp_path / str(step)
+        shutil.copytree(made / "history", place / "history")
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                crash_at(step, patch)
+                tidy(place, FAR_MS, kept)
+        except _Crash:
+            found = run_ids(place)
+            for table in TABLES:
+                assert found[table] in (expected[table], tidied[table]), (step, table)
+            tidy(place, FAR_MS, kept)
+            assert run_ids(place) == tidied
+            left = {path.name for path in (place / "history").rglob("*") if not path.is_dir()}
+            assert not [name for name in left if name.endswith(".tmp") or name == "_compaction.json"]
+            assert not list((place / "history").rglob(".pruned-*"))
+        else:
+            assert step > 5, "the upkeep has more steps than that"
+            return
+    raise AssertionError("the upkeep does not end")
+
+
+def test_while_files_are_replaced_each_row_counts_once(tmp_path: Path) -> None:
+    for name in ("1.parquet", "2.parquet", "3.parquet", "compacted-ab.parquet"):
+        (tmp_path / name).touch()
+    write_journal(tmp_path, Journal("compacted-ab.parquet", ("1.parquet", "2.parquet")))
+    assert day_files(tmp_path) == ("3.parquet", "compacted-ab.parquet")
+    (tmp_path / "compacted-ab.parquet").rename(tmp_path / ".compacted-ab.parquet.tmp")
+    assert day_files(tmp_path) == ("1.parquet", "2.parquet", "3.parquet")
+
+
+def test_one_process_at_a_time_tidies(tmp_path: Path) -> None:
+    many(tmp_path, 2)
+    with (tmp_path / "history" / table_upkeep.LOCK).open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert not tidy(tmp_path, FAR_MS, Kept(days_max=1))
+    assert count(tmp_path, "runs") == 2
+    assert tidy(tmp_path, FAR_MS, Kept(days_max=1))
+    assert count(tmp_path, "runs") == 0
+
+
+def test_days_go_by_age_and_findings_also_by_size(tmp_path: Path) -> None:
+    write_story(tmp_path)
+    now = STORY[-1][0].finished_ms
+    tidy(tmp_path, now, Kept(days_max=2, findings_bytes_max=1))
+    assert days(tmp_path, "runs") == days(tmp_path, "bookies") == ("2026-01-03", "2026-01-04")
+    assert days(tmp_path, "findings") == ("2026-01-04",), "the newest day stays"
+
+
+def test_which_days_go() -> None:
+    held = ["2026-01-01", "2026-02-27", "2026-02-28", "2026-03-01"]
+    assert days_to_drop(held, "2026-03-01", None) == []
+    assert days_to_drop(held, "2026-03-01", 1) == held[:-1]
+    assert days_to_drop(held, "2026-03-01", 2) == held[:2]
+    assert days_to_drop(held, "2026-03-01", 365) == []
+    sizes = [("1", 5), ("2", 3), ("3", 2)]
+    for limit, gone in ((None, []), (10, []), (9, ["1"]), (5, ["1"]), (4, ["1", "2"]), (1, ["1", "2"])):
+        assert days_too_large(sizes, limit) == gone
+    assert days_too_large([], 1) == []
+
+
+def of_earlier_release(report_dir: Path) -> None:
+    """The same reports without what this release adds."""
+    write_story(report_dir)
+    history = report_dir / "history"
+    for table in ("runs", "bookies"):
+        for path in table_files(report_dir, table).partitioned:
+            flat = pq.ParquetFile(path).read().drop_columns(["tables_version", "run_kind"] if table == "runs" else [])
+            pq.write_table(flat, history / table / path.name)
+            path.unlink()
+            path.parent.rmdir()
+    for path in table_files(report_dir, "findings").partitioned:
+        path.unlink()
+    (history / "_schema.json").unlink()
+
+
+def test_reports_of_an_earlier_release_are_in_the_tables(tmp_path: Path) -> None:
+    of_earlier_release(tmp_path / "old")
+    write_story(tmp_path / "new")
+    for columns, table in (
+        ("run_id, day, run_kind, ledgers_critical", "runs"), ("*", "bookies"), ("* EXCLUDE (day)", "findings"),
+    ):  # fmt: skip
+        assert rows(tmp_path / "old", columns, table) == rows(tmp_path / "new", columns, table)
+    assert [each.run_id for each in reports(tmp_path / "old")] == [each.run_id for each in reports(tmp_path / "new")]
+
+
+def test_the_next_run_moves_rows_of_an_earlier_release_into_their_days(tmp_path: Path) -> None:
+    of_earlier_release(tmp_path)
+    torn = tmp_path / "history" / "runs" / "20260101T000000Z-torn.parquet"
+    torn.write_bytes(b"PAR1 torn")
+    found = (finding(1, "b:3181", severity=Severity.NO_LIVE_COPY),)
+    write(tmp_path, run(3, found), found)
+    assert table_files(tmp_path, "runs").flat == (torn,), "what cannot be read stays for a person"
+    assert days(tmp_path, "runs") == ("2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05")
+    answer = ask(tmp_path, "SELECT count(*) FROM findings", limit=1, timeout_s=60)
+    assert answer.rows == [(sum(len(each) for _, each in STORY) + 1,)]
+    assert answer.left_out == (str(torn),)
+
+
+def test_tables_of_a_newer_release_are_refused_with_advice_and_stay_as_they_are(tmp_path: Path) -> None:
+    write_story(tmp_path)
+    schema = tmp_path / "history" / "_schema.json"
+    schema.write_text(json.dumps({"kind": "ReportTables", "version": SCHEMA_VERSION + 1}))
+    with pytest.raises(NewerTablesError, match="use the release that wrote them, or a newer one"):
+        ask(tmp_path, "SELECT 1", limit=1, timeout_s=60)
+    before = sorted((tmp_path / "history").rglob("*"))
+    write(tmp_path, run(9), kept=Kept(days_max=1))
+    assert sorted((tmp_path / "history").rglob("*")) == before
+    assert next(reports(tmp_path)).run_id == run(9).run_id, "the report is there all the same"
+
+
+def test_an_unknown_version_is_not_taken_for_none(tmp_path: Path) -> None:
+    write_story(tmp_path)
+    (tmp_path / "history" / "_schema.json").write_text("{ torn")
+    with pytest.raises(writing.ReportDirError, match="the version of the tables is unknown"):
+        ask(tmp_path, "SELECT 1", limit=1, timeout_s=60)
+    before = sorted((tmp_path / "history").rglob("*"))
+    write(tmp_path, run(9))
+    assert sorted((tmp_path / "history").rglob("*")) == before
+
+
+def test_findings_that_cannot_be_read_are_the_reason_of_a_missing_report(tmp_path: Path) -> None:
+    summary, found = STORY[1]
+    directory = writing.prepare(tmp_path, summary.run_id)
+    write_findings(directory, found)
+    (directory / "findings.parquet" / "part-9.parquet").write_bytes(b"PAR1 torn")
+    with pytest.raises(writing.ReportDirError, match="cannot read the findings"):
+        writing.finish(tmp_path, summary)
+    assert list(reports(tmp_path)) == []

@@ -1,0 +1,137 @@
+"""Since when ledgers are unhealthy: what a run adds, keeps and ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bookie.model.run import RunKind
+from bookie.model.severity import Severity
+from bookie.model.times import rfc3339
+from spark_jobs.kept import EVERYTHING, Kept
+from spark_jobs.report.sql import ask
+from spark_jobs.report.sql_values import as_json
+from spark_jobs.report.summary import ClusterName, RunSummary, UnknownAnswers
+from spark_jobs.report.table_files import days, newest_states, table_files
+from spark_jobs.report.table_upkeep import tidy
+from spark_jobs.report.unhealthy import saw_every_ledger
+from tests.worlds import report as world
+from tests.worlds.report_tables import STORY, Row, finding, run, unreadable, write, write_story
+
+TABLE = "ledgers_unhealthy_since"
+
+
+def state(report_dir: Path) -> dict[int, tuple[int, int]]:
+    """By ledger, the days of the runs that found it first and last."""
+    question = f"SELECT ledger_id, first_run_id, run_id FROM {TABLE}"
+    rows = ask(report_dir, question, limit=100, timeout_s=60).rows
+    return {ledger: (int(first[6:8]), int(last[6:8])) for ledger, first, last in rows}
+
+
+def test_a_ledger_is_unhealthy_since_the_first_run_of_an_unbroken_series_that_found_it(tmp_path: Path) -> None:
+    write_story(tmp_path)
+    assert state(tmp_path) == {1: (2, 3), 3: (2, 3), 4: (3, 3), 9: (3, 3)}
+    columns = "ledger_id, severity, findings, bytes_estimate, unhealthy_since, last_found, instance_id, run_kind"
+    rows = ask(tmp_path, f"SELECT {columns} FROM {TABLE} ORDER BY ledger_id", limit=9, timeout_s=60).rows
+    second, third = (rfc3339(summary.finished_ms) for summary, _ in STORY[1:])
+    assert [tuple(map(as_json, row)) for row in rows] == [
+        (1, "no_live_copy", 1, 1 << 20, second, third, world.CLEAN.cluster.instance_id, "bookies"),
+        (3, "critical", 1, 1 << 20, second, third, world.CLEAN.cluster.instance_id, "bookies"),
+        (4, "below_write_quorum", 1, 1 << 20, third, third, world.CLEAN.cluster.instance_id, "bookies"),
+        (9, None, 1, None, third, third, world.CLEAN.cluster.instance_id, "bookies"),
+    ]
+    write(tmp_path, run(3))
+    assert state(tmp_path) == {}
+    found = (finding(1, "b:3181"),)
+    write(tmp_path, run(4, found), found)
+    assert state(tmp_path) == {1: (5, 5)}, "it was healthy in between"
+
+
+ASKED = replace(world.ASKED, unknown=())
+REPLICAS = replace(world.REPLICAS, problems=(), replicas=ASKED)
+
+
+@pytest.mark.parametrize(
+    "partial",
+    [
+        replace(world.CLEAN, problems=("some ledgers were not listed",)),
+        replace(world.CLEAN, held_because="too many bookies are missing"),
+    ],
+)
+def test_a_run_that_did_not_see_every_ledger_ends_nothing(tmp_path: Path, partial: RunSummary) -> None:
+    write_story(tmp_path)
+    found = (finding(4, "c:3181", severity=Severity.CRITICAL), finding(7, "c:3181"))
+    write(tmp_path, run(3, found, of=partial), found)
+    assert state(tmp_path) == {1: (2, 3), 3: (2, 3), 4: (3, 4), 7: (4, 4), 9: (3, 3)}
+
+
+@pytest.mark.parametrize(
+    ("summary", "is_every"),
+    [
+        (world.CLEAN, True),
+        (REPLICAS, True),
+        (world.INCOMPLETE, False),
+        (world.HELD, False),
+        (replace(REPLICAS, replicas=replace(ASKED, sample=0.5)), False),
+        (replace(REPLICAS, replicas=replace(ASKED, ledger_min=1)), False),
+        (replace(REPLICAS, replicas=replace(ASKED, ledger_max=1 << 40)), False),
+        (replace(REPLICAS, replicas=replace(ASKED, unknown=(UnknownAnswers("a", "X", 1),))), False),
+    ],
+)
+def test_which_run_saw_every_ledger(summary: RunSummary, is_every: bool) -> None:
+    assert saw_every_ledger(summary) is is_every
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {**finding(5, "b:3181", severity=Severity.LOST), "kind": "LOSS_ACCEPTED"},
+        finding(5, "b:3181", severity=Severity.METADATA_ONLY),
+        {**finding(5, severity=Severity.MISPLACED), "kind": "MISPLACED"},
+        {**finding(5, "b:3181", severity=Severity.DRAIN), "kind": "DRAINED_BOOKIE"},
+        {**unreadable(5), "kind": "UNKNOWN_PLACE"},
+    ],
+)
+def test_a_ledger_with_all_copies_or_an_accepted_loss_is_not_unhealthy(tmp_path: Path, row: Row) -> None:
+    found = (row, finding(6, "b:3181"))
+    write(tmp_path, run(0, found), found)
+    assert state(tmp_path) == {6: (1, 1)}
+
+
+def test_each_check_and_each_cluster_has_a_state_of_its_own(tmp_path: Path) -> None:
+    found = (finding(1, "b:3181"),)
+    other = replace(world.CLEAN, cluster=ClusterName("zk://other/ledgers", "another"))
+    write(tmp_path, run(0, found), found)
+    write(tmp_path, run(1, of=other))
+    write(tmp_path, run(2, of=REPLICAS))
+    write(tmp_path, run(3, of=replace(world.CLEAN, kind=RunKind.PLACEMENT)))
+    assert state(tmp_path) == {1: (1, 1)}
+    write(tmp_path, run(4))
+    assert state(tmp_path) == {}
+
+
+def test_the_state_is_kept_once_and_ends_with_the_retention(tmp_path: Path) -> None:
+    write_story(tmp_path)
+    last = STORY[-1][0]
+    assert len(table_files(tmp_path, TABLE).partitioned) == 1
+    assert len(list((tmp_path / "history" / TABLE).rglob("*.parquet"))) == 1
+    tidy(tmp_path, last.finished_ms + 5 * world.DAY_MS, EVERYTHING)
+    assert days(tmp_path, TABLE) == ("2026-01-04",)
+    tidy(tmp_path, last.finished_ms + 5 * world.DAY_MS, Kept(days_max=3))
+    assert days(tmp_path, TABLE) == ()
+
+
+def test_a_damaged_state_begins_again(tmp_path: Path) -> None:
+    write_story(tmp_path)
+    (path,) = table_files(tmp_path, TABLE).partitioned
+    path.write_bytes(b"torn")
+    found = (finding(1, "b:3181"),)
+    write(tmp_path, run(3, found), found)
+    assert state(tmp_path) == {1: (4, 4)}
+
+
+def test_the_state_of_the_newest_run_counts() -> None:
+    paths = [Path(f"day=1/{name}.parquet") for name in ("bookies-a-2", "bookies-a-10", "bookies-b-1", "replicas-a-1")]
+    assert [path.stem for path in newest_states(paths)] == ["bookies-a-2", "bookies-b-1", "replicas-a-1"]
