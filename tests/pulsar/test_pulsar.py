@@ -121,6 +121,29 @@ async def test_a_bookie_killed_under_load_is_healed_and_every_message_is_read(
     await victim.start()
 
 
+async def test_a_broker_whose_bookies_use_bookkeepers_driver_loses_nothing_either(
+    native_world: PulsarWorld, audit: Audit, tmp_path: Path
+) -> None:
+    cluster, uri = native_world.cluster, native_world.cluster.metadata_uri
+    async with await connect(uri) as ours:
+        assert await ours.store.stat(f"{ours.cluster.root}/LAYOUT") is not None
+        with pulsar_client(native_world) as messages:
+            topic = Topic.make(messages, "native")
+            await asyncio.to_thread(topic.send, 210)
+            victim = cluster.bookies[0]
+            await kill9(cluster.zookeeper, victim)
+            await gone(ours, victim.bookie_id)
+            await asyncio.to_thread(topic.send, 10)
+            await audit(uri, tmp_path)
+            await repaired(uri, tmp_path / "replicator")
+            assert (await audit(uri, tmp_path))["verdict"] == "clean"
+            assert not any(victim.bookie_id in named for named in (await members(ours)).values())
+            said = (await audit(uri, tmp_path, RunKind.REFERENCES, reference_grace_s=0))["references"]
+            assert (said["lost"], said["unreferenced"], said["referenced"] > 0) == (0, 0, True)
+            await asyncio.to_thread(topic.send, 3)
+            assert await asyncio.to_thread(topic.read, messages) == topic.sent
+
+
 async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_refers_to_is_found(
     pulsar_world: PulsarWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
