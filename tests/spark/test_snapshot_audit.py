@@ -30,9 +30,10 @@ from bookie.model.run import RunKind
 from spark_jobs import audit as audit_module
 from spark_jobs.report import writing as report
 from spark_jobs.report.summary import RunSummary, SnapshotCounts, Verdict
+from spark_jobs.runs import snapshot_reading
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.snapshot.errors import SnapshotError
-from spark_jobs.snapshot.index import index_snapshot
+from spark_jobs.snapshot.index import SnapshotIndex, index_snapshot
 from tests.sessions import LONG_SESSION_S
 from tests.spark.audit_world import Place, after_listing, closed
 
@@ -138,8 +139,10 @@ def comparable(summary: RunSummary) -> RunSummary:
     return replace(summary, run_id="", started_ms=0, finished_ms=0, snapshot=None, counts=vanished, waiting=waiting)
 
 
-def assert_as_live(spark: SparkSession, place: Place, snapshot: Path) -> SnapshotCounts:
-    live = place.audit(spark, is_dry_run=True)
+def assert_as_live(
+    spark: SparkSession, place: Place, snapshot: Path, live: AuditResult | None = None
+) -> SnapshotCounts:
+    live = live or place.audit(spark, is_dry_run=True)
     result = place.audit(spark, is_dry_run=True, snapshot=snapshot)
     assert comparable(result.summary) == comparable(live.summary)
     assert findings(result) == findings(live) != []
@@ -149,12 +152,13 @@ def assert_as_live(spark: SparkSession, place: Place, snapshot: Path) -> Snapsho
 
 
 def test_a_snapshot_gives_the_findings_of_the_cluster(spark: SparkSession, place: Place, snapshot: Path) -> None:
-    counts = assert_as_live(spark, place, snapshot)
+    live = place.audit(spark, is_dry_run=True)
+    counts = assert_as_live(spark, place, snapshot, live)
     assert (counts.ledgers, counts.read_again, counts.read_live) == (504, 12, 0)
 
     packed = place.report_dir / "packed"
     packed.write_bytes(gzip.compress(snapshot.read_bytes(), 1))
-    assert replace(assert_as_live(spark, place, packed), file=counts.file) == counts
+    assert replace(assert_as_live(spark, place, packed, live), file=counts.file) == counts
 
 
 def test_what_changed_since_is_read_in_the_cluster(spark: SparkSession, place: Place, snapshot: Path) -> None:
@@ -225,6 +229,22 @@ def test_a_snapshot_that_cannot_be_used_changes_nothing(
     with pytest.raises(SnapshotError, match="has no cluster at /new"):
         place.audit(spark, snapshot=snapshot)
     assert place.marked() == before
+
+
+def test_a_snapshot_that_is_replaced_after_it_was_verified_marks_nothing(
+    spark: SparkSession, place: Place, snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Path(shutil.copy(snapshot, tmp_path / "mine"))
+
+    def verified(*arguments: Any) -> SnapshotIndex:
+        index = index_snapshot(*arguments)
+        file.write_bytes(snapshot.read_bytes().replace(b"a:1", b"z:1"))
+        return index
+
+    monkeypatch.setattr(snapshot_reading, "index_snapshot", verified)
+    with pytest.raises(SnapshotError, match=r"mine changed while it was read: run the audit again; nothing was marked"):
+        place.audit(spark, snapshot=file)
+    assert place.marked() == {}
 
 
 def test_commands_read_a_snapshot(

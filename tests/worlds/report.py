@@ -23,6 +23,7 @@ from spark_jobs.report.summary import (
     RunSummary,
     SampledBookie,
     SeverityCount,
+    SnapshotCounts,
     UnknownAnswers,
     WaitingBookie,
     WorstLedger,
@@ -181,6 +182,7 @@ MANY = replace(UNDER_REPLICATED, bookies=bookies(200, lost=4, read_only=3))
 ATTACK = replace(
     NO_LIVE_COPY,
     cluster=ClusterName(f"zk://{HOSTILE}/ledgers", HOSTILE),
+    snapshot=SnapshotCounts(HOSTILE, 1, 2, 3, 4),
     bookies=(
         BookieCount(HOSTILE, BookieState.UNREGISTERED, False, 5, 5, 5, 5),
         BookieCount("long-" * 60 + "x:3181", BookieState.WRITABLE, True, 9, 9, 0, 0),

@@ -231,6 +231,9 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
     yield "Published", published_text(run.published)
     yield "Read", f"{ledgers(run.counts.ledgers)}, {number(run.counts.fragments)} fragments"
     yield "Deleted while reading", ledgers(run.counts.vanished)
+    if (read := run.snapshot) is not None:
+        judged, live = ledgers(read.ledgers), ledgers(read.read_again + read.read_live)
+        yield "Snapshot of ZooKeeper", f"{read.file}: {judged} judged by it, {live} read in ZooKeeper"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from spark_jobs.report.summary import (
     PublishResult,
     RunSummary,
     SeverityCount,
+    SnapshotCounts,
     WorstLedger,
 )
 from spark_jobs.report.tables import trend_point
@@ -146,6 +147,10 @@ def test_a_page_can_be_read_without_seeing_it(run: RunSummary) -> None:
     ("run", "words"),
     [
         (world.CLEAN, ["Every ledger has all of its copies.", "Nothing. The next run"]),
+        (
+            changed(world.CLEAN, snapshot=SnapshotCounts("/data/snapshot.5", 9_000, 1_250, 30, 4)),
+            ["/data/snapshot.5: 1,250 ledgers judged by it, 34 ledgers read in ZooKeeper"],
+        ),
         (world.UNDER_REPLICATED, ["443 ledgers have too few copies. No data is lost.", "12 ledgers have entries"]),
         (world.NO_LIVE_COPY, ["3 ledgers have entries without a live copy.", "Do not wipe"]),
         (world.HELD, ["The brake held this run.", "7 of 9 known bookies", "2 of 9", "nothing is known of what"]),
