@@ -93,6 +93,8 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         pulsar_roots=settings.pulsar_roots,
         reference_grace_s=settings.reference_grace_s,
         security=settings.bookie_security,
+        history_days=settings.history_days,
+        history_mib=settings.history_mib,
         **options,
     )
 

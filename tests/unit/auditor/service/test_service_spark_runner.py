@@ -20,6 +20,7 @@ from bookie.model.run import RunCause, RunKind
 from bookie.model.spread import PlacementPolicy
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.tasks import cancel, guarded
+from spark_jobs.kept import Kept
 from spark_jobs.session import SessionSettings
 from tests.worlds.clocks import ManualClock, VirtualClock
 from tests.worlds.virtual_time import in_virtual_time
@@ -29,6 +30,8 @@ SETTINGS = ServiceSettings(
     missing_share_max=0.25,
     placement=PlacementPolicy(min_racks=3),
     report_dir=Path("r"),
+    history_days=1_000,
+    history_mib=5,
 )
 
 
@@ -41,6 +44,8 @@ def test_a_check_runs_with_the_settings_of_the_service_and_the_options_of_the_ru
     assert (made.metadata_uri, made.report_dir, made.is_dry_run) == ("zk://h:1/ledgers", Path("r"), True)
     assert (made.missing_share_max, made.placement_policy.min_racks) == (0.25, 3)
     assert (made.sample, made.ledger_min) == (0.5, 7)
+    assert made.kept == Kept(None, 1_000, 5 << 20), "the service itself removes reports, after the run"
+    assert SETTINGS.kept == Kept(50, 1_000, 5 << 20)
 
 
 def test_unknown_options_are_refused() -> None:

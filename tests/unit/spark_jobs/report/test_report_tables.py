@@ -25,7 +25,7 @@ from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.table_files import Journal, NewerTablesError, day_files, days, table_files, write_journal
 from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, SCHEMA_VERSION, TABLES, TASKS
 from spark_jobs.report.table_upkeep import days_to_drop, days_too_large, tidy
-from spark_jobs.report.tables import bookies_table, runs_table
+from spark_jobs.report.tables import bookies_table, runs_table, trend
 from spark_jobs.runs.mark_log import SCHEMA
 from tests.worlds import report as world
 from tests.worlds.report_tables import FINDING_COLUMNS, STORY, finding, run, write, write_findings, write_story
@@ -157,6 +157,17 @@ def test_large_files_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.Monkey
     many(tmp_path, 3)
     tidy(tmp_path, FAR_MS, EVERYTHING)
     assert len(table_files(tmp_path, "findings").partitioned) == 3
+
+
+def test_the_trend_is_the_same_before_and_after_a_compaction(tmp_path: Path) -> None:
+    many(tmp_path, 5)
+    summary = replace(run(1), run_id="20260102T030405Z-00000a")
+    before = trend(tmp_path, summary, 4)
+    assert [point.run_id[:15] for point in before] == [f"20260101T0304{each:02}" for each in (2, 3, 4)] + [
+        "20260102T030405"
+    ]
+    tidy(tmp_path, FAR_MS, EVERYTHING)
+    assert trend(tmp_path, summary, 4) == before
 
 
 class _Crash(BaseException):
