@@ -30,7 +30,6 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 
 SHARED_KINDS: Final = (
     "boosts",
-    "changes",
     "collections",
     "copy-limits",
     "copying",
@@ -52,8 +51,8 @@ SHARED_KINDS: Final = (
     "topology",
 )
 """Kinds of state by which processes agree with each other. State of one of them is in use."""
-PRIVATE_KINDS: Final = ("doctor", "runs")
-"""Kinds that commands write which change nothing else: an audit by way of trial, and the clock of ``bkheal doctor``."""
+PRIVATE_KINDS: Final = ("changes", "doctor", "runs")
+"""Kinds that dry runs and ``bkheal doctor`` write as well, and by which no process decides what may be changed."""
 KINDS: Final = (*SHARED_KINDS, *PRIVATE_KINDS)
 _SHOWN_MAX: Final = 80
 _RECORD: Final = "bkheal"

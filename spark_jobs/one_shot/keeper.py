@@ -176,8 +176,9 @@ class RunKeeper:
             StoreUnavailableError: it cannot be recorded, so it must not begin.
         """
         by = f"{self._record.owner}@{socket.gethostname()}"
+        what = described(self._record, chosen_options(self._settings))
         try:
-            await changes.record(by, "command", "run start", described(self._record, chosen_options(self._settings)))
+            await changes.record(by, "command", "run start", what, claims_root=not self._settings.is_dry_run)
         except WriteOutcomeUnknownError as error:
             raise StoreUnavailableError(f"the run was not started: {error}") from error
 

@@ -320,7 +320,7 @@ def test_a_root_of_our_own_that_may_not_be_made_is_named(tmp_path: Path, bkheal:
             foreign.client.create("/bkheal", acl=others_read())
             before = foreign.tree()
             code, said = bkheal("audit", foreign.uri, foreign.directory)
-            assert (code, "create /bkheal/runs" in said, "world:anyone" in said) == (78, True, True), said
+            assert (code, "create /bkheal/changes" in said, "world:anyone" in said) == (78, True, True), said
             assert foreign.tree() == before
     finally:
         asyncio.run(server.stop())

@@ -86,8 +86,18 @@ async def test_state_below_the_default_root_keeps_other_roots_out(
 
 async def test_an_audit_by_way_of_trial_keeps_no_root_out(store: MetadataStore, cluster: Cluster, other: str) -> None:
     await create_with_parents(store, f"{own_path('runs', cluster.root)}/records/x", b"", "/")
+    await Changes(store, cluster.root, SystemClock()).record("me", "command", "run start", claims_root=False)
     use_root(other)
     assert await open_cluster(store, cluster.root) == cluster
+
+
+async def test_an_audit_by_way_of_trial_adds_no_node_below_the_ledgers_root(
+    store: MetadataStore, cluster: Cluster, other: str
+) -> None:
+    use_root(other)
+    before = await child_names(store, cluster.root)
+    await Changes(store, cluster.root, SystemClock()).record("me", "command", "run start", claims_root=False)
+    assert await child_names(store, cluster.root) == before
 
 
 async def test_the_default_root_adds_no_node_below_the_ledgers_root(store: MetadataStore, cluster: Cluster) -> None:

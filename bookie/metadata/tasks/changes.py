@@ -58,14 +58,17 @@ class Changes:
         self._parent = own_path("changes", ledgers_root)
         self._clock = clock
 
-    async def record(self, by: str, via: str, action: str, detail: str = "") -> None:
+    async def record(self, by: str, via: str, action: str, detail: str = "", *, claims_root: bool = True) -> None:
         """Write a record, durable on return. To be called before the change.
+
+        ``claims_root`` is False for what changes nothing but bkheal's own records, as a dry run does.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; do not change anything.
             StateRootError: the cluster's other processes keep their state below another root; do not change anything.
         """
-        await claim_state_root(self._store, self._ledgers_root)
+        if claims_root:
+            await claim_state_root(self._store, self._ledgers_root)
         change = Change(by[:_TEXT_MAX], via, action, detail[:_TEXT_MAX], self._clock.epoch_ms())
         data = encode_record(change)
         for _ in range(_ATTEMPTS_MAX):
