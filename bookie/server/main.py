@@ -50,6 +50,7 @@ from bookie.server.upkeep.collector import Collector, CollectorReport, Collector
 from bookie.server.upkeep.disk_watch import DiskWatch, StalledDiskError, free_bytes, should_be_read_only
 from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
+from bookie.server.upkeep.scrubber import Scrubber
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.port import Disk
@@ -315,7 +316,7 @@ def _start_upkeep(
     keeper: RegistrationKeeper,
     drain: DrainWatch,
 ) -> None:
-    """Start what goes on beside the requests: samples, the watches of disks and drains, the garbage collector."""
+    """Start what goes on beside the requests: samples, watches of disks and drains, scrubs, the garbage collector."""
     settings, clock = context.settings, context.clock
     sampler = Sampler(context.metrics, {"journal": disks.journal, "ledgers": disks.ledgers}, storage, clock)
     context.run_until_the_end("metrics sampler", sampler.run())
@@ -330,6 +331,17 @@ def _start_upkeep(
     )
     context.run_until_the_end("disk watch", watch.run())
     context.run_until_the_end("drain watch", drain.run(watch.look))
+    if settings.scrub_interval_s > 0:
+        scrubber = Scrubber(
+            storage,
+            disks.ledgers,
+            admission.bookie_id,
+            context.metrics,
+            clock,
+            interval_s=settings.scrub_interval_s,
+            bytes_per_s=settings.scrub_bytes_per_second,
+        )
+        context.run_until_the_end("scrubber", scrubber.run())
     if settings.collect_interval_s > 0:
         store, cluster, pace = metadata.store, metadata.cluster, _pace(settings)
         collector = Collector(store, cluster, storage, admission.bookie_id, clock, context.rng, pace)

@@ -55,6 +55,10 @@ LEDGERS: Final = "bkheal_bookie_ledgers"
 LIMBO: Final = "bkheal_bookie_limbo_ledgers"
 COLLECTED: Final = "bkheal_bookie_collected_ledgers_total"
 COLLECTION_HELD: Final = "bkheal_bookie_collection_held_ledgers"
+SCRUBBED_ENTRIES: Final = "bkheal_bookie_scrubbed_entries_total"
+SCRUBBED_BYTES: Final = "bkheal_bookie_scrubbed_bytes_total"
+DAMAGED: Final = "bkheal_bookie_damaged_entries"
+SCRUB_FINISHED: Final = "bkheal_bookie_scrub_finished_timestamp_seconds"
 SYNC_DURATION: Final = "bkheal_bookie_journal_sync_duration_seconds"
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
@@ -116,6 +120,15 @@ BOOKIE: Final = (
         "Ledgers that the last garbage collection kept because they were implausibly many; 0 if it kept none for this",
         watch="it is above 0: see `bkheal collection list`; the space of deleted ledgers is not given back",
     ),
+    Definition(SCRUBBED_ENTRIES, _COUNTER, "Stored entries that background scrubs have verified"),
+    Definition(SCRUBBED_BYTES, _COUNTER, "Bytes of those entries, with headers and digests"),
+    Definition(
+        DAMAGED,
+        _GAUGE,
+        "Damaged entries that the scrub found in its last pass, or so far in the present one",
+        watch="it is above 0: the log names the entries; other copies are read instead",
+    ),
+    Definition(SCRUB_FINISHED, _GAUGE, "When the last pass of the scrub ended; 0: none has ended"),
     Definition(
         SYNC_DURATION,
         _HISTOGRAM,

@@ -97,6 +97,14 @@ class BookieSettings:
         ),
     ] = 0.5
     """Applies above a hundred local ledgers."""
+    scrub_interval_s: Annotated[
+        float,
+        Option(
+            "Seconds between scrubs, which verify every stored entry. 0 disables them.", "scrub_interval", minimum=0
+        ),
+    ] = 604800.0
+    scrub_bytes_per_second: Annotated[int, Option("Bytes that a scrub reads in a second.", minimum=1)] = 2 << 20
+    """The default is 1 TB in six days."""
     drain_deadline_s: float = 20.0
     """How long requests may take to end once a stop was asked for; below Kubernetes' grace period of 30 s."""
     is_plaintext: Annotated[bool, Option("No TLS on an address others can reach.", "plaintext")] = False

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -42,6 +42,7 @@ from bookie.storage.journal.journal import JournalBusyError, JournalStoppedError
 from bookie.storage.opening import Parts, open_parts
 from bookie.storage.port import Disk, DiskError, DiskFullError, EntryIndex
 from bookie.storage.reading import EntryReader
+from bookie.storage.scrubbing import ScrubStep, scrub
 from bookie.storage.settings import StorageSettings
 from bookie.storage.writing import LedgerWriter
 from bookie.wire.port import READ_ENTRIES_MAX, AddBatch, AddReply, FenceReply, ListReply, ReadReply, Status
@@ -267,6 +268,10 @@ class LedgerStorage:
             if (error := await self._writer.fence_for_collection(state)) is not None:
                 raise error
         return await self._flusher.noting_full(self._collection.delete(ledger_id, mark))
+
+    def scrub(self, after: tuple[LedgerId, EntryId] | None = None) -> AsyncGenerator[ScrubStep, None]:
+        """Verify the entries in the entry logs, from behind ``after``; see ``bookie.storage.scrubbing``."""
+        return scrub(self._index, self._parts.logs, after)
 
     async def compact(self) -> CompactionResult:
         """Free the space of collected entries. One call at a time.

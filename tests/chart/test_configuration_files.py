@@ -72,7 +72,7 @@ def check_arguments(words: list[str]) -> None:
     while rest and rest[0] in getattr(command, "commands", {}):
         command, rest = command.commands[rest[0]], rest[1:]
     known = {name for option in command.params for name in option.opts}
-    assert not getattr(command, "commands", {}), f"no such command: {words}"
+    assert not getattr(command, "commands", {}) or command.invoke_without_command, f"no such command: {words}"
     assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= known, words
 
 

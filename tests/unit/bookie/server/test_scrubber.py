@@ -1,0 +1,205 @@
+"""The background scrub finds what is damaged, keeps its pace, and goes on after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.runtime.telemetry.metrics import MetricSet
+from bookie.server.metrics import DAMAGED, SCRUB_FINISHED, SCRUBBED_BYTES, SCRUBBED_ENTRIES, bookie_metrics
+from bookie.server.upkeep.scrubber import PROGRESS_FILE, START_S, Scrubber, ScrubProgress
+from bookie.storage import scrubbing
+from bookie.storage.disks.memory import MemoryDisk, Operation
+from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
+from bookie.storage.port import DiskError, DiskFullError
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, Status
+from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, add, collect, entry
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.cluster import open_bookie
+from tests.worlds.virtual_time import in_virtual_time
+
+SIZE = len(entry(1, 0))
+WEEK_S = 604_800.0
+
+
+@dataclass
+class World:
+    clock: VirtualClock
+    disk: MemoryDisk
+    storage: LedgerStorage
+    metrics: MetricSet
+
+    def scrubber(self, bytes_per_s: float = 1e9) -> Scrubber:
+        return Scrubber(
+            self.storage,
+            self.disk,
+            BookieId("us:3181"),
+            self.metrics,
+            self.clock,
+            interval_s=WEEK_S,
+            bytes_per_s=bytes_per_s,
+        )
+
+    def value(self, name: str) -> float:
+        found = self.metrics.registry.get_sample_value(name)
+        assert found is not None
+        return found
+
+    def damage(self, *records: int) -> None:
+        for record in records:
+            offset = HEADER_SIZE + record * (RECORD_HEADER_SIZE + SIZE) + RECORD_HEADER_SIZE + 35
+            self.disk.flip_bit(log_path(1), offset * 8)
+
+
+async def world() -> World:
+    clock = VirtualClock()
+    bookie = await open_bookie(clock, settings=StorageSettings())
+    await add(bookie.storage, L1, *range(10))
+    await add(bookie.storage, L2, *range(10))
+    await bookie.storage.checkpoint()
+    return World(clock, bookie.ledgers, bookie.storage, bookie_metrics("1"))
+
+
+@in_virtual_time
+async def test_a_pass_verifies_everything_and_counts_what_is_damaged() -> None:
+    at = await world()
+    at.damage(3, 15)
+    ended = await at.scrubber().run_pass(ScrubProgress(at.clock.epoch_ms()))
+    assert (ended.damaged, ended.after) == (2, None)
+    assert (at.value(SCRUBBED_ENTRIES), at.value(SCRUBBED_BYTES)) == (20, 20 * SIZE)
+    assert at.value(DAMAGED) == 2
+    assert at.value(SCRUB_FINISHED) == ended.finished_ms / 1000 > 0
+    reply = await at.storage.read(L1, [EntryId(3)])
+    assert reply.results[0].status is Status.CORRUPT  # it stays a finding, and is never absent
+
+
+@in_virtual_time
+async def test_a_pass_without_damage_ends_the_report_of_the_last_one() -> None:
+    at = await world()
+    at.damage(3)
+    await at.scrubber().run_pass(ScrubProgress(0))
+    at.damage(3)  # back
+    await at.scrubber().run_pass(ScrubProgress(0))
+    assert at.value(DAMAGED) == 0
+
+
+def test_passes_are_a_week_apart_also_after_a_restart() -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        at = await world()
+        running = asyncio.ensure_future(at.scrubber().run())
+        await asyncio.sleep(WEEK_S - 100)
+        assert at.value(SCRUBBED_ENTRIES) == 20
+        running.cancel()
+        running = asyncio.ensure_future(at.scrubber().run())
+        await asyncio.sleep(2 * START_S)
+        assert at.value(SCRUBBED_ENTRIES) == 20
+        await asyncio.sleep(2 * START_S)
+        assert at.value(SCRUBBED_ENTRIES) == 40
+        running.cancel()
+
+    scenario()
+
+
+def test_a_pass_keeps_its_pace_and_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrubbing, "_STEP_BYTES", SIZE)
+
+    @in_virtual_time
+    async def scenario() -> None:
+        at = await world()
+        slow = SIZE / 50  # an entry in 50 s
+        running = asyncio.ensure_future(at.scrubber(slow).run())
+        await asyncio.sleep(START_S + 501)
+        assert 10 <= at.value(SCRUBBED_ENTRIES) <= 12
+        running.cancel()
+        before = at.value(SCRUBBED_ENTRIES)
+        running = asyncio.ensure_future(at.scrubber(slow).run())
+        await asyncio.sleep(2000)
+        assert 20 <= at.value(SCRUBBED_ENTRIES) <= 23  # at most a minute was done again
+        assert at.value(SCRUBBED_ENTRIES) - before < 14
+        assert at.value(SCRUB_FINISHED) > 0
+        running.cancel()
+
+    scenario()
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish", b'{"format":9,"begun_ms":1}', b'{"begun_ms":"x"}'])
+def test_an_unreadable_progress_begins_a_new_pass(content: bytes) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        at = await world()
+        await at.disk.replace(PROGRESS_FILE, content)
+        running = asyncio.ensure_future(at.scrubber().run())
+        await asyncio.sleep(START_S + 5)
+        assert at.value(SCRUBBED_ENTRIES) == 20
+        running.cancel()
+
+    scenario()
+
+
+@in_virtual_time
+async def test_a_disk_that_fails_for_a_moment_interrupts_and_does_not_end_the_scrubs() -> None:
+    at = await world()
+    is_failing = True
+
+    async def fail(operation: Operation, path: str) -> None:
+        await asyncio.sleep(0)
+        if is_failing and operation is Operation.REPLACE:
+            raise DiskError("replace")
+
+    at.disk.before = fail
+    running = asyncio.ensure_future(at.scrubber().run())
+    await asyncio.sleep(START_S + 5)
+    assert at.value(SCRUB_FINISHED) == 0
+    is_failing = False
+    await asyncio.sleep(120)
+    assert at.value(SCRUB_FINISHED) > 0
+    assert not running.done()
+    running.cancel()
+
+
+@in_virtual_time
+async def test_a_full_disk_interrupts_no_pass() -> None:
+    at = await world()
+
+    async def fail(operation: Operation, path: str) -> None:
+        await asyncio.sleep(0)
+        if operation is Operation.REPLACE:
+            raise DiskFullError("replace")
+
+    at.disk.before = fail
+    running = asyncio.ensure_future(at.scrubber().run())
+    await asyncio.sleep(WEEK_S / 2)
+    assert at.value(SCRUB_FINISHED) > 0
+    assert at.value(SCRUBBED_ENTRIES) == 20
+    running.cancel()
+
+
+def test_what_compaction_moves_and_a_deletion_removes_meanwhile_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrubbing, "_STEP_BYTES", SIZE)
+
+    @in_virtual_time
+    async def scenario() -> None:
+        at = await world()
+        running = asyncio.ensure_future(at.scrubber(SIZE / 50).run())
+        await asyncio.sleep(START_S + 120)
+        await collect(at.storage, L2)
+        assert (await at.storage.add(AddBatch(L1, KEY, [entry(1, 9)]))).status is Status.OK
+        await at.storage.checkpoint()
+        assert (await at.storage.compact()).removed_logs
+        await asyncio.sleep(2000)
+        assert at.value(SCRUB_FINISHED) > 0
+        assert at.value(DAMAGED) == 0
+        running.cancel()
+
+    scenario()
+
+
+def test_progress_names_a_position_or_none() -> None:
+    assert ScrubProgress(1).after is None
+    assert ScrubProgress(1, LedgerId(2), EntryId(3)).after == (2, 3)
