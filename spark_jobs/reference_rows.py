@@ -19,7 +19,7 @@ class ReferenceRow(enum.StrEnum):
     IN_LEDGER = "IN_LEDGER"
     """The reference to the compacted ledger of the topic is in a ledger, and was not read."""
     UNDECODABLE = "UNDECODABLE"
-    """The node cannot be decoded, so nothing is known about its references."""
+    """The node cannot be decoded, or may not be read, so nothing is known about its references."""
 
 
 REFERENCE_DDL: Final = """

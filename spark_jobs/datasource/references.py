@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from bookie.metadata.access import ZooKeeperAccess
 from bookie.metadata.pulsar.decoding import UndecodableNodeError
 from bookie.metadata.pulsar.referrers import Referrer, has_reference_in_a_ledger, references_of
-from bookie.metadata.pulsar.tree import PulsarNode, PulsarTree
+from bookie.metadata.pulsar.tree import DENIED, PulsarNode, PulsarTree
 from bookie.metadata.uri import MetadataUri
 from spark_jobs import settings
 from spark_jobs.connect import connected
@@ -175,6 +175,8 @@ def reference_rows(root: str, node: PulsarNode) -> list[Mapping[str, object]]:
         "cursor": node.cursor,
         "topic": None if topic is None else topic.name,
     }
+    if node.is_denied:
+        return [common | {"row": ReferenceRow.UNDECODABLE.value, "error": DENIED.value}]
     try:
         found = references_of(node.kind, node.data)
         in_ledger = has_reference_in_a_ledger(node.cursor, node.data)

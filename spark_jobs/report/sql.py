@@ -22,7 +22,7 @@ from bookie.model.errors import PermanentError
 from bookie.model.run import RunKind
 from spark_jobs.report.files import ReportDirError
 from spark_jobs.report.sql_text import sql_list
-from spark_jobs.report.table_files import check_version, findings_without_table, is_parquet, table_files
+from spark_jobs.report.table_files import check_version, findings_of, is_parquet, table_files
 from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, TABLES, TableSchema
 
 _THREADS_MAX: Final = 4
@@ -168,7 +168,7 @@ def _opened(report_dir: Path, readable: list[str]) -> Iterator[tuple[duckdb.Duck
 
     The files are added to ``readable``. With the database come the files that are damaged.
     """
-    report_dir = report_dir.absolute()
+    report_dir = report_dir.resolve()
     if set("*?[]") & set(str(report_dir)):
         raise ReportDirError(
             f"the path {report_dir} has one of the characters * ? [ ], which DuckDB reads as a pattern"
@@ -239,11 +239,8 @@ _EXPRESSIONS: Final = {
 
 def _findings_of_earlier_releases(connection: duckdb.DuckDBPyConnection, report_dir: Path) -> list[Path]:
     """Findings of runs that are in no table, from the directories of the runs."""
-    kept = findings_without_table(report_dir)
-    if not kept:
-        return []
-    earlier = {row[0] for row in connection.execute("SELECT run_id FROM runs WHERE tables_version IS NULL").fetchall()}
-    return [path for run_id, paths in kept.items() if run_id in earlier for path in paths]
+    earlier = connection.execute("SELECT run_id FROM runs WHERE tables_version IS NULL ORDER BY run_id").fetchall()
+    return [path for (run_id,) in earlier for path in findings_of(report_dir, run_id)]
 
 
 def _sound(paths: Sequence[Path], left_out: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.clock import SystemClock
 from bookie.server.joining.directories import CURRENT, INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, VERSION_FILE
 from bookie.server.joining.rebuilt import RebuildRefusedError, rebuild_index
+from bookie.server.joining.stopped import NoBookieError
 from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
@@ -182,7 +183,7 @@ async def test_a_running_bookie_is_left_alone(tmp_path: Path) -> None:
 
 
 async def test_other_directories_are_refused_and_not_changed(tmp_path: Path) -> None:
-    with pytest.raises(RebuildRefusedError, match="no directory current"):
+    with pytest.raises(NoBookieError, match="no directory current"):
         await again(tmp_path)
     await filled(tmp_path)
     lose_index(tmp_path)

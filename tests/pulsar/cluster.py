@@ -16,7 +16,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from bookie.embedded.apache import ApacheCluster, java_properties
+from bookie.embedded.apache import LEDGERS_ROOT, ApacheCluster, java_properties
 from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.apache_settings import ApacheOptions, ApacheStorage, write_log_settings, write_settings
 from bookie.embedded.process import ManagedProcess
@@ -42,8 +42,11 @@ def pulsar_lib() -> Path:
     return Path(given) if given else cache_folder() / f"apache-pulsar-{VERSION}"
 
 
-def pulsar_jvm(jvm: ApacheJvm) -> ApacheJvm:
-    """How to start programs of Pulsar: bookies and auto-recovery use its metadata driver."""
+def pulsar_jvm(jvm: ApacheJvm, *, has_own_driver: bool = True) -> ApacheJvm:
+    """How to start programs of Pulsar: bookies and auto-recovery use its metadata driver, or BookKeeper's."""
+    drivers = tuple(
+        f"-Dbookkeeper.metadata.{side.lower()}.drivers={_DRIVERS.format(side)}" for side in ("Bookie", "Client")
+    )
     options = (
         "-XX:+UseSerialGC",
         "-XX:TieredStopAtLevel=1",
@@ -51,8 +54,7 @@ def pulsar_jvm(jvm: ApacheJvm) -> ApacheJvm:
         *("--add-opens", "java.management/sun.management=ALL-UNNAMED"),
         "-Dio.netty.tryReflectionSetAccessible=true",
         "-XX:MaxDirectMemorySize=256m",
-        f"-Dbookkeeper.metadata.bookie.drivers={_DRIVERS.format('Bookie')}",
-        f"-Dbookkeeper.metadata.client.drivers={_DRIVERS.format('Client')}",
+        *(drivers if has_own_driver else ()),
     )
     return replace(jvm, lib=pulsar_lib(), options=options)
 
@@ -64,6 +66,11 @@ class PulsarCluster(ApacheCluster):
     @override
     def metadata_uri(self) -> str:
         return f"metadata-store:zk:{self.zookeeper.connect_string}"
+
+    @property
+    def broker_settings(self) -> Mapping[str, str]:
+        """How a broker finds the bookies: by default through Pulsar's driver."""
+        return {}
 
     @override
     async def _format(self, is_by_apache: bool) -> None:
@@ -89,6 +96,20 @@ class PulsarCluster(ApacheCluster):
         finally:
             process.kill9()
         assert code == 0, process.log_path.read_text(errors="replace")
+
+
+class NativePulsarCluster(PulsarCluster):
+    """The same with BookKeeper's driver, as Pulsar's chart and a bare-metal installation have it."""
+
+    @property
+    @override
+    def metadata_uri(self) -> str:
+        return f"zk+hierarchical://{self.zookeeper.connect_string}{LEDGERS_ROOT}"
+
+    @property
+    @override
+    def broker_settings(self) -> Mapping[str, str]:
+        return {"bookkeeperMetadataServiceUri": self.metadata_uri}
 
 
 def pulsar_options() -> ApacheOptions:
@@ -147,6 +168,7 @@ class Broker:
             "numHttpServerThreads": "8",
             "managedLedgerCacheSizeMB": "16",
             "functionsWorkerEnabled": "false",
+            **cluster.broker_settings,
             **further,
         }
         write_settings(where / "broker.conf", settings)

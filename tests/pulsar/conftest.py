@@ -10,6 +10,7 @@ import importlib.util
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +22,14 @@ from bookie.runtime.ports import free_loopback_port
 from tests.apache.programs import Audit, audit_in
 from tests.apache.worlds import connect, end_cluster
 from tests.deadlines import STATE_S
-from tests.pulsar.cluster import Broker, PulsarCluster, pulsar_jvm, pulsar_lib, pulsar_options
+from tests.pulsar.cluster import (
+    Broker,
+    NativePulsarCluster,
+    PulsarCluster,
+    pulsar_jvm,
+    pulsar_lib,
+    pulsar_options,
+)
 from tests.pulsar.world import PulsarWorld
 from tests.required import missing
 
@@ -47,24 +55,37 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         missing("pulsar", why)
 
 
+async def _cluster(stack: AsyncExitStack, directory: Path, kind: type[PulsarCluster]) -> PulsarCluster:
+    """A cluster without bookies, which ends with ``stack``."""
+    jvm = pulsar_jvm(ApacheJvm(find_java(), pulsar_lib()), has_own_driver=kind is PulsarCluster)
+    cluster = await kind.start(
+        directory,
+        bookies=0,
+        options=pulsar_options(),
+        is_zookeeper_durable=False,
+        jvm_options=jvm.options,
+        java=jvm.java,
+        lib=jvm.lib,
+    )
+    assert isinstance(cluster, kind)
+    stack.push_async_callback(end_cluster, cluster)
+    return cluster
+
+
+async def _broker(stack: AsyncExitStack, cluster: PulsarCluster) -> Broker:
+    broker = await Broker.start(cluster)
+    stack.push_async_callback(broker.process.wait, STATE_S)
+    stack.callback(broker.process.kill9)
+    return broker
+
+
 @pytest.fixture(scope="session")
 def pulsar_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarWorld]:
     """Four bookies, the first of which has an HTTP API, and a broker."""
     stack = AsyncExitStack()
 
     async def start() -> PulsarWorld:
-        jvm = pulsar_jvm(ApacheJvm(find_java(), pulsar_lib()))
-        cluster = await PulsarCluster.start(
-            tmp_path_factory.mktemp("pulsar"),
-            bookies=0,
-            options=pulsar_options(),
-            is_zookeeper_durable=False,
-            jvm_options=jvm.options,
-            java=jvm.java,
-            lib=jvm.lib,
-        )
-        assert isinstance(cluster, PulsarCluster)
-        stack.push_async_callback(end_cluster, cluster)
+        cluster = await _cluster(stack, tmp_path_factory.mktemp("pulsar"), PulsarCluster)
         http_port = free_loopback_port(random.SystemRandom())
         http = {
             "httpServerEnabled": "true",
@@ -73,15 +94,21 @@ def pulsar_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarWor
             "httpServerClass": "org.apache.bookkeeper.http.vertx.VertxHttpServer",
         }
         await asyncio.gather(cluster.add_bookies(1, extra=http), cluster.add_bookies(3))
-        broker = await Broker.start(cluster)
-        stack.push_async_callback(broker.process.wait, STATE_S)
-        stack.callback(broker.process.kill9)
-        return PulsarWorld(cluster, broker, http_port)
+        return PulsarWorld(cluster, await _broker(stack, cluster), http_port)
 
     try:
         yield asyncio.run(start())
     finally:
         asyncio.run(stack.aclose())
+
+
+@pytest.fixture
+async def native_world(tmp_path: Path) -> AsyncIterator[PulsarWorld]:
+    """Three bookies and a broker, with BookKeeper's driver."""
+    async with AsyncExitStack() as stack:
+        cluster = await _cluster(stack, tmp_path / "native", NativePulsarCluster)
+        await cluster.add_bookies(3)
+        yield PulsarWorld(cluster, await _broker(stack, cluster), http_port=0)
 
 
 @pytest.fixture

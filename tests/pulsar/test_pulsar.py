@@ -25,6 +25,7 @@ from bookie.metadata.bookies.registration import BookieState, state_of
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.runs.election import Election, current_auditor
 from bookie.metadata.runs.pulsar_leader import leader_path
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.ownership import Component, Owner, owner_of
 from bookie.model.run import RunKind
@@ -118,6 +119,29 @@ async def test_a_bookie_killed_under_load_is_healed_and_every_message_is_read(
         backlog = [subscription.receive(timeout_millis=round(1000 * PROGRAM_S)).data() for _ in topics[0].sent[70:]]
         assert backlog == topics[0].sent[70:]
     await victim.start()
+
+
+async def test_a_broker_whose_bookies_use_bookkeepers_driver_loses_nothing_either(
+    native_world: PulsarWorld, audit: Audit, tmp_path: Path
+) -> None:
+    cluster, uri = native_world.cluster, native_world.cluster.metadata_uri
+    async with await connect(uri) as ours:
+        assert await ours.store.stat(f"{ours.cluster.root}/LAYOUT") is not None
+        with pulsar_client(native_world) as messages:
+            topic = Topic.make(messages, "native")
+            await asyncio.to_thread(topic.send, 210)
+            victim = cluster.bookies[0]
+            await kill9(cluster.zookeeper, victim)
+            await gone(ours, victim.bookie_id)
+            await asyncio.to_thread(topic.send, 10)
+            await audit(uri, tmp_path)
+            await repaired(uri, tmp_path / "replicator")
+            assert (await audit(uri, tmp_path))["verdict"] == "clean"
+            assert not any(victim.bookie_id in named for named in (await members(ours)).values())
+            said = (await audit(uri, tmp_path, RunKind.REFERENCES, reference_grace_s=0))["references"]
+            assert (said["lost"], said["unreferenced"], said["referenced"] > 0) == (0, 0, True)
+            await asyncio.to_thread(topic.send, 3)
+            assert await asyncio.to_thread(topic.read, messages) == topic.sent
 
 
 async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_refers_to_is_found(
@@ -271,6 +295,33 @@ async def test_a_bookie_that_becomes_read_only_and_writable_again_is_not_lost(
     await asyncio.gather(watching, return_exceptions=True)
     assert lost
     assert not any(bookie in some for some in lost)
+
+
+async def test_an_outage_of_all_bookies_that_outlasts_their_nodes_is_no_lost_cluster(
+    pulsar_world: PulsarWorld, client: ConnectedBookKeeper, tmp_path: Path
+) -> None:
+    cluster, uri = pulsar_world.cluster, pulsar_world.cluster.metadata_uri
+    registered = f"{client.cluster.root}/available"
+    with pulsar_client(pulsar_world) as messages:
+        topic = Topic.make(messages, "outage")
+        await asyncio.to_thread(topic.send, 10)
+        bookies = cluster.bookies
+        await kill9(cluster.zookeeper, *bookies)
+        # ZooKeeper does this itself where Pulsar's driver made the nodes; those of Pulsar's set-up tool stay.
+        for path in (f"{registered}/readonly", registered):
+            await client.store.delete(path)
+        listed = await bkheal("bookies", "--output", "json", uri=uri)
+        assert listed.exit_code == 0, listed.errors
+        assert {each["state"] for each in listed.document["items"]} == {"lost"}
+        status = await bkheal("status", "--output", "json", uri=uri)
+        assert (status.exit_code, len(status.document["bookies"]["lost"])) == (0, len(bookies)), status.errors
+        held = await bkheal("audit", "run", "--report-dir", str(tmp_path), uri=uri)
+        assert held.exit_code == ExitCode.HELD, held.errors
+        assert await client.ports.tasks.list() == []
+        await asyncio.gather(*(bookie.start() for bookie in bookies))
+        assert len((await client.ports.registrations.list()).registered) == len(bookies)
+        await asyncio.to_thread(topic.send, 3)
+        assert await asyncio.to_thread(topic.read, messages) == topic.sent
 
 
 async def test_a_bookie_is_made_read_only_drained_under_producers_by_unloading_its_topics_and_decommissioned(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from typer.testing import CliRunner
@@ -29,6 +31,7 @@ from spark_jobs.runs.cluster_view import ClusterView
 from spark_jobs.runs.reference_run import ExportError, NoPulsarError
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.settings import FailOn
+from tests.sessions import LONG_SESSION_S
 from tests.spark.audit_world import Place, opened
 from tests.worlds.pulsar_nodes import (
     KINDS,
@@ -134,7 +137,17 @@ def test_every_kind_of_reference_counts_and_everything_else_is_reported(
     assert young.summary.references.not_judged["younger than the grace period"] == 6
 
 
-def test_a_node_that_cannot_be_decoded_spares_its_topic_and_is_a_finding(spark: SparkSession, pulsar: Pulsar) -> None:
+def deny(zookeeper: EmbeddedZooKeeper, path: str) -> None:
+    client = KazooClient(zookeeper.connect_string, timeout=LONG_SESSION_S)
+    client.start()
+    client.set_acls(path, [make_digest_acl("owner", "unknown", all=True)])
+    client.stop()
+    client.close()
+
+
+def test_a_node_that_cannot_be_decoded_spares_its_topic_and_is_a_finding(
+    spark: SparkSession, pulsar: Pulsar, zookeeper: EmbeddedZooKeeper
+) -> None:
     def topic(name: str) -> str:
         return f"persistent://t/n/{name}"
 
@@ -144,27 +157,33 @@ def test_a_node_that_cannot_be_decoded_spares_its_topic_and_is_a_finding(spark: 
     damaged = ("managed-ledgers/t/n/persistent/a", "managed-ledgers/t/n/persistent/b/s", "schemas/t/n/c")
     for path in damaged:
         pulsar.put(path, b"\x47\x78\x00\x00")
+    denied = "managed-ledgers/t/n/persistent/e"
+    pulsar.put(denied, managed(8))
+    deny(zookeeper, f"{pulsar.root}/{denied}")
     pulsar.put("managed-ledgers/t/n/persistent/d/__compaction", cursor(5))
     compacted = [of_pulsar(b"compacted-ledger", compactedTopic=topic(name)) for name in ("a", "d")]
     owned = of_pulsar(b"managed-ledger", managed__ledger="t/n/persistent/d", cursor="__compaction")
     customs = [messages("a"), messages("b"), messages("c"), compacted[0], owned, compacted[1], messages("d")]
+    customs.append(messages("e"))
     pulsar.place.create({number: ledger(custom) for number, custom in enumerate(customs, 1)})
 
     result = pulsar.check(spark)
-    assert counts(result) == (1, 1, 0, 3)
-    assert pulsar.found(result) == {"undecodable_references": [1, 2, 3, 4], "unreferenced_ledger": [7]}
+    assert counts(result) == (1, 1, 0, 4)
+    assert pulsar.found(result) == {"undecodable_references": [1, 2, 3, 4, 8], "unreferenced_ledger": [7]}
     found = result.summary.references
     assert found is not None
     assert found.not_judged == {
-        "a node of its topic cannot be decoded": 4,
+        "a node of its topic cannot be decoded": 5,
         "the reference to the compacted ledger is in a ledger": 1,
     }
-    assert sorted(node.path for node in found.undecodable_nodes) == [f"{pulsar.root}/{path}" for path in damaged]
+    nodes = {node.path: node.reason for node in found.undecodable_nodes}
+    assert sorted(nodes) == sorted(f"{pulsar.root}/{path}" for path in (*damaged, denied))
+    assert nodes[f"{pulsar.root}/{denied}"] == "the node's ACL does not let this session read it"
     assert (result.summary.verdict, result.exit_code()) == (Verdict.INCOMPLETE, ExitCode.PARTIAL)
-    assert all(f"{pulsar.root}/{path}" in result.summary.problems[0] for path in damaged)
+    assert "and 1 more" in result.summary.problems[0]
 
     pulsar.put("managed-ledgers/t/n/persistent/%zz", b"\xff")
-    assert counts(pulsar.check(spark)) == (1, 0, 0, 4), "it may belong to any topic"
+    assert counts(pulsar.check(spark)) == (1, 0, 0, 5), "it may belong to any topic"
 
 
 def test_what_changes_during_the_run_and_what_another_pulsar_refers_to_is_not_reported(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from bookie.runtime.clock import Clock, SystemClock
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from tests.worlds.cluster import ROOT, formatted, service_info
 from tests.worlds.ledgers import make_metadata, names
+from tests.worlds.pulsar_nodes import Custom
 from tests.worlds.repair import Bookies, RepairWorld
 
 
@@ -65,6 +67,16 @@ class CommandCluster:
             for number in (7, 8):
                 park = ParkedTask(LedgerId(number), ParkReason.NO_LIVE_COPY, "evidence", 1, frozenset(), 0)
                 await client.parked.park(park)
+
+    async def add_marked(self, ledger_id: int, custom: Custom, *, is_parked: bool = False) -> None:
+        """Create a ledger with custom metadata, and mark it."""
+        async with self.connected("") as client:
+            metadata = replace(make_metadata((0, "a b"), quorum=(2, 2), last=9), custom=custom)
+            await client.ports.ledgers.create(LedgerId(ledger_id), metadata)
+            await client.ports.tasks.marking.mark(LedgerId(ledger_id), names("a b"))
+            if is_parked:
+                why = ParkReason.NO_LIVE_COPY
+                await client.parked.park(ParkedTask(LedgerId(ledger_id), why, "evidence", 1, frozenset(), 0))
 
     async def marked(self) -> list[int]:
         """The ids of the marked ledgers."""

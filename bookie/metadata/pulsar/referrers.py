@@ -15,11 +15,12 @@ from typing import Final
 from bookie.metadata.pulsar.decoding import (
     Copy,
     LedgerReference,
+    UndecodableNodeError,
     cursor_references,
     managed_ledger_references,
     schema_references,
 )
-from bookie.metadata.pulsar.tree import NodeKind, managed_ledger_path, schema_path
+from bookie.metadata.pulsar.tree import DENIED, Denied, NodeKind, managed_ledger_path, schema_path
 from bookie.model.ownership import (
     Component,
     Owner,
@@ -86,12 +87,14 @@ def has_reference_in_a_ledger(cursor: str | None, data: bytes) -> bool:
     return cursor == COMPACTION and cursor_references(data).is_partial
 
 
-def refers(referrer: Referrer, data: bytes | None, ledger_id: int) -> bool:
+def refers(referrer: Referrer, data: bytes | Denied | None, ledger_id: int) -> bool:
     """Return whether the node with this content refers to the ledger; None: there is no such node.
 
     Raises:
-        UndecodableNodeError: the node cannot be decoded in full.
+        UndecodableNodeError: the node cannot be decoded in full, or may not be read.
     """
+    if data is DENIED:
+        raise UndecodableNodeError(DENIED.value)
     return data is not None and any(each.ledger_id == ledger_id for each in references_of(referrer.kind, data))
 
 

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.port import MetadataStore
+from bookie.metadata.port import AccessDeniedError, Children, MetadataStore, NoNodeError
 
 _AT_ONCE: Final = 1_000
 _DOMAINS: Final = ("persistent", "non-persistent", "segment")
@@ -45,6 +45,8 @@ class PulsarNode:
     """Of the managed ledger, or the id of the schema; of a cursor, the name of its managed ledger."""
     data: bytes
     cursor: str | None = None
+    is_denied: bool = False
+    """The node's ACL does not let this session read it, so ``data`` is not known, and empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class PulsarTree:
 
         Raises:
             StoreUnavailableError: no answer.
+            AccessDeniedError: a node above topics may not be read, so it is not known which there are.
         """
         top, *names = parent.split("/")
         async for part in self._below(top, tuple(names), share, shares):
@@ -129,8 +132,7 @@ class PulsarTree:
         depth = _SCHEMA_PARENT_DEPTH + 1 if top == _SCHEMAS else _DEPTH_MAX
         while waiting:
             part, waiting = waiting[-_AT_ONCE:], waiting[:-_AT_ONCE]
-            paths = ["/".join((self._root, top, *names)) for names in part]
-            listed = await self._store.children_many(paths)
+            listed = await self._children(top, part)
             found = [
                 (*names, child)
                 for names, children in zip(part, listed, strict=True)
@@ -142,15 +144,68 @@ class PulsarTree:
                 yield found[at : at + _AT_ONCE]
             waiting += [names for names in found if len(names) < depth and not _is_cursor(top, names)]
 
+    async def _children(self, top: str, part: Sequence[tuple[str, ...]]) -> Sequence[Children | None]:
+        """Children of nodes. A topic whose node may not be read has none: it is itself reported as denied."""
+        paths = ["/".join((self._root, top, *names)) for names in part]
+        try:
+            return await self._store.children_many(paths)
+        except AccessDeniedError:
+            return [
+                await self._children_of(path, is_topic=_placed(top, names) is not None)
+                for path, names in zip(paths, part, strict=True)
+            ]
+
+    async def _children_of(self, path: str, *, is_topic: bool) -> Children | None:
+        try:
+            return await self._store.children(path)
+        except NoNodeError:
+            return None
+        except AccessDeniedError:
+            if is_topic:
+                return None
+            raise
+
     async def _read(self, top: str, part: Sequence[tuple[str, ...]]) -> list[PulsarNode]:
         placed = [(placed, names) for names in part if (placed := _placed(top, names)) is not None]
         paths = ["/".join((self._root, top, *names)) for _, names in placed]
-        found = await self._store.get_many_data(paths) if paths else []
+        found = await read_contents(self._store, paths)
         return [
-            PulsarNode(kind, name, data, cursor)
+            PulsarNode(kind, name, b"" if data is DENIED else data, cursor, is_denied=data is DENIED)
             for ((kind, name, cursor), _), data in zip(placed, found, strict=True)
             if data is not None
         ]
+
+
+class Denied(enum.Enum):
+    """Instead of the content of a node."""
+
+    DENIED = "the node's ACL does not let this session read it"
+
+
+DENIED: Final = Denied.DENIED
+
+
+async def read_contents(store: MetadataStore, paths: Sequence[str]) -> Sequence[bytes | Denied | None]:
+    """Return the content of each node; ``DENIED`` if its ACL does not let this session read it, None if it is gone.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    if not paths:
+        return ()
+    try:
+        return await store.get_many_data(paths)
+    except AccessDeniedError:
+        return [await _read_one(store, path) for path in paths]
+
+
+async def _read_one(store: MetadataStore, path: str) -> bytes | Denied | None:
+    try:
+        return (await store.get(path)).data
+    except NoNodeError:
+        return None
+    except AccessDeniedError:
+        return DENIED
 
 
 def _is_parent(names: tuple[str, ...]) -> bool:

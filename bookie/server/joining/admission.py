@@ -123,7 +123,9 @@ async def admit(
     stored = await _stored_cookie(store, cluster, bookie)
     decision = decide(Evidence(expected, stored, history, directories, may_be_new_incarnation))
     if with_both_protocols - {bookie}:
-        _check_language(bookie, with_both_protocols - {bookie}, is_known=isinstance(decision, KnownBookie))
+        was_rebuilt = any(directory.rebuilt_from in history for directory in directories)
+        is_known = isinstance(decision, KnownBookie) or was_rebuilt
+        _check_language(bookie, with_both_protocols - {bookie}, is_known=is_known)
     if isinstance(decision, KnownBookie):
         return Admission(bookie, decision.incarnation)
     incarnation = decision.incarnation or str(uuid.UUID(int=rng.getrandbits(128), version=4))

@@ -20,24 +20,20 @@ import random
 import shutil
 import uuid
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
 from bookie.model.errors import PermanentError
 from bookie.runtime.clock import Clock
 from bookie.server.joining.directories import (
-    CURRENT,
     INCARNATION_FILE,
     INDEX_DIRECTORY,
     LIMBO_FILE,
     REBUILT_FILE,
     LocalDirectory,
-    Role,
-    look,
 )
+from bookie.server.joining.stopped import stopped_disks
 from bookie.storage.disks.directory_lock import DirectoryInUseError
-from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.index_format import MARK_KEY
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.port import DiskError
@@ -64,23 +60,14 @@ async def rebuild_index(
         may_replace: whether an index that can be used is replaced as well.
 
     Raises:
-        RebuildRefusedError: these are not the directories of one bookie, or the index is not lost.
+        NoBookieError, RebuildRefusedError: these are not the directories of one bookie, or the index is not lost.
         DirectoryInUseError: the bookie runs.
         DamagedJournalError: the journal is lost as well.
         DiskError: a disk failed, or has no space for a second index.
     """
-    for directory in (journal_dir, ledger_dir):
-        if not (directory / CURRENT).is_dir():
-            raise RebuildRefusedError(f"{directory} has no directory {CURRENT}: it is not that of a bookie")
-    async with AsyncExitStack() as stack:
-        journal = await _acquired(journal_dir, stack)
-        ledgers = await _acquired(ledger_dir, stack)
-        directories = [
-            await look(Role.JOURNAL, str(journal_dir), journal),
-            await look(Role.LEDGERS, str(ledger_dir), ledgers),
-        ]
-        before, resumed = predecessor(directories)
-        current = ledger_dir / CURRENT
+    async with stopped_disks(journal_dir, ledger_dir) as disks:
+        journal, ledgers, current = disks.journal, disks.ledgers, disks.current
+        before, resumed = predecessor(disks.directories)
         if not may_replace and await _is_usable(current / INDEX_DIRECTORY):
             raise RebuildRefusedError(
                 f"the index in {current} can be used: start the bookie. If it is damaged nevertheless, --replace "
@@ -130,12 +117,6 @@ def predecessor(directories: Sequence[LocalDirectory]) -> tuple[str, str | None]
 
 def _paths(directories: Sequence[LocalDirectory]) -> str:
     return " and ".join(directory.path for directory in directories)
-
-
-async def _acquired(directory: Path, stack: AsyncExitStack) -> FileDisk:
-    disk = await FileDisk.acquire(directory / CURRENT)
-    stack.push_async_callback(disk.close)
-    return disk
 
 
 async def _is_usable(path: Path) -> bool:

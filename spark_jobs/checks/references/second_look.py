@@ -19,7 +19,7 @@ from bookie.metadata.layout import ledger_path
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.pulsar.decoding import UndecodableNodeError
 from bookie.metadata.pulsar.referrers import Referrer, referrers_of, refers
-from bookie.metadata.pulsar.tree import NodeKind
+from bookie.metadata.pulsar.tree import Denied, NodeKind, read_contents
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import LedgerId
 from bookie.model.ownership import OWNER_COLUMNS, Component, Owner, Topic, decoded
@@ -96,7 +96,7 @@ async def look_again(
     """
     referrers = [_referrers(settings.roots, row) for row in rows]
     paths = list(dict.fromkeys(referrer.path for each in referrers for referrer in each))
-    contents = dict(zip(paths, await store.get_many_data(paths) if paths else [], strict=True))
+    contents = dict(zip(paths, await read_contents(store, paths), strict=True))
     ids = [LedgerId(row["ledger_id"]) for row in rows]
     nodes = await store.get_many([ledger_path(cluster.kind, cluster.root, ledger_id) for ledger_id in ids])
     seen = []
@@ -122,7 +122,7 @@ def _referrers(roots: Sequence[str], row: Row) -> Sequence[Referrer]:
     return [each for root in roots for each in referrers_of(root, owner)]
 
 
-def _of_reference(referrer: Referrer, data: bytes | None, ledger_id: int, *, is_there: bool) -> Verdict:
+def _of_reference(referrer: Referrer, data: bytes | Denied | None, ledger_id: int, *, is_there: bool) -> Verdict:
     """Whether the reference still names a ledger that does not exist."""
     try:
         return Verdict.LOST if refers(referrer, data, ledger_id) and not is_there else Verdict.CHANGED
@@ -133,7 +133,7 @@ def _of_reference(referrer: Referrer, data: bytes | None, ledger_id: int, *, is_
 def _of_ledger(
     ledger_id: int,
     referrers: Sequence[Referrer],
-    contents: dict[str, bytes | None],
+    contents: dict[str, bytes | Denied | None],
     created_ms: int | None,
     created_before_ms: int,
 ) -> tuple[Verdict, NotJudged | None]:

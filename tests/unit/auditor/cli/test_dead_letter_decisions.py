@@ -17,6 +17,7 @@ from bookie.metadata.port import WriteOutcomeUnknownError
 from bookie.metadata.tasks.decisions import Decisions
 from bookie.model.exit_codes import ExitCode
 from tests.worlds.commands import CommandCluster
+from tests.worlds.pulsar_nodes import MESSAGES
 
 URI = "zk://h:1/ledgers"
 
@@ -148,3 +149,10 @@ def test_decisions_are_records_of_the_cluster(cluster: CommandCluster) -> None:
             return [decision.ledger_id for decision in await Decisions(client.store, client.cluster.root).list()]
 
     assert ran(read()) == [7]
+
+
+def test_a_parked_ledger_is_listed_with_its_topic(cluster: CommandCluster) -> None:
+    asyncio.run(cluster.add_marked(10, MESSAGES, is_parked=True))
+    (row,) = [row for row in json.loads(call("list", "-o", "json").stdout)["items"] if row["ledger_id"] == 10]
+    assert (row["topic"], row["component"]) == ("persistent://t/n/orders", "managed-ledger")
+    assert "persistent://t/n/orders" in call("list").stdout

@@ -21,6 +21,7 @@ from bookie.runtime.clock import SystemClock
 from tests.worlds.clocks import EPOCH_MS, ManualClock
 from tests.worlds.cluster import ROOT
 from tests.worlds.commands import CommandCluster
+from tests.worlds.pulsar_nodes import CURSOR
 
 
 @pytest.fixture
@@ -126,3 +127,10 @@ def test_marked_ledgers_come_in_pages(cluster: CommandCluster) -> None:
     ]  # fmt: skip
     table = call("underreplicated", "list").stdout.splitlines()
     assert table[1].split()[:3] == ["7", "parked:", "no_live_copy"]
+
+
+def test_a_marked_ledger_is_listed_with_its_topic(cluster: CommandCluster) -> None:
+    asyncio.run(cluster.add_marked(10, CURSOR))
+    (row,) = [row for row in shown("underreplicated", "list")["items"] if row["ledger_id"] == 10]
+    assert (row["topic"], row["component"], row["subscription"]) == ("persistent://t/n/orders", "cursor", "s/1")
+    assert "persistent://t/n/orders (cursor)" in call("underreplicated", "list").stdout

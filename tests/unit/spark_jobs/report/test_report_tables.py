@@ -242,12 +242,15 @@ def test_one_process_at_a_time_tidies(tmp_path: Path) -> None:
     assert count(tmp_path, "runs") == 0
 
 
-def test_days_go_by_age_and_findings_also_by_size(tmp_path: Path) -> None:
+def test_days_go_by_age_and_by_the_size_of_a_table(tmp_path: Path) -> None:
     write_story(tmp_path)
     now = STORY[-1][0].finished_ms
-    tidy(tmp_path, now, Kept(days_max=2, findings_bytes_max=1))
-    assert days(tmp_path, "runs") == days(tmp_path, "bookies") == ("2026-01-03", "2026-01-04")
-    assert days(tmp_path, "findings") == ("2026-01-04",), "the newest day stays"
+    tidy(tmp_path, now, Kept(days_max=2, table_bytes_max=1 << 30))
+    for table in ("runs", "bookies", "findings", "tasks"):
+        assert days(tmp_path, table) == ("2026-01-03", "2026-01-04")
+    tidy(tmp_path, now, Kept(table_bytes_max=1))
+    for table in TABLES:
+        assert days(tmp_path, table) == ("2026-01-04",), "the newest day stays"
 
 
 def test_which_days_go() -> None:
@@ -257,7 +260,7 @@ def test_which_days_go() -> None:
     assert days_to_drop(held, "2026-03-01", 2) == held[:2]
     assert days_to_drop(held, "2026-03-01", 365) == []
     sizes = [("1", 5), ("2", 3), ("3", 2)]
-    for limit, gone in ((None, []), (10, []), (9, ["1"]), (5, ["1"]), (4, ["1", "2"]), (1, ["1", "2"])):
+    for limit, gone in ((10, []), (9, ["1"]), (5, ["1"]), (4, ["1", "2"]), (1, ["1", "2"])):
         assert days_too_large(sizes, limit) == gone
     assert days_too_large([], 1) == []
 
@@ -337,7 +340,8 @@ def test_a_question_beside_a_compaction_is_answered_from_the_new_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     many(tmp_path, 3)
-    real, tidied = getattr(sql, step), []
+    real = getattr(sql, step)
+    tidied: list[bool] = []
 
     def after_a_compaction(*args: object) -> object:
         if not tidied:

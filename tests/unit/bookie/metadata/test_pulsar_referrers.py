@@ -1,0 +1,62 @@
+"""From a ledger of Pulsar to the nodes that may refer to it, and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie.metadata.pulsar.decoding import UndecodableNodeError
+from bookie.metadata.pulsar.referrers import Referrer, has_reference_in_a_ledger, references_of, referrers_of, refers
+from bookie.metadata.pulsar.tree import DENIED, NodeKind
+from bookie.model.ownership import Component, Owner, Topic, owner_of
+from tests.worlds.pulsar_nodes import COMPACTED, CURSOR, DELAYED, MESSAGES, ML, SCHEMA, Custom, cursor, managed, schema
+
+TOPIC = Topic("t", "t/n", "persistent://t/n/orders")
+
+
+@pytest.mark.parametrize(
+    ("custom", "path"),
+    [
+        (MESSAGES, f"/p/managed-ledgers/{ML}"),
+        (CURSOR, f"/p/managed-ledgers/{ML}/s%2F1"),
+        (DELAYED, f"/p/managed-ledgers/{ML}/s%2F1"),
+        (COMPACTED, f"/p/managed-ledgers/{ML}/__compaction"),
+        (SCHEMA, "/p/schemas/t/n/orders"),
+    ],
+)
+def test_a_ledger_has_the_node_that_its_custom_metadata_names(custom: Custom, path: str) -> None:
+    owner = owner_of(custom)
+    assert owner is not None
+    (referrer,) = referrers_of("/p", owner)
+    assert (referrer.path, referrer.topic) == (path, TOPIC)
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        Owner(Component.MANAGED_LEDGER),
+        Owner(Component.UNKNOWN, TOPIC),
+        Owner(Component.CURSOR, TOPIC),
+        Owner(Component.DELAYED_INDEX, TOPIC),
+    ],
+)
+def test_what_names_no_node_has_none(owner: Owner) -> None:
+    assert referrers_of("/p", owner) == ()
+
+
+def test_a_node_refers_to_its_ledgers_or_is_refused() -> None:
+    topic = Referrer("", NodeKind.MANAGED_LEDGER, ML)
+    assert refers(topic, managed(1, 2), 2)
+    assert not refers(topic, managed(1), 2)
+    assert not refers(topic, None, 2)
+    assert [each.ledger_id for each in references_of(NodeKind.CURSOR, cursor(3, compacted=4, bucket=5))] == [3, 4, 5]
+    assert [each.ledger_id for each in references_of(NodeKind.SCHEMA, schema(6, 7))] == [7, 6]
+    for unknown in (b"\xff", DENIED):
+        with pytest.raises(UndecodableNodeError):
+            refers(topic, unknown, 2)
+
+
+def test_the_compacted_ledger_of_a_cursor_in_a_ledger_is_not_known() -> None:
+    assert has_reference_in_a_ledger("__compaction", cursor(3))
+    assert not has_reference_in_a_ledger("__compaction", cursor(compacted=3))
+    assert not has_reference_in_a_ledger("s", cursor(3))
+    assert Referrer("", NodeKind.MANAGED_LEDGER, "t/n/persistent/%zz").topic is None
