@@ -9,7 +9,7 @@ HISTORY_DAYS: Final = 400
 """Days of the tables by default: a year can be compared with the one before."""
 HISTORY_DAYS_MAX: Final = 36_500
 HISTORY_MIB: Final = 1024
-"""Size of the table of findings by default: some hundred runs with a hundred thousand findings."""
+"""Size of each table by default, of which findings need most: some hundred runs with a hundred thousand findings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Kept:
     """Directories of runs, at least 1."""
     days_max: int | None = None
     """Days of the tables, today included, at least 1."""
-    findings_bytes_max: int | None = None
-    """Of the table of findings: its oldest days go above that, and the newest stays."""
+    table_bytes_max: int | None = None
+    """Of each table: its oldest days go above that, and the newest stays."""
 
 
 EVERYTHING: Final = Kept()

@@ -147,9 +147,9 @@ class AuditSettings:
     history_days: Annotated[
         int, Option("Days that the tables of all runs keep.", minimum=1, maximum=HISTORY_DAYS_MAX)
     ] = HISTORY_DAYS
-    history_mib: Annotated[
-        int, Option("Size of the findings that these tables keep, MiB; the oldest days go first.", minimum=1)
-    ] = HISTORY_MIB
+    history_mib: Annotated[int, Option("Size of each of these tables, MiB; its oldest days go first.", minimum=1)] = (
+        HISTORY_MIB
+    )
 
     @property
     def marking_rules(self) -> MarkingRules:

@@ -26,6 +26,7 @@ NAMES: Final = (
     "image",
     "schemathesis",
     "pulsar",
+    "kerberos",
 )
 
 
@@ -81,6 +82,12 @@ def _schemathesis() -> str:
     return "" if found else "schemathesis is not installed: pip install -e '.[dev]' -c constraints.txt installs it"
 
 
+def _kerberos() -> str:
+    if importlib.util.find_spec("kerberos") is None:
+        return "kerberos is not installed: pip install -e '.[kerberos]' installs it (needs libkrb5-dev)"
+    return _not_on_path("krb5kdc", "kdb5_util", "kadmin.local", "kinit", "openssl")
+
+
 def _not_on_path(*programs: str) -> str:
     absent = [name for name in programs if shutil.which(name) is None]
     return f"{', '.join(absent)} not on the path" if absent else ""
@@ -91,4 +98,5 @@ _FOUND_BY: Final[Mapping[str, Callable[[], str]]] = {
     "apiserver": _api_server,
     "image": _image,
     "schemathesis": _schemathesis,
+    "kerberos": _kerberos,
 }

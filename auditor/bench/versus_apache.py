@@ -31,7 +31,7 @@ from auditor.bench.versus_apache_repair import (
     large_ledgers,
     small_ledgers,
 )
-from bookie.embedded.apache_jars import ApacheJarsMissingError, find_apache_lib
+from bookie.embedded.apache_jars import ApacheJarsMissingError, apache_version, find_apache_lib
 from bookie.model.errors import PermanentError
 from bookie.runtime.java import find_java
 from bookie.runtime.version import installed_version
@@ -142,12 +142,6 @@ def _lib(given: Path | None) -> Path:
     if not any(given.glob("bookkeeper-server-*.jar")):
         raise ApacheJarsMissingError(f"no bookkeeper-server-*.jar in {given}: name the folder with Apache's jars")
     return given.resolve()
-
-
-def apache_version(lib: Path) -> str:
-    """Version of the server jar in ``lib``."""
-    jar = min(lib.glob("bookkeeper-server-*.jar"))
-    return jar.stem.removeprefix("bookkeeper-server-")
 
 
 def _about(lib: Path, java_version: int) -> dict[str, Any]:

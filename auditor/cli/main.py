@@ -39,7 +39,7 @@ from auditor.cli.configuration.settings import with_options
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.ledgers import ledger, log, simpletest
 from auditor.cli.output import print_error, print_line
-from auditor.cli.services import auditor, exporter, processes
+from auditor.cli.services import auditor, exporter, processes, stopped_bookie
 from bookie.metadata.access import VARIABLES, use_access
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
@@ -63,6 +63,8 @@ def _plain(command: Any) -> None:
     if isinstance(command, TyperGroup):
         for below in command.commands.values():
             _plain(below)
+            if isinstance(below, TyperGroup) and below.invoke_without_command:  # it has options of its own
+                below.rich_markup_mode = None
     else:
         command.rich_markup_mode = None
 
@@ -90,7 +92,7 @@ app.command("auditor")(auditor.auditor)
 app.command("exporter")(exporter.exporter)
 app.command("auditor-token")(remote.auditor_token)
 app.command("bookies")(bookies.bookies)
-app.command("bookie")(processes.bookie)
+app.add_typer(stopped_bookie.bookie_app, name="bookie")
 app.command("replicator")(processes.replicator)
 app.command("simpletest")(simpletest.simpletest)
 app.add_typer(ledger.app, name="ledger")

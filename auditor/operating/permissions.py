@@ -21,7 +21,7 @@ from auditor.operating.client import ClusterClient
 from bookie.metadata.access import access_in_use
 from bookie.metadata.layout import COOKIES, UNDERREPLICATION, available_path, locks_path, task_level_names, tasks_path
 from bookie.metadata.nodes import find, parent_of
-from bookie.metadata.own_state import PRIVATE_KINDS, SHARED_KINDS, own_path
+from bookie.metadata.own_state import KINDS, own_path
 from bookie.metadata.port import (
     AccessDeniedError,
     BadVersionError,
@@ -66,7 +66,7 @@ async def permission_checks(client: ClusterClient) -> list[Checked]:
 
 
 def _parts(root: str, tasks: Sequence[str]) -> list[_Part]:
-    top, own = f"{root}/{UNDERREPLICATION}", [own_path(kind, root) for kind in (*SHARED_KINDS, *PRIVATE_KINDS)]
+    top, own = f"{root}/{UNDERREPLICATION}", [own_path(kind, root) for kind in KINDS]
     read_write, read_only = (available_path(root, is_read_only=each) for each in (False, True))
     return [
         _Part(

@@ -175,9 +175,9 @@ class ServiceSettings:
     history_days: Annotated[
         int, Option("Days that the tables of all runs keep.", minimum=1, maximum=HISTORY_DAYS_MAX)
     ] = HISTORY_DAYS
-    history_mib: Annotated[
-        int, Option("Size of the findings that these tables keep, MiB; the oldest days go first.", minimum=1)
-    ] = HISTORY_MIB
+    history_mib: Annotated[int, Option("Size of each of these tables, MiB; its oldest days go first.", minimum=1)] = (
+        HISTORY_MIB
+    )
     runs_kept: Annotated[int, Option("Run records that are kept in ZooKeeper.", minimum=1, maximum=100_000)] = 200
     compat_metrics: Annotated[bool, Option("Also export the metric names of Apache's auditor.")] = False
 

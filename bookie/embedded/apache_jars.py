@@ -79,3 +79,9 @@ def find_apache_lib(environment: Mapping[str, str] | None = None) -> Path:
             f"or set {LIB_VARIABLE} to a folder with the jars of its binary release"
         )
     return lib.resolve()
+
+
+def apache_version(lib: Path) -> str:
+    """Version of the server jar in ``lib``."""
+    jar = min(lib.glob("bookkeeper-server-*.jar"))
+    return jar.stem.removeprefix("bookkeeper-server-")

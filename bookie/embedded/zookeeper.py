@@ -75,6 +75,18 @@ class ZooKeeperJarsMissingError(PermanentError):
 
 
 @dataclass(frozen=True, slots=True)
+class ZooKeeperKerberos:
+    """The Kerberos identity of a server."""
+
+    principal: str
+    """Such as ``zookeeper/127.0.0.1@REALM``: the host is the one that clients connect to."""
+    keytab: Path
+    """With the principal's key."""
+    configuration: Path
+    """The file ``krb5.conf`` with the realm."""
+
+
+@dataclass(frozen=True, slots=True)
 class ZooKeeperSecurity:
     """What a server asks of its clients, on a second port with TLS, and by SASL on both."""
 
@@ -86,6 +98,8 @@ class ZooKeeperSecurity:
     """Passwords by name, for logins by SASL (DIGEST-MD5). Empty: there are none."""
     is_login_required: bool = False
     """Whether sessions without a login are closed, on both ports."""
+    kerberos: ZooKeeperKerberos | None = None
+    """For logins by SASL (GSSAPI), instead of those with passwords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,15 +282,26 @@ def _security_settings(launch: _Launch, security: ZooKeeperSecurity) -> dict[str
         "ssl.trustStore.type": "PEM",
         "sslQuorum": "false",
     }
-    if security.users:
+    if module := _login_module(security):
         settings["authProvider.sasl"] = "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
-        users = "".join(f'  user_{name}="{password}"\n' for name, password in security.users.items())
-        module = "org.apache.zookeeper.server.auth.DigestLoginModule required"
-        (launch.directory / "jaas.conf").write_text(f"Server {{\n  {module}\n{users.rstrip()};\n}};\n")
+        (launch.directory / "jaas.conf").write_text(f"Server {{\n  {module};\n}};\n")
         (launch.directory / "jaas.conf").chmod(0o600)
     if security.is_login_required:
         settings |= {"enforce.auth.enabled": "true", "enforce.auth.schemes": "sasl"}
     return settings
+
+
+def _login_module(security: ZooKeeperSecurity) -> str:
+    """The module with its options, one on each line; empty: there are no logins."""
+    if kerberos := security.kerberos:
+        module = "com.sun.security.auth.module.Krb5LoginModule"
+        options = {"principal": kerberos.principal, "keyTab": kerberos.keytab.resolve(), "useKeyTab": "true"}
+        options |= {"storeKey": "true", "useTicketCache": "false"}
+    else:
+        module = "org.apache.zookeeper.server.auth.DigestLoginModule"
+        options = {f"user_{name}": password for name, password in security.users.items()}
+    lines = [f'{name}="{value}"' for name, value in options.items()]
+    return "\n  ".join([f"{module} required", *lines]) if lines else ""
 
 
 def _command(launch: _Launch) -> list[str]:
@@ -301,9 +326,12 @@ def _command(launch: _Launch) -> list[str]:
 
 
 def _security_properties(launch: _Launch) -> list[str]:
-    if launch.security is None or not launch.security.users:
+    if launch.security is None or not _login_module(launch.security):
         return []
-    return [f"-Djava.security.auth.login.config={launch.directory.resolve() / 'jaas.conf'}"]
+    properties = [f"-Djava.security.auth.login.config={launch.directory.resolve() / 'jaas.conf'}"]
+    if kerberos := launch.security.kerberos:
+        properties.append(f"-Djava.security.krb5.conf={kerberos.configuration.resolve()}")
+    return properties
 
 
 def _jars(patterns: Sequence[str] = _JARS) -> list[str]:

@@ -113,6 +113,13 @@ async def open_cluster(store: MetadataStore, where: MetadataUri | str) -> Cluste
         InvalidUriError: ``where`` is an unusable URI.
         StoreUnavailableError: no answer.
     """
+    cluster, state_root = await read_cluster(store, where)
+    await check_state_root(store, cluster.root, state_root)
+    return cluster
+
+
+async def read_cluster(store: MetadataStore, where: MetadataUri | str) -> tuple[Cluster, bytes | None]:
+    """As ``open_cluster``, without its check of the state root; the cluster and the record of its state root."""
     if isinstance(where, str) and not where.startswith("/"):
         where = parse_uri(where)
     root, wanted = (where, None) if isinstance(where, str) else (where.ledgers_root, where.layout)
@@ -137,8 +144,7 @@ async def open_cluster(store: MetadataStore, where: MetadataUri | str) -> Cluste
         )
     if not instance_id:
         raise NotAClusterError(f"the cluster at {root} has no INSTANCEID node to tell its bookies from others")
-    await check_state_root(store, root, state_root)
-    return Cluster(root, kind, instance_id.decode(errors="replace").strip())
+    return Cluster(root, kind, instance_id.decode(errors="replace").strip()), state_root
 
 
 async def _kind_without_layout(store: MetadataStore, root: str, wanted: str | None) -> LayoutKind:

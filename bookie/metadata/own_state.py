@@ -54,6 +54,7 @@ SHARED_KINDS: Final = (
 """Kinds of state by which processes agree with each other. State of one of them is in use."""
 PRIVATE_KINDS: Final = ("doctor", "runs")
 """Kinds that commands write which change nothing else: an audit by way of trial, and the clock of ``bkheal doctor``."""
+KINDS: Final = (*SHARED_KINDS, *PRIVATE_KINDS)
 _SHOWN_MAX: Final = 80
 _RECORD: Final = "bkheal"
 
@@ -63,8 +64,12 @@ class StateRootError(PermanentError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
-    state_root: str
+class StateRecord:
+    """Where the state of a cluster is."""
+
+    state_root: str = DEFAULT_STATE_ROOT
+    moving_from: str = ""
+    """The root that the state comes from, while it is being moved (R98); no process may work then."""
 
 
 def own_path(kind: str, ledgers_root: str) -> str:
@@ -110,28 +115,53 @@ async def check_state_root(store: MetadataStore, ledgers_root: str, record: byte
     if root != DEFAULT_STATE_ROOT and (why := await _used_by_default(store, ledgers_root)):
         raise StateRootError(
             f"bkheal's state about the cluster at {ledgers_root} is below {DEFAULT_STATE_ROOT} ({why}), and this "
-            f"process was given --state-root {root}. Use {DEFAULT_STATE_ROOT}; or stop every process of bkheal, and "
-            f"move or delete that state first"
+            f"process was given --state-root {root}. Use {DEFAULT_STATE_ROOT}; or stop every process of bkheal and "
+            f"move that state: `bkheal --state-root {DEFAULT_STATE_ROOT} cluster move-state {root}`"
         )
 
 
 def refusal(state_root: str, ledgers_root: str, record: bytes | None) -> str:
     """Why a process with ``state_root`` may not work with this cluster, as far as its record shows. Pure."""
-    if f"{state_root}/".startswith(f"{ledgers_root}/") or f"{ledgers_root}/".startswith(f"{state_root}/"):
+    if overlaps(state_root, ledgers_root):
         return f"the state root {state_root} and the ledgers root {ledgers_root} must not contain each other"
     if record is None:
         return ""
-    path = record_path(ledgers_root)
     try:
-        recorded = decode_record(record, _Record).state_root
-    except UnreadableRecordError:
-        return f"{path} does not show where bkheal's state is: {record[:_SHOWN_MAX]!r}"
-    if recorded == state_root:
+        recorded = decode_state_record(ledgers_root, record)
+    except StateRootError as error:
+        return str(error)
+    path, used = record_path(ledgers_root), recorded.state_root
+    if recorded.moving_from:
+        return (
+            f"bkheal's state about the cluster at {ledgers_root} is being moved from {recorded.moving_from} to {used}, "
+            f"as {path} shows. Finish that: `bkheal --state-root {recorded.moving_from} cluster move-state {used}`"
+        )
+    if used == state_root:
         return ""
     return (
-        f"bkheal's state about the cluster at {ledgers_root} is below {recorded}, as {path} shows, and this process "
-        f"uses {state_root}. Give all processes --state-root {recorded} (BKHEAL_STATE_ROOT)"
+        f"bkheal's state about the cluster at {ledgers_root} is below {used}, as {path} shows, and this process "
+        f"uses {state_root}. Give all processes --state-root {used} (BKHEAL_STATE_ROOT)"
     )
+
+
+def overlaps(path: str, other: str) -> bool:
+    """Whether one of two paths contains the other, or they are the same."""
+    return f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/")
+
+
+def decode_state_record(ledgers_root: str, data: bytes | None) -> StateRecord:
+    """What the record of the cluster says; None stands for the default root.
+
+    Raises:
+        StateRootError: it cannot be read.
+    """
+    if data is None:
+        return StateRecord()
+    try:
+        return decode_record(data, StateRecord, required=("state_root",))
+    except UnreadableRecordError:
+        path = record_path(ledgers_root)
+        raise StateRootError(f"{path} does not show where bkheal's state is: {data[:_SHOWN_MAX]!r}") from None
 
 
 async def claim_state_root(store: MetadataStore, ledgers_root: str) -> None:
@@ -149,7 +179,7 @@ async def claim_state_root(store: MetadataStore, ledgers_root: str) -> None:
     path = record_path(ledgers_root)
     if await store.stat(path) is None:
         with contextlib.suppress(NodeExistsError, WriteOutcomeUnknownError):  # it is read below
-            await create_with_parents(store, path, encode_record(_Record(root)), ledgers_root)
+            await create_with_parents(store, path, encode_record(StateRecord(root)), ledgers_root)
     node = await reread(store, path)
     if node is None:
         raise WriteOutcomeUnknownError(f"{path} was deleted while it was written")

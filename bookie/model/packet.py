@@ -102,6 +102,18 @@ def packet_ids(packet: bytes) -> tuple[LedgerId, EntryId]:
     return LedgerId(ledger), EntryId(entry)
 
 
+def header_of(packet: bytes) -> tuple[EntryId, int]:
+    """Return the last add confirmed and the ledger's length in the header of a stored entry, unverified.
+
+    Raises:
+        DamagedEntry: shorter than a header.
+    """
+    if len(packet) < HEADER_SIZE:
+        raise DamagedEntry(f"entry of {len(packet)} bytes, shorter than its header")
+    _, _, last_add_confirmed, length = _HEADER.unpack_from(packet)
+    return EntryId(last_add_confirmed), length
+
+
 def pack_lac(digest: Digest, ledger_id: LedgerId, last_add_confirmed: int) -> bytes:
     """Return an explicit-LAC packet: two ids and a digest over them."""
     ids = _IDS.pack(ledger_id, last_add_confirmed)

@@ -92,6 +92,10 @@ class RunRecord:
     done: int = 0
     total: int = 0
     """Total units of the phase, 0 if unknown."""
+    phase_began_ms: int = 0
+    """When the first progress of the phase was recorded; 0 in records of earlier releases, and before any progress."""
+    phase_began_done: int = 0
+    """``done`` at that time."""
     started_ms: int = 0
     updated_ms: int = 0
     finished_ms: int = 0
@@ -119,9 +123,17 @@ class RunRecord:
     @property
     def eta_ms(self) -> int | None:
         """The estimated end of the present phase at the present rate; None if unknown."""
-        if self.state.is_final or not self.total or not self.done or self.updated_ms <= self.started_ms:
+        passed_ms = self.updated_ms - (self.phase_began_ms or self.started_ms)
+        gained = self.done - self.phase_began_done
+        if self.state.is_final or not self.total or gained <= 0 or passed_ms <= 0:
             return None
-        return self.started_ms + (self.updated_ms - self.started_ms) * self.total // self.done
+        return self.updated_ms + passed_ms * (self.total - self.done) // gained
+
+    def with_progress(self, phase: str, done: int, total: int, now_ms: int) -> RunRecord:
+        """The record with this progress; the rate is measured anew from the beginning of a phase. Pure."""
+        is_same = phase == self.phase and self.phase_began_ms and done >= self.done
+        began_ms, began_done = (self.phase_began_ms, self.phase_began_done) if is_same else (now_ms, done)
+        return replace(self, phase=phase, done=done, total=total, phase_began_ms=began_ms, phase_began_done=began_done)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values with snake_case names and RFC 3339 times, as ``/api/v1/runs`` returns them."""

@@ -40,7 +40,7 @@ from bookie.server.apache.listener import ApacheListener
 from bookie.server.copying import Copying
 from bookie.server.grpc.server import GrpcServer
 from bookie.server.joining.admission import Admission, Place, admit
-from bookie.server.joining.directories import CURRENT, Role
+from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, Role
 from bookie.server.joining.limbo import finish_start
 from bookie.server.measured import MeasuredService, TimedDisk
 from bookie.server.metrics import COLLECTED, COLLECTION_HELD, LEDGERS, REGISTERED, WRITABLE, Sampler, bookie_metrics
@@ -60,7 +60,6 @@ from bookie.wire.grpc_transport import GrpcTransport
 _log = logging.getLogger(__name__)
 
 _UNREGISTER_DEADLINE_S: Final = 5.0
-_INDEX_DIRECTORY: Final = "index"
 
 
 async def run_bookie(settings: BookieSettings, config: ConfigSource | None = None) -> int:
@@ -380,7 +379,7 @@ async def _disk(directory: Path, stack: AsyncExitStack) -> FileDisk:
 async def _storage(
     settings: BookieSettings, journal: Disk, ledgers: FileDisk, clock: Clock, stack: AsyncExitStack
 ) -> LedgerStorage:
-    index = await RocksIndex.open(settings.ledger_dir / CURRENT / _INDEX_DIRECTORY)
+    index = await RocksIndex.open(settings.ledger_dir / CURRENT / INDEX_DIRECTORY)
     stack.push_async_callback(index.close)
     storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), clock)
     stack.push_async_callback(storage.close)

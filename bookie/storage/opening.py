@@ -75,7 +75,7 @@ async def open_parts(
     replay = JournalReplay(journal_disk, mark.sequence)
     may_hold_bytes = settings.cache_bytes_max
     async for batch in replay.batches(slots.mark):
-        await _apply(batch, caches, states)
+        await apply_records(batch, caches, states)
         if caches.active.size >= may_hold_bytes:
             has_room = await _checkpoint(checkpointer, lambda: replay.reached)
             may_hold_bytes = settings.cache_bytes_max if has_room else _grown(caches.active.size, settings)
@@ -139,7 +139,12 @@ def _grown(size_bytes: int, settings: StorageSettings) -> int:
     return size_bytes + settings.cache_bytes_max
 
 
-async def _apply(records: Sequence[Record], caches: Caches, states: LedgerStates) -> None:
+async def apply_records(records: Sequence[Record], caches: Caches, states: LedgerStates) -> None:
+    """Put the records of one journal batch in the cache and the states.
+
+    Raises:
+        DiskError: the index cannot be read.
+    """
     for record in records:
         ledger_id = LedgerId(record.ledger_id)
         async with states.using(ledger_id) as state:

@@ -11,12 +11,13 @@ store is read and verified once, and sent to all of them. Each target has its ow
 refuses, or whose entries cannot be read, gets no more, and the others go on (``receiver``).
 
 Chunks may arrive in any order, because an add replaces an entry with the same id. A copy therefore runs in a few lanes.
-Each lane takes the next chunk, checks that the copy may continue, reads the chunk, and sends it, so that reading and
-storing overlap, and several sources are read at the same time. So one position is copied in ranges side by side, and
-installed by one write of the metadata. ``Places`` bounds the chunks on their way to one bookie. ``ByteBudget`` bounds
-the memory: a lane holds the largest possible answer before it asks, and the true size from the answer until the last
-target has acknowledged it (R43). A pause before entries are asked for again holds neither. ``Pace`` bounds the bytes
-and requests per second; every attempt at every target counts.
+Each lane takes the next chunk, reads it, and sends it, so that reading and storing overlap, and several sources are
+read at the same time. So one position is copied in ranges side by side, and installed by one write of the metadata. A
+lane asks whether the copy may continue before it reads and before it sends, after each wait that may be long: for a
+place, for memory, for holders that do not answer, and for the rate (S7, R94). ``Places`` bounds the chunks on their
+way to one bookie. ``ByteBudget`` bounds the memory: a lane holds the largest possible answer before it asks, and the
+true size from the answer until the last target has acknowledged it (R43). A pause before entries are asked for again
+holds neither. ``Pace`` bounds the bytes and requests per second; every attempt at every target counts.
 
 A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so a hopeless position is
 not copied again and again (R38). After a crash or an early stop, the target has entries that no metadata names. They
@@ -71,7 +72,7 @@ _SOURCE_PAUSES_S: Final = (0.5, 2.0)
 """Pauses before entries are asked for again whose holders did not answer."""
 
 MayContinue = Callable[[], Awaitable[bool]]
-"""Asked before each chunk: False stops the copy (disabled, session over, stopping)."""
+"""Asked before each read and each send: False stops the copy (disabled, session over, stopping)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,20 +337,20 @@ class _CopyRun:
         budget = self._copier.budget
         receivers = receivers_of(asked)
         targets = [each.bookie for each in receivers]
-        async with self._copier.places.hold(targets, self._rank) as places:
+        async with (
+            self._copier.places.hold(targets, self._rank) as places,
+            budget.hold(self._source.answer_bytes_max(len(asked)), self._rank) as share,
+        ):
             if not await self._goes_on():
                 return None
-            async with budget.hold(self._source.answer_bytes_max(len(asked)), self._rank) as share:
-                if self._is_over():
-                    return None
-                fetched = await self._source.fetch(self._orders(asked, targets, turn))
-                budget.reduce(share, fetched.size_bytes)
-                self._suspects.update(fetched.silent)
-                self._note_corrupt(fetched.corrupt)
-                self._give_up([entry for entry in fetched.unreadable if entry.is_final], fetched.unreadable, asked)
-                if self._is_over():
-                    return None
-                stored = await self._send(fetched.packets, asked, receivers, places)
+            fetched = await self._source.fetch(self._orders(asked, targets, turn))
+            budget.reduce(share, fetched.size_bytes)
+            self._suspects.update(fetched.silent)
+            self._note_corrupt(fetched.corrupt)
+            self._give_up([entry for entry in fetched.unreadable if entry.is_final], fetched.unreadable, asked)
+            if self._is_over() or not await self._goes_on():
+                return None
+            stored = await self._send(fetched.packets, asked, receivers, places)
         for receiver in stored:
             await self._note_stored(receiver, fetched, waiting, turn)
         return None if self._is_over() else fetched

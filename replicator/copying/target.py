@@ -30,6 +30,8 @@ PULL_TIMEOUT_S: Final = 20.0
 """For a copy that the target makes by itself: an add, and 5 s in which it waits for memory and for its source."""
 BUSY_S_MAX: Final = 60.0
 """How long a target may be busy without accepting anything. Another target would get the whole position again."""
+LONG_S: Final = 1.0
+"""A longer wait for the rate is long: the copy may have to end meanwhile."""
 _BROKEN_ATTEMPTS_MAX: Final = 3
 """Adds to a target that does not answer: enough to ride out a broken connection, not a dead bookie."""
 _BROKEN: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE})
@@ -37,6 +39,7 @@ _BACKOFF_S: Final = 0.1
 _BACKOFF_S_MAX: Final = 2.0
 _BUSY_PAUSE_S_MAX: Final = 5.0
 """Longest pause before a busy target is asked again."""
+_NOT_SENT: Final = "not sent: the copy must end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,8 @@ class Target:
     ) -> None:
         """Prepare a target; other disks under its name than those of ``incarnation`` refuse (R30).
 
-        A busy target is not waited for any longer once ``goes_on`` returns False.
+        Once ``goes_on`` returns False, a busy target is not waited for any longer, and nothing is sent that has waited
+        for the rate for longer than ``LONG_S`` (R94).
         """
         self._rank = rank
         self._goes_on = goes_on
@@ -134,9 +138,19 @@ class Target:
                     return reply
         raise AssertionError("unreachable: counting has no end")
 
+    async def _pass(self, source: BookieId, size_bytes: int) -> None:
+        await self._pace.before_read(source, size_bytes, self._rank)
+        await self._pace.before_add(self._bookie, size_bytes, self._rank)
+
+    async def _may_send(self, wait: Awaitable[None]) -> bool:
+        """Wait for the rate, and ask again whether the copy goes on if that took long."""
+        begun_s = self._clock.monotonic_s()
+        await wait
+        return self._clock.monotonic_s() - begun_s <= LONG_S or await self._goes_on()
+
     async def _offer_copy(self, copy: Copy, expected_bytes: int) -> CopyReply:
-        await self._pace.before_read(copy.source, expected_bytes, self._rank)
-        await self._pace.before_add(self._bookie, expected_bytes, self._rank)
+        if not await self._may_send(self._pass(copy.source, expected_bytes)):
+            return CopyReply(Status.TOO_MANY_REQUESTS, detail=_NOT_SENT)
         sent_s = self._clock.monotonic_s()
         reply = await self._transport.ask(self._bookie, copy, PULL_TIMEOUT_S)
         seconds = self._clock.monotonic_s() - sent_s
@@ -148,7 +162,9 @@ class Target:
     async def _offer(self, batch: AddBatch, size_bytes: int) -> AddReply:
         """Send a batch, and again if the connection broke."""
         for attempt in itertools.count(1):
-            await self._pace.before_add(self._bookie, size_bytes, self._rank)  # each attempt is traffic
+            wait = self._pace.before_add(self._bookie, size_bytes, self._rank)  # each attempt is traffic
+            if not await self._may_send(wait):
+                return AddReply(Status.TOO_MANY_REQUESTS, _NOT_SENT)
             sent_s = self._clock.monotonic_s()
             with self._pace.loads.add(self._bookie):
                 reply = await self._transport.add(self._bookie, batch, ADD_TIMEOUT_S)

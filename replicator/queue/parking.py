@@ -2,9 +2,12 @@
 
 A parked task is worth another try when the planner, a pure function, would now do something else than block: that
 covers new bookies, members that came back, and metadata that changed. Unreadable entries and recoveries that are not
-possible are no matter of planning, so there a bookie must have come that was not there before. In either case the same
-process does not try the same state twice, except after half an hour: a disk may have been mended, or the tail of an
-open ledger been written, without any trace in the store.
+possible are no matter of planning, so there a bookie must have come that was not there before. One that takes no copies
+counts as well, because it may have the entries (R93). In either case the same process does not try the same state
+twice, except after half an hour: a disk may have been mended, or the tail of an open ledger been written, without any
+trace in the store.
+
+R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ def would_act(
     if parked.reason is ParkReason.NEEDS_RECOVERY and bookies.registered - parked.bookies_seen:
         return True
     if parked.reason is ParkReason.UNREADABLE_ENTRIES:
-        return plan.is_nothing_missing or bool(bookies.writable - parked.bookies_seen)
+        return plan.is_nothing_missing or bool(bookies.registered - parked.bookies_seen)
     return plan.is_nothing_missing or bool(plan.steps)
 
 
@@ -98,6 +101,8 @@ def would_move(task: Task, ledger: Versioned, bookies: Bookies, parked: ParkedTa
         return not (bookies.registered ^ parked.bookies_seen).isdisjoint(ledger.metadata.members())
     if parked.reason is ParkReason.INTERNAL_ERROR:
         return False
+    if parked.reason is ParkReason.UNREADABLE_ENTRIES:
+        return bool(bookies.registered - parked.bookies_seen)
     return bool(bookies.writable - parked.bookies_seen)
 
 

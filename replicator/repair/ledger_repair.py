@@ -105,8 +105,8 @@ _WORST_FIRST: Final = (
 )
 
 
-_ANY_BOOKIE_HELPS: Final = (ParkReason.NEEDS_RECOVERY, ParkReason.SILENT_BOOKIES)
-"""What a bookie may end that is registered, writable or not."""
+_ANY_BOOKIE_HELPS: Final = (ParkReason.NEEDS_RECOVERY, ParkReason.SILENT_BOOKIES, ParkReason.UNREADABLE_ENTRIES)
+"""What a bookie may end that is registered, writable or not (R93)."""
 _EVIDENCE_MAX: Final = 2_000
 """Characters of a traceback that are kept."""
 _WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER, ParkReason.MISPLACED)
@@ -171,7 +171,10 @@ class LedgerRepair:
     async def run(self) -> TaskResult:
         """Work on the task until its turn ends. The result contains the answers of the store and the bookies."""
         try:
-            return await self._rounds()
+            result = await self._rounds()
+            if result.ending is Ending.MARKED_AGAIN:  # else the next look at the record starts its pause again (R95)
+                await self._forget_failures()
+            return result
         except InvariantError as error:  # this ledger alone is set aside: a restart would only meet it again
             _log.critical("repair broke one of our rules", extra={"ledger_id": self._task.ledger_id}, exc_info=error)
             return await self._set_aside(error)

@@ -67,6 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
         SessionSettings(master=arguments.master),
         user_name(),
         arguments.wait,
+        arguments.scheduled,
     )
     result = run_one_shot(shot, None if arguments.quiet else _reporter())
     _print(result, arguments.output)
@@ -131,6 +132,11 @@ def _parser() -> argparse.ArgumentParser:
         default=0.0,
         metavar="SECONDS",
         help="wait for the end of a run of this kind that is under way, instead of exit code 75",
+    )
+    parser.add_argument(
+        "--scheduled",
+        action="store_true",
+        help="a schedule starts this run: do not record the start among the changes by operators",
     )
     parser.add_argument("--snapshot", type=Path, metavar="FILE", help=SNAPSHOT_HELP)
     add_options(parser, AuditSettings)

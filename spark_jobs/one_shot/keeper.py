@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import threading
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from typing import Final
 
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.own_state import claim_state_root
+from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.runs.records import RunLockedError, Runs, lane_of
 from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.metadata.tasks.changes import Changes
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
-from bookie.model.run import RunRecord, RunState
+from bookie.model.run import RunCause, RunRecord, RunState
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.runs.gate import RunGate, Stop
-from spark_jobs.runs.life_cycle import RunLifeCycle, RunOutcome
+from spark_jobs.runs.life_cycle import RunLifeCycle, RunOutcome, described
 from spark_jobs.runs.port import Phase, Progress, ProgressEvent
 from spark_jobs.settings import AuditSettings
 
@@ -37,13 +40,39 @@ _END_LOOK_S: Final = 0.1
 _END_DEADLINE_S: Final = 30.0
 
 
+def chosen_options(settings: AuditSettings) -> dict[str, bool | int | float]:
+    """The switches and numbers that differ from their defaults, by name. Pure."""
+    names = (each.name for each in fields(settings) if each.name != "is_dry_run" and each.default is not MISSING)
+    values = {name: getattr(settings, name) for name in names}
+    defaults = {each.name: each.default for each in fields(settings)}
+    chosen = {name: value for name, value in values.items() if value != defaults[name]}
+    return {name: value for name, value in chosen.items() if isinstance(value, bool | int | float)}
+
+
 class RunKeeper:
     """One run. ``begin``, then ``end`` in any case; from the run's thread."""
 
     def __init__(
-        self, settings: AuditSettings, record: RunRecord, gate: RunGate, clock: Clock, progress: Progress | None = None
+        self,
+        settings: AuditSettings,
+        record: RunRecord,
+        gate: RunGate,
+        clock: Clock,
+        progress: Progress | None = None,
+        *,
+        is_change: bool = True,
     ) -> None:
-        """Nothing is taken yet; ``progress`` is called if the run has to wait."""
+        """Nothing is taken yet.
+
+        Args:
+            settings: of the run.
+            record: of the run.
+            gate: of the run.
+            clock: for times and pauses.
+            progress: called if the run has to wait.
+            is_change: whether to record a start by a person as a change (decision 69).
+        """
+        self._is_change = is_change
         self._settings = settings
         self._record = record
         self._gate = gate
@@ -107,17 +136,21 @@ class RunKeeper:
                 await claim_state_root(store, root)
             runs = Runs(store, root)
             life = RunLifeCycle(runs, self._record, self._gate, self._clock)
-            await self._begin(runs, life)
+            await self._begin(runs, life, Changes(store, root, self._clock))
             await self._ended(life)
             await self._prune(runs)
         finally:
             await store.close()
 
-    async def _begin(self, runs: Runs, life: RunLifeCycle) -> None:
+    async def _begin(self, runs: Runs, life: RunLifeCycle, changes: Changes) -> None:
         deadline_s = self._clock.monotonic_s() + self._wait_s
+        is_announced = not (self._is_change and self._record.cause is RunCause.COMMAND)
         while True:
             self._gate.pass_through()
             try:
+                if not is_announced and await runs.holder(lane_of(self._record)) is None:
+                    await self._announce(changes)
+                    is_announced = True
                 await life.begin()
                 break
             except RunLockedError:
@@ -135,6 +168,18 @@ class RunKeeper:
         self._life = life
         await runs.abandon_orphans(self._clock.epoch_ms())
         self._begun.set_result(None)
+
+    async def _announce(self, changes: Changes) -> None:
+        """Record that a person starts a run, before it begins. The lock decides in the end.
+
+        Raises:
+            StoreUnavailableError: it cannot be recorded, so it must not begin.
+        """
+        by = f"{self._record.owner}@{socket.gethostname()}"
+        try:
+            await changes.record(by, "command", "run start", described(self._record, chosen_options(self._settings)))
+        except WriteOutcomeUnknownError as error:
+            raise StoreUnavailableError(f"the run was not started: {error}") from error
 
     async def _ended(self, life: RunLifeCycle) -> None:
         """Keep the record until the run has ended, then write its end."""

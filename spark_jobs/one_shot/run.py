@@ -60,6 +60,10 @@ class OneShot:
     """Who asked."""
     wait_s: float = 0.0
     """How long to wait for a run of this kind that is under way."""
+    is_scheduled: bool = False
+    """Whether a schedule started it: then the start is no change by an operator, and is not recorded as one."""
+    is_shadow: bool = False
+    """Whether it belongs to shadow mode, which changes nothing but the records of runs."""
 
 
 def run_one_shot(
@@ -87,14 +91,14 @@ def run_one_shot(
     record = RunRecord(
         run_id,
         shot.kind,
-        RunCause.COMMAND,
+        RunCause.SCHEDULE if shot.is_scheduled else RunCause.COMMAND,
         shot.owner,
         f"{socket.gethostname()}:{os.getpid()}",
         RunState.RUNNING,
         shot.settings.is_dry_run,
         started_ms=now_ms,
     )
-    keeper = RunKeeper(shot.settings, record, gate, clock, progress)
+    keeper = RunKeeper(shot.settings, record, gate, clock, progress, is_change=not shot.is_shadow)
 
     def on_progress(event: ProgressEvent) -> None:
         keeper.on_progress(event)

@@ -15,6 +15,7 @@ INDEX: Final = "index.html"
 FINDINGS: Final = "findings.parquet"
 BOOKIES: Final = "bookies.parquet"
 RUNS: Final = "runs.parquet"
+TASKS: Final = "tasks.parquet"
 SHADOW: Final = "shadow.parquet"
 HISTORY: Final = "history"
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")

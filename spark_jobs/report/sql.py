@@ -22,13 +22,13 @@ from bookie.model.errors import PermanentError
 from bookie.model.run import RunKind
 from spark_jobs.report.files import ReportDirError
 from spark_jobs.report.sql_text import sql_list
-from spark_jobs.report.table_files import check_version, findings_without_table, is_parquet, table_files
+from spark_jobs.report.table_files import check_version, findings_of, is_parquet, table_files
 from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, TABLES, TableSchema
 
 _THREADS_MAX: Final = 4
 MEMORY: Final = "1GiB"
 _INTERRUPT_S: Final = 0.5
-_ATTEMPTS_MAX: Final = 3
+_ATTEMPTS_MAX: Final = 5
 """At files that are replaced between the listing and the reading."""
 _NO_TABLE: Final = re.compile(r"Table with name (.+?) does not exist")
 
@@ -72,15 +72,33 @@ def ask(
         NewerTablesError: a newer release wrote the tables.
         ReportDirError: the tables cannot be read.
     """
-    for attempt in range(_ATTEMPTS_MAX):
+    for _ in range(_ATTEMPTS_MAX):
         check_version(report_dir)
-        try:
-            with _opened(report_dir) as (connection, left_out):
-                return _answer(connection, left_out, question, limit, timeout_s, values)
-        except (duckdb.IOException, FileNotFoundError) as error:
-            if attempt == _ATTEMPTS_MAX - 1:
-                raise ReportDirError(f"the tables in {report_dir} cannot be read: {error}") from error
-    raise AssertionError("unreachable: the last attempt returns or raises")
+        with contextlib.suppress(_ReplacedError):
+            return _attempt(report_dir, question, limit, timeout_s, values)
+    raise ReportDirError(f"the tables in {report_dir} change all the time; try again")
+
+
+class _ReplacedError(Exception):
+    """A file was replaced between the listing and the reading."""
+
+
+def _attempt(
+    report_dir: Path, question: str, limit: int, timeout_s: float, values: Mapping[str, object] | None
+) -> Answer:
+    files: list[str] = []
+    try:
+        with _opened(report_dir, files) as (connection, left_out):
+            return _answer(connection, left_out, question, limit, timeout_s, values)
+    except FileNotFoundError as error:
+        raise _ReplacedError from error
+    except (duckdb.IOException, QueryRefusedError) as error:
+        # DuckDB reports a file that is gone in several ways, depending on the step.
+        if not all(map(os.path.exists, files)):
+            raise _ReplacedError from error
+        if isinstance(error, QueryRefusedError):
+            raise
+        raise ReportDirError(f"the tables in {report_dir} cannot be read: {error}") from error
 
 
 def _answer(
@@ -145,9 +163,12 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _opened(report_dir: Path) -> Iterator[tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]]:
-    """A database in memory that has the tables as views, and can read their files and nothing else."""
-    report_dir = report_dir.absolute()
+def _opened(report_dir: Path, readable: list[str]) -> Iterator[tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]]:
+    """A database in memory that has the tables as views, and can read their files and nothing else.
+
+    The files are added to ``readable``. With the database come the files that are damaged.
+    """
+    report_dir = report_dir.resolve()
     if set("*?[]") & set(str(report_dir)):
         raise ReportDirError(
             f"the path {report_dir} has one of the characters * ? [ ], which DuckDB reads as a pattern"
@@ -163,7 +184,6 @@ def _opened(report_dir: Path) -> Iterator[tuple[duckdb.DuckDBPyConnection, tuple
     left_out: list[str] = []
     with duckdb.connect(":memory:", config=config) as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        readable: list[str] = []
         for table in TABLES.values():
             statement, files = _view(connection, report_dir, table, left_out)
             connection.execute(statement)
@@ -219,11 +239,8 @@ _EXPRESSIONS: Final = {
 
 def _findings_of_earlier_releases(connection: duckdb.DuckDBPyConnection, report_dir: Path) -> list[Path]:
     """Findings of runs that are in no table, from the directories of the runs."""
-    kept = findings_without_table(report_dir)
-    if not kept:
-        return []
-    earlier = {row[0] for row in connection.execute("SELECT run_id FROM runs WHERE tables_version IS NULL").fetchall()}
-    return [path for run_id, paths in kept.items() if run_id in earlier for path in paths]
+    earlier = connection.execute("SELECT run_id FROM runs WHERE tables_version IS NULL ORDER BY run_id").fetchall()
+    return [path for (run_id,) in earlier for path in findings_of(report_dir, run_id)]
 
 
 def _sound(paths: Sequence[Path], left_out: list[str]) -> list[str]:

@@ -157,16 +157,12 @@ def write_journal(directory: Path, journal: Journal) -> None:
     write_file(directory / JOURNAL, json.dumps(document).encode() + b"\n")
 
 
-def findings_without_table(report_dir: Path) -> dict[str, tuple[Path, ...]]:
-    """By run, the files of findings in the directories of finished runs; those of earlier releases are there alone."""
-    found: dict[str, tuple[Path, ...]] = {}
-    for name in sorted(_children(report_dir)):
-        directory = report_dir / name
-        if is_run_id(name) and (directory / SUMMARY).is_file():
-            parts = sorted(each for each in _children(directory / FINDINGS) if _is_table(each))
-            if parts:
-                found[name] = tuple(directory / FINDINGS / part for part in parts)
-    return found
+def findings_of(report_dir: Path, run_id: str) -> list[Path]:
+    """The files of findings in the directory of a finished run; those of earlier releases are there alone."""
+    directory = report_dir / run_id
+    if not is_run_id(run_id) or not (directory / SUMMARY).is_file():
+        return []
+    return [directory / FINDINGS / name for name in sorted(_children(directory / FINDINGS)) if _is_table(name)]
 
 
 def check_version(report_dir: Path) -> None:
@@ -196,8 +192,12 @@ def check_version(report_dir: Path) -> None:
         )
 
 
-def write_version(report_dir: Path) -> None:
-    """Record the version of the tables.
+def write_version(report_dir: Path, writer: str) -> None:
+    """Record the version of the tables, unless it is recorded.
+
+    Args:
+        report_dir: of all runs.
+        writer: a name that no other process uses, such as the id of its run.
 
     Raises:
         OSError: it cannot be written.
@@ -205,7 +205,7 @@ def write_version(report_dir: Path) -> None:
     path = report_dir / HISTORY / SCHEMA_FILE
     if not path.exists():
         document = {"apiVersion": _API_VERSION, "kind": _KIND, "version": SCHEMA_VERSION}
-        write_file(path, json.dumps(document).encode() + b"\n")
+        write_file(path, json.dumps(document).encode() + b"\n", temporary=path.with_name(f".{path.name}.{writer}.tmp"))
 
 
 def is_parquet(path: Path) -> bool:

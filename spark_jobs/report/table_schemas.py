@@ -134,6 +134,18 @@ FINDINGS: Final = TableSchema(
     ),
 )
 
+TASKS: Final = TableSchema(
+    "tasks",
+    "a ledger that a run marked for repair",
+    (
+        _RUN_ID,
+        _DAY,
+        Column("marked_at", "TIMESTAMP", "when the metadata store confirmed the mark, UTC"),
+        Column("ledger_id", "BIGINT", "the ledger"),
+        Column("missing", "VARCHAR[]", "the bookies that the mark names; empty: a better placement is requested"),
+    ),
+)
+
 UNHEALTHY: Final = TableSchema(
     "ledgers_unhealthy_since",
     "a ledger that is unhealthy now",
@@ -162,5 +174,5 @@ UNHEALTHY: Final = TableSchema(
     is_by_run=False,
 )
 
-TABLES: Final = {table.name: table for table in (RUNS, FINDINGS, BOOKIES, UNHEALTHY)}
+TABLES: Final = {table.name: table for table in (RUNS, FINDINGS, BOOKIES, TASKS, UNHEALTHY)}
 """Every table, by name."""

@@ -49,7 +49,6 @@ FILES_MAX: Final = 32
 """Files of today or yesterday; more become one. An older day is one file."""
 LARGE_BYTES: Final = 32 << 20
 """A file of this size stays as it is: little is won, and a link to the run's own file would become a copy."""
-_LARGE_TABLE: Final = "findings"
 
 
 def tidy(report_dir: Path, now_ms: int, kept: Kept) -> bool:
@@ -84,15 +83,13 @@ def days_to_drop(held: Sequence[str], today: str, days_max: int | None) -> list[
     return [day for day in held if day < first_kept]
 
 
-def days_too_large(sizes: Sequence[tuple[str, int]], bytes_max: int | None) -> list[str]:
+def days_too_large(sizes: Sequence[tuple[str, int]], bytes_max: int) -> list[str]:
     """The oldest days above a size, never the newest. Pure.
 
     Args:
         sizes: days with their bytes, the oldest first.
-        bytes_max: of all that stay; None: any.
+        bytes_max: of all that stay.
     """
-    if bytes_max is None:
-        return []
     total, dropped = sum(size for _, size in sizes), []
     for day, size in sizes[:-1]:
         if total <= bytes_max:
@@ -114,9 +111,9 @@ def _tidy(report_dir: Path, today: str, kept: Kept) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         held = days(report_dir, table)
         dropped = days_to_drop(held, today, kept.days_max)
-        if table == _LARGE_TABLE:
+        if kept.table_bytes_max is not None:
             left = [day for day in held if day not in dropped]
-            dropped += days_too_large([(day, _size(report_dir, table, day)) for day in left], kept.findings_bytes_max)
+            dropped += days_too_large([(day, _size(report_dir, table, day)) for day in left], kept.table_bytes_max)
         for day in dropped:
             _drop(report_dir, table, day)
         for day in held:

@@ -15,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_jobs.report.files import FINDINGS, HISTORY, ReportDirError, write_file
+from spark_jobs.report.files import FINDINGS, HISTORY, TASKS, ReportDirError, write_file
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.table_files import NewerTablesError, check_version, day_dir, day_of, write_version
 from spark_jobs.report.table_merging import merge
@@ -29,7 +29,7 @@ MERGED_BYTES_MAX: Final = 32 << 20
 
 
 def add_run(report_dir: Path, summary: RunSummary) -> None:
-    """Add a run: its findings, its bookies, and last the run.
+    """Add a run: its findings, its marks, its bookies, and last the run.
 
     If a newer release wrote the tables, or their version is unknown, they stay as they are. That is logged; the report
     of the run does not depend on them.
@@ -44,10 +44,13 @@ def add_run(report_dir: Path, summary: RunSummary) -> None:
     except (NewerTablesError, ReportDirError) as error:
         _log.warning("the run is not added to the tables", extra={"run_id": summary.run_id, "reason": str(error)})
         return
-    write_version(report_dir)
+    write_version(report_dir, summary.run_id)
     day = day_of(summary.finished_ms)
     findings = _add_findings(report_dir, summary.run_id, day)
     continue_state(report_dir, summary, findings)
+    tasks = report_dir / summary.run_id / TASKS
+    if tasks.is_file():
+        _link(tasks, _made(report_dir, "tasks", day) / f"{summary.run_id}.parquet")
     for name, table in (("bookies", bookies_table(summary)), ("runs", runs_table(summary))):
         write_table(_made(report_dir, name, day) / f"{summary.run_id}.parquet", table)
 

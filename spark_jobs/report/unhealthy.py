@@ -31,6 +31,7 @@ from spark_jobs.report.table_schemas import UNHEALTHY
 _log = logging.getLogger(__name__)
 
 _MEMORY: Final = "512MiB"
+_ATTEMPTS_MAX: Final = 3
 _KINDS: Final = frozenset({RunKind.BOOKIES, RunKind.REPLICAS})
 _CURRENT: Final = f"""
     SELECT ledger_id, CAST(min(severity_rank) AS INTEGER) AS severity_rank,
@@ -70,8 +71,26 @@ def continue_state(report_dir: Path, summary: RunSummary, findings: Sequence[Pat
     directory.mkdir(parents=True, exist_ok=True)
     prefix = state_prefix(summary.kind, summary.cluster.instance_id)
     target = directory / f"{prefix}{summary.run_id}.parquet"
-    temporary, spill = directory / f".{target.name}.tmp", directory / f".{target.name}.spill"
-    before = [path for path in table_files(report_dir, UNHEALTHY.name).partitioned if path.name.startswith(prefix)]
+    temporary = directory / f".{target.name}.tmp"
+    for attempt in range(_ATTEMPTS_MAX):
+        files = table_files(report_dir, UNHEALTHY.name).partitioned
+        try:
+            before = [path for path in files if path.name.startswith(prefix) and is_parquet(path)]
+            _write(temporary, _state(summary, findings, before))
+        except (duckdb.Error, FileNotFoundError) as error:
+            # Another run may have replaced the state after it was listed.
+            temporary.unlink(missing_ok=True)
+            if attempt == _ATTEMPTS_MAX - 1:
+                reason = {"run_id": summary.run_id, "reason": str(error)}
+                _log.warning("since when ledgers are unhealthy is not recorded", extra=reason)
+        else:
+            temporary.replace(target)
+            return
+
+
+def _write(path: Path, question: str) -> None:
+    """Write an answer to a file; it is on the disk when this returns."""
+    spill = path.with_suffix(".spill")
     config: dict[str, str | bool | int | float | list[str]] = {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
@@ -81,20 +100,12 @@ def continue_state(report_dir: Path, summary: RunSummary, findings: Sequence[Pat
         "temp_directory": str(spill.absolute()),
     }
     try:
-        known = [path for path in before if is_parquet(path)]
         with duckdb.connect(":memory:", config=config) as connection:
             connection.execute("SET TimeZone = 'UTC'")
-            state = _state(summary, findings, known)
-            path = sql_text(str(temporary.absolute()))
-            connection.execute(f"COPY ({state}) TO {path} (FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)")
-        with temporary.open("rb+") as file:
+            target = sql_text(str(path.absolute()))
+            connection.execute(f"COPY ({question}) TO {target} (FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)")
+        with path.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.replace(target)
-    except duckdb.Error as error:
-        _log.warning(
-            "since when ledgers are unhealthy is unknown", extra={"run_id": summary.run_id, "reason": str(error)}
-        )
-        temporary.unlink(missing_ok=True)
     finally:
         shutil.rmtree(spill, ignore_errors=True)
 

@@ -206,7 +206,9 @@ class BookieRun:
         with self._context.tasks(Phase.PUBLISH, is_told=False):
             returned = ((marking, 0) for marking in losses.markings())
             due = limiter.admitted(chain(returned, due_only.of(report_sink.to_mark(judged.ledgers))))
-            published = publish(self._counted(due, total), self._cluster, gate=self._context.gate)
+            published = publish(
+                self._counted(due, total), self._cluster, gate=self._context.gate, note=self._context.note_marks
+            )
         published = replace(published, held_back=held_back(limiter, due_only))
         if published.outcome is PublishOutcome.PUBLISHED and not published.is_limited:
             self._withdraw(losses.returned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from bookie.model.run import RunKind
 from bookie.runtime.clock import Clock
 from spark_jobs.runs.cluster_view import ClusterView
 from spark_jobs.runs.port import Gate, Phase, Progress, ProgressEvent
+from spark_jobs.runs.publish import Marking
 from spark_jobs.runs.run_report import RunReport
 from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings
@@ -47,3 +49,7 @@ class RunContext:
         """
         self.gate.pass_through()
         self.progress(ProgressEvent(phase))
+
+    def note_marks(self, marks: Sequence[Marking]) -> None:
+        """Record marks that the metadata store confirmed, for the report."""
+        self.report.note_marks(marks, self.clock.epoch_ms())

@@ -40,6 +40,12 @@ _END_ATTEMPTS: Final = 3
 _RETRY_S: Final = 1.0
 
 
+def described(record: RunRecord, options: Mapping[str, Any]) -> str:
+    """What is started, for the record of changes. Pure."""
+    chosen = [f"{name}={value}" for name, value in sorted(options.items())]
+    return " ".join([record.run_id, record.kind.value, *(["dry run"] if record.is_dry_run else []), *chosen])
+
+
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
     """What a run came to."""
@@ -243,10 +249,13 @@ class RunLifeCycle:
 
     def _take_progress(self) -> None:
         if (event := self._event) is not None:
-            self._update(phase=event.phase.value, done=event.done, total=event.total or 0)
+            now_ms = self._clock.epoch_ms()
+            self._replace(self._record.with_progress(event.phase.value, event.done, event.total or 0, now_ms))
 
     def _update(self, **fields: Any) -> None:
-        record = replace(self._record, **fields)
+        self._replace(replace(self._record, **fields))
+
+    def _replace(self, record: RunRecord) -> None:
         if record != self._record:
             self._record = replace(record, updated_ms=self._clock.epoch_ms())
             if self._changed is not None:

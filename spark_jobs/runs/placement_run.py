@@ -149,7 +149,7 @@ class PlacementRun:
         with self._context.tasks(Phase.PUBLISH, is_told=False):
             ids = (LedgerId(row["ledger_id"]) for row in fixable.orderBy("ledger_id").toLocalIterator())
             due = self._limiter.admitted(((ledger_id, ()), 0) for ledger_id in ids)
-            published = publish(due, self._cluster, gate=self._context.gate)
+            published = publish(due, self._cluster, gate=self._context.gate, note=self._context.note_marks)
         return replace(published, held_back=held_back(self._limiter))
 
     def _counts(

@@ -8,7 +8,7 @@ operator is at work on the cluster (S7).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
@@ -57,14 +57,26 @@ class MarksLedgers(Protocol):
 
 
 def publish(
-    markings: Iterable[Marking], target: MarksLedgers, batch_size: int = BATCH, *, gate: Gate | None = None
+    markings: Iterable[Marking],
+    target: MarksLedgers,
+    batch_size: int = BATCH,
+    *,
+    gate: Gate | None = None,
+    note: Callable[[Sequence[Marking]], None] | None = None,
 ) -> PublishResult:
     """Publish ``markings`` in their order, in bounded batches, until all are done or auto-recovery gets disabled.
 
     If the store stops answering, the result is ``INTERRUPTED``: marking is idempotent, and the next run repeats it.
 
+    Args:
+        markings: ledgers with their missing bookies.
+        target: receives the batches.
+        batch_size: ledgers.
+        gate: passed before each batch.
+        note: receives each batch that was marked; None: nothing does.
+
     Raises:
-        RunStoppedError: from ``gate``, which is passed before each batch.
+        RunStoppedError: from ``gate``.
     """
     gate = gate or OpenGate()
     ledgers = changed = 0
@@ -81,4 +93,6 @@ def publish(
             return PublishResult(PublishOutcome.DISABLED, ledgers, changed)
         ledgers += len(batch)
         changed += marked
+        if note is not None:
+            note(batch)
     return PublishResult(PublishOutcome.PUBLISHED if ledgers else PublishOutcome.NOTHING_TO_PUBLISH, ledgers, changed)

@@ -185,7 +185,7 @@ class ReplicaRun:
         with self._context.tasks(Phase.PUBLISH, is_told=False):
             found = report_sink.to_mark(ledgers)
             due = self._limiter.admitted(((each.ledger_id, each.missing), each.bytes_estimate) for each in found)
-            published = publish(due, self._cluster, gate=self._context.gate)
+            published = publish(due, self._cluster, gate=self._context.gate, note=self._context.note_marks)
         return replace(published, held_back=held_back(self._limiter))
 
     def _counts(self, took_s: float, every: int) -> ReplicaCounts:

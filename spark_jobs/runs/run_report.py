@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
@@ -23,13 +24,15 @@ from pyspark.sql import DataFrame
 from bookie.model.topology import Topology
 from spark_jobs.kept import Kept
 from spark_jobs.report import writing
-from spark_jobs.report.files import FINDINGS, ReportDirError
+from spark_jobs.report.files import FINDINGS, TASKS, ReportDirError
 from spark_jobs.report.history import NoSuchReportError
 from spark_jobs.report.impact import Impact
 from spark_jobs.report.impact_rows import read_impact
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.findings import write_findings
 from spark_jobs.runs.held_back import HeldBookies
+from spark_jobs.runs.mark_log import MarkLog
+from spark_jobs.runs.publish import Marking
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ class RunReport:
         self.directory = report_dir / run_id
         self.problem: ReportDirError | None = None
         """Why there is no report."""
+        self._marks = MarkLog(self.directory / TASKS, run_id)
         try:
             writing.prepare(report_dir, run_id)
         except ReportDirError as error:
@@ -73,6 +77,12 @@ class RunReport:
         if self.problem is None:
             write_findings(ledgers, others, self.directory, held)
 
+    def note_marks(self, marks: Sequence[Marking], now_ms: int) -> None:
+        """Add marks that were confirmed now, unless the report was given up. A failure gives the report up."""
+        if self.problem is None:
+            with self._whole_marks():
+                self._marks.add(marks, now_ms)
+
     def impact(self) -> Impact:
         """What the findings that were written mean for topics; none if the report was given up."""
         if self.problem is not None:
@@ -87,6 +97,9 @@ class RunReport:
     def finish(self, summary: RunSummary, topology: Topology | None, kept: Kept) -> Path:
         """Write everything but the findings, unless the report was given up; return the path of the summary."""
         path = self.directory / writing.SUMMARY
+        if self.problem is None:
+            with self._whole_marks():
+                self._marks.finish()
         if self.problem is not None:
             return path
         try:
@@ -97,9 +110,22 @@ class RunReport:
 
     def abandon(self) -> None:
         """Remove the directory of a run that failed before it wrote anything."""
+        self._discard_marks()
         writing.abandon(self.directory)
 
+    def _discard_marks(self) -> None:
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._marks.discard()
+
+    @contextlib.contextmanager
+    def _whole_marks(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            self._give_up(ReportDirError(f"cannot write the marks to {self.directory}: {error}"))
+
     def _give_up(self, error: ReportDirError) -> None:
+        self._discard_marks()
         left = self.directory / FINDINGS
         kept = f"; the findings of this run that were written are in {left}" if left.is_dir() else ""
         self.problem = ReportDirError(f"{error}{kept}")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bookie.embedded.apache import ApacheBookie, ApacheCluster
+from bookie.embedded.apache_jars import apache_version, find_apache_lib
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.serde import decode, encode
@@ -59,13 +60,21 @@ class Ledgers:
         await self.store.sync(path)
         data = (await self.store.get(path)).data
         metadata = decode(data)
-        assert encode(metadata) == data
+        assert_same_bytes(data, metadata)
         return metadata
 
 
 @pytest.fixture
 def ledgers(apache_store: ZooKeeperStore, apache_metadata: Cluster) -> Ledgers:
     return Ledgers(apache_store, apache_metadata)
+
+
+def assert_same_bytes(theirs: bytes, ours: LedgerMetadata) -> None:
+    """Apache writes the bytes that we write; since 4.18 with other escapes in the text of format 2."""
+    if ours.format_version == 2 and not apache_version(find_apache_lib()).startswith("4.17."):
+        assert decode(theirs) == ours
+    else:
+        assert theirs == encode(ours)
 
 
 def same(theirs: dict[str, Any], ours: LedgerMetadata) -> None:
@@ -223,9 +232,8 @@ async def test_apache_reads_what_we_write_and_would_write_the_same(java: JavaDri
     rng = random.Random(number)
     for _ in range(150):
         metadata = crafted(rng, number)
-        data = encode(metadata)
-        answer = await java.call("parse", data=data.hex(), node_ctime=1)
-        assert bytes.fromhex(answer["data"]) == data
+        answer = await java.call("parse", data=encode(metadata).hex(), node_ctime=1)
+        assert_same_bytes(bytes.fromhex(answer["data"]), metadata)
         same(answer, metadata)
 
 

@@ -373,7 +373,7 @@ def test_a_cron_job_for_each_kind_that_is_on() -> None:
         job = spec["jobTemplate"]["spec"]
         assert (job["backoffLimit"], job["ttlSecondsAfterFinished"]) == (1, 86400)
         assert job["template"]["spec"]["restartPolicy"] == "Never"
-        assert job["template"]["spec"]["containers"][0]["args"][-2:] == ["--kind", kind]
+        assert job["template"]["spec"]["containers"][0]["args"][-3:] == ["--kind", kind, "--scheduled"]
     assert cron_jobs(release("cron-report-only")).keys() == {"bookies", "placement", "replicas"}
 
 

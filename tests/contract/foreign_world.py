@@ -39,6 +39,7 @@ SERVERS = {
     "drain": ("drain", "start", "a:1"),
 }
 """Further processes, for what every process has in common."""
+MOVE = {"move-state": ("cluster", "move-state", "/elsewhere/moved", "--yes")}
 
 
 def owners_alone() -> list[ACL]:
@@ -117,7 +118,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
                 patch.delenv(name)
             patch.setenv("BKHEAL_METADATA_URI", uri)
             patch.chdir(directory)
-            patch.setattr(sys, "argv", ["bkheal", *options, *(COMMANDS | SERVERS)[command]])
+            patch.setattr(sys, "argv", ["bkheal", *options, *(COMMANDS | SERVERS | MOVE)[command]])
             with pytest.raises(SystemExit) as ended:
                 main()
         return checked(ended.value.code, "".join(capsys.readouterr()))

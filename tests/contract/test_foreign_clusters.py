@@ -213,6 +213,32 @@ def test_a_state_root_that_was_chosen_too_late_is_refused(
     assert not foreign.client.exists("/elsewhere")
 
 
+def test_the_state_is_moved_by_a_command_and_the_old_root_is_refused(foreign: Foreign, bkheal: Bkheal) -> None:
+    """R98."""
+    old, new = (state_path(root, "decisions", foreign.root) for root in (DEFAULT_STATE_ROOT, "/elsewhere/moved"))
+    foreign.client.ensure_path(old)
+    foreign.client.create(f"{old}/7", b"who")
+    code, said = bkheal("move-state", foreign.uri, foreign.directory)
+    assert (code, "moved 2 nodes from /bkheal to /elsewhere/moved" in said) == (0, True), said
+    assert (foreign.client.get(f"{new}/7")[0], foreign.client.exists(old)) == (b"who", None)
+    code, said = bkheal("doctor", foreign.uri, foreign.directory)
+    assert (code, "--state-root /elsewhere/moved" in said) == (78, True), said
+    code, said = bkheal("doctor", foreign.uri, foreign.directory, ("--state-root", "/elsewhere/moved"))
+    assert (code, '"target": "/elsewhere/moved"' in said) == (1, True), said
+
+
+def test_a_move_that_was_interrupted_is_named_by_every_process(foreign: Foreign, bkheal: Bkheal) -> None:
+    foreign.client.ensure_path(f"{foreign.root}/underreplication")
+    record = b'{"format": 1, "state_root": "/elsewhere/moved", "moving_from": "/bkheal"}'
+    foreign.client.create(record_path(foreign.root), record)
+    for options in ((), ("--state-root", "/elsewhere/moved")):
+        code, said = bkheal("drain", foreign.uri, foreign.directory, options)
+        assert code == 78, said
+        assert "`bkheal --state-root /bkheal cluster move-state /elsewhere/moved`" in said
+    code, said = bkheal("move-state", foreign.uri, foreign.directory)
+    assert (code, "moved 0 nodes" in said) == (0, True), said
+
+
 @pytest.mark.parametrize("command", sorted({*COMMANDS, *SERVERS}))
 @pytest.mark.parametrize("root", ["bkheal", "/a/../b", "/zookeeper/x", "/a/"])
 def test_a_state_root_that_cannot_be_one_is_refused_before_anything_is_connected(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -76,6 +78,27 @@ async def test_lost_disks_need_the_flag_and_then_nothing_counts_as_never_written
     await process.stop()
     process, _ = await machine.ready(bookie_id="disks")
     assert await lists(machine, bookie) is Status.LIMBO
+
+
+async def test_a_lost_index_is_rebuilt_and_the_bookie_says_unknown_for_what_it_does_not_have(machine: Machine) -> None:
+    process, bookie = await machine.ready(port=0, bookie_id="disks")
+    await LedgerStore(machine.store, machine.cluster, random.Random(1)).create(LEDGER, naming(bookie))
+    assert await machine.add(bookie, entry(0), entry(1)) is Status.OK
+    await process.stop()
+    shutil.rmtree(machine.home / "ledgers" / "current" / "index")
+    assert "rebuild-index" in await machine.refused(ExitCode.STORAGE_FAILED, bookie_id="disks")
+    places = ["--journal-dir", str(machine.home / "journal"), "--ledger-dir", str(machine.home / "ledgers")]
+    command = [sys.executable, "-m", "auditor.cli.main", "bookie", "rebuild-index", *places, "--output", "json"]
+    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True)
+    assert json.loads(ended.stdout)["entries"] == 2
+    process, _ = await machine.ready(bookie_id="disks")
+    assert await lists(machine, bookie) is Status.LIMBO
+    assert await machine.read_all(bookie, 2) == [entry(0), entry(1)]
+    assert await machine.add(bookie, entry(2)) is Status.FENCED
+    [task] = await UnderReplication(machine.store, machine.cluster, SystemClock()).list()
+    assert (task.ledger_id, task.missing) == (LEDGER, (bookie,))
+    await process.stop()
+    await machine.ready(bookie_id="disks")  # as an ordinary bookie
 
 
 async def test_a_closed_ledger_that_moved_elsewhere_is_collected(machine: Machine) -> None:

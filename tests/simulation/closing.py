@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _SPARE_BYTES: Final = 64
 """What a bookie's entry logs may need beyond what its live entries explain."""
 _LOOK_S: Final = 5.0
+_START_S: Final = 600.0
+"""How long the last start of a bookie may take: it waits for the end of its former session."""
 _RETRIES_MAX: Final = 3
 """Checkpoints that a bookie may need to notice that its disk has space again."""
 
@@ -40,8 +42,22 @@ async def judge_space(world: SimWorld) -> None:
     """Collect and compact on every bookie; then its entry logs are not much larger than its live entries."""
     for name in sorted(world.bookies):
         node = world.bookies[name]
-        if node.is_listening and node.bookie not in world.truth.rotten:
+        if not node.is_listening or node.bookie in world.truth.rotten:
+            continue
+        if await _has_started(world, node):
             await _judge_space_of(world, node)
+        else:
+            world.truth.fail("I19", f"{node.bookie} has not started after {_START_S:.0f} s")
+
+
+async def _has_started(world: SimWorld, node: SimBookie) -> bool:
+    """Wait for the end of the last start; before it, its collector is that of its former life."""
+    deadline_s = world.loop.time() + _START_S
+    while world.loop.time() < deadline_s:
+        if node.is_serving:
+            return True
+        await asyncio.sleep(_LOOK_S)
+    return False
 
 
 async def _judge_space_of(world: SimWorld, node: SimBookie) -> None:

@@ -189,6 +189,8 @@ class SimBookie:
         self.clock = VirtualClock()
         self.faults = DiskFaults()
         self.is_listening = False
+        self.is_serving = False
+        """Whether its start has ended: it is registered, and its collector is that of this life."""
         self.is_retired = False
         self.is_new_incarnation = False
         self.handler: Witnessed
@@ -225,7 +227,7 @@ class SimBookie:
             return
         world = self.world
         world.trace.event(self.process.name, "loses power" if is_power_lost else "is killed")
-        self.is_listening = False
+        self.is_listening = self.is_serving = False
         if hasattr(self, "store"):
             store = self.store
             store.cut_off()
@@ -286,7 +288,7 @@ class SimBookie:
                     return
                 await asyncio.sleep((0.5 + self._rng.random()) * self.world.variation.scale)
         self.is_new_incarnation = False
-        self.is_listening = True
+        self.is_listening = self.is_serving = True
         self.process.run("fatal watch", self._watch_fatal(self.process.generation))
         self.world.trace.event(self.process.name, "serves")
         if self.is_apache and self.was_wiped:
@@ -332,7 +334,7 @@ class SimBookie:
         async def witnessed(ledger_id: LedgerId, mark: Mark) -> bool:
             before = truth.begins_to_collect(bookie, ledger_id)
             is_collected = await collect(ledger_id, mark)
-            truth.collected(bookie, ledger_id, before, is_collected=is_collected)
+            truth.collected(bookie, ledger_id, before, is_collected=is_collected, is_apache=self.is_apache)
             if is_collected and self.is_apache:
                 self.world.repairs.collected_by_apache(bookie, ledger_id)
             return is_collected

@@ -626,9 +626,7 @@ class _Weighing(Transport):
 
     def _check_enabled(self, ledger_id: LedgerId) -> None:
         stat = self._world.cell.stat(disable_path(ROOT))
-        if (
-            stat is None or self._world.bytes_per_second or self._world.limits
-        ):  # what waits for the rate was begun before
+        if stat is None:
             return
         since_s = self._repairs.now_s() - max(self._world.disabled_since_s, self._world.limits_changed_s)
         faults = self._client.faults

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 
+from bookie.metadata.layout import lock_path
 from bookie.metadata.ledgers.serde import encode
 from bookie.metadata.own_state import own_path
 from bookie.model.digest import digest_for
@@ -109,3 +111,27 @@ def test_beyond_the_quorums_ledgers_are_doomed_that_are_there_or_name_what_is_go
 
     on_virtual_time(history)
     on_virtual_time(later)
+
+
+def set_lock(truth: Truth, who: str, *, is_there: bool) -> None:
+    session = {"b": 2, "worker0": 3, "?": 0}[who]
+    truth.roles.update({2: "b", 3: "worker0"})
+    before, after = (None, b"") if is_there else (b"", None)
+    truth.changed(session, lock_path(ROOT, LEDGER), before, after, None)
+
+
+def test_an_apache_collector_that_lost_its_lock_breaks_no_rule_where_nothing_can_be_lost_and_else_it_does() -> None:
+    async def history(truth: Truth, *, last: int, is_apache: bool, unlocked_by: str) -> None:
+        set_ledger(truth, A, C, last=last, version=0)
+        set_lock(truth, "b", is_there=True)
+        set_lock(truth, unlocked_by, is_there=False)
+        store(truth, B)
+        set_ledger(truth, A, B, last=last, version=1)
+        before = truth.begins_to_collect(B, LEDGER)
+        truth.collected(B, LEDGER, before, is_collected=True, is_apache=is_apache)
+        rules = [violation.rule for violation in truth.violations]
+        is_excused = is_apache and last < 0 and unlocked_by == "?"
+        assert rules == ([] if is_excused else ["I16"])
+
+    for last, is_apache, unlocked_by in ((-1, True, "?"), (-1, False, "?"), (-1, True, "worker0"), (0, True, "?")):
+        on_virtual_time(partial(history, last=last, is_apache=is_apache, unlocked_by=unlocked_by))

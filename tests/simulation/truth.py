@@ -114,6 +114,10 @@ class Truth:
         self._histories = own_path("incarnations", ROOT)
         self._tasks = tasks_path(ROOT)
         self._locks = locks_path(ROOT)
+        self._lockers: dict[LedgerId, str] = {}
+        """Who made the lock of each ledger that has one."""
+        self._unlocked: set[tuple[str, LedgerId]] = set()
+        """Who lost the lock of a ledger without the act of a worker, and has not locked it again."""
         self.tasks: dict[LedgerId, frozenset[BookieId]] = {}
         """The bookies that each task names."""
         self.touched_s: dict[LedgerId, float] = {}
@@ -316,8 +320,14 @@ class Truth:
         """A collector is about to delete; what it holds from here on is what it is given while it does."""
         return Collecting(self.metadata.get(ledger_id), self.held[bookie].pop(ledger_id, {}))
 
-    def collected(self, bookie: BookieId, ledger_id: LedgerId, before: Collecting, *, is_collected: bool) -> None:
-        """I16, as it was at the moment of the deletion. That a copy reserved there is not lost is I17's business."""
+    def collected(
+        self, bookie: BookieId, ledger_id: LedgerId, before: Collecting, *, is_collected: bool, is_apache: bool
+    ) -> None:
+        """I16, as it was at the moment of the deletion. That a copy reserved there is not lost is I17's business.
+
+        Towards the collector of an Apache bookie, only its lock protects. If that was deleted by hand or ended with its
+        session, a ledger that has no entries for the bookie may name it meanwhile: nothing is lost by the deletion.
+        """
         if not is_collected:
             self.held[bookie][ledger_id] = before.held | self.held[bookie][ledger_id]
             return
@@ -326,7 +336,9 @@ class Truth:
         if metadata is not None and not metadata.is_closed:
             self.fail("I16", f"{bookie} collected {ledger_id}, which is {metadata.state.name}")
         elif metadata is not None and bookie in metadata.members():
-            self.fail("I16", f"{bookie} collected {ledger_id} and is a member of it")
+            is_unlocked = is_apache and (bookie, ledger_id) in self._unlocked
+            if not is_unlocked or _places_entries(metadata, bookie):
+                self.fail("I16", f"{bookie} collected {ledger_id} and is a member of it")
         self._gone.add((bookie, ledger_id))
 
     # Metadata
@@ -346,8 +358,16 @@ class Truth:
             task_id = task_ledger_id(path.rpartition("/")[2])
             if task_id is not None:
                 self._touch(task_id)
+                self._lock_changed(self.roles.get(session, "?"), task_id, is_there=after is not None)
         elif path.startswith(self._histories):
             self._replaced.pop(BookieId(path.rpartition("/")[2]), None)
+
+    def _lock_changed(self, who: str, ledger_id: LedgerId, *, is_there: bool) -> None:
+        if is_there:
+            self._lockers[ledger_id] = who
+            self._unlocked.discard((who, ledger_id))
+        elif (holder := self._lockers.pop(ledger_id, None)) is not None and not who.startswith("worker"):
+            self._unlocked.add((holder, ledger_id))
 
     def _touch(self, ledger_id: LedgerId) -> None:
         self.touched_s[ledger_id] = asyncio.get_running_loop().time()
@@ -541,6 +561,18 @@ def _write_set(metadata: LedgerMetadata, entry_id: EntryId) -> list[BookieId]:
     """The bookies that should hold an entry."""
     members = metadata.fragments[metadata.fragment_index(entry_id)].members
     return [members[position] for position in metadata.stripe.write_set(entry_id)]
+
+
+def _places_entries(metadata: LedgerMetadata, bookie: BookieId) -> bool:
+    """Whether a closed ledger's metadata puts an entry on a bookie."""
+    for index, fragment in enumerate(metadata.fragments):
+        last = metadata.fragment_last_entry_id(index)
+        for position, member in enumerate(fragment.members):
+            if member == bookie and last is not None:
+                wanted = metadata.stripe.entries(position, fragment.first_entry_id, last)
+                if next(wanted, None) is not None:
+                    return True
+    return False
 
 
 def packet_lac(packet: bytes) -> int:

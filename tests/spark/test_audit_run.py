@@ -30,6 +30,7 @@ from spark_jobs.report import writing as report
 from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.finding_filter import FindingFilter
 from spark_jobs.report.finding_rows import read_findings
+from spark_jobs.report.sql import ask
 from spark_jobs.report.summary import PublishOutcome, Verdict
 from spark_jobs.runs import bookie_run
 from spark_jobs.runs.cluster_view import ClusterView
@@ -96,6 +97,12 @@ def test_a_second_run_changes_nothing_and_adds_to_the_history(spark: SparkSessio
     assert place.marked() == LOST
     runs = pq.read_table(place.report_dir / report.HISTORY / "runs").to_pylist()
     assert {run["run_id"] for run in runs} == {first.run_id, second.run_id}
+    for table in ("findings", "tasks"):
+        rows = ask(place.report_dir, f"SELECT run_id, ledger_id, missing FROM {table}", limit=100, timeout_s=60).rows
+        for run_id in (first.run_id, second.run_id):
+            assert {ledger: missing for run, ledger, missing in rows if run == run_id} == LOST
+    since = "SELECT DISTINCT first_run_id, run_id FROM ledgers_unhealthy_since"
+    assert ask(place.report_dir, since, limit=9, timeout_s=60).rows == [(first.run_id, second.run_id)]
 
 
 def test_an_auditor_without_room_for_its_report_marks_all_the_same(spark: SparkSession, place: Place) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.own_state import own_path
 from bookie.metadata.runs.records import RunLane, RunLockedError, Runs
+from bookie.metadata.tasks.changes import Changes
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock
@@ -25,7 +28,7 @@ from spark_jobs import audit as audit_module
 from spark_jobs.one_shot.keeper import RunKeeper
 from spark_jobs.one_shot.run import OneShot, OneShotStoppedError, exit_code_of, run_one_shot
 from spark_jobs.runs.gate import RunGate, Stop
-from spark_jobs.runs.life_cycle import outcome_of_error
+from spark_jobs.runs.life_cycle import RunOutcome, outcome_of_error
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings
@@ -148,6 +151,34 @@ def test_a_request_in_the_store_stops_the_run(place: Place) -> None:
     keeper.end(outcome_of_error(RunStoppedError(), stop))
     assert place.do(runs.holder(RunLane(RunKind.REPLICAS))) is None
     assert place.do(runs.cancel_requested_by("a-run")) is None
+
+
+def test_a_start_by_hand_is_recorded_before_the_run_and_once(place: Place) -> None:
+    """Also if it has to wait first; the start by a schedule is not recorded."""
+    runs, by = runs_of(place), f"me@{socket.gethostname()}"
+    settings = AuditSettings(place.uri, place.report_dir, missing_share_max=0.9)
+    changes = Changes(place.store, place.cluster.root, SystemClock())
+    other = place.do(runs.acquire(RunLane(RunKind.REPLICAS), "the-other-run", "elsewhere:1"))
+    with pytest.raises(RunLockedError):
+        RunKeeper(settings, a_record(place), RunGate(), SystemClock()).begin(0)
+    assert place.do(changes.newest(9)) == [], "it did not begin"
+    waited = threading.Event()
+    keeper = RunKeeper(settings, a_record(place), RunGate(), SystemClock(), lambda event: waited.set())
+    waiting = threading.Thread(target=lambda: keeper.begin(STATE_S))
+    waiting.start()
+    assert waited.wait(STATE_S)
+    place.do(other.release())
+    waiting.join(STATE_S)
+    (change,) = place.do(changes.newest(9))
+    assert (change.by, change.via, change.action) == (by, "command", "run start")
+    assert change.detail == "a-run replicas missing_share_max=0.9"
+    keeper.end(RunOutcome(RunState.DONE, 0))
+    scheduled = replace(a_record(place), run_id="another-run", cause=RunCause.SCHEDULE)
+    keeper = RunKeeper(settings, scheduled, RunGate(), SystemClock())
+    keeper.begin(0)
+    keeper.end(RunOutcome(RunState.DONE, 0))
+    assert len(place.do(changes.newest(9))) == 1
+    assert {record.cause for record in place.do(runs.list(9))} == {RunCause.COMMAND, RunCause.SCHEDULE}
 
 
 def test_a_run_that_somebody_called_abandoned_ends(place: Place) -> None:

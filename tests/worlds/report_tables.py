@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bookie.metadata.bookies.registration import BookieState
+from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.kept import EVERYTHING, Kept
 from spark_jobs.report import writing
 from spark_jobs.report.summary import BookieCount, PublishOutcome, PublishResult, RunSummary, SeverityCount
+from spark_jobs.runs.mark_log import MarkLog
 from tests.worlds import report as world
 
 _TYPES: Final = {
@@ -95,9 +97,14 @@ def run(day: int, rows: Sequence[Row] = (), *, lost: Sequence[str] = (), of: Run
 def write(
     report_dir: Path, summary: RunSummary, rows: Sequence[Row] = (), *, kept: Kept = EVERYTHING, parts: int = 2
 ) -> None:
-    """Write the report of a run, with a table of findings in several files, as Spark leaves it."""
+    """Write the report of a run that marked what it found, with findings in several files, as Spark leaves them."""
     directory = writing.prepare(report_dir, summary.run_id)
     write_findings(directory, rows, parts=parts)
+    marks = MarkLog(directory / "tasks.parquet", summary.run_id)
+    for ledger in sorted({row["ledger_id"] for row in rows if row["severity"]}):
+        missing = {name for row in rows if row["ledger_id"] == ledger for name in row["missing"]}
+        marks.add([(LedgerId(ledger), tuple(BookieId(name) for name in sorted(missing)))], summary.finished_ms - 100)
+    marks.finish()
     writing.finish(report_dir, summary, kept=kept)
 
 

@@ -92,6 +92,7 @@ def run(
     kind: opt.KindOption = RunKind.BOOKIES,
     wait: opt.WaitOption = False,
     wait_s: opt.WaitSecondsOption = None,
+    scheduled: opt.ScheduledOption = False,
     snapshot: opt.SnapshotOption = None,
     master: opt.MasterOption = None,
     fail_on: opt.FailOnOption = FailOn.NEVER,
@@ -127,7 +128,8 @@ def run(
         raise typer.BadParameter(f"a run of kind {kind.value} has no --export")
     exported = _exporting(metrics_file, pushgateway, cluster_name)
     with _scraped(kind, http_port, http_host) as on_progress:
-        _here(_shot(kind, settings, master=master, wait_s=patience_s), fail_on, output, exported, on_progress)
+        shot = _shot(kind, settings, master=master, wait_s=patience_s, is_scheduled=scheduled)
+        _here(shot, fail_on, output, exported, on_progress)
 
 
 app.command("shadow", help=audit_shadow.HELP, epilog=audit_shadow.EPILOG)(audit_shadow.shadow)
@@ -175,11 +177,13 @@ def _settings(uri: str, given: Options) -> AuditSettings:
         raise typer.BadParameter("; ".join(error.problems)) from error
 
 
-def _shot(kind: RunKind, settings: AuditSettings, *, master: str | None, wait_s: float) -> OneShot:
+def _shot(
+    kind: RunKind, settings: AuditSettings, *, master: str | None, wait_s: float, is_scheduled: bool = False
+) -> OneShot:
     from spark_jobs.one_shot.run import OneShot
     from spark_jobs.session import SessionSettings
 
-    return OneShot(kind, settings, SessionSettings(master=master), user_name(), wait_s)
+    return OneShot(kind, settings, SessionSettings(master=master), user_name(), wait_s, is_scheduled)
 
 
 def _exporting(file: Path | None, gateway: str | None, cluster_name: str) -> Callable[[RunRecord], None]:

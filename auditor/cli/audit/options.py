@@ -30,6 +30,13 @@ WaitOption: TypeAlias = Annotated[
 WaitSecondsOption: TypeAlias = Annotated[
     float | None, typer.Option(min=0, help="As --wait, at most so many seconds.", show_default=False)
 ]
+ScheduledOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--scheduled",
+        help="For cron: a schedule starts this run, so the start is not recorded in `bkheal changes`.",
+    ),
+]
 MetricsPortOption: TypeAlias = Annotated[
     int | None,
     typer.Option(

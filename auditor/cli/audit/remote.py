@@ -21,7 +21,7 @@ import typer
 
 from auditor.api.access.tokens import Role, make_token
 from auditor.api.settings import is_loopback
-from auditor.cli.output import OutputFormat, print_json, print_line, print_note
+from auditor.cli.output import API_VERSION, OutputFormat, print_json, print_line, print_note
 from auditor.cli.running import OutputOption
 from bookie.model.errors import ConflictError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode
@@ -35,6 +35,8 @@ TOKEN_VARIABLE: Final = "BKHEAL_TOKEN"  # noqa: S105  # a name
 RUNS_MAX: Final = 200
 """Runs that a service lists."""
 _EXPIRES_H_MAX: Final = 3650 * 24
+_APACHE: Final = "/api/v1/autorecovery/"
+"""Answers there have the form of Apache's."""
 _ANSWER_BYTES_MAX: Final = 64 << 20
 _NOT_LEADER: Final = "urn:bkheal:problem:not-leader"
 _STILL_WORKING: Final = "urn:bkheal:problem:still-working"
@@ -180,7 +182,12 @@ class Remote:
         started_s = self._monotonic_s()
         while True:
             try:
-                return self._ask(method, path, body)
+                found = self._ask(method, path, body)
+                if found.get("apiVersion") != API_VERSION and not path.startswith(_APACHE):
+                    raise RemoteRefusedError(
+                        f"{self._settings.url} answered 200 with a document that is not ours: is it an auditor?", 200
+                    )
+                return found
             except RemoteStillWorkingError:
                 if self._monotonic_s() - started_s > self._settings.work_patience_s:
                     raise

@@ -18,6 +18,7 @@ from auditor.cli.output import StreamFormat, print_note
 from auditor.cli.running import StreamOutputOption
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.severity import Severity
+from bookie.model.times import epoch_ms
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.human import printable
 
@@ -49,9 +50,13 @@ def findings(
     """
     named = severity.value if severity else None
     if since is not None:
-        if service is not None or run != "latest":
-            raise typer.BadParameter("it reads the tables in --report-dir, without RUN and --at", param_hint="--since")
-        page = _findings_since(report_dir, since, named, bookie, ledger, limit, after)
+        if run != "latest":
+            raise typer.BadParameter("it lists findings of all runs, so name no run", param_hint="--since")
+        since_ms = moment_ms(since, SystemClock().epoch_ms())
+        if service is None:
+            page = _findings_since(report_dir, since_ms, named, bookie, ledger, limit, after)
+        else:
+            page = _findings_since_there(service, since_ms, named, bookie, ledger, limit, after)
     elif service is None:
         page = _findings(report_dir, run, named, bookie, ledger, limit, after)
     else:
@@ -110,7 +115,7 @@ def _findings(
 
 def _findings_since(
     report_dir: Path,
-    since: str,
+    since_ms: int,
     severity: str | None,
     bookie: str | None,
     ledger: int | None,
@@ -120,12 +125,47 @@ def _findings_since(
     from spark_jobs.report.finding_filter import FindingFilter
     from spark_jobs.report.finding_history import InvalidCursorError, findings_since
 
-    since_ms = moment_ms(since, SystemClock().epoch_ms())
     wanted = FindingFilter(None if severity is None else Severity.of_label(severity), bookie, ledger)
     try:
         return findings_since(report_dir, since_ms, limit, wanted, after)
     except InvalidCursorError as error:
         raise typer.BadParameter(str(error), param_hint="--after") from error
+
+
+def _findings_since_there(
+    service: Service,
+    since_ms: int,
+    severity: str | None,
+    bookie: str | None,
+    ledger: int | None,
+    limit: int,
+    after: str | None,
+) -> dict[str, Any]:
+    """As ``_findings_since``, of the reports that the service still has."""
+    first, slash, within = (after or "").partition("/")
+    if after is not None and not slash:
+        raise typer.BadParameter("it must be the value that the page before ends with", param_hint="--after")
+    reports = service.ask("GET", "/reports")["items"]
+    ended = {each["run_id"]: each["modified"] for each in reports if each["modified"] is not None}
+    runs = sorted((run for run, modified in ended.items() if epoch_ms(modified) >= since_ms), reverse=True)
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        if after is not None and run > first:
+            continue
+        start = within if run == first else None
+        if len(rows) == limit:
+            # The page is full, and the next run begins the next page, if it has anything.
+            if _findings_there(service, run, severity, bookie, ledger, 1, start)["items"]:
+                last = rows[-1]
+                index = -1 if last["fragment_index"] is None else last["fragment_index"]
+                end = f"{last['run_id']}/{last['ledger_id']}:{index}:{last['kind'].upper()}"
+                return {"items": rows, "next_after": end}
+            continue
+        page = _findings_there(service, run, severity, bookie, ledger, limit - len(rows), start)
+        rows += [{"run_id": run, **row} for row in page["items"]]
+        if page["next_after"] is not None:
+            return {"items": rows, "next_after": f"{run}/{page['next_after']}"}
+    return {"items": rows, "next_after": None}
 
 
 def _findings_there(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from spark_jobs.report.summary import RunSummary
 
 LATEST: Final = "latest"
+_WHOLE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}")
+"""Ids of ``bookie.model.run.new_run_id``."""
 _PAGE: Final = 100
 _LOOKED_AT_MAX: Final = 2_000
 """Reports that are looked at in search of one."""
@@ -51,6 +54,8 @@ def run_there(service: Service, name: str) -> str:
     """
     if name == LATEST:
         return latest_there(service)
+    if _WHOLE.fullmatch(name):
+        return name  # no listing, in which each row costs the service a file
     found = []
     for row in _rows(service, _PAGE):
         if row["run_id"] == name:

@@ -87,7 +87,7 @@ def shadow(
     except ConfigurationError as error:
         raise typer.BadParameter("; ".join(error.problems)) from error
     patience_s = wait_s if wait_s is not None else (WAIT_S_MAX if wait else 0.0)
-    shot = OneShot(RunKind.BOOKIES, settings, SessionSettings(master=master), user_name(), patience_s)
+    shot = OneShot(RunKind.BOOKIES, settings, SessionSettings(master=master), user_name(), patience_s, is_shadow=True)
     try:
         result, found = _compared(shot, limit, settle_s)
     except KeyboardInterrupt:

@@ -1,17 +1,19 @@
-"""``bkheal bookies`` and ``bkheal cluster``: list the bookies, and create a new cluster root."""
+"""``bkheal bookies`` and ``bkheal cluster``: list the bookies, create a cluster root, move the state of bkheal."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from auditor.cli.cluster.at import Service, reachable
+from auditor.cli.cluster.changing import YesOption, confirm
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.output import StreamFormat, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
+from bookie.metadata.access import access_in_use
 from bookie.runtime.human import size
 
 if TYPE_CHECKING:
@@ -61,6 +63,27 @@ def init(uri: MetadataUriOption = None, config: ConfigOption = None) -> None:
     target = metadata_uri(uri, config)
     run(_init(target))
     print_line(f"created an empty cluster at {target}; start bookies with `bkheal bookie --metadata-uri {target} ...`")
+
+
+@cluster_app.command("move-state")
+def move_state(
+    target: Annotated[str, typer.Argument(metavar="ROOT", help="The new state root, such as /pulsar/bkheal.")],
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    is_sure: YesOption = False,
+) -> None:
+    """Move bkheal's own state to another state root. Stop all processes of bkheal first.
+
+    The present root is that of this call (--state-root before the command). Running auditors, replicators, audits and
+    bookies of bkheal are refused; Apache's auditors have to be stopped as well. Until the move has ended, no process
+    starts. If it is interrupted, call it again.
+
+    Example: `bkheal --state-root /bkheal cluster move-state /pulsar/bkheal`
+    """
+    source, cluster = access_in_use().state_root, metadata_uri(uri, config)
+    confirm(f"Is every process of bkheal stopped? Its state moves from {source} to {target}.", is_sure=is_sure)
+    nodes = run(_move_state(cluster, source, target))
+    print_line(f"moved {nodes} nodes from {source} to {target}; start the processes with --state-root {target}")
 
 
 def _bookies_there(service: Service) -> list[dict[str, Any]]:
@@ -123,6 +146,21 @@ def _why_silent(reply: InfoReply | None) -> str | None:
     if reply is None or reply.info is not None:
         return None
     return f"{reply.status.name}, {reply.detail}" if reply.detail else reply.status.name
+
+
+async def _move_state(uri: str, source: str, target: str) -> int:
+    from bookie.metadata.cluster import read_cluster
+    from bookie.metadata.state_move import move_state
+    from bookie.metadata.store.zookeeper import ZooKeeperStore
+    from bookie.metadata.uri import parse_uri
+
+    parsed = parse_uri(uri)
+    store = await ZooKeeperStore.connect(parsed.hosts)
+    try:
+        cluster, _ = await read_cluster(store, parsed)
+        return await move_state(store, cluster, source, target)
+    finally:
+        await store.close()
 
 
 async def _init(uri: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
+from typing_extensions import override
 
 from auditor.cli.configuration.reloading import config_source
 from auditor.cli.configuration.settings import bookie_settings, replicator_settings, with_options
@@ -13,10 +15,37 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, metadata_uri, r
 from bookie.server.settings import BookieSettings
 from replicator.settings import ReplicatorSettings
 
+_IS_BELOW: Final = "bkheal.command_below"
 
+
+class _ProcessOrCommand(TyperGroup):
+    """A command with options of its own, which count only if no command below it is called."""
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_IS_BELOW] = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args)
+
+    @override
+    def get_params(self, ctx: Any) -> list[Any]:
+        is_below = ctx.meta.get(_IS_BELOW, False)
+        return [option for option in super().get_params(ctx) if not is_below or option.name == "help"]
+
+
+bookie_app = typer.Typer(
+    cls=_ProcessOrCommand,
+    invoke_without_command=True,
+    help="Run a bookie until SIGTERM, or work on the directories of a stopped one.\n\n"
+    "Without a command it runs, and prints one line once it is registered.",
+)
+
+
+@bookie_app.callback()
 @with_options(BookieSettings)
 def bookie(context: typer.Context, uri: MetadataUriOption = None, config: ConfigOption = None, **options: Any) -> None:
-    """Run a bookie until SIGTERM. Prints one line once it is registered."""
+    """The command; its help is above."""
+    if context.invoked_subcommand is not None:
+        return
     from bookie.server.main import run_bookie
 
     settings = bookie_settings(metadata_uri(uri, config), options)

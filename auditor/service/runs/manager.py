@@ -27,7 +27,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.signal import Signal, waiting_for
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.runs.gate import RunGate, Stop
-from spark_jobs.runs.life_cycle import RunLifeCycle, RunOutcome, outcome_of_error
+from spark_jobs.runs.life_cycle import RunLifeCycle, RunOutcome, described, outcome_of_error
 from spark_jobs.runs.port import Phase, ProgressEvent
 
 _log = logging.getLogger(__name__)
@@ -342,7 +342,7 @@ class RunManager:
         if (holder := await self._runs.holder(lane_of(record))) is not None:
             raise RunBusyError(record.kind, holder.run_id, holder.process, is_dry_run=record.is_dry_run)
         try:
-            await self._note(record.owner, via, "run start", _described(record, options))
+            await self._note(record.owner, via, "run start", described(record, options))
         except WriteOutcomeUnknownError as error:
             raise StoreUnavailableError(f"the run was not started: {error}") from error
 
@@ -368,9 +368,3 @@ class RunManager:
         if not self._leads.is_leader():
             raise NotLeaderError(self._leads.state.leader)
         return record
-
-
-def _described(record: RunRecord, options: Mapping[str, Any]) -> str:
-    """What is started, for people."""
-    chosen = [f"{name}={value}" for name, value in sorted(options.items())]
-    return " ".join([record.run_id, record.kind.value, *(["dry run"] if record.is_dry_run else []), *chosen])

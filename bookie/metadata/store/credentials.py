@@ -6,10 +6,11 @@ contains its secret in its ``repr``.
 
 from __future__ import annotations
 
+import importlib
 import os
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bookie.metadata.access import (
     DIGEST_VARIABLE,
@@ -20,6 +21,10 @@ from bookie.metadata.access import (
     ZooKeeperAccessError,
     ZooKeeperLogin,
 )
+from bookie.model.errors import TransientError
+
+_UNREACHABLE: Final = frozenset({-1765328228, -1765328164, -1765328163})
+"""Codes of MIT Kerberos: no server answered (KDC_UNREACH), or the realm's servers cannot be found now (by DNS)."""
 
 
 def tls_context(access: ZooKeeperAccess) -> ssl.SSLContext:
@@ -92,6 +97,47 @@ def check_kerberos(access: ZooKeeperAccess) -> None:
         raise ZooKeeperAccessError(
             "zk_login = GSSAPI needs the package kerberos, which is not installed: pip install 'bkheal[kerberos]'"
         ) from error
+
+
+class TicketUnavailableError(TransientError):
+    """The Kerberos server did not answer; another attempt may succeed."""
+
+
+def get_ticket(access: ZooKeeperAccess, host: str) -> None:
+    """Get the Kerberos ticket for the ZooKeeper server on ``host`` into this process's cache, if the login needs one.
+
+    kazoo gets it as well, but reports no reason, and its thread ends if there are no credentials. Blocks as long as the
+    library asks Kerberos servers.
+
+    Raises:
+        ZooKeeperAccessError: there is no ticket for this process, or none for that server.
+        TicketUnavailableError: no Kerberos server answered.
+    """
+    if access.login is not ZooKeeperLogin.GSSAPI:
+        return
+    kerberos = importlib.import_module("kerberos")
+    options = {"principal": access.sasl_username} if access.sasl_username else {}
+    try:
+        _, context = kerberos.authGSSClientInit(f"{access.sasl_service}@{host}", **options)
+        kerberos.authGSSClientStep(context, "")
+    except kerberos.KrbError as error:
+        reason, code = _kerberos_reason(error)
+        why = f"no Kerberos ticket for {access.sasl_service}/{host}: {reason}"
+        if code in _UNREACHABLE:
+            raise TicketUnavailableError(why) from error
+        raise ZooKeeperAccessError(
+            f"{why}; for GSSAPI the ticket or keytab of this process and the principal of the server are needed "
+            f"(docs/zookeeper.md)"
+        ) from error
+
+
+def _kerberos_reason(error: Exception) -> tuple[str, int]:
+    """The library's more precise text and its code: the second of two pairs, if there are two."""
+    pairs = [each for each in error.args if isinstance(each, tuple) and len(each) == 2]
+    if not pairs:
+        return str(error), 0
+    text, code = pairs[-1]
+    return str(text), int(code)
 
 
 def _secret(path: Path | None, option: str, variable: str) -> str | None:

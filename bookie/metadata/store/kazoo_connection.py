@@ -32,7 +32,14 @@ from kazoo.security import ACL, Id
 from bookie.metadata.access import ZooKeeperAccess, ZooKeeperAccessError, ZooKeeperLogin
 from bookie.metadata.port import Session, SessionState, StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.bridge import Answer, LoopBridge
-from bookie.metadata.store.credentials import auth_data, check_kerberos, sasl_options, tls_context
+from bookie.metadata.store.credentials import (
+    TicketUnavailableError,
+    auth_data,
+    check_kerberos,
+    get_ticket,
+    sasl_options,
+    tls_context,
+)
 from bookie.metadata.store.outage import OutageLog
 from bookie.metadata.store.session import SessionTracker
 from bookie.metadata.store.zookeeper_errors import answer_error
@@ -225,8 +232,9 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         try:
             self._prepare()
             context = tls_context(self._access) if self._access.is_tls else None
-        except ZooKeeperAccessError as error:
-            self._refused(server, str(error), True)
+            get_ticket(self._access, server[0])
+        except (ZooKeeperAccessError, TicketUnavailableError) as error:
+            self._refused(server, str(error), isinstance(error, ZooKeeperAccessError))
             raise OSError(errno.EACCES, str(error)) from error
         plain = socket.create_connection(address, timeout=min(timeout, _TCP_CONNECT_TIMEOUT_S))
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -39,7 +39,10 @@ _ANSWERS: Final[dict[int, tuple[type[BkhealError], str]]] = {
     -114: (AccessDeniedError, "the ACL for it is invalid: `creator` needs a login or a certificate (zk_acl)"),
     -115: (
         AccessDeniedError,
-        "ZooKeeper refused the login: check the user and the password (zk_username, zk_password_file)",
+        (
+            "ZooKeeper refused the login: check the user and the password (zk_username, zk_password_file), and for "
+            "GSSAPI the ticket or keytab of this process and the principal of the server (docs/zookeeper.md)"
+        ),
     ),
     -118: (StoreUnavailableError, "the session moved to another server; the request was not carried out"),
     -119: (StoreUnavailableError, "the server is read-only (it has lost its quorum)"),

@@ -46,7 +46,15 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
 from bookie.model.ids import BookieId, bookie_id
 from bookie.runtime.clock import Clock
-from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, VERSION_FILE, LocalDirectory, Role, look
+from bookie.server.joining.directories import (
+    INCARNATION_FILE,
+    LIMBO_FILE,
+    REBUILT_FILE,
+    VERSION_FILE,
+    LocalDirectory,
+    Role,
+    look,
+)
 from bookie.server.joining.identity import Evidence, IdentityError, KnownBookie, NewIncarnation, Refusal, decide
 from bookie.storage.port import Disk
 
@@ -115,7 +123,9 @@ async def admit(
     stored = await _stored_cookie(store, cluster, bookie)
     decision = decide(Evidence(expected, stored, history, directories, may_be_new_incarnation))
     if with_both_protocols - {bookie}:
-        _check_language(bookie, with_both_protocols - {bookie}, is_known=isinstance(decision, KnownBookie))
+        was_rebuilt = any(directory.rebuilt_from in history for directory in directories)
+        is_known = isinstance(decision, KnownBookie) or was_rebuilt
+        _check_language(bookie, with_both_protocols - {bookie}, is_known=is_known)
     if isinstance(decision, KnownBookie):
         return Admission(bookie, decision.incarnation)
     incarnation = decision.incarnation or str(uuid.UUID(int=rng.getrandbits(128), version=4))
@@ -203,5 +213,6 @@ async def stamp(store: MetadataStore, cluster: Cluster, places: Sequence[Place],
         await place.disk.replace(VERSION_FILE, encode_cookie(cookie))
     for place in places:
         await place.disk.unlink(LIMBO_FILE)
+        await place.disk.unlink(REBUILT_FILE)
         await place.disk.sync_directory("")
     return Admission(admitted.bookie_id, admitted.incarnation)

@@ -2,7 +2,8 @@
 
 Beside the data, ``current`` in each directory holds ``VERSION`` (the cookie, as Apache's bookies write it) and
 ``incarnation`` (the UUID of this set of disks). While ``limbo-pending`` exists as well, with the same UUID, the bookie
-has not yet put into limbo the entries that earlier disks under its id may have held, and must not serve.
+has not yet put into limbo the entries that earlier disks under its id may have held, and must not serve. If the index
+was rebuilt, the disks count as others, and ``rebuilt-from`` has the UUID that they had before.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from bookie.storage.port import Disk
 
 CURRENT: Final = "current"
 """Sub-directory with everything; beside it may lie what is not ours, such as ``lost+found``."""
+INDEX_DIRECTORY: Final = "index"
+"""The entry index, in that of the ledger directory."""
 VERSION_FILE: Final = "VERSION"
 INCARNATION_FILE: Final = "incarnation"
 LIMBO_FILE: Final = "limbo-pending"
-_NOT_DATA: Final = (VERSION_FILE, INCARNATION_FILE, LIMBO_FILE, ".")
+REBUILT_FILE: Final = "rebuilt-from"
+_NOT_DATA: Final = (VERSION_FILE, INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, ".")
 """Beginnings of names: also of the remains of an interrupted write of such a file, and of the lock's."""
 
 
@@ -42,6 +46,8 @@ class LocalDirectory:
     """Whether there is anything else."""
     pending: str | None = None
     """Incarnation in ``limbo-pending``."""
+    rebuilt_from: str | None = None
+    """Incarnation in ``rebuilt-from``; it only counts together with ``pending``."""
 
 
 async def look(role: Role, path: str, disk: Disk) -> LocalDirectory:
@@ -54,6 +60,7 @@ async def look(role: Role, path: str, disk: Disk) -> LocalDirectory:
     version = await _read(disk, VERSION_FILE) if VERSION_FILE in names else None
     incarnation = await _read(disk, INCARNATION_FILE) if INCARNATION_FILE in names else None
     pending = await _read(disk, LIMBO_FILE) if LIMBO_FILE in names else None
+    rebuilt_from = await _read(disk, REBUILT_FILE) if REBUILT_FILE in names else None
     return LocalDirectory(
         role,
         path,
@@ -61,6 +68,7 @@ async def look(role: Role, path: str, disk: Disk) -> LocalDirectory:
         _text(incarnation),
         has_data=any(not name.startswith(_NOT_DATA) for name in names),
         pending=_text(pending),
+        rebuilt_from=_text(rebuilt_from),
     )
 
 

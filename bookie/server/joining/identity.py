@@ -13,6 +13,9 @@ A new incarnation, empty disks under a known bookie id, is stamped last (BP-46):
 into the directories, then the history; then every ledger that names this bookie is put into limbo and marked for
 repair; only then the cookie and ``VERSION``, and in the end ``limbo-pending`` is removed. As long as it exists, a start
 begins again with the limbo, and nothing is served.
+
+Disks whose index was rebuilt (``rebuilt``) have data and become a new incarnation as well. ``rebuilt-from`` proves that
+they were the last ones under the bookie id: it has the incarnation that the history has last.
 """
 
 from __future__ import annotations
@@ -159,15 +162,21 @@ def _decide_without_cookie(evidence: Evidence) -> NewBookie:
 
 
 def _decide_pending(evidence: Evidence) -> Decision:
-    """A new incarnation whose start was interrupted."""
+    """A new incarnation whose start was interrupted, or disks whose index was rebuilt."""
     directories = evidence.directories
+    rebuilt = {directory.rebuilt_from for directory in directories if directory.rebuilt_from is not None}
+    if rebuilt and evidence.stored is None:
+        return _decide_without_cookie(evidence)
     if evidence.stored is not None:
         _check_stored(evidence, evidence.stored)
     pending = sorted({directory.pending for directory in directories if directory.pending is not None})
     has_data = any(directory.has_data for directory in directories)
     current = evidence.history[-1] if evidence.history else None
-    is_replaced = len(pending) > 1 or (current != pending[0] and (has_data or pending[0] in evidence.history))
-    has_others = any(directory.has_data and directory.incarnation != pending[0] for directory in directories)
+    is_recorded = pending[0] in evidence.history
+    is_last = current == pending[0] or (len(rebuilt) == 1 and current in rebuilt and not is_recorded)
+    is_replaced = len(pending) > 1 or (not is_last and (has_data or is_recorded))
+    ours = {pending[0], *rebuilt}
+    has_others = any(directory.has_data and directory.incarnation not in ours for directory in directories)
     if is_replaced or has_others:
         raise _other_incarnation(evidence, current or "(none)")
     lost = [d for d in directories if d.incarnation is None and d.pending is None and d.version is None]

@@ -111,6 +111,12 @@ def entry_id_of(key: bytes) -> int:
     return int.from_bytes(key[8:], "big")
 
 
+def unpack_entry_key(key: bytes) -> tuple[int, int]:
+    """Return the ledger id and the entry id in an entry key."""
+    ledger_id, entry_id = _ENTRY_KEY.unpack(key)
+    return ledger_id, entry_id
+
+
 def ledger_of_entry_key(key: bytes) -> bytes:
     """Return the part of an entry key that is the same for all entries of a ledger."""
     return key[:8]

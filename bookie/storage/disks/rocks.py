@@ -253,7 +253,8 @@ def _open(path: Path, cache_bytes: int) -> Any:
         if any(text in str(error) for text in _LOCKED):
             raise DirectoryInUseError(f"the index {path} is in use by another process: stop it") from error
         raise DiskError(
-            f"cannot open the index {path}: {error}. Restore it, or replace this bookie's disks as a new incarnation"
+            f"cannot open the index {path}: {error}. Make it again with `bkheal bookie rebuild-index`, or replace this "
+            "bookie's disks as a new incarnation"
         ) from error
 
 

@@ -128,6 +128,22 @@ class JournalReplay:
             raise _lost(self._damage or place, f"batches {self.reached + 1} to {durable_sequence}, which were durable")
 
 
+async def first_sequence(disk: Disk, mark: JournalMark) -> int:
+    """Return the sequence from which on every journal file that exists is replayed.
+
+    Args:
+        disk: the disk of the journal.
+        mark: the durable end, which counts if there is no file.
+
+    Raises:
+        DiskError: a file cannot be read.
+    """
+    for number in await file_numbers(disk):
+        if (header := decode_file_header(await _content(disk, file_path(number), FILE_HEADER_SIZE))) is not None:
+            return header.durable_sequence
+    return mark.durable_sequence
+
+
 def check_same_store(has_checkpoint: bool, has_entry_logs: bool, mark: JournalMark | None, file_count: int) -> None:
     """Check that neither the index nor the journal was lost or replaced.
 
@@ -140,7 +156,7 @@ def check_same_store(has_checkpoint: bool, has_entry_logs: bool, mark: JournalMa
     if not has_checkpoint and (has_entry_logs or file_count or (mark is not None and mark.durable_sequence)):
         raise LostIndexError(
             "the entry index is empty, but there are entry logs or a used journal: the index was lost. "
-            "Restore it, or replace this bookie's disks as a new incarnation"
+            "Make it again with `bkheal bookie rebuild-index`, or replace this bookie's disks as a new incarnation"
         )
     if has_checkpoint and mark is None:
         raise DamagedJournalError(
@@ -168,9 +184,9 @@ def _lost(place: str, what: str) -> DamagedJournalError:
     )
 
 
-async def _content(disk: Disk, path: str) -> bytes:
+async def _content(disk: Disk, path: str, size: int | None = None) -> bytes:
     file = await disk.open(path)
     try:
-        return (await file.read([(0, await file.size())]))[0]
+        return (await file.read([(0, await file.size() if size is None else size)]))[0]
     finally:
         await file.close()

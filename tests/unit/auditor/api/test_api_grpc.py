@@ -266,6 +266,9 @@ async def test_health_tells_liveness_from_readiness(world: GrpcWorld) -> None:
     world.control.is_connected = True
     await world.face._set_readiness()
     assert await status(READINESS) == serving_
+    world.control.problems = ("ZooKeeper denies it to write /bkheal",)
+    await world.face._set_readiness()
+    assert await status(READINESS) == not_serving
     await world.face.say_stopping()
     assert [await status(service) for service in ("", LIVENESS, READINESS)] == [not_serving] * 3
     assert (await world.stub.GetStatus(pb.GetStatusRequest())).version == "1.2.3"

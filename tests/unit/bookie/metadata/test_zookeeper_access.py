@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +23,7 @@ from bookie.metadata.access import (
     parse_acl,
     without_access,
 )
-from bookie.metadata.store.credentials import check_kerberos, sasl_options
+from bookie.metadata.store.credentials import TicketUnavailableError, check_kerberos, get_ticket, sasl_options
 from bookie.runtime.configuration.settings import ConfigurationError
 
 FULL = ZooKeeperAccess(
@@ -148,3 +150,59 @@ def test_kerberos_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "kerberos", None)
     with pytest.raises(ZooKeeperAccessError, match="bkheal\\[kerberos\\]"):
         check_kerberos(ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI))
+
+
+class _KrbError(Exception):
+    """As the library's."""
+
+
+class _Library:
+    """The library, whose first step fails with the given arguments."""
+
+    KrbError = _KrbError
+
+    def __init__(self, *arguments: object) -> None:
+        self._arguments = arguments
+        self.asked: list[tuple[str, dict[str, str]]] = []
+
+    def authGSSClientInit(self, service: str, **options: str) -> tuple[int, object]:  # noqa: N802 (its name)
+        self.asked.append((service, options))
+        return 1, self
+
+    def authGSSClientStep(self, context: object, challenge: str) -> None:  # noqa: N802 (its name)
+        if self._arguments:
+            raise _KrbError(*self._arguments)
+
+
+_MAJOR = ("Unspecified GSS failure", 851968)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "says"),
+    [
+        ((_MAJOR, ("Server zk/h@R not found in Kerberos database", -1765328377)), ZooKeeperAccessError, "not found in"),
+        ((_MAJOR, ("Cannot contact any KDC for realm 'R'", -1765328228)), TicketUnavailableError, "Cannot contact"),
+        (
+            (("No credentials", 458752), ("No credentials cache", -1765328189)),
+            ZooKeeperAccessError,
+            "credentials cache",
+        ),
+        (("something else",), ZooKeeperAccessError, "something else"),
+    ],
+)
+def test_the_reason_of_a_missing_ticket_is_told(
+    arguments: tuple[object, ...], kind: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "kerberos", cast(ModuleType, _Library(*arguments)))
+    with pytest.raises(kind, match=f"zk/h: .*{says}"):
+        get_ticket(ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI, sasl_service="zk"), "h")
+
+
+def test_a_ticket_is_asked_for_by_kerberos_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = _Library()
+    monkeypatch.setitem(sys.modules, "kerberos", cast(ModuleType, library))
+    get_ticket(PLAIN_ACCESS, "h")
+    assert library.asked == []
+    get_ticket(ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI), "h")
+    get_ticket(ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI, sasl_username="me@R"), "h")
+    assert library.asked == [("zookeeper@h", {}), ("zookeeper@h", {"principal": "me@R"})]

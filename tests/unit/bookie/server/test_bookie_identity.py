@@ -22,7 +22,15 @@ from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
 from bookie.server.joining.admission import Admission, Place, admit
 from bookie.server.joining.directories import INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role, look
-from bookie.server.joining.identity import Evidence, IdentityError, KnownBookie, NewBookie, Refusal, decide
+from bookie.server.joining.identity import (
+    Evidence,
+    IdentityError,
+    KnownBookie,
+    NewBookie,
+    NewIncarnation,
+    Refusal,
+    decide,
+)
 from bookie.storage.disks.files import FileDisk
 from tests.worlds.cluster import formatted
 
@@ -110,6 +118,57 @@ def test_everything_else_is_refused_with_advice(
         decide(Evidence(OURS, stored, history, directories))
     assert refused.value.refusal is refusal
     assert advice in str(refused.value)
+
+
+def rebuilt(
+    directory: LocalDirectory, *, incarnation: str = NEW, pending: str | None = NEW, before: str | None = OLD
+) -> LocalDirectory:
+    """As a rebuild of the index leaves it."""
+    return replace(stamped(directory, incarnation=incarnation), pending=pending, rebuilt_from=before)
+
+
+REBUILT = [rebuilt(EMPTY_JOURNAL), rebuilt(EMPTY_LEDGERS)]
+
+
+@pytest.mark.parametrize(
+    ("history", "directories"),
+    [
+        ([OLD], REBUILT),
+        ([OLD, NEW], REBUILT),
+        ([OLD], [rebuilt(EMPTY_JOURNAL, incarnation=OLD), rebuilt(EMPTY_LEDGERS, incarnation=OLD, pending=None)]),
+        ([OLD], [rebuilt(EMPTY_JOURNAL), rebuilt(EMPTY_LEDGERS, incarnation=OLD)]),
+    ],
+)
+def test_disks_whose_index_was_rebuilt_become_a_new_incarnation_with_their_data(
+    history: list[str], directories: list[LocalDirectory]
+) -> None:
+    assert decide(Evidence(OURS, OURS, history, directories)) == NewIncarnation(NEW)
+
+
+def test_what_a_finished_rebuild_may_leave_changes_nothing() -> None:
+    left = [rebuilt(EMPTY_JOURNAL, pending=None), rebuilt(EMPTY_LEDGERS, pending=None)]
+    assert decide(Evidence(OURS, OURS, [OLD, NEW], left)) == KnownBookie(NEW)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "stored", "history", "directories"),
+    [
+        (Refusal.COOKIE_GONE, None, [OLD], REBUILT),
+        (Refusal.NOT_OURS, OURS, [], REBUILT),
+        (Refusal.OTHER_INCARNATION, OURS, [OLD, "later"], REBUILT),
+        (Refusal.OTHER_INCARNATION, OURS, [OLD, NEW, "later"], REBUILT),
+        (Refusal.OTHER_INCARNATION, OURS, [NEW, OLD], REBUILT),
+        (Refusal.OTHER_INCARNATION, OURS, [OLD], [rebuilt(EMPTY_JOURNAL, before=None)] * 2),
+        (Refusal.OTHER_INCARNATION, OURS, [OLD], [REBUILT[0], rebuilt(EMPTY_LEDGERS, incarnation="later")]),
+        (Refusal.OTHER_INCARNATION, OURS, [OLD], [REBUILT[0], rebuilt(EMPTY_LEDGERS, pending="later")]),
+    ],
+)
+def test_rebuilt_disks_that_are_not_the_last_ones_are_refused(
+    refusal: Refusal, stored: Cookie | None, history: list[str], directories: list[LocalDirectory]
+) -> None:
+    with pytest.raises(IdentityError) as refused:
+        decide(Evidence(OURS, stored, history, directories))
+    assert refused.value.refusal is refusal
 
 
 versions = st.sampled_from([None, *map(encode_cookie, (OURS, OTHER_BOOKIE, OTHER_CLUSTER, MOVED)), b"damaged"])

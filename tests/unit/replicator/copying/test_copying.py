@@ -355,6 +355,57 @@ async def test_a_copy_stops_between_chunks_when_told_to() -> None:
 
 
 @in_virtual_time
+async def test_a_copy_that_must_stop_while_it_waits_for_memory_reads_nothing_afterwards() -> None:
+    """R94."""
+    async with scene(members="a b c", quorum=3) as at:
+        may_go_on = True
+
+        async def may_continue() -> bool:
+            return may_go_on
+
+        async with at.copier.budget.hold(at.copier.budget.limit_bytes):
+            copying = asyncio.create_task(at.copy(may_continue=may_continue))
+            await asyncio.sleep(1)
+            may_go_on = False
+        outcome = await copying
+        assert outcome.is_interrupted
+        assert [at.bookies[name].reads for name in "abc"] == [[], [], []]
+
+
+@in_virtual_time
+async def test_a_copy_that_must_stop_while_it_waits_for_a_silent_source_sends_nothing_afterwards() -> None:
+    """R94."""
+    async with scene(members="a b c", quorum=3) as at:
+        at.bookies.transport.faults(BookieId("a")).is_request_lost = True
+        stop_s = at.bookies.clock.monotonic_s() + SLOW_S / 2
+
+        async def may_continue() -> bool:
+            return at.bookies.clock.monotonic_s() < stop_s
+
+        outcome = await at.copy(may_continue=may_continue)
+        assert outcome.is_interrupted
+        assert any(at.bookies["c"].reads)
+        assert at.bookies["t"].adds == []
+
+
+@in_virtual_time
+async def test_a_copy_that_must_stop_while_it_waits_for_the_rate_sends_nothing_afterwards() -> None:
+    """R94."""
+    async with scene(members="a b c", quorum=3) as at:
+        at.copier.pace.set_rate(100)
+        await at.copier.pace.before_add(BookieId("another"), 1000, 0)  # all others wait for ten seconds
+        stop_s = at.bookies.clock.monotonic_s() + 3
+
+        async def may_continue() -> bool:
+            return at.bookies.clock.monotonic_s() < stop_s
+
+        outcome = await at.copy(may_continue=may_continue)
+        assert outcome.is_interrupted
+        assert outcome.target_failure is None
+        assert at.bookies["t"].adds == []
+
+
+@in_virtual_time
 async def test_an_error_of_the_store_comes_out_as_it_is() -> None:
     async with scene() as at:
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import Status
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
+from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import a_world, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time, until
@@ -32,6 +36,31 @@ async def test_an_entry_that_nobody_serves_parks_the_ledger_with_evidence() -> N
         assert await world.task(LEDGER) is not None
         assert await world.tasks.locks.locked() == frozenset()
         assert world.version(LEDGER) == 0
+
+
+@in_virtual_time
+@pytest.mark.parametrize("is_draining", [False, True])
+async def test_the_only_holder_of_an_entry_is_used_as_soon_as_it_registers_also_if_it_takes_no_copies(
+    is_draining: bool,
+) -> None:
+    """R93."""
+    async with a_world("a b c t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.lose("b", "c")
+        world.bookies["a"].results[EntryId(3)] = answers(Status.NO_ENTRY)
+        running = world.worker(once=False).start()
+
+        async def is_parked() -> bool:
+            return [task.reason for task in await world.parked.list()] == [ParkReason.UNREADABLE_ENTRIES]
+
+        await until(is_parked)
+        if is_draining:
+            await Drains(world.store, ROOT).start(Drain(BookieId("c"), "test", 1))
+        await world.register("c", is_read_only=not is_draining)
+        await until(world.is_clean)
+        await running.stop()
+        await world.assert_whole(LEDGER, packets, "t", "u")
+        assert (await world.metadata(LEDGER)).members().isdisjoint(names("b c" if is_draining else "b"))
 
 
 @in_virtual_time

@@ -7,6 +7,7 @@ import asyncio
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import Fault
+from bookie.metadata.tasks.failures import FailedTask
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import Status
@@ -109,6 +110,31 @@ async def test_a_run_that_should_end_tries_what_others_have_given_up() -> None:
         await world.heal()
         await world.assert_whole(LEDGER, packets, "t")
         assert await failures(world) == []
+
+
+@in_virtual_time
+async def test_a_ledger_that_was_marked_again_during_its_repair_does_not_wait_for_an_earlier_failure_once_more() -> (
+    None
+):
+    """R95."""
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.lose("b")
+        pause_s = 200.0
+        await world.ports(world.session()).failures.note(FailedTask(LEDGER, 6, pause_s, "token"))
+
+        async def another_loss() -> None:
+            await world.tasks.marking.mark(LEDGER, names("z"))
+
+        world.bookies["t"].before_add = another_loss
+        started_s = world.clock.monotonic_s()
+        running = world.worker(once=False).start()
+        await until(world.is_clean)
+        assert running.recorder.endings() == [Ending.MARKED_AGAIN, Ending.NOTHING_MISSING]
+        assert pause_s <= world.clock.monotonic_s() - started_s < 1.5 * pause_s
+        assert await failures(world) == []
+        await running.stop()
+        await world.assert_whole(LEDGER, packets, "t")
 
 
 @in_virtual_time

@@ -119,9 +119,11 @@ def test_a_path_that_duckdb_reads_as_a_pattern_is_refused(tmp_path: Path) -> Non
         answer(tmp_path / "reports[1]", "SELECT 1")
 
 
-def test_a_path_with_a_quote_is_read(tmp_path: Path) -> None:
+def test_a_path_with_a_quote_a_link_and_a_step_back_is_read(tmp_path: Path) -> None:
     write_story(tmp_path / "it's here")
-    assert answer(tmp_path / "it's here", "SELECT count(*) FROM findings").rows == [(8,)]
+    (tmp_path / "link").symlink_to("it's here")
+    for path in (tmp_path / "it's here", tmp_path / "link", tmp_path / "link" / ".." / "it's here"):
+        assert answer(path, "SELECT count(*) FROM findings").rows == [(8,)]
 
 
 def test_a_damaged_file_is_named_and_the_rest_is_answered(tmp_path: Path) -> None:

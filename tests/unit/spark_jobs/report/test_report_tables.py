@@ -6,7 +6,9 @@ import fcntl
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +18,15 @@ import pytest
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.kept import EVERYTHING, Kept
-from spark_jobs.report import table_upkeep, table_writing, writing
+from spark_jobs.report import sql, table_upkeep, table_writing, writing
 from spark_jobs.report.history import reports
 from spark_jobs.report.sql import ask
+from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.table_files import Journal, NewerTablesError, day_files, days, table_files, write_journal
-from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, SCHEMA_VERSION, TABLES
+from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, SCHEMA_VERSION, TABLES, TASKS
 from spark_jobs.report.table_upkeep import days_to_drop, days_too_large, tidy
 from spark_jobs.report.tables import bookies_table, runs_table
+from spark_jobs.runs.mark_log import SCHEMA
 from tests.worlds import report as world
 from tests.worlds.report_tables import FINDING_COLUMNS, STORY, finding, run, write, write_findings, write_story
 
@@ -43,6 +47,7 @@ def test_the_columns_are_those_that_are_written() -> None:
     (summary, _), *_ = STORY
     for table, written in ((RUNS, runs_table(summary)), (BOOKIES, bookies_table(summary))):
         assert set(table.column_names) - {"day"} == set(written.column_names)
+    assert TASKS.column_names == ("run_id", "day", *SCHEMA.names[1:])
     assert FINDINGS.column_names == ("run_id", "day", *(name for name, _ in FINDING_COLUMNS))
     assert len(FINDING_COLUMNS) == FINDING_DDL.count(",") + 1
 
@@ -66,6 +71,14 @@ def test_every_run_adds_its_rows_to_the_partition_of_its_day(tmp_path: Path) -> 
     assert [path.name for path in table_files(tmp_path, "findings").partitioned] == [
         f"{summary.run_id}.parquet" for summary, found in STORY if found
     ]
+
+
+def test_what_a_run_marked_is_a_table(tmp_path: Path) -> None:
+    write_story(tmp_path)
+    assert rows(tmp_path, "day::VARCHAR, ledger_id, missing", "tasks") == [
+        ("2026-01-03", 1, ["b:3181"]), ("2026-01-03", 2, ["b:3181"]), ("2026-01-03", 3, ["b:3181"]),
+        ("2026-01-04", 1, ["b:3181", "c:3181"]), ("2026-01-04", 3, ["b:3181"]), ("2026-01-04", 4, ["c:3181"]),
+    ]  # fmt: skip
 
 
 def test_arrow_reads_a_table_with_its_partitions(tmp_path: Path) -> None:
@@ -120,7 +133,7 @@ def test_a_day_that_is_over_becomes_one_file_of_each_table(tmp_path: Path) -> No
     assert len(table_files(tmp_path, "runs").partitioned) == 5
     before = {table: rows(tmp_path, "*", table) for table in TABLES}
     assert tidy(tmp_path, world.START_MS + 2 * world.DAY_MS, EVERYTHING)
-    for table in ("runs", "findings", "bookies"):
+    for table in ("runs", "findings", "bookies", "tasks"):
         (path,) = table_files(tmp_path, table).partitioned
         assert path.name.startswith("compacted-")
         assert [each.name for each in path.parent.iterdir()] == [path.name]
@@ -229,12 +242,15 @@ def test_one_process_at_a_time_tidies(tmp_path: Path) -> None:
     assert count(tmp_path, "runs") == 0
 
 
-def test_days_go_by_age_and_findings_also_by_size(tmp_path: Path) -> None:
+def test_days_go_by_age_and_by_the_size_of_a_table(tmp_path: Path) -> None:
     write_story(tmp_path)
     now = STORY[-1][0].finished_ms
-    tidy(tmp_path, now, Kept(days_max=2, findings_bytes_max=1))
-    assert days(tmp_path, "runs") == days(tmp_path, "bookies") == ("2026-01-03", "2026-01-04")
-    assert days(tmp_path, "findings") == ("2026-01-04",), "the newest day stays"
+    tidy(tmp_path, now, Kept(days_max=2, table_bytes_max=1 << 30))
+    for table in ("runs", "bookies", "findings", "tasks"):
+        assert days(tmp_path, table) == ("2026-01-03", "2026-01-04")
+    tidy(tmp_path, now, Kept(table_bytes_max=1))
+    for table in TABLES:
+        assert days(tmp_path, table) == ("2026-01-04",), "the newest day stays"
 
 
 def test_which_days_go() -> None:
@@ -244,7 +260,7 @@ def test_which_days_go() -> None:
     assert days_to_drop(held, "2026-03-01", 2) == held[:2]
     assert days_to_drop(held, "2026-03-01", 365) == []
     sizes = [("1", 5), ("2", 3), ("3", 2)]
-    for limit, gone in ((None, []), (10, []), (9, ["1"]), (5, ["1"]), (4, ["1", "2"]), (1, ["1", "2"])):
+    for limit, gone in ((10, []), (9, ["1"]), (5, ["1"]), (4, ["1", "2"]), (1, ["1", "2"])):
         assert days_too_large(sizes, limit) == gone
     assert days_too_large([], 1) == []
 
@@ -317,3 +333,36 @@ def test_findings_that_cannot_be_read_are_the_reason_of_a_missing_report(tmp_pat
     with pytest.raises(writing.ReportDirError, match="cannot read the findings"):
         writing.finish(tmp_path, summary)
     assert list(reports(tmp_path)) == []
+
+
+@pytest.mark.parametrize("step", ["is_parquet", "_answer"])
+def test_a_question_beside_a_compaction_is_answered_from_the_new_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    many(tmp_path, 3)
+    real = getattr(sql, step)
+    tidied: list[bool] = []
+
+    def after_a_compaction(*args: object) -> object:
+        if not tidied:
+            tidied.append(tidy(tmp_path, FAR_MS, EVERYTHING))
+        return real(*args)
+
+    monkeypatch.setattr(sql, step, after_a_compaction)
+    assert rows(tmp_path, "ledger_id", "findings") == [(0,), (1,), (2,)]
+    assert tidied == [True]
+
+
+def test_two_runs_that_end_at_the_same_time_are_both_in_the_tables(tmp_path: Path) -> None:
+    summaries = [replace(run(0), run_id=f"20260101T0304{each:02}Z-00000a") for each in range(4)]
+    ready = threading.Barrier(len(summaries))
+
+    def end(summary: RunSummary) -> None:
+        ready.wait(timeout=60)
+        write(tmp_path, summary, (finding(1, "b:3181"),))
+
+    with ThreadPoolExecutor(len(summaries)) as threads:
+        list(threads.map(end, summaries))
+    for table in ("runs", "findings"):
+        assert [row[0] for row in rows(tmp_path, "run_id", table)] == [each.run_id for each in summaries]
+    assert count(tmp_path, "ledgers_unhealthy_since") == 1

@@ -53,10 +53,13 @@ def test_nothing_found_is_nothing_published() -> None:
     assert publish([], Tasks()) == PublishResult(PublishOutcome.NOTHING_TO_PUBLISH, 0, 0)
 
 
-def test_disabling_stops_before_the_next_batch() -> None:
+def test_disabling_stops_before_the_next_batch_and_only_what_was_marked_is_noted() -> None:
     tasks = Tasks(batches_max=1)
-    assert publish([marking(number) for number in range(5)], tasks, 2) == PublishResult(PublishOutcome.DISABLED, 2, 2)
+    noted: list[Marking] = []
+    published = publish([marking(number) for number in range(5)], tasks, 2, note=noted.extend)
+    assert published == PublishResult(PublishOutcome.DISABLED, 2, 2)
     assert list(tasks.marked) == [0, 1]
+    assert noted == [marking(0), marking(1)]
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("no answer"), WriteOutcomeUnknownError("answer lost")])

@@ -13,7 +13,7 @@ from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.model.ids import BookieId
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.server.joining.admission import Admission, Place, admit
-from bookie.server.joining.directories import Role
+from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, Role
 from bookie.server.settings import BookieSettings
 from bookie.server.upkeep.registration_keeper import service_info
 from bookie.storage.disks.memory import MemoryDisk
@@ -86,6 +86,18 @@ async def test_a_known_bookie_is_let_in_with_a_warning(world: JoiningWorld, capl
     assert await world.join() == first
     [line] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "--apache-port" in line.getMessage()
+
+
+async def test_a_known_bookie_whose_index_was_rebuilt_is_let_in_as_well(world: JoiningWorld) -> None:
+    first = await world.join()
+    await world.join(OTHER, speaks_apache=True)
+    for disk in world.disks[US]:
+        await disk.make_directory("data")
+        for name, content in ((REBUILT_FILE, first.incarnation), (LIMBO_FILE, "new"), (INCARNATION_FILE, "new")):
+            await disk.replace(name, content.encode())
+    for _ in range(2):
+        again = await world.join()
+        assert (again.incarnation, again.is_stamped) == ("new", False)
 
 
 async def test_its_own_earlier_listener_holds_nobody_up(world: JoiningWorld, caplog: pytest.LogCaptureFixture) -> None:

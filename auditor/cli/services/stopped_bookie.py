@@ -1,0 +1,362 @@
+"""The commands below ``bkheal bookie``: look into the directories of a stopped bookie, or mend them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from auditor.cli.output import OutputFormat, print_json, print_line, print_table
+from auditor.cli.running import OutputOption, run
+from auditor.cli.services.processes import bookie_app
+from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
+from bookie.runtime.human import printable
+
+if TYPE_CHECKING:
+    from bookie.server.joining.directories import LocalDirectory
+    from bookie.storage.inspection import LedgerStatus
+    from bookie.storage.rebuilding import RebuiltIndex
+    from bookie.storage.scrubbing import DamagedEntry
+
+__all__ = ["bookie_app"]
+
+_DAMAGED_MAX: Final = 1000
+"""Damaged entries that are listed; all are counted."""
+_RUNS_MAX: Final = 100
+"""Runs of entries that are listed in one call."""
+
+JournalDirOption = Annotated[Path, typer.Option(help="The bookie's journal directory.", file_okay=False, exists=True)]
+LedgerDirOption = Annotated[Path, typer.Option(help="The bookie's ledger directory.", file_okay=False, exists=True)]
+LedgerArgument = Annotated[int, typer.Argument(min=0, max=LEDGER_ID_MAX, metavar="LEDGER", help="A ledger id.")]
+_EXIT_CODES: Final = (
+    "The bookie must be stopped; nothing is changed. Exit codes: 0 done, 1 these are not the directories of a bookie, "
+    "2 wrong usage, 70 the storage is damaged, or the bookie runs."
+)
+
+
+@bookie_app.command("status", epilog=_EXIT_CODES)
+def status(
+    journal_dir: JournalDirOption, ledger_dir: LedgerDirOption, output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """Show what the directories of a stopped bookie are, and how much is in them."""
+    document = run(_status(journal_dir, ledger_dir))
+    if output is OutputFormat.JSON:
+        print_json("StoppedBookie", **document)
+        return
+    for name, value in document.items():
+        print_line(f"{name.replace('_', ' ')}: {printable(str('-' if value is None else value))}")
+
+
+@bookie_app.command("ledgers", epilog=_EXIT_CODES)
+def ledgers(
+    journal_dir: JournalDirOption,
+    ledger_dir: LedgerDirOption,
+    output: OutputOption = OutputFormat.TABLE,
+    after: Annotated[int, typer.Option(min=-1, help="Only ledgers with a greater id.")] = -1,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most ledgers to list.")] = 1000,
+    only_limbo: Annotated[bool, typer.Option("--limbo", help="Only ledgers in limbo.")] = False,
+) -> None:
+    """List the ledgers that have entries on a stopped bookie, or are in limbo there."""
+    rows = run(_ledgers(journal_dir, ledger_dir, after, limit, only_limbo=only_limbo))
+    if output is OutputFormat.JSON:
+        print_json("StoppedBookieLedgers", items=rows, next_after=rows[-1]["ledger_id"] if len(rows) == limit else None)
+        return
+    print_table(
+        ("LEDGER", "ENTRIES", "LAST", "FENCED", "LIMBO"),
+        [
+            (
+                row["ledger_id"],
+                row["entries"],
+                "-" if row["last_entry_id"] is None else row["last_entry_id"],
+                "yes" if row["fenced"] else "no",
+                "yes" if row["limbo"] else "no",
+            )
+            for row in rows
+        ],
+        right=(0, 1, 2),
+    )
+
+
+@bookie_app.command("entries", epilog=_EXIT_CODES)
+def entries(
+    ledger: LedgerArgument,
+    journal_dir: JournalDirOption,
+    ledger_dir: LedgerDirOption,
+    output: OutputOption = OutputFormat.TABLE,
+    after: Annotated[int, typer.Option(min=-1, help="Only entries with a greater id.")] = -1,
+) -> None:
+    """List the entries of a ledger on a stopped bookie, as ranges: at most 100 in one call."""
+    found = run(_ledger(journal_dir, ledger_dir, LedgerId(ledger)))
+    runs: list[tuple[int, int]] = []
+    for first, last in found.entries.within(after + 1, LEDGER_ID_MAX):
+        if len(runs) == _RUNS_MAX:
+            break
+        runs.append((first, last))
+    is_cut = bool(runs) and runs[-1][1] < found.entries.groups[-1].last
+    if output is OutputFormat.JSON:
+        ranges = [{"first": first, "last": last} for first, last in runs]
+        print_json("StoppedBookieEntries", **_row(found), ranges=ranges, next_after=runs[-1][1] if is_cut else None)
+        return
+    state = [word for word, is_so in (("fenced", found.is_fenced), ("in limbo", found.is_limbo)) if is_so]
+    print_line(f"ledger {ledger}: {len(found.entries)} entries{''.join(f', {word}' for word in state)}")
+    for first, last in runs:
+        print_line(str(first) if first == last else f"{first}-{last}")
+    if is_cut:
+        print_line(f"more follow: --after {runs[-1][1]}")
+
+
+@bookie_app.command("read", epilog=_EXIT_CODES)
+def read(
+    ledger: LedgerArgument,
+    entry: Annotated[int, typer.Argument(min=0, max=LEDGER_ID_MAX, metavar="ENTRY", help="An entry id.")],
+    journal_dir: JournalDirOption,
+    ledger_dir: LedgerDirOption,
+    output: OutputOption = OutputFormat.TABLE,
+    is_raw: Annotated[bool, typer.Option("--raw", help="Write the stored bytes to standard output.")] = False,
+) -> None:
+    """Show an entry as a stopped bookie has it: its header, its size, and whether its checksum is right.
+
+    The stored bytes are a header of 32 bytes, the digest of the ledger, and the payload. Exit code 1: the entry cannot
+    be served; the status says why.
+    """
+    result = run(_read(journal_dir, ledger_dir, LedgerId(ledger), EntryId(entry)))
+    if is_raw and result["status"] == "ok":
+        sys.stdout.buffer.write(result["packet"])
+        sys.stdout.flush()
+        return
+    document = {name: value for name, value in result.items() if name != "packet"}
+    if output is OutputFormat.JSON:
+        print_json("StoredEntry", **document)
+    else:
+        for name, value in document.items():
+            print_line(f"{name.replace('_', ' ')}: {'-' if value is None else value}")
+    if result["status"] != "ok":
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@bookie_app.command("scrub")
+def scrub(
+    journal_dir: JournalDirOption,
+    ledger_dir: LedgerDirOption,
+    output: OutputOption = OutputFormat.TABLE,
+    after: Annotated[
+        str | None,
+        typer.Option(metavar="LEDGER:ENTRY", help="Go on behind this entry.", show_default=False),
+    ] = None,
+    bytes_max: Annotated[int | None, typer.Option(min=1, help="Stop after so many bytes.", show_default=False)] = None,
+    bytes_per_second: Annotated[int | None, typer.Option(min=1, help="Read no faster.", show_default=False)] = None,
+) -> None:
+    """Verify every entry in the entry logs of a stopped bookie against its checksum. Nothing is changed.
+
+    A damaged entry is never served: readers, recoveries and repairs take other copies, and a repair that meets it
+    replaces it. With --bytes-max a scrub is done in parts: each prints where the next one goes on.
+
+    Exit codes: 0 nothing is damaged, 1 something is, 2 wrong usage, 70 the storage cannot be opened, or the bookie
+    runs.
+
+    Example: `bkheal bookie scrub --journal-dir /journal --ledger-dir /ledgers --bytes-max 100000000000`
+    """
+    document = run(_scrub(journal_dir, ledger_dir, _position(after), bytes_max, bytes_per_second))
+    if output is OutputFormat.JSON:
+        print_json("Scrub", **document)
+    else:
+        for row in document["damaged"]:
+            where = f"{row['path']} offset {row['offset']}"
+            print_line(f"damaged: ledger {row['ledger_id']} entry {row['entry_id']}, {where}: {row['what']}")
+        print_line(
+            f"{document['entries']} entries, {document['bytes']} bytes verified; {document['damaged_count']} damaged"
+        )
+        if document["next_after"] is not None:
+            print_line(f"to go on: --after {document['next_after']}")
+    if document["damaged_count"]:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@bookie_app.command("rebuild-index")
+def rebuild_index(
+    journal_dir: JournalDirOption,
+    ledger_dir: LedgerDirOption,
+    output: OutputOption = OutputFormat.TABLE,
+    may_replace: Annotated[
+        bool, typer.Option("--replace", help="Rebuild also an index that could be used.", show_default=False)
+    ] = False,
+) -> None:
+    """Make the lost index of a stopped bookie again from its entry logs.
+
+    The index also held the ledgers' keys, fences and what was collected, which are not in the entry logs. So the disks
+    become a new incarnation that keeps its entries: at its next start the bookie answers "unknown" for what it does not
+    have, and every ledger that names it is marked for repair, which copies only what is missing. Entries of deleted
+    ledgers come back until the next garbage collection.
+
+    What is damaged in the entry logs is listed and left out. The directories need space for a second index. The index
+    that was there is kept as `index.lost-…`; delete it when the bookie is whole.
+
+    Exit codes: 0 rebuilt, 1 refused (nothing was changed), 2 wrong usage, 70 a disk failed, or the bookie runs; it is
+    safe to try again.
+
+    Example: `bkheal bookie rebuild-index --journal-dir /journal --ledger-dir /ledgers`
+    """
+    import random
+
+    from bookie.runtime.clock import SystemClock
+    from bookie.server.joining.rebuilt import rebuild_index as rebuilt
+
+    found = run(rebuilt(journal_dir, ledger_dir, SystemClock(), random.SystemRandom(), may_replace=may_replace))
+    if output is OutputFormat.JSON:
+        print_json("RebuiltIndex", **_rebuilt_document(found))
+        return
+    print_line(f"the index has {found.entries} entries of {found.ledgers} ledgers, from {found.logs} entry logs")
+    for finding in found.findings:
+        print_line(f"damaged: {finding.path} offset {finding.offset}: {finding.what}")
+    if found.finding_count > len(found.findings):
+        print_line(f"damaged: {found.finding_count - len(found.findings)} more")
+    print_line("start the bookie: the ledgers that name it are marked for repair")
+
+
+def _rebuilt_document(found: RebuiltIndex) -> dict[str, Any]:
+    return {
+        "entries": found.entries,
+        "ledgers": found.ledgers,
+        "entry_logs": found.logs,
+        "superseded": found.superseded,
+        "finding_count": found.finding_count,
+        "findings": [{"path": each.path, "offset": each.offset, "what": each.what} for each in found.findings],
+    }
+
+
+def _position(text: str | None) -> tuple[LedgerId, EntryId] | None:
+    if text is None:
+        return None
+    ledger, _, entry = text.partition(":")
+    if not (ledger.isascii() and ledger.isdigit() and entry.isascii() and entry.isdigit()):
+        raise typer.BadParameter(f"{text!r} is no position: write LEDGER:ENTRY", param_hint="--after")
+    if max(int(ledger), int(entry)) > LEDGER_ID_MAX:
+        raise typer.BadParameter(f"{text!r} has an id that is too large", param_hint="--after")
+    return LedgerId(int(ledger)), EntryId(int(entry))
+
+
+def _row(found: LedgerStatus) -> dict[str, Any]:
+    return {
+        "ledger_id": found.ledger_id,
+        "entries": len(found.entries),
+        "last_entry_id": found.entries.groups[-1].last if found.entries else None,
+        "fenced": found.is_fenced,
+        "limbo": found.is_limbo,
+        "collected": found.is_collected,
+    }
+
+
+def _identity(directories: list[LocalDirectory]) -> dict[str, Any]:
+    from bookie.metadata.bookies.cookies import InvalidCookieError, decode_cookie
+
+    ids = set()
+    for directory in directories:
+        try:
+            ids.add("none" if directory.version is None else str(decode_cookie(directory.version).bookie_id))
+        except InvalidCookieError:
+            ids.add("unreadable")
+    incarnations = {str(directory.incarnation or "none") for directory in directories}
+    return {
+        "bookie_id": ", ".join(sorted(ids)),
+        "incarnation": ", ".join(sorted(incarnations)),
+        "limbo_pending": any(directory.pending is not None for directory in directories),
+    }
+
+
+async def _status(journal_dir: Path, ledger_dir: Path) -> dict[str, Any]:
+    from bookie.server.joining.stopped import stopped_disks, stopped_storage
+
+    async with stopped_disks(journal_dir, ledger_dir) as disks, stopped_storage(disks) as storage:
+        found = await storage.status()
+        total, free = await disks.ledgers.space()
+        return {
+            **_identity(list(disks.directories)),
+            "journal_sequence": found.journal_sequence,
+            "journal_records": found.journal_records,
+            "ledgers": found.ledgers,
+            "entry_logs": found.entry_logs,
+            "entry_log_bytes": found.entry_log_bytes,
+            "dead_bytes": found.dead_bytes,
+            "ledger_disk_bytes": total,
+            "ledger_disk_free_bytes": free,
+        }
+
+
+async def _ledgers(
+    journal_dir: Path, ledger_dir: Path, after: int, limit: int, *, only_limbo: bool
+) -> list[dict[str, Any]]:
+    from bookie.server.joining.stopped import stopped_disks, stopped_storage
+
+    async with stopped_disks(journal_dir, ledger_dir) as disks, stopped_storage(disks) as storage:
+        ids = await storage.ledger_ids(after, limit, only_limbo=only_limbo)
+        return [_row(await storage.ledger(ledger_id)) for ledger_id in ids]
+
+
+async def _ledger(journal_dir: Path, ledger_dir: Path, ledger_id: LedgerId) -> LedgerStatus:
+    from bookie.server.joining.stopped import stopped_disks, stopped_storage
+
+    async with stopped_disks(journal_dir, ledger_dir) as disks, stopped_storage(disks) as storage:
+        return await storage.ledger(ledger_id)
+
+
+async def _read(journal_dir: Path, ledger_dir: Path, ledger_id: LedgerId, entry_id: EntryId) -> dict[str, Any]:
+    from bookie.model.packet import HEADER_SIZE, header_of
+    from bookie.server.joining.stopped import stopped_disks, stopped_storage
+
+    async with stopped_disks(journal_dir, ledger_dir) as disks, stopped_storage(disks) as storage:
+        [result] = await storage.read(ledger_id, [entry_id])
+    header = header_of(result.packet) if len(result.packet) >= HEADER_SIZE else None
+    return {
+        "ledger_id": ledger_id,
+        "entry_id": entry_id,
+        "status": result.status.name.lower(),
+        "bytes": len(result.packet),
+        "last_add_confirmed": None if header is None else header[0],
+        "ledger_length": None if header is None else header[1],
+        "packet": result.packet,
+    }
+
+
+async def _scrub(
+    journal_dir: Path,
+    ledger_dir: Path,
+    after: tuple[LedgerId, EntryId] | None,
+    bytes_max: int | None,
+    bytes_per_second: int | None,
+) -> dict[str, Any]:
+    from contextlib import aclosing
+
+    from bookie.server.joining.stopped import stopped_disks, stopped_storage
+
+    done, size, count, damaged = 0, 0, 0, list[Any]()
+    next_after: str | None = None
+    begun_s = time.monotonic()
+    async with (
+        stopped_disks(journal_dir, ledger_dir) as disks,
+        stopped_storage(disks) as storage,
+        aclosing(storage.scrub(after)) as steps,
+    ):
+        async for step in steps:
+            done, size, count = done + step.entries, size + step.bytes, count + len(step.damaged)
+            damaged += [_damaged_row(each) for each in step.damaged[: _DAMAGED_MAX - len(damaged)]]
+            if bytes_max is not None and size >= bytes_max:
+                next_after = f"{step.last[0]}:{step.last[1]}"
+                break
+            if bytes_per_second is not None:
+                await asyncio.sleep(max(begun_s + size / bytes_per_second - time.monotonic(), 0))
+    return {"entries": done, "bytes": size, "damaged_count": count, "damaged": damaged, "next_after": next_after}
+
+
+def _damaged_row(found: DamagedEntry) -> dict[str, Any]:
+    return {
+        "ledger_id": found.ledger_id,
+        "entry_id": found.entry_id,
+        "path": found.path,
+        "offset": found.offset,
+        "what": found.what,
+    }

@@ -1,0 +1,172 @@
+"""The look into the storage of a stopped bookie. Nothing is written to its files.
+
+The journal is replayed into memory only, so what is seen is what the bookie would serve after its next start. Opening
+the index makes RocksDB write the records of its own log to tables, as each start does; no record changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import EntryId, LedgerId
+from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark, dead_range, log_id_of_dead, unpack_dead
+from bookie.storage.entry_logs import entry_log
+from bookie.storage.entry_logs.entry_log import EntryLogs, log_path
+from bookie.storage.errors import LostIndexError
+from bookie.storage.journal import replay as journal_replay
+from bookie.storage.journal.mark import MarkSlots
+from bookie.storage.journal.replay import JournalReplay
+from bookie.storage.ledger_state import LedgerStates
+from bookie.storage.opening import apply_records
+from bookie.storage.port import Disk, DiskError, EntryIndex
+from bookie.storage.reading import EntryReader
+from bookie.storage.scrubbing import ScrubStep, scrub
+from bookie.storage.settings import StorageSettings
+from bookie.storage.write_cache import Caches
+from bookie.wire.port import EntryResult
+
+_REPLAYED_BYTES_MAX: Final = 1 << 30
+"""Entries of the journal held in memory: a bookie whose ledger disk is full has up to eight caches in it."""
+_PAGE_KEYS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class StorageStatus:
+    """What the storage of a stopped bookie has. Sizes are in bytes."""
+
+    journal_sequence: int
+    """The last batch of the journal."""
+    journal_records: int
+    """Records that are in the journal and not yet in the entry logs."""
+    ledgers: int
+    """Ledgers recorded, with those of which only the fence is left."""
+    entry_logs: int
+    entry_log_bytes: int
+    dead_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerStatus:
+    """What is recorded about a ledger."""
+
+    ledger_id: LedgerId
+    is_known: bool
+    is_fenced: bool
+    is_limbo: bool
+    is_collected: bool
+    entries: EntryRuns
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedStorage:
+    """The storage of one stopped bookie. Open it with ``inspect``."""
+
+    disk: Disk
+    index: EntryIndex
+    states: LedgerStates
+    logs: EntryLogs
+    reader: EntryReader
+    replay: JournalReplay
+
+    async def status(self) -> StorageStatus:
+        """Return numbers and sizes.
+
+        Raises:
+            DiskError: a directory or the index cannot be read.
+        """
+        ids = await entry_log.log_ids(self.disk)
+        size = sum([await self._size(log_id) for log_id in ids])
+        dead, present = 0, set(ids)
+        first, end = dead_range()
+        while page := await self.index.range(first, end, _PAGE_KEYS):
+            dead += sum(unpack_dead(value) for key, value in page if log_id_of_dead(key) in present)
+            first = page[-1][0] + b"\0"
+        return StorageStatus(
+            self.replay.reached, self.replay.record_count, self.states.count, len(ids), size, min(dead, size)
+        )
+
+    async def ledger_ids(self, after: int, limit: int, *, only_limbo: bool = False) -> list[LedgerId]:
+        """Return ids as ``LedgerStorage.ledger_ids`` does, at most ``limit``.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        found: list[LedgerId] = []
+        while len(found) < limit and (page := await self.states.page(after, limit, only_limbo=only_limbo)):
+            found += page
+            after = page[-1]
+        return found[:limit]
+
+    async def ledger(self, ledger_id: LedgerId) -> LedgerStatus:
+        """Return the state of a ledger and the list of its entries.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        async with self.states.using(ledger_id) as state:
+            runs = await self.reader.runs(ledger_id)
+            flags = state.is_known, state.is_fenced, state.is_limbo, state.is_collected
+            return LedgerStatus(ledger_id, *flags, runs)
+
+    async def read(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> list[EntryResult]:
+        """Read entries, as ``LedgerStorage.read`` does.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        async with self.states.using(ledger_id) as state:
+            return await self.reader.entries(state, entry_ids)
+
+    def scrub(self, after: tuple[LedgerId, EntryId] | None = None) -> AsyncGenerator[ScrubStep, None]:
+        """Verify what is in the entry logs; see ``scrub``."""
+        return scrub(self.index, self.logs, after)
+
+    async def close(self) -> None:
+        """Close the open entry logs."""
+        await self.logs.close()
+
+    async def _size(self, log_id: int) -> int:
+        with suppress(FileNotFoundError):
+            file = await self.disk.open(log_path(log_id))
+            try:
+                return await file.size()
+            finally:
+                await file.close()
+        return 0
+
+
+async def inspect(journal: Disk, ledgers: Disk, index: EntryIndex, settings: StorageSettings) -> StoppedStorage:
+    """Open the storage of a stopped bookie to look into it.
+
+    Raises:
+        DamagedJournalError: acknowledged records cannot be read back.
+        LostIndexError: the index is lost, or the bookie has never run.
+        UnsupportedFormatError: a file was written by a newer version.
+        DiskError: a disk failed, or the journal holds more than memory may.
+    """
+    slots = MarkSlots(journal, journal_replay.DIRECTORY)
+    await slots.load()
+    [value] = await index.get_many([MARK_KEY])
+    journal_replay.check_same_store(
+        has_checkpoint=value is not None,
+        has_entry_logs=bool(await entry_log.log_ids(ledgers)),
+        mark=slots.mark,
+        file_count=len(await journal_replay.file_numbers(journal)),
+    )
+    if value is None:
+        raise LostIndexError("there is no storage in these directories yet: the bookie has never run")
+    mark = CheckpointMark.decode(value)
+    caches, states = Caches(), LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)
+    replay = JournalReplay(journal, mark.sequence)
+    async for batch in replay.batches(slots.mark):
+        await apply_records(batch, caches, states)
+        if caches.active.size > _REPLAYED_BYTES_MAX:
+            raise DiskError("the journal holds more than memory may: start the bookie, which writes it to the logs")
+    logs = EntryLogs(ledgers, mark.next_log_id, settings.open_logs)
+    return StoppedStorage(
+        ledgers, index, states, logs, EntryReader(caches, index, logs, settings.list_page_keys), replay
+    )

@@ -1,0 +1,274 @@
+"""The rebuilding of a lost entry index from the entry logs.
+
+The index holds two kinds of records. The places of entries are found again in the entry logs. The states of ledgers
+(keys, fences, limbo, and which ledgers were collected) are not. Every ledger that is found is therefore fenced, and in
+limbo: the status of an entry that was not found is "unknown", never "absent" (S6). The caller must do the same for the
+ledgers of which nothing was found, before anything is served (``bookie.server.joining.rebuilt``).
+
+Entries of ledgers that were collected are found again if their logs still exist. The collector deletes them again.
+
+If an entry is found more than once, the copy in the log with the greatest id counts, as after a crash. A log is read to
+its end: what cannot be read is a finding and is skipped up to the next intact record. Nothing in the logs is changed.
+
+The mark of the checkpoint is written last. It lets the next start replay every journal file that exists, because
+entries can be in the journal alone. Without the mark, a store refuses to open, so an unfinished index is never used.
+
+Source: docs/failure-model.md#lost-index; S rules are defined in docs/invariants.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+from crc32c import crc32c
+
+from bookie.model.ids import LedgerId
+from bookie.model.packet import HEADER_SIZE as ENTRY_HEADER_SIZE
+from bookie.model.packet import PACKET_BYTES_MAX, packet_ids
+from bookie.storage.disks.index_format import (
+    MARK_KEY,
+    CheckpointMark,
+    Location,
+    dead_key,
+    pack_dead,
+    pack_entry_key,
+    pack_location,
+    state_key,
+    unpack_location,
+)
+from bookie.storage.entry_logs.entry_log import (
+    HEADER_SIZE,
+    RECORD_HEADER_SIZE,
+    decode_header,
+    decode_records,
+    log_ids,
+    log_path,
+)
+from bookie.storage.entry_logs.log_ends import ends_at
+from bookie.storage.journal import replay
+from bookie.storage.journal.mark import MarkSlots
+from bookie.storage.ledger_state import LedgerState
+from bookie.storage.port import Disk, DiskError, DiskFile, EntryIndex
+
+WINDOW_BYTES: Final = 8 << 20
+"""Read at a time; more than the largest record."""
+_PIECE_BYTES: Final = 64 << 10
+"""Read at a time where the device reports errors."""
+FINDINGS_MAX: Final = 100
+"""Findings that are described; all of them are counted."""
+_TRIED_BYTES_MAX: Final = 1 << 30
+"""Bytes over which checksums are computed in the search for the next record of one window."""
+_HEAD: Final = struct.Struct(">IIqq")
+"""Size, CRC32C, ledger id, entry id: the beginning of every record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something in the entry logs that could not be used."""
+
+    path: str
+    offset: int
+    what: str
+
+
+@dataclass(slots=True)
+class RebuiltIndex:
+    """What was found in the entry logs.
+
+    Attributes:
+        logs: entry logs read.
+        entries: entries in the index.
+        ledgers: ledgers with at least one entry.
+        superseded: older copies of entries that were stored again.
+        finding_count: all findings.
+        findings: the first ``FINDINGS_MAX``.
+    """
+
+    logs: int = 0
+    entries: int = 0
+    ledgers: int = 0
+    superseded: int = 0
+    finding_count: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    def report(self, path: str, offset: int, what: str) -> None:
+        """Add a finding."""
+        self.finding_count += 1
+        if len(self.findings) < FINDINGS_MAX:
+            self.findings.append(Finding(path, offset, what))
+
+
+async def rebuild(journal: Disk, ledgers: Disk, index: EntryIndex) -> RebuiltIndex:
+    """Fill an empty index from the entry logs, and let the journal be replayed from its beginning.
+
+    Args:
+        journal: the disk of the journal; only read.
+        ledgers: the disk of the entry logs; only read.
+        index: an empty index. If this call does not return, no store opens with it.
+
+    Raises:
+        DamagedJournalError: the journal is lost, or the record of its end is unreadable.
+        DiskError: a directory cannot be read, or the index cannot be written.
+    """
+    slots = MarkSlots(journal, replay.DIRECTORY)
+    await slots.load()
+    replay.check_same_store(has_checkpoint=True, has_entry_logs=True, mark=slots.mark, file_count=0)
+    assert slots.mark is not None
+    sequence = await replay.first_sequence(journal, slots.mark)
+    rebuilding = _Rebuilding(ledgers, index)
+    ids = await log_ids(ledgers)
+    for log_id in ids:
+        await rebuilding.read_log(log_id)
+    await rebuilding.finish(CheckpointMark(sequence, max(ids, default=0) + 1, rebuilding.result.ledgers))
+    return rebuilding.result
+
+
+@dataclass(slots=True)
+class _Rebuilding:
+    disk: Disk
+    index: EntryIndex
+    result: RebuiltIndex = field(default_factory=RebuiltIndex)
+    _dead: dict[int, int] = field(default_factory=dict)
+    """Dead bytes by log id."""
+
+    async def read_log(self, log_id: int) -> None:
+        """Write the places of the entries of a log to the index."""
+        self.result.logs += 1
+        file = await self.disk.open(log_path(log_id))
+        try:
+            size, end, is_end_recorded = await file.size(), HEADER_SIZE, False
+            header = decode_header(await self._read(file, log_id, 0, min(HEADER_SIZE, size)))
+            if header is None:
+                self.result.report(log_path(log_id), 0, "its header is damaged")
+            elif header.log_id != log_id:
+                self.result.report(log_path(log_id), 0, f"it is entry log {header.log_id} by its header: not used")
+                return
+            else:
+                is_end_recorded = header.is_end_recorded
+            async with aclosing(self._records(file, log_id, size)) as windows:
+                async for offset, records in windows:
+                    await self._name(log_id, offset, records)
+                    end = offset + records[-1][0].offset + records[-1][0].size
+        finally:
+            await file.close()
+        if end < size:
+            self._add_dead(log_id, size - end)
+            if is_end_recorded:  # so that compaction can remove the log when its entries are gone
+                await self.index.write([ends_at(log_id, end, is_counted=True)])
+
+    async def finish(self, mark: CheckpointMark) -> None:
+        """Write the numbers of dead bytes, and the mark: from now on the index can be used."""
+        await self.index.write([(dead_key(log_id), pack_dead(size)) for log_id, size in sorted(self._dead.items())])
+        await self.index.write([(MARK_KEY, mark.encode())])
+
+    async def _records(
+        self, file: DiskFile, log_id: int, size: int
+    ) -> AsyncGenerator[tuple[int, list[tuple[Location, bytes]]], None]:
+        """Yield the intact records, with the offset to which their places are relative. Report what is between them."""
+        offset, damage_begin = HEADER_SIZE, None
+        while offset < size:
+            window = await self._read(file, log_id, offset, min(WINDOW_BYTES, size - offset))
+            if not window:
+                break
+            if records := decode_records(window):
+                if damage_begin is not None:
+                    self._report_damage(log_id, damage_begin, offset)
+                    self._add_dead(log_id, offset - damage_begin)
+                    damage_begin = None
+                yield offset, records
+                offset += records[-1][0].offset + records[-1][0].size
+                continue
+            damage_begin = offset if damage_begin is None else damage_begin
+            offset += next_record(window)
+        if damage_begin is not None:
+            self._report_damage(log_id, damage_begin, size)
+
+    async def _name(self, log_id: int, base: int, records: Sequence[tuple[Location, bytes]]) -> None:
+        """Write places and the states of ledgers that are new."""
+        places: dict[bytes, Location] = {}
+        found: set[LedgerId] = set()
+        named = []
+        for location, body in records:
+            ledger_id, entry_id = packet_ids(body)
+            place = Location(log_id, base + location.offset, location.size, location.crc)
+            if ledger_id < 0 or entry_id < 0:
+                self.result.report(log_path(log_id), place.offset, f"a record with the ids {ledger_id}, {entry_id}")
+                self._add_dead(log_id, place.size + RECORD_HEADER_SIZE)
+                continue
+            found.add(ledger_id)
+            named.append((pack_entry_key(ledger_id, entry_id), place, ledger_id, entry_id))
+        keys = list(dict.fromkeys(key for key, *_ in named))
+        for key, value in zip(keys, await self.index.get_many(keys), strict=True):
+            if value is not None:
+                places[key] = unpack_location(value)
+        for key, place, ledger_id, entry_id in named:
+            if (before := places.get(key)) is None:
+                self.result.entries += 1
+            else:
+                self.result.superseded += 1
+                self._add_dead(before.log_id, before.size + RECORD_HEADER_SIZE)
+                if (before.size, before.crc) != (place.size, place.crc):
+                    self.result.report(
+                        log_path(log_id),
+                        place.offset,
+                        f"entry {entry_id} of ledger {ledger_id} differs from its copy in {log_path(before.log_id)}, "
+                        f"offset {before.offset}: the later copy counts",
+                    )
+            places[key] = place
+        puts = [(key, pack_location(each.log_id, each.offset, each.size, each.crc)) for key, each in places.items()]
+        await self.index.write([*puts, *await self._new_states(sorted(found))])
+
+    async def _new_states(self, ledger_ids: Sequence[LedgerId]) -> list[tuple[bytes, bytes]]:
+        known = await self.index.get_many([state_key(ledger_id) for ledger_id in ledger_ids])
+        new = [ledger_id for ledger_id, value in zip(ledger_ids, known, strict=True) if value is None]
+        self.result.ledgers += len(new)
+        return [
+            (state_key(ledger_id), LedgerState(ledger_id, is_fenced=True, is_limbo=True).encode()) for ledger_id in new
+        ]
+
+    async def _read(self, file: DiskFile, log_id: int, offset: int, size: int) -> bytes:
+        """Return bytes of a log, with zeros in place of what the device cannot read."""
+        try:
+            return (await file.read([(offset, size)]))[0]
+        except DiskError:
+            parts = []
+            for start in range(offset, offset + size, _PIECE_BYTES):
+                length = min(_PIECE_BYTES, offset + size - start)
+                try:
+                    parts.append((await file.read([(start, length)]))[0])
+                except DiskError as error:
+                    self.result.report(log_path(log_id), start, str(error))
+                    parts.append(bytes(length))
+            return b"".join(parts)
+
+    def _report_damage(self, log_id: int, begin: int, end: int) -> None:
+        self.result.report(log_path(log_id), begin, f"{end - begin} bytes are no intact records")
+
+    def _add_dead(self, log_id: int, size: int) -> None:
+        self._dead[log_id] = self._dead.get(log_id, 0) + size
+
+
+def next_record(window: bytes) -> int:
+    """Return how far to go on in a window that does not begin with an intact record.
+
+    That is where the next intact record begins. If there is none, only what could be the beginning of a record that
+    continues behind the window is left.
+    """
+    tried, last = 0, len(window) - RECORD_HEADER_SIZE - ENTRY_HEADER_SIZE
+    for start in range(1, last + 1):
+        size, crc, ledger_id, entry_id = _HEAD.unpack_from(window, start)
+        if not ENTRY_HEADER_SIZE <= size <= PACKET_BYTES_MAX or ledger_id < 0 or entry_id < 0:
+            continue
+        begin = start + RECORD_HEADER_SIZE
+        if begin + size > len(window):
+            continue
+        tried += size
+        if tried > _TRIED_BYTES_MAX:
+            break
+        if crc32c(window[begin : begin + size]) == crc:
+            return start
+    return max(len(window) - PACKET_BYTES_MAX - RECORD_HEADER_SIZE, 1) if len(window) >= WINDOW_BYTES else len(window)

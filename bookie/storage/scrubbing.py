@@ -1,0 +1,101 @@
+"""The verification of stored entries against their checksums.
+
+The index is followed in the order of its keys, so a scrub reads exactly what the bookie would serve, once, and a
+position is the key that it reached. An entry that does not verify is a finding; nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.model.ids import EntryId, LedgerId
+from bookie.storage.disks.index_format import (
+    Location,
+    pack_entry_key,
+    pack_location,
+    unpack_entry_key,
+    unpack_location,
+)
+from bookie.storage.entry_logs.entry_log import EntryLogs, is_entry, log_path
+from bookie.storage.port import EntryIndex
+
+_PAGE_KEYS: Final = 1000
+_STEP_BYTES: Final = 4 << 20
+"""Read at a time, unless one entry is larger."""
+_ENTRIES_END: Final = b"\xff"
+"""Behind the keys of all entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedEntry:
+    """An entry that the index refers to and that cannot be served."""
+
+    ledger_id: LedgerId
+    entry_id: EntryId
+    path: str
+    offset: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubStep:
+    """What one step of a scrub verified; ``last`` is the last entry of it, from which another scrub can go on."""
+
+    last: tuple[LedgerId, EntryId]
+    entries: int
+    bytes: int
+    damaged: Sequence[DamagedEntry] = ()
+
+
+async def scrub(
+    index: EntryIndex, logs: EntryLogs, after: tuple[LedgerId, EntryId] | None = None
+) -> AsyncGenerator[ScrubStep, None]:
+    """Verify every entry behind ``after`` (None: all), a few megabytes at a time.
+
+    Raises:
+        DiskError: the index cannot be read.
+    """
+    first = pack_entry_key(0, 0) if after is None else pack_entry_key(*after) + b"\0"
+    while pairs := await index.range(first, _ENTRIES_END, _PAGE_KEYS):
+        for step in _steps(pairs):
+            yield await _verified(index, logs, step)
+        first = pairs[-1][0] + b"\0"
+
+
+def _steps(pairs: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
+    steps: list[list[tuple[bytes, bytes]]] = [[]]
+    size = 0
+    for pair in pairs:
+        size += unpack_location(pair[1]).size
+        if steps[-1] and size > _STEP_BYTES:
+            steps.append([])
+            size = unpack_location(pair[1]).size
+        steps[-1].append(pair)
+    return steps
+
+
+async def _verified(index: EntryIndex, logs: EntryLogs, pairs: Sequence[tuple[bytes, bytes]]) -> ScrubStep:
+    places = [unpack_location(value) for _, value in pairs]
+    bodies = await logs.read(places)
+    damaged, size = [], 0
+    for (key, _), place, body in zip(pairs, places, bodies, strict=True):
+        ledger_id, entry_id = unpack_entry_key(key)
+        if isinstance(body, bytes):
+            size += len(body)
+            if is_entry(place, body, ledger_id, entry_id):
+                continue
+            what = "its bytes do not match their checksum or its ids"
+        else:
+            what = "its entry log is missing" if body is None else str(body)
+        if await _is_moved(index, key, place):
+            continue  # compaction or a deletion was faster
+        damaged.append(DamagedEntry(LedgerId(ledger_id), EntryId(entry_id), log_path(place.log_id), place.offset, what))
+    last = unpack_entry_key(pairs[-1][0])
+    return ScrubStep((LedgerId(last[0]), EntryId(last[1])), len(pairs), size, damaged)
+
+
+async def _is_moved(index: EntryIndex, key: bytes, place: Location) -> bool:
+    [value] = await index.get_many([key])
+    return value != pack_location(place.log_id, place.offset, place.size, place.crc)

@@ -1,0 +1,48 @@
+"""The status page in a real Chromium: its style is allowed, it runs no script, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+
+from bookie.metadata.bookies.maintenance import Window
+from bookie.model.ids import BookieId
+from bookie.model.run import RunKind
+from tests.integration.chromium import browser
+from tests.worlds import report
+from tests.worlds.api import EVIL, NOW_MS, running
+
+__all__ = ["browser"]
+
+pytestmark = pytest.mark.integration
+
+
+async def test_a_person_reads_the_status_and_follows_a_run_to_its_report(browser: Chrome, tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.start()
+        await world.control.finish(run_id)
+        await world.start(RunKind.REPLICAS)
+        summary = replace(report.NO_LIVE_COPY, run_id=run_id)
+        report.write(tmp_path / "reports", summary)
+        world.control.windows = (Window("rack:/r1", (BookieId("a:3181"),), "me", NOW_MS, NOW_MS + 3_600_000),)
+
+        def read() -> None:
+            browser.get(f"{world.url}/status")
+            text = browser.find_element(By.TAG_NAME, "body").text
+            for words in (run_id, "rack:/r1", "critical", f"d{EVIL}"):
+                assert words in text, text
+            assert browser.find_elements(By.TAG_NAME, "script") == [], "a name is text"
+            assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+            styled = "return getComputedStyle(document.querySelector('table')).borderCollapse"
+            assert browser.execute_script(styled) == "collapse", "the policy allows the page's own style"
+            assert browser.get_log("browser") == []  # type: ignore[no-untyped-call]
+            browser.find_element(By.LINK_TEXT, "findings").click()
+            assert browser.current_url == f"{world.url}/reports/{run_id}/"
+            assert "No live copy" in browser.find_element(By.TAG_NAME, "body").text
+
+        await asyncio.to_thread(read)

@@ -1,0 +1,304 @@
+"""A lost index is made again from the entry logs: nothing that was live is lost, and nothing is ever "absent"."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import pytest
+from typing_extensions import override
+
+from bookie.model.ids import EntryId, LedgerId
+from bookie.runtime.clock import SystemClock
+from bookie.storage import rebuilding
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_ids, log_path
+from bookie.storage.errors import DamagedJournalError, LostIndexError
+from bookie.storage.port import DiskError, DiskFile
+from bookie.storage.rebuilding import RebuiltIndex, next_record, rebuild
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, Status
+
+KEY = b"key"
+SETTINGS = StorageSettings(cache_bytes_max=1 << 20, journal_file_bytes=1, compact_bytes_per_s=1 << 40)
+L1, L2, L3, L4 = map(LedgerId, range(1, 5))
+
+
+def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload") -> bytes:
+    return struct.pack(">qqqq", ledger_id, entry_id, entry_id - 1, 0) + payload
+
+
+async def opened(journal: MemoryDisk, ledgers: MemoryDisk, index: MemoryIndex) -> LedgerStorage:
+    return await LedgerStorage.open(journal, ledgers, index, SETTINGS, SystemClock())
+
+
+async def add(store: LedgerStorage, ledger_id: LedgerId, *entry_ids: int, is_recovery: bool = False) -> None:
+    entries = [entry(ledger_id, entry_id) for entry_id in entry_ids]
+    assert (await store.add(AddBatch(ledger_id, KEY, entries, is_recovery))).status is Status.OK
+
+
+async def collect(store: LedgerStorage, ledger_id: LedgerId) -> None:
+    assert await store.collect(ledger_id, store.mark(ledger_id))
+
+
+async def listed(store: LedgerStorage, ledger_id: LedgerId) -> tuple[Status, list[int]]:
+    reply = await store.list_entries(ledger_id)
+    return reply.status, list(reply.entries)
+
+
+async def read(store: LedgerStorage, ledger_id: LedgerId, *entry_ids: int) -> list[tuple[Status, bytes]]:
+    reply = await store.read(ledger_id, [EntryId(entry_id) for entry_id in entry_ids])
+    return [(result.status, result.packet) for result in reply.results]
+
+
+async def used() -> tuple[MemoryDisk, MemoryDisk]:
+    """The disks of a store after writes, a fence, entries stored again, a deletion and a compaction. L2 is gone."""
+    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
+    store = await opened(journal, ledgers, index)
+    await add(store, L1, *range(10))
+    await add(store, L2, *range(10))
+    await store.checkpoint()
+    await add(store, L1, *range(5))  # again
+    await add(store, L3, 0)
+    assert (await store.fence(L3, KEY)).status is Status.OK
+    await store.checkpoint()
+    await collect(store, L2)
+    assert (await store.compact()).removed_logs
+    await store.checkpoint()
+    await add(store, L4, *range(3))  # in the journal alone
+    await store.abort()
+    return journal.restarted(), ledgers.restarted()
+
+
+async def rebuilt(journal: MemoryDisk, ledgers: MemoryDisk) -> tuple[LedgerStorage, RebuiltIndex]:
+    index = MemoryIndex()
+    found = await rebuild(journal, ledgers, index)
+    return await opened(journal, ledgers, index), found
+
+
+async def test_everything_that_was_live_is_served_again_and_the_rest_is_unknown() -> None:
+    journal, ledgers = await used()
+    with pytest.raises(LostIndexError, match="rebuild-index"):
+        await opened(journal, ledgers, MemoryIndex())
+    store, found = await rebuilt(journal, ledgers)
+    assert (found.entries, found.ledgers, found.finding_count) == (11, 2, 0)
+    assert await listed(store, L1) == (Status.LIMBO, list(range(10)))
+    assert await read(store, L1, *range(10)) == [(Status.OK, entry(1, number)) for number in range(10)]
+    assert await read(store, L3, 0, 1) == [(Status.OK, entry(3, 0)), (Status.LIMBO, b"")]
+    assert await listed(store, L4) == (Status.OK, [0, 1, 2])
+    assert await listed(store, L2) == (Status.NO_LEDGER, [])  # the caller puts it in limbo, if any metadata has it
+    for ledger_id in (L1, L3):
+        reply = await store.add(AddBatch(ledger_id, KEY, [entry(ledger_id, 20)]))
+        assert reply.status is Status.FENCED
+    await store.close()
+
+
+async def test_a_deleted_ledger_whose_log_is_still_there_comes_back_and_can_be_collected_again() -> None:
+    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
+    store = await opened(journal, ledgers, index)
+    await add(store, L1, *range(10))
+    await add(store, L2, 0)
+    await store.checkpoint()
+    await collect(store, L2)
+    await store.close()
+    store, found = await rebuilt(journal, ledgers)
+    assert (found.entries, found.ledgers) == (11, 2)
+    assert await listed(store, L2) == (Status.LIMBO, [0])
+    for ledger_id in (L1, L2):
+        await collect(store, ledger_id)
+        await store.clear_limbo(ledger_id)
+    await store.compact()
+    assert await log_ids(ledgers) == []  # so no dead byte was forgotten
+    await store.close()
+
+
+async def test_the_space_of_copies_that_were_stored_again_is_given_back() -> None:
+    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
+    store = await opened(journal, ledgers, index)
+    for _ in range(3):
+        await add(store, L1, *range(10))
+        await store.checkpoint()
+    await store.close()
+    store, found = await rebuilt(journal, ledgers)
+    assert (found.entries, found.superseded) == (10, 20)
+    assert (await store.compact()).removed_logs == 2
+    assert await read(store, L1, *range(10)) == [(Status.OK, entry(1, number)) for number in range(10)]
+    await store.close()
+
+
+async def test_the_later_of_two_copies_that_differ_counts_and_is_reported() -> None:
+    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
+    store = await opened(journal, ledgers, index)
+    for payload in (b"one", b"two"):
+        await store.add(AddBatch(L1, KEY, [entry(1, 0, payload)]))
+        await store.checkpoint()
+    await store.close()
+    store, found = await rebuilt(journal, ledgers)
+    assert await read(store, L1, 0) == [(Status.OK, entry(1, 0, b"two"))]
+    assert "differs from its copy" in found.findings[0].what
+    await store.close()
+
+
+async def one_log() -> tuple[MemoryDisk, MemoryDisk, str]:
+    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
+    store = await opened(journal, ledgers, index)
+    await add(store, L1, *range(4))
+    await store.close()
+    [log_id] = await log_ids(ledgers)
+    return journal, ledgers, log_path(log_id)
+
+
+async def look(journal: MemoryDisk, ledgers: MemoryDisk) -> tuple[list[int], int]:
+    """What is served of four entries, and the number of findings. Nothing may be wrong or absent."""
+    store, found = await rebuilt(journal.restarted(), ledgers)
+    results = await read(store, L1, *range(4))
+    for number, (status, packet) in enumerate(results):
+        assert (status, packet) in ((Status.OK, entry(1, number)), (Status.LIMBO, b""), (Status.NO_LEDGER, b""))
+    assert found.entries == sum(status is Status.OK for status, _ in results)
+    await store.abort()
+    return [number for number, (status, _) in enumerate(results) if status is Status.OK], found.finding_count
+
+
+async def test_a_damaged_byte_anywhere_costs_at_most_its_entry_and_is_reported() -> None:
+    journal, ledgers, path = await one_log()
+    size, record = len(ledgers.content(path)), RECORD_HEADER_SIZE + len(entry(1, 0))
+    for byte in range(size):
+        damaged = ledgers.restarted()
+        damaged.flip_bit(path, byte * 8)
+        served, findings = await look(journal, damaged)
+        hit = [(byte - HEADER_SIZE) // record] if byte >= HEADER_SIZE else []
+        assert served == [number for number in range(4) if number not in hit]
+        assert findings == 1
+
+
+async def test_a_log_that_is_cut_anywhere_has_what_is_before_the_cut() -> None:
+    journal, ledgers, path = await one_log()
+    size, record = len(ledgers.content(path)), RECORD_HEADER_SIZE + len(entry(1, 0))
+    for end in range(HEADER_SIZE, size):
+        damaged = ledgers.restarted()
+        damaged.cut(path, end)
+        served, findings = await look(journal, damaged)
+        assert served == list(range((end - HEADER_SIZE) // record))
+        assert findings == int((end - HEADER_SIZE) % record > 0)
+
+
+@pytest.mark.parametrize("window_bytes", [200, 500])
+async def test_the_next_record_is_found_behind_a_window_without_any(
+    monkeypatch: pytest.MonkeyPatch, window_bytes: int
+) -> None:
+    monkeypatch.setattr(rebuilding, "WINDOW_BYTES", window_bytes)
+    monkeypatch.setattr(rebuilding, "PACKET_BYTES_MAX", 100)
+    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
+    store = await opened(journal, ledgers, index)
+    await add(store, L1, *range(40))
+    await store.close()
+    [log_id] = await log_ids(ledgers)
+    record = RECORD_HEADER_SIZE + len(entry(1, 0))
+    ledgers.overwrite(log_path(log_id), HEADER_SIZE + 10 * record, b"\xff" * (20 * record))
+    store, found = await rebuilt(journal, ledgers)
+    assert await listed(store, L1) == (Status.LIMBO, [*range(10), *range(30, 40)])
+    assert [(each.offset, each.what) for each in found.findings] == [
+        (HEADER_SIZE + 10 * record, f"{20 * record} bytes are no intact records")
+    ]
+    await store.close()
+
+
+def test_a_hole_of_zeros_has_no_record() -> None:
+    assert next_record(bytes(10_000)) == 10_000
+
+
+async def test_a_log_with_the_header_of_another_is_not_used() -> None:
+    journal, ledgers, path = await one_log()
+    file = await ledgers.create(log_path(9))
+    await file.append_and_sync([ledgers.content(path)])
+    store, found = await rebuilt(journal, ledgers)
+    assert [each.path for each in found.findings] == [log_path(9)]
+    assert await read(store, L1, 0) == [(Status.OK, entry(1, 0))]
+    await store.close()
+
+
+class _BadSectors:
+    """A file with a part that the device cannot read."""
+
+    def __init__(self, file: DiskFile, begin: int, end: int) -> None:
+        self._file, self._begin, self._end = file, begin, end
+        self.append, self.sync, self.append_and_sync = file.append, file.sync, file.append_and_sync
+        self.size, self.close = file.size, file.close
+
+    async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        if any(offset < self._end and offset + size > self._begin for offset, size in ranges):
+            raise DiskError("input/output error")
+        return await self._file.read(ranges)
+
+
+class _FailingDisk(MemoryDisk):
+    bad: tuple[int, int] = (0, 0)
+
+    @override
+    async def open(self, path: str) -> DiskFile:
+        return _BadSectors(await super().open(path), *self.bad)
+
+
+async def test_what_the_device_cannot_read_costs_the_entries_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebuilding, "_PIECE_BYTES", 16)
+    journal, ledgers, index = MemoryDisk(), _FailingDisk(), MemoryIndex()
+    store = await opened(journal, ledgers, index)
+    await add(store, L1, *range(4))
+    await store.close()
+    record = RECORD_HEADER_SIZE + len(entry(1, 0))
+    ledgers.bad = (HEADER_SIZE + record + 20, HEADER_SIZE + record + 21)
+    found = await rebuild(journal, ledgers, index := MemoryIndex())
+    ledgers.bad = (0, 0)
+    assert found.findings[0].what == "input/output error"
+    store = await opened(journal, ledgers, index)
+    assert await listed(store, L1) == (Status.LIMBO, [0, 2, 3])
+    await store.close()
+
+
+async def test_a_rebuild_that_is_interrupted_at_any_write_leaves_an_index_that_is_refused() -> None:
+    journal, ledgers = await used()
+
+    class StoppedError(Exception):
+        pass
+
+    for at in range(1000):
+        writes = 0
+
+        async def stop(operation: Operation, path: str, at: int = at) -> None:
+            nonlocal writes
+            if operation is Operation.INDEX_WRITE:
+                if writes == at:
+                    raise StoppedError
+                writes += 1
+
+        index = MemoryIndex(before=stop)
+        try:
+            await rebuild(journal, ledgers, index)
+        except StoppedError:
+            with pytest.raises(LostIndexError):
+                await opened(journal.restarted(), ledgers.restarted(), index.restarted())
+        else:
+            assert at > 3
+            return
+    pytest.fail("the rebuild never ended")
+
+
+async def test_a_lost_journal_is_refused() -> None:
+    _, ledgers = await used()
+    with pytest.raises(DamagedJournalError, match="the journal was lost"):
+        await rebuild(MemoryDisk(), ledgers, MemoryIndex())
+
+
+async def test_without_any_journal_file_the_mark_is_the_beginning() -> None:
+    journal, ledgers, _ = await one_log()
+    for path in journal.paths():
+        if path.endswith(".journal"):
+            journal.lose(path)
+    store, _ = await rebuilt(journal, ledgers)
+    assert await read(store, L1, 3) == [(Status.OK, entry(1, 3))]
+    await add(store, L4, 0)
+    await store.abort()
+    store = await opened(journal.restarted(), ledgers.restarted(), store._index.restarted())  # type: ignore[attr-defined]
+    assert await read(store, L4, 0) == [(Status.OK, entry(4, 0))]
+    await store.close()

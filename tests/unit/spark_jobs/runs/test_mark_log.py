@@ -1,0 +1,64 @@
+"""What a run marked, as a file that appears whole; a failure of it never stops the run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from bookie.model.ids import BookieId, LedgerId
+from spark_jobs.report import writing
+from spark_jobs.runs import mark_log
+from spark_jobs.runs.mark_log import MarkLog
+from spark_jobs.runs.run_report import RunReport
+
+A = BookieId("a:3181")
+
+
+def marks(first: int, last: int) -> list[tuple[LedgerId, tuple[BookieId, ...]]]:
+    return [(LedgerId(number), (A,)) for number in range(first, last + 1)]
+
+
+def test_the_file_appears_whole_with_every_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mark_log, "_ROWS", 3)
+    path = tmp_path / "tasks.parquet"
+    log = MarkLog(path, "run")
+    for first in (1, 3, 5, 7):
+        log.add(marks(first, first + 1), 1_000 * first)
+        assert not path.exists()
+    log.finish()
+    rows = pq.read_table(path).to_pylist()
+    assert [(row["run_id"], row["ledger_id"], row["missing"]) for row in rows] == [
+        ("run", number, ["a:3181"]) for number in range(1, 9)
+    ]
+    assert rows[-1]["marked_at"] == datetime.fromtimestamp(7, UTC)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_without_a_mark_there_is_no_file(tmp_path: Path) -> None:
+    log = MarkLog(tmp_path / "tasks.parquet", "run")
+    log.finish()
+    log.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_stops_leaves_no_marks_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mark_log, "_ROWS", 1)
+    report = RunReport(tmp_path, "run", is_needed=True)
+    report.note_marks(marks(1, 5), 1)
+    report.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_marks_that_cannot_be_written_cost_the_report_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mark_log, "_ROWS", 1)
+    report = RunReport(tmp_path, "run", is_needed=True)
+    report.directory.rmdir()
+    report.note_marks(marks(1, 5), 1)
+    report.note_marks(marks(6, 9), 1)
+    assert isinstance(report.problem, writing.ReportDirError)
+    assert "cannot write the marks" in str(report.problem)
