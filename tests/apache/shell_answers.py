@@ -11,7 +11,7 @@ from typing import Final
 from bookie.embedded.apache import ApacheCluster
 from bookie.model.metadata import DigestType, LedgerMetadata
 
-_METADATA: Final = re.compile(r"^(?:log entry \{metadata=)?(LedgerMetadata\{.*\}\})\}?$", re.MULTILINE)
+_METADATA: Final = re.compile(r"^(?:log entry \{metadata=)?(LedgerMetadata\{.*?\}\})\}?$", re.MULTILINE)
 """By itself, and since 4.18 as an attribute. Both end with custom metadata, which is empty here."""
 _ENTRIES: Final = (
     re.compile(r"--------- Lid=(?P<ledger>\d+), Eid=(?P<entry>\d+), EntrySize=(?P<length>\d+) ---------"),
