@@ -89,7 +89,7 @@ def _references(counts: ReferenceCounts) -> Iterator[str]:
     yield f"referenced  {counts.referenced} ledgers, {counts.offloaded_and_here} of them offloaded as well"
     yield f"offloaded   {counts.offloaded} ledgers that are in another storage alone"
     stored = size(counts.unreferenced_stored_bytes)
-    yield f"unreferred  {counts.unreferenced} ledgers that nothing refers to, {stored} on bookies"
+    yield f"orphans     {counts.unreferenced} ledgers that nothing refers to, {stored} on bookies"
     yield f"lost        {counts.lost} references to ledgers that do not exist"
     for reason, count in counts.not_judged.items():
         yield f"not judged  {count} ledgers: {reason}"

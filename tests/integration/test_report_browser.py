@@ -38,6 +38,7 @@ SITUATIONS = {
     "waiting": world.WAITING,
     "placement": world.PLACEMENT,
     "replicas": world.REPLICAS,
+    "references": world.REFERENCES,
     "many": world.MANY,
     "attack": world.ATTACK,
 }

@@ -43,12 +43,18 @@ def test_a_cluster_of_pulsars_driver_is_audited_and_read_and_gets_no_layout(fore
     code, said = bkheal("shadow", uri, foreign.directory)
     assert (code, "no auditor leads" in said) == (0, True), said
     assert foreign.tree() == before
+    tasks = f"{foreign.root}/underreplication"
+    foreign.client.ensure_path(tasks)
+    foreign.client.create(f"{tasks}/leader", b'"pulsar-1:3181"', ephemeral=True)
+    led = foreign.tree()
+    code, said = bkheal("shadow", uri, foreign.directory)
+    assert (code, "pulsar-1:3181" in said) == (1, True), said
+    assert foreign.tree() == led
+    foreign.client.delete(tasks, recursive=True)
     code, said = bkheal("audit", uri, foreign.directory)
     assert code == 0, said
     after = foreign.tree()
-    assert {path for path in after if path not in before} == {
-        path for path in after if path.startswith(f"{foreign.root}/underreplication")
-    }
+    assert {path for path in after if path not in before} == {path for path in after if path.startswith(tasks)}
     assert any(path.endswith("/urL0000000001") for path in after)
 
 

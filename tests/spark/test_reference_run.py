@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from auditor.cli.main import app
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.port import AccessDeniedError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
@@ -221,13 +222,16 @@ def test_a_large_namespace_is_read_in_shares_without_loss(
     assert to_arrow_schema(frame.schema).types == REFERENCE_SCHEMA.types
 
 
-def test_without_pulsar_or_a_place_for_the_ids_the_run_says_why(
-    spark: SparkSession, pulsar: Pulsar, tmp_path: Path
+def test_without_pulsar_or_a_place_for_the_ids_or_a_permission_the_run_says_why(
+    spark: SparkSession, pulsar: Pulsar, tmp_path: Path, zookeeper: EmbeddedZooKeeper
 ) -> None:
     with pytest.raises(NoPulsarError, match="below /elsewhere: name the roots"):
         pulsar.check(spark, "/elsewhere/")
     with pytest.raises(ExportError, match="cannot write the ids"):
         pulsar.check(spark, export=tmp_path / "absent" / "ids.txt")
+    deny(zookeeper, f"{pulsar.root}/managed-ledgers/t")  # which topics there are is unknown then
+    with pytest.raises(AccessDeniedError, match=f"{pulsar.root}/managed-ledgers/t"):
+        pulsar.check(spark)
 
 
 def test_other_kinds_have_no_export(pulsar: Pulsar, tmp_path: Path) -> None:

@@ -16,14 +16,17 @@ from spark_jobs.report.summary import (
     BookieCount,
     ClusterName,
     LedgerCounts,
+    NamespaceCount,
     PlacementCounts,
     PublishOutcome,
     PublishResult,
+    ReferenceCounts,
     ReplicaCounts,
     RunSummary,
     SampledBookie,
     SeverityCount,
     SnapshotCounts,
+    UndecodableNode,
     UnknownAnswers,
     WaitingBookie,
     WorstLedger,
@@ -177,6 +180,24 @@ REPLICAS = replace(
     replicas=ASKED,
 )
 
+REFERENCES = replace(
+    CLEAN,
+    kind=RunKind.REFERENCES,
+    references=ReferenceCounts(
+        roots=("/",),
+        grace_s=259_200.0,
+        referenced=900,
+        offloaded_and_here=12,
+        offloaded=7,
+        unreferenced=80,
+        unreferenced_stored_bytes=5 << 30,
+        namespaces=(NamespaceCount("public/default", 70, 4 << 30), NamespaceCount("t/n", 10, 1 << 30)),
+        not_judged={"not closed": 9, "a node of its topic cannot be decoded": 2},
+        undecodable=1,
+        undecodable_nodes=(UndecodableNode("/managed-ledgers/t/n/persistent/a", "3 bytes are not a node"),),
+    ),
+)
+
 MANY = replace(UNDER_REPLICATED, bookies=bookies(200, lost=4, read_only=3))
 
 ATTACK = replace(
@@ -193,6 +214,13 @@ ATTACK = replace(
     problems=(HOSTILE, "y" * 5_000),
     waiting=(WaitingBookie(HOSTILE, START_MS, START_MS + DAY_MS, 1),),
     placement=PlacementCounts(2, 1, 1, False, HOSTILE, unknown_bookies=(HOSTILE,)),
+    references=ReferenceCounts(
+        roots=(HOSTILE,),
+        grace_s=0.0,
+        namespaces=(NamespaceCount(HOSTILE, 1, 1),),
+        undecodable=1,
+        undecodable_nodes=(UndecodableNode("/long" * 60, HOSTILE),),
+    ),
 )
 
 

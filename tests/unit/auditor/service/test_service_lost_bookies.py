@@ -6,12 +6,14 @@ import asyncio
 
 import pytest
 
+from auditor.api.http.documents import status_document
 from auditor.service.service import HOUSEKEEPING_S
 from auditor.service.watch.bookie_watch import SETTLE_SESSIONS
 from auditor.service.watch.changing import CHANGE_S
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
-from bookie.metadata.layout import cookie_path, disable_path
+from bookie.metadata.layout import cookie_path, disable_path, tasks_path
 from bookie.metadata.nodes import ensure_path
+from bookie.metadata.runs.pulsar_leader import leader_path
 from bookie.metadata.runs.records import RunLane, Runs
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from tests.worlds.clocks import VirtualClock
@@ -433,3 +435,21 @@ async def test_a_clock_that_jumps_back_during_a_delay_begins_it_again_at_most(wo
     jumped_s = clock.monotonic_s()
     await when(lambda: bool(world.marked), 3600)
     assert 200 <= world.marked[0].at_s - jumped_s < 330
+
+
+@in_service_world
+async def test_while_pulsars_auditor_leads_ours_names_it_and_starts_nothing(world: ServiceWorld) -> None:
+    """An auditor of Pulsar's driver casts no vote (R87)."""
+    pulsars = world.session()
+    await ensure_path(pulsars, tasks_path(ROOT))
+    await pulsars.create(leader_path(ROOT), b'"pulsar-1:3181"', is_ephemeral=True)
+    auditor = await world.auditor()
+    await world.down(A)
+    await when(lambda: auditor.service.status().leader == "pulsar-1:3181")
+    await asyncio.sleep(600)
+    status = auditor.service.status()
+    assert (status.is_leader, status_document(status)["leader"]) == (False, "pulsar-1:3181")
+    assert auditor.runner.requests == []
+    await pulsars.close()
+    await when(lambda: auditor.leads)
+    await when(lambda: bool(auditor.runner.requests))

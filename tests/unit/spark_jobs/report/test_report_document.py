@@ -20,7 +20,7 @@ from tests.worlds import report as world
     "summary",
     [
         world.CLEAN, world.UNDER_REPLICATED, world.NO_LIVE_COPY, world.HELD, world.INCOMPLETE, world.WAITING,
-        world.PLACEMENT, world.REPLICAS, world.MANY, world.ATTACK,
+        world.PLACEMENT, world.REPLICAS, world.REFERENCES, world.MANY, world.ATTACK,
         replace(world.CLEAN, snapshot=SnapshotCounts("/data/snapshot.5", 4_000, 30, 2, 1)),
     ],
 )  # fmt: skip

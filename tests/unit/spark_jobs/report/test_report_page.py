@@ -36,7 +36,7 @@ from tests.worlds import report as world
 
 ALL = [
     world.CLEAN, world.UNDER_REPLICATED, world.NO_LIVE_COPY, world.HELD, world.INCOMPLETE, world.WAITING,
-    world.PLACEMENT, world.REPLICAS, world.MANY, world.ATTACK,
+    world.PLACEMENT, world.REPLICAS, world.REFERENCES, world.MANY, world.ATTACK,
 ]  # fmt: skip
 
 LINKS = r"#[a-z]+|\.\./index\.html|(\.\./)?[A-Za-z0-9-]+/report\.html|summary\.json|data:,"
@@ -162,6 +162,8 @@ def test_a_page_can_be_read_without_seeing_it(run: RunSummary) -> None:
             ["1 ledger has lost entries.", "dry run", "for 40 ledgers: UNREACHABLE: it asks for a login"],
         ),
         (world.REPLICAS, ["bookie-02", "310 ledgers judged by sample: it cannot list"]),
+        (world.REFERENCES, ["Nothing in Pulsar refers to 80 ledgers.", "public/default", "70 ledgers, 4.0 GiB"]),
+        (world.REFERENCES, ["Not judged: not closed", "/managed-ledgers/t/n/persistent/a", "3 bytes are not a node"]),
     ],
 )  # fmt: skip
 def test_a_page_says_what_it_means(run: RunSummary, words: list[str]) -> None:
