@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -101,8 +102,8 @@ async def members(java: JavaDriver, ledger: Written) -> set[str]:
 
 
 def ids_in(printed: str) -> set[int]:
-    """Ledger ids that Apache's shell listed, one a line."""
-    return {int(line.split()[0]) for line in printed.splitlines() if line.strip() and line.split()[0].isdigit()}
+    """Ledger ids that Apache's shell listed, one a line: by themselves, and since 4.18 as an attribute."""
+    return {int(first or second) for first, second in re.findall(r"^(\d+)\b|\bledgerId=(\d+)", printed, re.MULTILINE)}
 
 
 async def test_a_bookie_lost_for_good_is_healed_and_apache_reads_everything(

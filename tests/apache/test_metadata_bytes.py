@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -70,9 +71,13 @@ def ledgers(apache_store: ZooKeeperStore, apache_metadata: Cluster) -> Ledgers:
 
 
 def assert_same_bytes(theirs: bytes, ours: LedgerMetadata) -> None:
-    """Apache writes the bytes that we write; since 4.18 with other escapes in the text of format 2."""
+    """Apache writes the bytes that we write; since 4.18 with other escapes in the text of format 2.
+
+    4.18.0 writes ``??`` for a character beyond U+FFFF in a name of custom metadata.
+    """
     if ours.format_version == 2 and not apache_version(find_apache_lib()).startswith("4.17."):
-        assert decode(theirs) == ours
+        written = tuple((re.sub("[\U00010000-\U0010ffff]", "??", name), value) for name, value in ours.custom)
+        assert decode(theirs) == replace(ours, custom=written)
     else:
         assert theirs == encode(ours)
 
