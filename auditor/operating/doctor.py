@@ -12,6 +12,7 @@ from typing import Final
 from auditor.operating.checked import Checked, State
 from auditor.operating.client import ClusterClient
 from auditor.operating.permissions import permission_checks
+from bookie.metadata.access import access_in_use
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
@@ -46,7 +47,8 @@ async def examine(client: ClusterClient) -> AsyncIterator[Checked]:
 
 def layout_check(cluster: Cluster) -> Checked:
     """The layout that was read when the cluster was opened; one that is not supported cannot be opened."""
-    return Checked("cluster", cluster.root, State.OK, f"layout {cluster.kind.value}, instance {cluster.instance_id}")
+    text = f"layout {cluster.kind.value}, instance {cluster.instance_id}, own state below {access_in_use().state_root}"
+    return Checked("cluster", cluster.root, State.OK, text)
 
 
 async def clock_check(client: ClusterClient) -> Checked:

@@ -69,6 +69,7 @@ def test_what_is_allowed_is_found_and_nothing_of_the_cluster_is_changed(cluster:
     assert set(permissions.values()) == {"ok"}
     assert {f"{ROOT}/underreplication", f"{ROOT}/cookies", f"{ROOT}/available", "/bkheal"} <= permissions.keys()
     assert tree(cluster) == before
+    assert rows["cluster", ROOT]["detail"].endswith("own state below /bkheal")
 
 
 def test_a_part_of_the_tree_that_may_not_be_written_fails_with_advice(cluster: CommandCluster) -> None:
