@@ -5,17 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable
-from pathlib import Path
+from importlib.resources.abc import Traversable
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 
-def page_environment(folder: Path, clean: Callable[[str], str] = str) -> Environment:
+def page_environment(folder: Traversable, clean: Callable[[str], str] = str) -> Environment:
     """Return the environment of the templates in a folder.
 
     Args:
-        folder: where the templates are.
+        folder: where the templates are; in an archive if the package is imported from one (``--py-files``).
         clean: called with each text that a template prints; the result is escaped.
     """
 
@@ -24,8 +24,12 @@ def page_environment(folder: Path, clean: Callable[[str], str] = str) -> Environ
             raise TypeError("a template printed an empty value")
         return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
+    def text_of(name: str) -> str | None:
+        file = folder.joinpath(name)
+        return file.read_text(encoding="utf-8") if file.is_file() else None
+
     return Environment(
-        loader=FileSystemLoader(folder),
+        loader=FunctionLoader(text_of),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

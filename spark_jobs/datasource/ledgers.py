@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -29,6 +30,15 @@ from spark_jobs.datasource.partitions import LeafParent, balance, partition_coun
 from spark_jobs.datasource.scan import scan
 
 NAME: Final = "bk_ledgers"
+READING: Final = "reading"
+"""Last column if a summary is asked for: a number of the one time that the partition was read.
+
+Spark repeats a read whose rows it lost with an executor, and may run two at the same time (speculation). The rows of
+each have a number of their own, so that a reader of the table can see that they are of two moments.
+"""
+READING_DDL: Final = f"{READING} bigint"
+_READING_BITS: Final = 63
+"""Chosen at random: two of a million readings have the same number in one of 10 million scans."""
 _LEDGERS_PER_LEAF: Final = 10_000
 """Four digits: what one node of the hierarchical layouts can hold (docs/formats.md#ledger-paths)."""
 
@@ -50,7 +60,8 @@ class LedgerSource(DataSource):
 
     def schema(self) -> str:
         """Columns, with ``summary`` last if it is asked for."""
-        return ledger_ddl(is_summarized=ledger_options(self.options).is_summarized)
+        is_summarized = ledger_options(self.options).is_summarized
+        return ledger_ddl(is_summarized=is_summarized) + (f", {READING_DDL}" if is_summarized else "")
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader; a schema given by the caller must be the source's own."""
@@ -78,10 +89,21 @@ class LedgerReader(DataSourceReader):
             StoreUnavailableError: no answer; the task fails and Spark repeats it.
         """
         # Spark reads one partition of its own making if there is none, in an empty cluster.
-        return read_parents(self._options, partition.parents if isinstance(partition, LedgerPartition) else ())
+        batches = read_parents(self._options, partition.parents if isinstance(partition, LedgerPartition) else ())
+        return numbered(batches) if self._options.is_summarized else batches
 
 
-def read_parents(options: LedgerOptions, parents: Sequence[LeafParent]) -> Iterator[pa.RecordBatch]:
+def numbered(batches: Generator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches of one reading, with its number as their last column."""
+    reading = secrets.randbits(_READING_BITS)
+    try:
+        for batch in batches:
+            yield batch.append_column(READING, pa.array([reading] * batch.num_rows, pa.int64()))
+    finally:
+        batches.close()
+
+
+def read_parents(options: LedgerOptions, parents: Sequence[LeafParent]) -> Generator[pa.RecordBatch]:
     """Read the ledgers under ``parents`` with a connection of its own, batch by batch as they are asked for.
 
     Raises:

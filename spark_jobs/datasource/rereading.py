@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from bookie.model.ids import LedgerId
 from spark_jobs.connect import connected
+from spark_jobs.datasource.ledgers import numbered
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.scan import reread
 
@@ -26,7 +27,10 @@ class RereadTasks:
     options: LedgerOptions
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One Spark task. One without ids opens no connection."""
+        """One Spark task. One without ids opens no connection. The last column is the number of the reading."""
+        return numbered(self._read(batches))
+
+    def _read(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         ids = (_sorted(batch) for batch in batches if batch.num_rows)
         first = next(ids, None)
         if first is None:

@@ -43,6 +43,7 @@ from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import BATCH, Marking, publish
 from spark_jobs.runs.reading import LiveReading, Reading
+from spark_jobs.runs.readings import with_one_reading
 from spark_jobs.runs.snapshot_reading import SnapshotReading
 from spark_jobs.runs.withdrawal import withdraw_ended
 
@@ -95,7 +96,14 @@ class BookieRun:
         return {bookie: down for bookie, down in self.lost.due.items() if bookie not in self._live}
 
     def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
-        """Do everything but the summary."""
+        """Do everything but the summary.
+
+        Raises:
+            MetadataReadAgainError: executors were lost with the metadata that they had read, each time.
+        """
+        return with_one_reading(lambda: self._attempt(cookies))
+
+    def _attempt(self, cookies: AbstractSet[BookieId]) -> Outcome:
         self._context.begin(Phase.PLAN)
         bookies = self._cluster.bookies()
         limit = self._settings.missing_share_max
@@ -181,10 +189,15 @@ class BookieRun:
             found, accepted = without_accepted(self._context.spark, found, losses.standing)
             accepted = accepted.persist(StorageLevel.MEMORY_AND_DISK)
         ledgers = report_sink.ledgers_judged(found).persist(StorageLevel.MEMORY_AND_DISK)
-        with self._context.tasks(Phase.CHECK):
-            counted = (0, 0) if accepted is None else report_sink.accepted_counts(accepted)
-            counts = AcceptedCounts(*counted, len(losses.returned))
-            return _JudgedLedgers(ledgers, report_sink.sums(ledgers), losses, accepted, counts)
+        judged = _JudgedLedgers(ledgers, FindingSums(), losses, accepted)
+        try:
+            with self._context.tasks(Phase.CHECK):
+                counted = (0, 0) if accepted is None else report_sink.accepted_counts(accepted)
+                counts = AcceptedCounts(*counted, len(losses.returned))
+                return replace(judged, sums=report_sink.sums(ledgers), counts=counts)
+        except BaseException:
+            judged.release()
+            raise
 
     def _lost_bookies(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> LostBookies:
         """A dry run records nothing, so for it a loss without a record begins now."""

@@ -16,20 +16,19 @@ from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark 
 
 from bookie.metadata.access import ZooKeeperAccessError, access_in_use
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
-from bookie.model.errors import FatalError
 from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs.datasource import options
-from spark_jobs.datasource.ledgers import NAME
+from spark_jobs.datasource.ledgers import NAME, READING
 from spark_jobs.datasource.partitions import LeafParent, partition_count
 from spark_jobs.runs.completeness import ScanTotals
+from spark_jobs.runs.slots import session_slots
+from spark_jobs.runs.spark_failures import READ_AGAIN, spark_failure
 from spark_jobs.settings import AuditSettings
 from spark_jobs.snapshot.errors import SnapshotError
 
 SUSPECTS_PER_PARTITION: Final = 50_000
-
-
-class ScanFailedError(FatalError):
-    """Spark gave up on reading the metadata, for another reason than an unreachable store."""
+LEDGERS_PER_TASK: Final = 25_000
+"""If the number of executors has no limit: about a second of reading, so that executors find work when they come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,11 @@ class LedgerScan:
     """Result of a pass. Call ``release`` when done with ``suspects``."""
 
     suspects: DataFrame
-    """Rows of ``bk_ledgers``: unreadable ledgers, and those that name a bookie outside of the live ones, or all."""
+    """Rows of ``bk_ledgers``: unreadable ledgers, and those that name a bookie outside of the live ones, or all.
+
+    If Spark lost one of its blocks and read it again, an action on it fails (``MetadataReadAgainError``): the rows
+    would be of another moment than the totals, and newer than the list of bookies that they are compared with (R2).
+    """
     totals: ScanTotals
     cached: tuple[DataFrame, ...]
 
@@ -67,15 +70,16 @@ def scan_ledgers(
         StoreUnavailableError: the metadata store did not answer, also when asked again.
         AccessDeniedError: it does not allow to read.
         ZooKeeperAccessError: an executor has not the files that it needs, or they are not accepted.
+        ExecutorEnvironmentError: an executor lacks the package or a dependency.
         ScanFailedError: Spark failed.
     """
-    cores = spark.sparkContext.defaultParallelism
+    tasks = session_slots(spark).tasks(sum(parent.planned for parent in plan), LEDGERS_PER_TASK)
     read = (
         spark.read.format(NAME)
         .option(options.METADATA_URI, settings.metadata_uri)
         .option(options.ACCESS, access_in_use().to_text())
         .option(options.PLAN, options.plan_text(plan))
-        .option(options.NUM_PARTITIONS, settings.num_partitions or partition_count(plan, cores))
+        .option(options.NUM_PARTITIONS, settings.num_partitions or partition_count(plan, tasks))
         .option(options.CONNECT_TIMEOUT_S, settings.connect_timeout_s)
         .option(options.WITH_SUMMARY, "true")
         .option(options.FIRST_LEDGER, ids[0])
@@ -84,17 +88,30 @@ def scan_ledgers(
     if live is not None:
         # A name with a comma is no bookie id (docs/formats.md#registration), and must not make two bookies look alive.
         read = read.option(options.LIVE_BOOKIES, ",".join(sorted(bookie for bookie in live if "," not in bookie)))
-    return scan_of(*collected(read.load(), settings))
+    return scan_of(collected(read.load(), settings))
 
 
-def scan_of(cached: DataFrame, totals: ScanTotals) -> LedgerScan:
-    """The scan that left ``cached``, rows of ``bk_ledgers`` with a summary."""
-    suspects = cached.where(F.col("summary").isNull()).drop("summary")
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Rows with a column ``summary`` that Spark keeps."""
+
+    cached: DataFrame
+    totals: ScanTotals
+    """The sum of the summaries."""
+    readings: tuple[int, ...]
+    """The numbers of the readings that left the rows; empty if the rows have none."""
+
+
+def scan_of(collected: Collected) -> LedgerScan:
+    """The scan that left rows of ``bk_ledgers`` with a summary and the number of their reading."""
+    cached, totals = collected.cached, collected.totals
+    suspects = _of_readings(cached, collected.readings)
+    suspects = suspects.where(F.col("summary").isNull()).drop("summary", READING)
     # In one partition nothing has to be shuffled later, which for a few suspects is most of the time.
     return LedgerScan(suspects.coalesce(1 + totals.returned // SUSPECTS_PER_PARTITION), totals, (cached,))
 
 
-def collected(read: DataFrame, settings: AuditSettings) -> tuple[DataFrame, ScanTotals]:
+def collected(read: DataFrame, settings: AuditSettings) -> Collected:
     """Read rows with a column ``summary``, have Spark keep them, and add up the summaries.
 
     Raises:
@@ -104,7 +121,8 @@ def collected(read: DataFrame, settings: AuditSettings) -> tuple[DataFrame, Scan
     uri = settings.metadata_uri
     try:
         cached = read.persist(StorageLevel.MEMORY_AND_DISK)
-        summaries = cached.where(F.col("summary").isNotNull()).select("summary.*").collect()
+        number = [READING] if READING in read.columns else []
+        summaries = cached.where(F.col("summary").isNotNull()).select(*number, "summary.*").collect()
     except PySparkException as error:
         refused = store_error(error)
         if isinstance(refused, SnapshotError):
@@ -116,8 +134,14 @@ def collected(read: DataFrame, settings: AuditSettings) -> tuple[DataFrame, Scan
                 f"the metadata store did not answer while ledgers were read from {uri}; nothing was marked. "
                 "Run the audit again once it answers"
             ) from error
-        raise ScanFailedError(f"Spark could not read the ledgers of {uri}: {first_line(error)}") from error
-    return cached, _totals(summaries)
+        raise spark_failure(error, f"reading the ledgers of {uri}") from error
+    return Collected(cached, _totals(summaries), tuple(row[READING] for row in summaries if number))
+
+
+def _of_readings(rows: DataFrame, readings: Sequence[int]) -> DataFrame:
+    """The same rows, of which an action fails if one is of another reading than these."""
+    is_same = F.when(F.col(READING).isin(*readings), F.lit(True))
+    return rows.where(is_same.otherwise(F.raise_error(F.lit(READ_AGAIN)).cast("boolean")))
 
 
 def _totals(summaries: Iterable[Row]) -> ScanTotals:
@@ -149,7 +173,7 @@ _KINDS: Final[Mapping[str, type[StoreError]]] = {
 _RAISED: Final = re.compile(rf"\s*(?:[\w.]+\.)?({'|'.join(_KINDS)}): (.*)")
 
 
-def store_error(error: PySparkException) -> StoreError | None:
+def store_error(error: Exception) -> StoreError | None:
     """The error of the store or of a snapshot in a worker's traceback; None: it was another one, or it is unknown.
 
     A traceback names errors in quoted source lines and in earlier errors, so that a name somewhere in it proves
@@ -157,8 +181,3 @@ def store_error(error: PySparkException) -> StoreError | None:
     """
     raised = [found for line in str(error).splitlines() if (found := _RAISED.fullmatch(line))]
     return _KINDS[raised[-1][1]](raised[-1][2].strip()) if raised else None
-
-
-def first_line(error: PySparkException) -> str:
-    """Its first meaningful line."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -9,10 +9,11 @@ have a topology, and Apache's if they are configured for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from pyspark import StorageLevel
@@ -40,6 +41,7 @@ from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import publish
+from spark_jobs.runs.readings import with_one_reading
 
 CHUNK_LEDGERS: Final = 250_000
 """Ledgers kept at a time: some 50 MB, and seconds of work between two gates."""
@@ -108,21 +110,29 @@ class PlacementRun:
         total, done = sum(parent.planned for parent in plan), 0
         for parents in chunks(plan, CHUNK_LEDGERS):
             self._context.progress(ProgressEvent(Phase.CHECK, done, total))
-            with self._chunk(parents, rules) as chunk:
-                with self._context.tasks(Phase.CHECK, is_told=False):
-                    for row in chunk.verdicts.groupBy("spread").agg({"fragments": "sum", "*": "count"}).collect():
-                        fragments[Spread(row["spread"])] += row["sum(fragments)"]
-                        ensembles[Spread(row["spread"])] += row["count(1)"]
-                    sums = report_sink.sums(chunk.ledgers)
-                    limit = self._settings.worst_ledgers_max if sums.severities else 0
-                    worst = report_sink.worst_ledgers(chunk.ledgers, limit) if limit else ()
-                    others = chunk.findings.where(_UNKNOWN).drop("is_fixable")
-                    others = others.unionByName(unreadable_metadata(chunk.scan.suspects))
-                gathering.add(chunk.scan.totals, sums, worst, self._publish(chunk, sums))
-                with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_told=False):
-                    self._context.report.write_findings(chunk.ledgers, others)
+            spreads = with_one_reading(partial(self._judge, parents, rules, gathering))
+            for spread, (fragment_count, ensemble_count) in spreads.items():
+                fragments[spread] += fragment_count
+                ensembles[spread] += ensemble_count
             done += sum(parent.planned for parent in parents)
         return gathering, fragments, ensembles
+
+    def _judge(
+        self, parents: Sequence[LeafParent], rules: PlacementRules, gathering: FindingTotals
+    ) -> Mapping[Spread, tuple[int, int]]:
+        """Judge one chunk; the numbers of its fragments and ensembles by how they stand."""
+        with self._chunk(parents, rules) as chunk:
+            with self._context.tasks(Phase.CHECK, is_told=False):
+                counted = chunk.verdicts.groupBy("spread").agg({"fragments": "sum", "*": "count"}).collect()
+                sums = report_sink.sums(chunk.ledgers)
+                limit = self._settings.worst_ledgers_max if sums.severities else 0
+                worst = report_sink.worst_ledgers(chunk.ledgers, limit) if limit else ()
+                others = chunk.findings.where(_UNKNOWN).drop("is_fixable")
+                others = others.unionByName(unreadable_metadata(chunk.scan.suspects))
+            gathering.add(chunk.scan.totals, sums, worst, self._publish(chunk, sums))
+            with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_told=False):
+                self._context.report.write_findings(chunk.ledgers, others)
+        return {Spread(row["spread"]): (row["sum(fragments)"], row["count(1)"]) for row in counted}
 
     @contextmanager
     def _chunk(self, parents: Sequence[LeafParent], rules: PlacementRules) -> Iterator[_Chunk]:

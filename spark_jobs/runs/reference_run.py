@@ -44,9 +44,11 @@ from spark_jobs.report.summary import (
 from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.ledger_scan import LedgerScan, ScanFailedError, first_line, scan_ledgers, store_error
+from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers, store_error
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.readings import with_one_reading
+from spark_jobs.runs.spark_failures import spark_failure
 
 NAMESPACES_MAX: Final = 100
 UNDECODABLE_MAX: Final = 1_000
@@ -103,6 +105,9 @@ class ReferenceRun:
         if self._settings.export is not None:
             begin_export(self._settings.export)
         created_before_ms = self._context.clock.epoch_ms() - round(1000 * self._settings.reference_grace_s)
+        return with_one_reading(lambda: self._attempt(created_before_ms))
+
+    def _attempt(self, created_before_ms: int) -> Outcome:
         with ExitStack() as kept:
             found = self._read_references()
             kept.callback(found.unpersist)
@@ -245,7 +250,7 @@ def _reading() -> Iterator[None]:
             raise StoreUnavailableError(
                 "the metadata store did not answer while nodes of Pulsar were read. Run the audit again once it answers"
             ) from error
-        raise ScanFailedError(f"Spark could not read the nodes of Pulsar: {first_line(error)}") from error
+        raise spark_failure(error, "reading the nodes of Pulsar") from error
 
 
 def roots_in(text: str, ledgers_root: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from pyspark import StorageLevel
@@ -51,14 +52,19 @@ from spark_jobs.runs.chunks import chunks, in_range, is_sampled
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.held_back import held_back
-from spark_jobs.runs.ledger_scan import LedgerScan, ScanFailedError, first_line, scan_ledgers, store_error
+from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers, store_error
 from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import publish
+from spark_jobs.runs.readings import with_one_reading
+from spark_jobs.runs.slots import session_slots
+from spark_jobs.runs.spark_failures import spark_failure
 
 CHUNK_LEDGERS: Final = 10_000
 """Some ten seconds of asking on two cores."""
+LEDGERS_PER_TASK: Final = 500
+"""If the number of executors has no limit: half a second of asking, so that executors find work when they come."""
 _COLUMNS: Final = (
     *("ledger_id", "state", "write_quorum", "ack_quorum", "last_entry_id", "length", "fragments"),
     *OWNER_COLUMNS,
@@ -119,7 +125,7 @@ class ReplicaRun:
         total, done = sum(parent.planned for parent in plan), 0
         for parents in chunks(plan, CHUNK_LEDGERS):
             self._context.progress(ProgressEvent(Phase.ASK, done, total))
-            bookies = self._chunk(parents, found)
+            bookies = with_one_reading(partial(self._chunk, parents, found))
             done += sum(parent.planned for parent in parents)
         recount = self._cluster.count_ledgers([parent.path for parent in short_parents(plan, found.totals)])
         took_s = self._context.clock.monotonic_s() - started_s
@@ -141,16 +147,18 @@ class ReplicaRun:
         ledgers = report_sink.ledgers_found(findings.where(f"NOT {_IS_ACCEPTED}")).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with context.tasks(Phase.ASK, is_told=False):
-                self._asked.add(_collected(answers))
+                counted = _collected(answers)
                 sums = report_sink.sums(ledgers)
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
                 worst = report_sink.worst_ledgers(ledgers, limit) if limit else ()
                 others = unreadable_metadata(scan.suspects)
+                ledger_count, fragments = 0, 0
                 if self._accepted:
                     others = others.unionByName(accepted)
                     ledger_count, fragments = report_sink.accepted_counts(accepted)
-                    self._accepted_found = (self._accepted_found[0] + ledger_count, self._accepted_found[1] + fragments)
             found.add(scan.totals, sums, worst, self._publish(ledgers, sums))
+            self._asked.add(counted)
+            self._accepted_found = (self._accepted_found[0] + ledger_count, self._accepted_found[1] + fragments)
             with context.report.tolerated(), context.tasks(Phase.REPORT, is_told=False):
                 context.report.write_findings(ledgers, others)
         finally:
@@ -174,7 +182,7 @@ class ReplicaRun:
             access_in_use(),
             self._accepted,
         )
-        tasks = max(1, self._context.spark.sparkContext.defaultParallelism - 1)
+        tasks = session_slots(self._context.spark).tasks(scan.totals.ledgers, LEDGERS_PER_TASK, spare=1)
         return rows.repartition(tasks, "ledger_id").mapInArrow(asking(task), f"{FINDING_DDL}, {COUNTS_DDL}")
 
     def _publish(self, ledgers: DataFrame, sums: FindingSums) -> PublishResult:
@@ -213,7 +221,8 @@ def _collected(answers: DataFrame) -> Sequence[Row]:
     """Ask, which is what the first action does.
 
     Raises:
-        StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see there.
+        StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError: see there.
+        MetadataReadAgainError, ExecutorEnvironmentError, ScanFailedError: see ``spark_failure``.
     """
     try:
         return answers.where("counts IS NOT NULL").select("counts.*").collect()
@@ -225,7 +234,7 @@ def _collected(answers: DataFrame) -> Sequence[Row]:
             raise StoreUnavailableError(
                 f"the metadata store did not answer while bookies were asked; what was marked stays: {refused}"
             ) from error
-        raise ScanFailedError(f"Spark could not ask the bookies: {first_line(error)}") from error
+        raise spark_failure(error, Phase.ASK.value) from error
 
 
 def _not_known(counts: ReplicaCounts) -> tuple[str, ...]:

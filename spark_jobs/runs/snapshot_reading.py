@@ -25,6 +25,7 @@ from bookie.metadata.port import Stat
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs.datasource.ledger_schema import ledger_ddl
+from spark_jobs.datasource.ledgers import READING_DDL
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
 from spark_jobs.datasource.rereading import RereadTasks
@@ -146,7 +147,10 @@ class SnapshotReading:
     def _named(
         self, index: SnapshotIndex, parts: Sequence[SnapshotPart], live: AbstractSet[str]
     ) -> tuple[DataFrame, ScanTotals]:
-        """The ids of ledgers to read again, and the counts of the others."""
+        """The ids of ledgers to read again, and the counts of the others.
+
+        If Spark loses some of the ids with an executor, it finds the same ones again in the file.
+        """
         spark, cluster = self._context.spark, self._context.cluster.cluster
         cores = spark.sparkContext.defaultParallelism
         # A compressed file has to be unpacked from its beginning by each task.
@@ -154,7 +158,8 @@ class SnapshotReading:
         groups = groups_of(parts, self._settings.num_partitions or max(cores, few))
         tasks = SnapshotTasks(self._file, cluster.kind, cluster.root, frozenset(live), groups)
         numbers = spark.range(0, len(groups), 1, max(1, len(groups)))
-        return collected(numbers.mapInArrow(tasks, NAMED_DDL), self._settings)
+        named = collected(numbers.mapInArrow(tasks, NAMED_DDL), self._settings)
+        return named.cached, named.totals
 
     def _again(self, named: DataFrame, count: int, live: AbstractSet[str]) -> LedgerScan:
         """Read ``count`` ledgers again."""
@@ -177,4 +182,4 @@ class SnapshotReading:
         ids = ids.repartition(
             min(max(1, -(-count // _REREAD_PER_TASK)), max(cores, -(-count // LEDGERS_PER_PARTITION_MAX)))
         )
-        return scan_of(*collected(ids.mapInArrow(tasks, ledger_ddl(is_summarized=True)), settings))
+        return scan_of(collected(ids.mapInArrow(tasks, f"{ledger_ddl(is_summarized=True)}, {READING_DDL}"), settings))

@@ -13,7 +13,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from bookie.model.errors import BkhealError
+from spark_jobs.runs.ledger_scan import store_error
 from spark_jobs.runs.port import Gate, Phase, Progress, ProgressEvent, RunStoppedError
+from spark_jobs.runs.spark_failures import spark_failure
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +45,9 @@ def spark_tasks(
 
     Raises:
         RunStoppedError: from ``gate``; the jobs that ran were cancelled.
+        StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError: the metadata store refused a task.
+        MetadataReadAgainError, ExecutorEnvironmentError, ScanFailedError: Spark failed, except in the phase REPORT, of
+            which Spark's own error is raised (``RunReport.tolerated``).
     """
     gate.pass_through()
     context = spark.sparkContext
@@ -55,10 +60,17 @@ def spark_tasks(
     watcher.start()
     try:
         yield
-    except (PySparkException, Py4JError, BkhealError) as error:
+    except BkhealError as error:
         if watch.stopped_because is not None:
             raise RunStoppedError(watch.stopped_because) from error
         raise
+    except (PySparkException, Py4JError) as error:
+        if watch.stopped_because is not None:
+            raise RunStoppedError(watch.stopped_because) from error
+        if phase is Phase.REPORT:
+            raise
+        refused = store_error(error)
+        raise refused or spark_failure(error, phase.value) from error
     finally:
         watch.end.set()
         watcher.join(_STOP_DEADLINE_S)

@@ -31,9 +31,10 @@ from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.datasource import options, tasks
 from spark_jobs.report.files import FINDINGS, SHADOW, ReportDirError
 from spark_jobs.report.history import reports
-from spark_jobs.runs.ledger_scan import ScanFailedError, first_line, store_error
+from spark_jobs.runs.ledger_scan import store_error
 from spark_jobs.runs.port import Gate, Phase, Progress
 from spark_jobs.runs.run import AuditResult
+from spark_jobs.runs.spark_failures import spark_failure
 from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings
 from spark_jobs.shadow import compare as shadow
@@ -231,7 +232,7 @@ def _reading(read: Callable[[], T], uri: str) -> T:
         refused = store_error(error)
         if refused is not None:
             raise type(refused)(f"tasks could not be read from {uri}: {refused}") from error
-        raise ScanFailedError(f"Spark could not compare with the tasks of {uri}: {first_line(error)}") from error
+        raise spark_failure(error, f"comparing with the tasks of {uri}") from error
 
 
 def _differences(

@@ -7,7 +7,7 @@ is loaded again by a ``meta`` element, which browsers honour in a body too (Spar
 from __future__ import annotations
 
 import functools
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, Final
 
 from jinja2 import Environment
@@ -16,7 +16,7 @@ from spark_jobs.pages import page_environment
 from spark_jobs.ui.routes import TAB_PATH
 from spark_jobs.ui.view import PageInput, page_view
 
-_TEMPLATES: Final = Path(__file__).parent / "html"
+_TEMPLATES: Final = files("spark_jobs.ui").joinpath("html")
 
 
 def render_page(given: PageInput) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.resources import files
 from typing import Final
 from urllib.parse import quote
 
@@ -18,7 +18,7 @@ from bookie.model.run import RunKind, RunRecord
 from bookie.model.times import rfc3339_if_known
 from spark_jobs.pages import page_environment, style_hash
 
-_TEMPLATES: Final = Path(__file__).parent / "html"
+_TEMPLATES: Final = files("auditor.api.http").joinpath("html")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def _run(run: RunRecord) -> RunLine:
 
 @functools.cache
 def _style() -> Markup:
-    return Markup((_TEMPLATES / "status.css").read_text(encoding="utf-8"))  # noqa: S704 - our own file
+    return Markup(_TEMPLATES.joinpath("status.css").read_text(encoding="utf-8"))  # noqa: S704 - our own file
 
 
 @functools.cache

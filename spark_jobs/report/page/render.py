@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, Final
 
 from jinja2 import Environment
@@ -29,7 +29,7 @@ from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.tables import TrendPoint
 from spark_jobs.report.text import number, plain, signed, some
 
-_TEMPLATES: Final = Path(__file__).parent / "html"
+_TEMPLATES: Final = files("spark_jobs.report.page").joinpath("html")
 _SHAPES: Final = {
     severity: "oct"
     if severity <= Severity.NO_LIVE_COPY
@@ -81,7 +81,7 @@ def render_index(runs: Sequence[RunSummary]) -> bytes:
 
 
 def _render(name: str, **values: Any) -> bytes:
-    css = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    css = _TEMPLATES.joinpath("report.css").read_text(encoding="utf-8")
     text = (
         _environment()
         .get_template(name)

@@ -1,0 +1,70 @@
+"""What went wrong in a Spark job, from the text that the driver receives. Pure.
+
+Spark passes an error of an executor to the driver as text only: a traceback of Python, wrapped in errors of Java.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from bookie.model.errors import BkhealError, FatalError, PermanentError
+
+READ_AGAIN: Final = "bkheal: metadata was read again"
+"""In the text of the error that ``LedgerScan.suspects`` raises if its rows are not those of the scan."""
+
+_GUIDE: Final = "docs/spark-clusters.md describes how executors get the code"
+_NO_MODULE: Final = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
+_NO_PROGRAM: Final = re.compile(r'Cannot run program "([^"\n]+)"')
+_OTHER_PYTHON: Final = "PYTHON_VERSION_MISMATCH"
+_OWN: Final = frozenset({"auditor", "bookie", "spark_jobs"})
+
+
+class ScanFailedError(FatalError):
+    """Spark gave up on a job of a run, for another reason than an unreachable store."""
+
+
+class ExecutorEnvironmentError(PermanentError):
+    """Executors lack the package, one of its dependencies, or the driver's version of Python."""
+
+
+class MetadataReadAgainError(ScanFailedError):
+    """Spark lost metadata that was read, with the executor that kept it, and read it again at a later time.
+
+    Nothing of the scan may be used from then on: its rows come from two moments (R2).
+    """
+
+
+def spark_failure(error: Exception, doing: str) -> BkhealError:
+    """Return the error of this project for one of Spark's.
+
+    Args:
+        error: of pyspark or py4j.
+        doing: what Spark did, such as "reading ledger metadata".
+    """
+    text = str(error)
+    if READ_AGAIN in text:
+        return MetadataReadAgainError(
+            "executors were lost with metadata that they had read, each time it was read; run the audit again"
+        )
+    if problem := environment_problem(text):
+        return ExecutorEnvironmentError(f"Spark failed while {doing}: {problem}; {_GUIDE}")
+    return ScanFailedError(f"Spark failed while {doing}: {first_line(error)}")
+
+
+def environment_problem(text: str) -> str | None:
+    """Return why an executor cannot run this package's code, from the text of an error; None: that is not the cause."""
+    if modules := _NO_MODULE.findall(text):
+        module = modules[-1]
+        name = "the package bkheal" if module.partition(".")[0] in _OWN else f"the package {module}"
+        return f"an executor lacks {name} (No module named '{module}')"
+    if _OTHER_PYTHON in text:
+        return "an executor has another version of Python than the driver"
+    if programs := _NO_PROGRAM.findall(text):
+        return f"an executor has no Python at {programs[-1]} (PYSPARK_PYTHON)"
+    return None
+
+
+def first_line(error: Exception) -> str:
+    """Its first meaningful line."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,211 @@
+"""A standalone Spark cluster of processes: a master and workers of pyspark's own jars, on loopback.
+
+Executors see nothing of this checkout: the workers start in a folder of their own with an empty ``PYTHONPATH``. What an
+executor can import is what its Python environment has, which is the driver's choice (``PYSPARK_PYTHON``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from bookie.embedded.process import ManagedProcess
+from bookie.runtime.java import find_java, java_environment
+from tests.deadlines import PROGRAM_S, STATE_S
+
+ROOT: Final = Path(__file__).parents[2]
+LOOPBACK: Final = "127.0.0.1"
+CONF: Final = {
+    "spark.executor.memory": "512m",  # the least with which an executor starts is 450 MiB
+    "spark.driver.host": LOOPBACK,
+    "spark.driver.bindAddress": LOOPBACK,
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    # Every run begins with all executors, so that what a test does to one of them does not depend on when it came.
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{STATE_S:g}s",
+}
+"""Small executors, and a driver that all of them reach."""
+_DAEMON: Final = {
+    "SPARK_DAEMON_MEMORY": "128m",
+    "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "SPARK_LOCAL_IP": LOOPBACK,
+    "PYTHONPATH": "",
+}
+
+
+def executor_conf() -> Mapping[str, str]:
+    """Settings of a driver, with an archive of loaded classes for the executors if this process has one."""
+    java = f"{os.environ.get('SPARK_SUBMIT_OPTS', '-XX:+UseSerialGC')} -XX:TieredStopAtLevel=1"
+    return CONF | {"spark.executor.extraJavaOptions": java}
+
+
+def spark_home() -> Path:
+    """The folder of the installed pyspark, which is a whole distribution of Spark."""
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel of this checkout, without a package index, and return its path."""
+    command = [*_PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, timeout=PROGRAM_S)
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+def make_environment(folder: Path, wheel: Path | None) -> Path:
+    """Make a virtual environment with all dependencies of bkheal, and return its Python.
+
+    The dependencies are those of this process's environment: the folder that holds them is named by a ``.pth`` file,
+    which brings the packages in it and not the checkout that is installed there in editable form.
+
+    Args:
+        folder: of the environment.
+        wheel: of bkheal, to install; None: the environment lacks the package.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=PROGRAM_S)
+    python = folder / "bin" / "python"
+    if wheel is not None:  # before the other packages are there, so that pip sees no bkheal to replace
+        command = [*_PIP, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
+        subprocess.run(command, check=True, capture_output=True, timeout=PROGRAM_S)
+    [packages] = (folder / "lib").glob("python*/site-packages")
+    (packages / "dependencies.pth").write_text(f"{spark_home().parent}\n")
+    return python
+
+
+_PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+
+
+def driver_environment(python: Path, executor_python: Path | str | None = None) -> Mapping[str, str]:
+    """Variables of a driver that is no part of this checkout.
+
+    Args:
+        python: of the driver.
+        executor_python: of the executors; relative to the working folder of each executor, or absolute. None: the same.
+    """
+    return {
+        **java_environment(find_java()),
+        "PYTHONPATH": "",
+        "PYSPARK_DRIVER_PYTHON": str(python),
+        "PYSPARK_PYTHON": str(executor_python or python),
+        "SPARK_LOCAL_IP": LOOPBACK,
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_LAUNCHER_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+
+
+def submitted(cluster: StandaloneCluster, script: Path, *words: str, options: Sequence[str] = ()) -> Sequence[str]:
+    """The command that runs ``script`` with spark-submit, in client mode."""
+    conf = [word for name, value in executor_conf().items() for word in ("--conf", f"{name}={value}")]
+    submit = [str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url, "--driver-memory", "512m"]
+    return [*submit, *conf, *options, str(script), *words]
+
+
+@dataclass(frozen=True, slots=True)
+class StandaloneCluster:
+    """A master and its workers."""
+
+    url: str
+    """The master's, for ``--master``."""
+    page: str
+    """The master's web page."""
+    workers: Sequence[ManagedProcess]
+
+    @classmethod
+    async def start(cls, stack: AsyncExitStack, folder: Path, *, workers: int = 2, cores: int = 1) -> StandaloneCluster:
+        """Start the processes, which end with ``stack``, and wait until the master lists every worker.
+
+        Args:
+            stack: ends them.
+            folder: for logs and for what the executors write.
+            workers: how many.
+            cores: of each worker.
+        """
+        master = _start("master", [_MASTER, "--host", LOOPBACK, "--port", "0", "--webui-port", "0"], folder)
+        await stack.enter_async_context(master)
+        url = (await master.wait_for_line(r"Starting Spark master at (spark://\S+)", STATE_S))[1]
+        page = (await master.wait_for_line(r"Bound MasterWebUI to .* started at (http://\S+)", STATE_S))[1]
+        port = page.rpartition(":")[2].rstrip("/")
+        cluster = cls(url, f"http://{LOOPBACK}:{port}", [])
+        started = [await stack.enter_async_context(_worker(number, cores, url, folder)) for number in range(workers)]
+        cluster = cls(url, cluster.page, started)
+
+        async def are_all_listed() -> bool:
+            return len(await cluster.alive()) == workers
+
+        await master.wait_until(are_all_listed, f"{workers} workers", STATE_S)
+        return cluster
+
+    async def state(self) -> Mapping[str, Any]:
+        """What the master's JSON page says."""
+        return await asyncio.to_thread(_read_json, f"{self.page}/json/")
+
+    async def alive(self) -> Sequence[str]:
+        """Ids of the workers that the master takes for alive."""
+        return [worker["id"] for worker in (await self.state())["workers"] if worker["state"] == "ALIVE"]
+
+    def executors(self) -> Sequence[psutil.Process]:
+        """The Java processes of the executors on all workers that run."""
+        running = [worker.pid for worker in self.workers if worker.is_running]
+        below = [child for pid in running for child in psutil.Process(pid).children(recursive=True)]
+        return [process for process in below if any("CoarseGrainedExecutorBackend" in word for word in _words(process))]
+
+
+@contextmanager
+def started_cluster(folder: Path) -> Iterator[StandaloneCluster]:
+    """A cluster of two workers with one core each."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            yield runner.run(StandaloneCluster.start(stack, folder))
+        finally:
+            runner.run(stack.aclose())
+
+
+_MASTER: Final = "org.apache.spark.deploy.master.Master"
+_WORKER: Final = "org.apache.spark.deploy.worker.Worker"
+
+
+def _worker(number: int, cores: int, url: str, folder: Path) -> ManagedProcess:
+    name = f"worker-{number}"
+    words = ["--host", LOOPBACK, "--port", "0", "--webui-port", "0", "--cores", str(cores), "--memory", "1g"]
+    return _start(name, [_WORKER, *words, "--work-dir", str(folder / name), url], folder)
+
+
+def _start(name: str, words: Sequence[str], folder: Path) -> ManagedProcess:
+    return ManagedProcess.start(
+        name,
+        [str(spark_home() / "bin" / "spark-class"), *words],
+        log_path=folder / f"{name}.log",
+        environment={**java_environment(find_java()), **_DAEMON, "SPARK_LOCAL_DIRS": str(folder / "local" / name)},
+        directory=folder,
+    )
+
+
+def _read_json(url: str) -> Mapping[str, Any]:
+    with urllib.request.urlopen(url, timeout=STATE_S) as answer:
+        found: Mapping[str, Any] = json.load(answer)
+    return found
+
+
+def _words(process: psutil.Process) -> Sequence[str]:
+    try:
+        words: Sequence[str] = process.cmdline()
+    except psutil.NoSuchProcess:  # it ended since it was listed
+        return ()
+    return words
