@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ import pytest
 from tests.chart.api_server import ApiServer, KubectlError, api_server
 from tests.chart.kubernetes_schemas import CUSTOM
 from tests.chart.rendering import CHART, ROOT, VALUES, Object, load_values, pods, render
+from tests.chart.upgrades import FIXED, REQUIRED, merged, stored, unpacked
 
 pytestmark = [
     pytest.mark.integration,
@@ -31,6 +32,7 @@ pytestmark = [
 ]
 
 RELEASE: Final = "demo-bkheal"
+RELEASES: Final = stored()
 EXECUTORS: Final = 2
 ENTRYPOINT: Final = ROOT / "helm" / "image" / "entrypoint.sh"
 DRIVER: Final = """
@@ -61,8 +63,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 def manifests(name: str, namespace: str = "bk") -> str:
     """All objects of a set that Kubernetes itself knows."""
-    made = render(load_values(name), namespace=namespace)
-    items = [item for item in made.objects if item["kind"] not in CUSTOM]
+    return known(render(load_values(name), namespace=namespace).objects, namespace)
+
+
+def known(objects: Iterable[Object], namespace: str) -> str:
+    """Those that Kubernetes itself knows."""
+    items = [item for item in objects if item["kind"] not in CUSTOM]
     for item in items:
         item["metadata"].setdefault("namespace", namespace)
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
@@ -83,6 +89,37 @@ def test_the_server_takes_everything_without_a_warning(server: ApiServer, name: 
     assert "Warning" not in said
     again = apply(server, manifests(name, namespace), "--dry-run=server")
     assert "Warning" not in again
+
+
+@pytest.mark.parametrize(("release", "name"), [(release, name) for release, sets in RELEASES.items() for name in sets])
+def test_the_server_takes_an_upgrade_from_an_earlier_release(
+    server: ApiServer, release: str, name: str, tmp_path: Path
+) -> None:
+    """Every object of the earlier release is changed in place. Hooks are left out: Helm makes them anew each time."""
+    namespace = f"upgrade-{name}"
+    server.kubectl("create", "-f", "-", text=NAMESPACE.format(name=namespace))
+    server.kubectl("-n", namespace, "create", "serviceaccount", "shared")
+    values = RELEASES[release][name]["values"]
+    earlier = installed(render(values, chart=unpacked(release, tmp_path), namespace=namespace).objects)
+    apply(server, known(earlier, namespace))
+    before = identities(server, namespace)
+    later = installed(render(merged(values, REQUIRED), namespace=namespace).objects)
+    assert "Warning" not in apply(server, known(later, namespace))
+    after = identities(server, namespace)
+    assert before.keys() >= RELEASES[release][name]["fixed"].keys()
+    assert {key: after[key] for key in before} == before
+
+
+def installed(objects: Iterable[Object]) -> list[Object]:
+    """Those that are no hooks."""
+    return [item for item in objects if "helm.sh/hook" not in item["metadata"].get("annotations", {})]
+
+
+def identities(server: ApiServer, namespace: str) -> dict[str, str]:
+    """What would be another object if it was made again: the identity of everything with fields that cannot change."""
+    kinds = ",".join(FIXED)
+    items = json.loads(server.kubectl("-n", namespace, "get", kinds, "-o", "json"))["items"]
+    return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["uid"] for item in items}
 
 
 def test_the_server_is_strict(server: ApiServer) -> None:

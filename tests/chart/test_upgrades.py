@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any
 
 import pytest
 
 from tests.chart.rendering import load_values, release, render
-from tests.chart.upgrades import FIXED, fields, fixed, stored
+from tests.chart.upgrades import FIXED, REQUIRED, fields, fixed, merged, stored
 
 RELEASES = stored()
 SETS = [(name, values) for name, sets in RELEASES.items() for values in sets]
-REQUIRED = {"metrics": {"prometheusRule": {"thresholds": {"runbook_base": "https://runbooks.example"}}}}
-"""Values that later releases require; CHANGELOG.md lists them. No value that an earlier release took is refused."""
-
-
-def merged(values: Any, more: Any) -> Any:
-    if not (isinstance(values, dict) and isinstance(more, dict)):
-        return more
-    return {**values, **{name: merged(values[name], part) if name in values else part for name, part in more.items()}}
 
 
 @pytest.mark.parametrize(("name", "values"), SETS)

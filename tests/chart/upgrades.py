@@ -1,6 +1,7 @@
 """What an upgrade of a release must not change: fields that Kubernetes refuses to change, and names of what keeps data.
 
-A release of the chart is stored as these fields alone, with the values that they came from, so no history is needed.
+A release of the chart is stored as these fields, with the values that they came from, and as an archive of the chart
+for tests that install it. So no history is needed.
 ``python -m tests.chart.upgrades NAME CHART`` stores them for the chart in a folder, as for each release:
 ``git archive TAG helm/bkheal | tar x -C FOLDER``.
 """
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 import json
 import sys
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from tests.chart.rendering import Object, Release, render
+from tests.chart.rendering import CHART, Object, Release, render
 
 STORED: Final = Path(__file__).parent / "released"
 FIXED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -26,6 +28,8 @@ FIXED: Final[Mapping[str, tuple[str, ...]]] = {
     "RoleBinding": ("roleRef",),
 }
 """Fields of a spec, or of the object, that cannot change while it exists. A headless Service cannot get an address."""
+REQUIRED: Final = {"metrics": {"prometheusRule": {"thresholds": {"runbook_base": "https://runbooks.example"}}}}
+"""Values that later releases require; CHANGELOG.md lists them. No value that an earlier release took is refused."""
 
 
 def fixed(made: Release) -> dict[str, dict[str, Any]]:
@@ -46,6 +50,20 @@ def stored() -> Mapping[str, Mapping[str, Any]]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(STORED.glob("*.json"))}
 
 
+def merged(values: Any, more: Any) -> Any:
+    """``values`` with ``more`` in place of the same ones, at any depth."""
+    if not (isinstance(values, dict) and isinstance(more, dict)):
+        return more
+    return {**values, **{name: merged(values[name], part) if name in values else part for name, part in more.items()}}
+
+
+def unpacked(name: str, directory: Path) -> Path:
+    """The folder of a stored release's chart, below ``directory``."""
+    with tarfile.open(STORED / f"{name}.tgz") as archive:
+        archive.extractall(directory, filter="data")
+    return directory / CHART.name
+
+
 def main(name: str, chart: Path) -> None:
     """Store a release."""
     found = {}
@@ -54,6 +72,8 @@ def main(name: str, chart: Path) -> None:
         found[path.name.removesuffix("-values.yaml")] = {"values": values, "fixed": fixed(render(values, chart=chart))}
     STORED.mkdir(exist_ok=True)
     (STORED / f"{name}.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    with tarfile.open(STORED / f"{name}.tgz", "w:gz") as archive:
+        archive.add(chart, CHART.name)
 
 
 if __name__ == "__main__":

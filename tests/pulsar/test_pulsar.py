@@ -121,6 +121,7 @@ async def test_a_bookie_killed_under_load_is_healed_and_every_message_is_read(
     await victim.start()
 
 
+@pytest.mark.long
 async def test_a_broker_whose_bookies_use_bookkeepers_driver_loses_nothing_either(
     native_world: PulsarWorld, audit: Audit, tmp_path: Path
 ) -> None:
@@ -297,6 +298,7 @@ async def test_a_bookie_that_becomes_read_only_and_writable_again_is_not_lost(
     assert not any(bookie in some for some in lost)
 
 
+@pytest.mark.long
 async def test_an_outage_of_all_bookies_that_outlasts_their_nodes_is_no_lost_cluster(
     pulsar_world: PulsarWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:

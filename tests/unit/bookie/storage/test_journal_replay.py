@@ -284,7 +284,7 @@ async def test_no_readable_mark_is_refused() -> None:
     ("has_logs", "mark", "files"), [(True, None, 0), (False, JournalMark(1, 1), 0), (False, JournalMark(0, 0), 1)]
 )
 def test_empty_index_beside_used_files_is_refused(has_logs: bool, mark: JournalMark | None, files: int) -> None:
-    with pytest.raises(LostIndexError, match="Restore it"):
+    with pytest.raises(LostIndexError, match="bkheal bookie rebuild-index"):
         check_same_store(False, has_logs, mark, files)
 
 
