@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import Connect
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.port import (
@@ -114,6 +116,25 @@ async def test_session_survives_a_restart_of_the_server(own_server: EmbeddedZooK
     assert await pending == "/later"  # waited for the connection instead of failing
     assert store.session == seen
     assert (await store.get("/e")).stat.ephemeral_owner == seen.session_id
+    await store.close()
+
+
+@pytest.mark.parametrize(("session_s", "answer_s"), [(60, 20), (15, 5), (6, 5), (3, 3)])
+async def test_an_answer_to_a_connection_is_waited_for_a_part_of_the_session_alone(
+    zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch, session_s: int, answer_s: int
+) -> None:
+    """A server that is starting may never answer. With one server, kazoo's own wait is as long as the session lasts."""
+    waits: list[float] = []
+    invoke = ConnectionHandler._invoke
+
+    def noting(self: ConnectionHandler, timeout: float, request: object, *rest: Any, **named: Any) -> Any:
+        if isinstance(request, Connect):
+            waits.append(timeout)
+        return invoke(self, timeout, request, *rest, **named)
+
+    monkeypatch.setattr(ConnectionHandler, "_invoke", noting)
+    store = await ZooKeeperStore.connect(zookeeper.connect_string, session_timeout_s=session_s)
+    assert waits == [answer_s]
     await store.close()
 
 

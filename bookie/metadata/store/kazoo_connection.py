@@ -53,6 +53,10 @@ IN_FLIGHT_MAX: Final = 1000
 """Requests handed to kazoo at a time; further ones wait, so that its unbounded queue stays short."""
 _TCP_CONNECT_TIMEOUT_S: Final = 5.0
 """kazoo would wait a whole session timeout on one dead host, and ``stop`` with it."""
+_HANDSHAKE_S_MIN: Final = 5.0
+_HANDSHAKES_PER_SESSION: Final = 3
+"""A server that is starting may accept a connection and never answer. kazoo would wait for a whole session timeout, if
+there is one server, and lose the session with it. So each answer is waited for a third as long, but not too briefly."""
 _RECONNECT_DELAY_S_MAX: Final = 2.0
 _RESTART_DELAY_S: Final = 1.0
 _STOP_DEADLINE_S: Final = 30.0
@@ -287,7 +291,7 @@ class KazooConnection:
         )
         self._client.add_listener(self._listen)
         self._granted_s = session_timeout_s
-        self._keep_granted_timeout()
+        self._watch_handshakes()
 
     async def start(self) -> None:
         """Connect; returns with the first session. The caller gives it a deadline, and calls ``stop`` if it fails.
@@ -401,18 +405,21 @@ class KazooConnection:
             self._refusals[server] = why
             self._refused.fire()
 
-    def _keep_granted_timeout(self) -> None:
-        """Keep the session timeout that the server grants with each connection: kazoo does not publish it."""
+    def _watch_handshakes(self) -> None:
+        """Bound the wait for each, and keep the session timeout that the server grants: kazoo does not publish it."""
         connection = self._client._connection
         invoke = connection._invoke
 
-        def invoke_and_keep(timeout_s: float, request: _Request, *rest: Any, **named: Any) -> Any:
-            result = invoke(timeout_s, request, *rest, **named)
-            if isinstance(request, Connect):
-                self._granted_s = result[0].time_out / 1000
+        def invoke_in_bounds(timeout_s: float, request: _Request, *rest: Any, **named: Any) -> Any:
+            if not isinstance(request, Connect):
+                return invoke(timeout_s, request, *rest, **named)
+            session_s = self._client._session_timeout / 1000
+            bound_s = max(_HANDSHAKE_S_MIN, session_s / _HANDSHAKES_PER_SESSION)
+            result = invoke(min(timeout_s, bound_s), request, *rest, **named)
+            self._granted_s = result[0].time_out / 1000
             return result
 
-        connection._invoke = invoke_and_keep
+        connection._invoke = invoke_in_bounds
 
     def _listen(self, state: str) -> None:
         # In kazoo's thread. Through the bridge, so that the loop sees it in order with the answers.
