@@ -1,6 +1,6 @@
 """Moving bkheal's own state of one cluster to another state root (R98, docs/decisions/0071).
 
-No process of bkheal may run meanwhile. While the state is moved, the record of the cluster names both roots, and every
+No process of bkheal may run during the move. Until its end, the record of the cluster names both roots, and every
 process that opens the cluster is refused. An ephemeral node below the record keeps out a second mover. The order makes
 every interruption harmless:
 

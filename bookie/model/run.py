@@ -130,7 +130,7 @@ class RunRecord:
         return self.updated_ms + passed_ms * (self.total - self.done) // gained
 
     def with_progress(self, phase: str, done: int, total: int, now_ms: int) -> RunRecord:
-        """The record with this progress; the rate is measured anew from the beginning of a phase. Pure."""
+        """The record with this progress; the rate is measured again from the beginning of a phase. Pure."""
         is_same = phase == self.phase and self.phase_began_ms and done >= self.done
         began_ms, began_done = (self.phase_began_ms, self.phase_began_done) if is_same else (now_ms, done)
         return replace(self, phase=phase, done=done, total=total, phase_began_ms=began_ms, phase_began_done=began_done)

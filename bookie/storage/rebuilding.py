@@ -256,7 +256,7 @@ def next_record(window: bytes) -> int:
     """Return how far to go on in a window that does not begin with an intact record.
 
     That is where the next intact record begins. If there is none, only what could be the beginning of a record that
-    continues behind the window is left.
+    continues after the window is left.
     """
     tried, last = 0, len(window) - RECORD_HEADER_SIZE - ENTRY_HEADER_SIZE
     for start in range(1, last + 1):

@@ -25,7 +25,7 @@ _PAGE_KEYS: Final = 1000
 _STEP_BYTES: Final = 4 << 20
 """Read at a time, unless one entry is larger."""
 _ENTRIES_END: Final = b"\xff"
-"""Behind the keys of all entries."""
+"""After the keys of all entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ScrubStep:
 async def scrub(
     index: EntryIndex, logs: EntryLogs, after: tuple[LedgerId, EntryId] | None = None
 ) -> AsyncGenerator[ScrubStep, None]:
-    """Verify every entry behind ``after`` (None: all), a few megabytes at a time.
+    """Verify every entry after ``after`` (None: all), a few megabytes at a time.
 
     Raises:
         DiskError: the index cannot be read.

@@ -270,7 +270,7 @@ class LedgerStorage:
         return await self._flusher.noting_full(self._collection.delete(ledger_id, mark))
 
     def scrub(self, after: tuple[LedgerId, EntryId] | None = None) -> AsyncGenerator[ScrubStep, None]:
-        """Verify the entries in the entry logs, from behind ``after``; see ``bookie.storage.scrubbing``."""
+        """Verify the entries in the entry logs, from the one after ``after``; see ``bookie.storage.scrubbing``."""
         return scrub(self._index, self._parts.logs, after)
 
     async def compact(self) -> CompactionResult:

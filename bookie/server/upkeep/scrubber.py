@@ -53,7 +53,7 @@ class ScrubProgress:
 
     @property
     def after(self) -> tuple[LedgerId, EntryId] | None:
-        """The entry to go on behind."""
+        """The entry after which it continues."""
         return None if self.ledger_id is None or self.entry_id is None else (self.ledger_id, self.entry_id)
 
 
@@ -111,7 +111,7 @@ class Scrubber:
                 await self._clock.sleep(_RETRY_S)
 
     async def run_pass(self, progress: ScrubProgress) -> ScrubProgress:
-        """Verify everything behind ``progress``; return the progress of the ended pass.
+        """Verify everything after ``progress``; return the progress of the ended pass.
 
         Raises:
             DiskError: the index cannot be read, or the disk fails; not if it is full.
