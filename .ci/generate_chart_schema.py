@@ -1,6 +1,6 @@
 """Write the chart's ``values.schema.json``: ``python .ci/generate_chart_schema.py``.
 
-It is made of ``helm/values.schema.base.yaml``, which says what Kubernetes needs, and of the options of the commands,
+It is made of ``helm/values.schema.base.yaml``, which has what Kubernetes needs, and of the options of the commands,
 from which ``docs/configuration.md`` is made as well. The head of the former explains how it refers to the latter.
 
 ``--out FILE`` writes elsewhere, which is how the freshness test compares.
@@ -59,7 +59,7 @@ def type_of(option: Any) -> Schema:
     """The JSON type, or the choices.
 
     Raises:
-        KeyError: a type that no option had so far; say above what it is in JSON.
+        KeyError: a type that no option had so far; add its JSON type above.
     """
     annotation = option.type_descriptor.annotation
     if option.multiple or get_origin(annotation) is list:

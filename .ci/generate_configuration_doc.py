@@ -33,7 +33,7 @@ The cluster itself is named once for all commands: `--metadata-uri`, `BKHEAL_MET
 top of the file. `bkheal config show` prints what is in force and where it comes from. Passwords and tokens are never
 values of options: options name the files that hold them.
 
-`bkheal config validate` tells every problem of a file at once: keys that no command knows, values of a wrong type or
+`bkheal config validate` reports every problem of a file at once: keys that no command knows, values of a wrong type or
 out of range, and what auditor, one-shot audits, replicators and bookies would refuse to start with, such as a
 certificate without its key, a file that is not there, or a bookie on an address that others reach without TLS. The
 rules are those of the commands themselves. It exits with 78 where it finds any. With `--output json` it lists them on
@@ -63,14 +63,14 @@ Auditors, replicators and bookies follow the file that they were started with. I
 take a new value within five seconds, and at once at SIGHUP (`kill -HUP PID`); the others need a restart. The file may
 be written in place, replaced, or be a mounted ConfigMap (not by `subPath`, which Kubernetes never updates).
 
-- The order above stays: an option that a flag or a variable names does not follow the file, and the log says so
+- The order above stays: an option that a flag or a variable names does not follow the file, and the log records that
   (`option does not follow the file`).
 - A key that is gone from the file means the default again.
 - A file that the command would not start with (not to be read, unknown keys, values out of range or in contradiction)
-  changes nothing. One line of the log tells every problem (`configuration file is refused, the old values stay`).
+  changes nothing. One line of the log lists every problem (`configuration file is refused, the old values stay`).
 - Each change is one line of the log with the option, its old and its new value: `option changed`, or `option needs a
   restart`.
-- Without a file SIGHUP ends a process, and so does closing the terminal that it runs in.
+- Without a file a process ends at SIGHUP, and so does closing the terminal that it runs in.
 """
 
 

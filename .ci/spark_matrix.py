@@ -86,7 +86,7 @@ def _environment(version: str, cache: Path) -> Path:
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"pyspark=={version}"]
         subprocess.run(install, check=True, timeout=INSTALL_DEADLINE_S)
     packages = subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
-    # Packages of this environment come behind its own, so that its PySpark is the one found.
+    # Packages of this environment come after its own, so that its PySpark is the one found.
     (Path(packages.decode().strip()) / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
 

@@ -3,7 +3,7 @@
 Application class-data sharing (JEP 350): a Java machine writes the classes of a real audit when it ends, and later ones
 map that file. The file belongs to one release of Java and one set of Spark's jars (``kept_files``).
 
-``python -m tests.class_archive URI REPORTS`` is the audit; its environment says where Java writes the archive.
+``python -m tests.class_archive URI REPORTS`` is the audit; its environment has the path of the archive for Java.
 """
 
 from __future__ import annotations

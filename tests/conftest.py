@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test the time limit of its ring, which ends a test that hangs; unit tests have pytest's own."""
+    """Give every test the time limit of its ring, after which a hanging test is stopped; unit tests use pytest's."""
     limits = {ring.name: ring.test_limit_s for ring in load_rings()}
     for item in items:
         ring = item.path.relative_to(TESTS).parts[0]

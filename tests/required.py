@@ -49,7 +49,7 @@ def why_missing(name: str) -> str:
         pytest.UsageError: a name without a rule here.
     """
     if name not in _FOUND_BY:
-        raise pytest.UsageError(f"no rule says how to find {name!r}; choose from {', '.join(_FOUND_BY)}")
+        raise pytest.UsageError(f"there is no rule to find {name!r}; choose from {', '.join(_FOUND_BY)}")
     return _FOUND_BY[name]()
 
 

@@ -2,7 +2,7 @@
 
 After a SIGKILL the server keeps the session, and with it the registration, locks and votes of the process, until the
 session times out. Tests give sessions a timeout that no loaded machine exceeds, so that a stall loses nothing. A test
-that needs the end of a session ends it here. The server then does what it does at a timeout: it deletes the ephemeral
+that needs the end of a session closes it here. The server then does what it does at a timeout: it deletes the ephemeral
 nodes, and refuses the session to a process that comes back with it (one that was paused, for example).
 
 A client that presents the id and the password of a session owns it. The server lists the ids with their connections

@@ -140,7 +140,7 @@ _DISKS = Row(
         ),
         Panel(
             "Collected",
-            "Ledgers in an hour whose entries nobody needs there any more.",
+            "Ledgers in an hour whose entries are no longer needed there.",
             {"{{instance}}": f"sum by (instance) (increase(bkheal_bookie_collected_ledgers_total{{{_OURS}}}[1h]))"},
             width=8,
         ),

@@ -14,7 +14,7 @@ _NOW = Row(
         stat("Under way", "Runs that are under way.", f"sum(bkheal_audit_running{{{_KIND}}})", steps={1: BLUE}),
         Panel(
             "Progress",
-            "Of the present phase; 0 where that cannot be told.",
+            "Of the present phase; 0 if that is unknown.",
             {"{{kind}}": f"max by (kind) (bkheal_audit_progress_ratio{{{_KIND}}})"},
             "percentunit",
             "gauge",
@@ -29,7 +29,7 @@ _NOW = Row(
             unit="s",
             steps={1800: YELLOW},
         ),
-        stat("Paused", "Runs or schedules that somebody paused.", f"sum(bkheal_audit_paused{{{_KIND}}})", steps=NOTE),
+        stat("Paused", "Paused runs and schedules.", f"sum(bkheal_audit_paused{{{_KIND}}})", steps=NOTE),
         stat(
             "Held by the brake",
             "Whether the last run published nothing because too much was missing.",
@@ -69,7 +69,7 @@ _FOUND = Row(
         ),
         Panel(
             "Ledgers checked",
-            "A drop, although nobody deleted ledgers, is a run that did not see everything.",
+            "A drop without deleted ledgers is a run that did not see everything.",
             {"{{kind}}": f"max by (kind) (bkheal_audit_last_run_ledgers{{{_KIND}}})"},
         ),
         Panel(

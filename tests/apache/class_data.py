@@ -35,7 +35,7 @@ _MADE_BY: Final = "1"
 def quick_jvm(java: Java, lib: Path) -> ApacheJvm:
     """How to start programs of Apache's quickly: with the archive, which is made if it is missing.
 
-    Without one where it cannot be made. The first process takes ten seconds or more; others wait for it.
+    Without one if it cannot be made. The first process takes ten seconds or more; others wait for it.
     """
     archive = cache_folder() / f"{lib.name}-classes-{fingerprint(java, lib, _MADE_BY)}.jsa"
     try:

@@ -31,7 +31,7 @@ _ANSWER_BYTES_MAX: Final = 256 << 20
 
 
 class JavaError(Exception):
-    """A command failed; ``kind`` is the class of Java's exception, ``code`` Apache's code (0 where it has none)."""
+    """A command failed; ``kind`` is the class of Java's exception, ``code`` Apache's code (0 if it has none)."""
 
     def __init__(self, kind: str, code: int, message: str) -> None:
         super().__init__(f"{kind} ({code}): {message}")
@@ -80,7 +80,7 @@ class JavaHandle:
         """Append ``count`` entries (or those of ``ids``, for own ids) whose payloads are ``payload(seed, id, size)``.
 
         The size of entry ``n`` is ``sizes[n % len(sizes)]``. Returns once every entry is acknowledged. With
-        ``is_aloud`` the process says of each entry that it was, before that (``JavaDriver.acknowledged``).
+        ``is_aloud`` the process prints each acknowledged entry before that (``JavaDriver.acknowledged``).
         """
         more: dict[str, Any] = {} if ids is None else {"ids": list(ids)}
         if is_aloud:
@@ -110,7 +110,7 @@ class JavaHandle:
         return [_entry(one) for one in (await self._call("read", first=first, last=last, **more))["entries"]]
 
     async def state(self) -> JavaState:
-        """What the handle knows, without asking anybody."""
+        """The handle's own value; no request is sent."""
         return _state(await self._call("handle"))
 
     async def last_add_confirmed(self) -> int:
@@ -170,7 +170,7 @@ class JavaDriver:
         await self.process.wait(STATE_S)
 
     def acknowledged(self, ledger_id: int) -> list[int]:
-        """The entries of which the process has said so far that they are acknowledged; what it logs stands between."""
+        """The entries that the process has printed as acknowledged so far, between the lines of its log."""
         said = self.process.log_path.read_text(errors="replace")
         return [int(entry) for entry in re.findall(rf"acknowledged (\d+) of ledger {ledger_id}\b", said)]
 
@@ -200,7 +200,7 @@ class JavaDriver:
         await self.call("client", name=name, v2=v2, settings=dict(settings or {}), **more)
 
     async def drop_client(self, name: str) -> None:
-        """End a client without closing what it writes, as a process that dies does. Fine where there is none."""
+        """End a client without closing what it writes, as a process that dies does. Fine if there is none."""
         await self.call("drop_client", name=name)
 
     async def create(
@@ -265,7 +265,7 @@ def compiled_driver(java: Java, lib: Path) -> Path:
 
     Raises:
         OSError: nothing can be written there.
-        subprocess.CalledProcessError: it does not compile; its output says why.
+        subprocess.CalledProcessError: it does not compile; its output has the reason.
     """
     sources = [path.read_text() for path in sorted(SOURCES.rglob("*.java"))]
     classes = cache_folder() / f"apache-driver-{fingerprint(java, lib, *sources)}"
@@ -277,7 +277,7 @@ def compile_java(java: Java, lib: Path, classes: Path) -> None:
     """Compile the driver into ``classes``. Blocks for a few seconds.
 
     Raises:
-        subprocess.CalledProcessError: it does not compile; its output says why.
+        subprocess.CalledProcessError: it does not compile; its output has the reason.
     """
     classes.mkdir(parents=True, exist_ok=True)
     sources = [str(path) for path in sorted(SOURCES.rglob("*.java"))]

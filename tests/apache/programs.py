@@ -151,13 +151,13 @@ class Replicator:
         return cls(process)
 
     def events(self) -> Sequence[Mapping[str, Any]]:
-        """What it has said so far."""
+        """Its output so far."""
         lines = self.process.log_path.read_text(errors="replace").splitlines()
         return [event for line in lines if line.startswith("{") and "event" in (event := json.loads(line))]
 
     @property
     def repaired(self) -> Sequence[int]:
-        """Ledgers that it says it repaired, in order."""
+        """Ledgers that its log names as repaired, in order."""
         return [event["ledger_id"] for event in self.events() if event.get("ending") == "repaired"]
 
     async def wait(self, deadline_s: float = PROGRAM_S) -> int:

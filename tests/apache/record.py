@@ -105,7 +105,7 @@ async def entries(java: JavaDriver, cluster: ApacheCluster) -> list[dict[str, An
 async def frames(java: JavaDriver, cluster: ApacheCluster, store: ZooKeeperStore) -> list[dict[str, Any]]:
     """Frames of each operation of Apache's client. Its one bookie is a proxy, registered under a root of its own."""
     await format_cluster(store, WIRE_ROOT, rng=random.SystemRandom())
-    (own,) = await cluster.add_bookies(1)  # ids of ledgers begin anew under that root
+    (own,) = await cluster.add_bookies(1)  # ids of ledgers start at 0 again under that root
     async with RecordingProxy(own.port) as proxy:
         bookie = await _registered(proxy, store)
         uri = _wire_uri(cluster)
@@ -186,7 +186,7 @@ async def _operations(
 async def handshakes(
     java: JavaDriver, cluster: ApacheCluster, store: ZooKeeperStore, tls: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """What Apache's client, and then ours, and a bookie say before anything else, as far as it is in the clear."""
+    """The first frames of Apache's client, of our client and of a bookie, as far as they are not encrypted."""
     await format_cluster(store, WIRE_ROOT, rng=random.SystemRandom())
     with_login, bare = (bookie.port for bookie in cluster.bookies)
     login = LOGIN.settings()
@@ -200,7 +200,7 @@ async def handshakes(
         ("no login", "v2", with_login, {}),
         ("TLS", "v3", with_login, tls),
         ("TLS", "v2", with_login, tls),
-        ("TLS where there is none", "v3", bare, tls),
+        ("TLS if there is none", "v3", bare, tls),
     ):
         name = f"{operation} {wire}"
         async with RecordingProxy(port) as proxy:

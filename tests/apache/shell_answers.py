@@ -94,7 +94,7 @@ def _header(line: str) -> re.Match[str] | None:
 
 
 def _dumped(lines: Sequence[str]) -> bytes:
-    """The bytes of a dump, whose lines say where they belong; an empty entry has none of them."""
+    """The bytes of a dump, whose lines carry their offsets; an empty entry has no line."""
     data = bytearray()
     for line in lines:
         if found := _DUMPED.match(line):

@@ -80,7 +80,7 @@ async def test_a_wrong_password_or_digest_type_changes_nothing_and_the_writer_go
 async def test_a_key_that_bookies_refuse_is_found_out_before_a_recovery_begins(
     apache_cluster: ApacheCluster, java: JavaDriver, client: ConnectedBookKeeper, old: str
 ) -> None:
-    """The metadata keeps no password, so that nobody but the bookies can tell."""
+    """The metadata keeps no password, so only the bookies can check it."""
     uri = apache_cluster.metadata_uri
     handle = await java.create(3, 2, 2, digest="CRC32", password=PASSWORD, client=old)
     await handle.write(1, seed="old", sizes=SIZES)  # one bookie has not heard of the ledger
@@ -117,7 +117,7 @@ def ids(ledgers: Sequence[Ledger]) -> set[int]:
 
 
 async def forget(client: ConnectedBookKeeper, ledger_id: int) -> None:
-    """Take a task away that nobody could do."""
+    """Remove a task that no worker could finish."""
     held = await client.ports.tasks.locks.lock(LedgerId(ledger_id), "here")
     assert held is not None
     assert await client.ports.tasks.locks.complete(held)
@@ -187,7 +187,7 @@ async def test_a_bookie_that_is_silent_holds_up_its_own_ledger_alone_and_that_un
         await until(client.ports.tasks.locks.locked, lambda locked: stuck.ledger_id in locked, "the ledger is begun")
         await expire(apache_cluster.zookeeper, silent.running)  # until then it may be chosen to take copies
         await until(lambda: done(ours), lambda found: found >= ids(others), "all others are repaired")
-        told = await until(lambda: endings(ours), lambda found: stuck.ledger_id in found, "that one too is told of")
+        told = await until(lambda: endings(ours), lambda found: stuck.ledger_id in found, "the outcome of that one too")
         assert told[stuck.ledger_id]["ending"] in ("failed", "parked")
         assert told[stuck.ledger_id]["detail"]
         assert await node(client, stuck.ledger_id) == before

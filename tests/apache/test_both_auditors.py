@@ -50,14 +50,14 @@ async def client(lent: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
 
 @dataclass
 class Auditor:
-    """A ``bkheal auditor`` that checks nothing but what the loss of a bookie tells it to."""
+    """A ``bkheal auditor`` that runs checks only after the loss of a bookie."""
 
     process: ManagedProcess
     url: str = ""
 
     @classmethod
     def launch(cls, uri: str, directory: Path) -> Auditor:
-        """Start it; ``ready`` says when it serves."""
+        """Start it; ``ready`` waits until it serves."""
         options = {
             "metadata-uri": uri,
             "report-dir": directory / "reports",
@@ -100,7 +100,7 @@ async def candidates(client: ConnectedBookKeeper) -> int:
 
 
 async def all_agree_on(here: ApacheWorld, name: str) -> None:
-    """Apache's client, Apache's shell and our command say who leads."""
+    """Apache's client, Apache's shell and our command name the leader."""
     assert (await here.java.call("auditor"))["auditor"] == name
     assert name in await here.cluster.shell("whoisauditor")
     assert (await bkheal("status", "--output", "json", uri=here.uri)).document["auditor"] == name
@@ -119,7 +119,7 @@ async def marked_once(
 async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_meanwhile(
     lent: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
-    """Every bookie has a copy of every ledger, so that nobody can repair while one is away."""
+    """Every bookie has a copy of every ledger, so no worker can repair while one is down."""
     here, cluster = lent, lent.cluster
     ledgers = await written(here.java, ((4, 4, 4),), 3)
     first, second, third, _ = cluster.bookies

@@ -134,7 +134,7 @@ async def test_both_at_once_share_a_backlog_and_obey_each_others_switch(
         return hurt - left.keys() - {ledger_id for replicator in ours for ledger_id in replicator.repaired}
 
     assert (await bkheal("recovery", "enable", uri=here.uri)).exit_code == 0
-    # Ours stand still in their first or second ledger. Each may not have told yet of one that it has repaired.
+    # Our workers wait in their first or second ledger. Each may have repaired one that is not yet in its log.
     await until(not_told_by_us, lambda done: len(done) > len(ours), "Apache's worker has repaired some")
     throttle(config, 0)
     for replicator in ours:
@@ -163,7 +163,7 @@ def most_named(found: dict[int, Seen], among: Sequence[ApacheBookie]) -> str:
 
 
 async def nothing_was_copied_twice(here: ApacheWorld, after: dict[int, Seen], hurt: set[int]) -> None:
-    """A bookie that no fragment names got nothing either: nobody worked in vain."""
+    """A bookie that no fragment names got nothing either: no copy was wasted."""
     strays = [
         (bookie.bookie_id, ledger_id)
         for ledger_id in sorted(hurt)

@@ -185,7 +185,7 @@ async def test_ledgers_of_several_fragments_are_read_by_the_other(
 async def test_apaches_checker_misses_nothing_of_what_we_wrote(
     java: JavaDriver, client: ConnectedBookKeeper, apache_cluster: ApacheCluster, wire: str
 ) -> None:
-    """Its bookies hold what the schedule says, as far as they list it: those with DbLedgerStorage never answer that."""
+    """Its bookies hold the entries of the schedule, as far as they list it: those with DbLedgerStorage cannot list."""
     ledger_id = await write_by_us(client, LedgerOptions(4, 2, 2), payloads("check", range(40), SIZES))
     assert (await java.call("check", ledger=ledger_id, client=wire))["fragments"] == []
     metadata = await java.call("metadata", ledger=ledger_id)

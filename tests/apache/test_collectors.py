@@ -48,7 +48,7 @@ ENTRIES, SIZE = 160, 60_000
 """Much more than one request carries, so that a slow repair stands still in the middle."""
 RECOVERY_ADD = 2
 PASSES = 2
-"""Surplus copies that are thrown away one after the other while a copy stands still: a whole pass between them."""
+"""Surplus copies that are deleted one after the other while a copy is paused: a whole pass between them."""
 KEY = hashlib.sha1(b"ledger" + PASSWORD).hexdigest()
 
 
@@ -93,7 +93,7 @@ async def surplus_for(here: ApacheWorld, client: ConnectedBookKeeper, lost: str)
 
 
 async def collected(here: ApacheWorld, surplus: Sequence[Ledger], target: str) -> None:
-    """Give ``target`` copies that it should not have, one after the other has been thrown away."""
+    """Give ``target`` copies that it should not have, each after the one before was deleted."""
     for ledger in surplus:
         (holder,) = (await seen(here.java, [ledger]))[ledger.ledger_id].members
         where = {"ledger": ledger.ledger_id, "entry": 3}

@@ -1,4 +1,4 @@
-"""A bookie of Apache's is lost for good; our audit and replicators heal the ledgers, and Apache's own tools judge."""
+"""An Apache bookie is lost permanently; our audit and replicators heal the ledgers, and Apache's own tools judge."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Written:
 async def write_everything(java: JavaDriver, cluster: ApacheCluster) -> tuple[list[Written], ApacheBookie]:
     """Ledgers of every digest, over both wires, striped and not, some of several fragments; one left open.
 
-    The bookie that stops in between (and comes back) is the one that tests take away.
+    The bookie that stops for a while is the one that the tests remove later.
     """
     open_handles: list[tuple[JavaHandle, Written]] = []
     for digest in DIGESTS:

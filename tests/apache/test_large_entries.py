@@ -59,7 +59,7 @@ async def test_large_entries_are_repaired_with_the_option_and_told_without(
             await java.call("mark", ledger=ledger_id, missing=[victim])
         without = await Replicator.start(uri, tmp_path / "without")
         await until(
-            lambda: _details(without), lambda found: any(TOLD in detail for detail in found), "it tells the reason"
+            lambda: _details(without), lambda found: any(TOLD in detail for detail in found), "the reason is recorded"
         )
         await without.stop()
         assert len(await client.ports.tasks.list()) == len(ledgers)

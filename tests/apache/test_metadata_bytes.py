@@ -83,7 +83,7 @@ def assert_same_bytes(theirs: bytes, ours: LedgerMetadata) -> None:
 
 
 def same(theirs: dict[str, Any], ours: LedgerMetadata) -> None:
-    """Apache's reading of the same bytes says the same."""
+    """Apache's reader parses the same bytes to the same values."""
     assert theirs["format"] == ours.format_version
     assert theirs["state"] == ours.state.name
     assert (theirs["ensemble"], theirs["write_quorum"], theirs["ack_quorum"]) == (

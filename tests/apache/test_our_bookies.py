@@ -1,4 +1,4 @@
-"""Apache's client where all bookies are ours: what it asks for beside adding and reading, and behind TLS."""
+"""Apache's client where all bookies are ours: its requests other than adds and reads, and TLS."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_a_reader_that_waits_is_given_the_entry_once_it_is_confirmed(java:
     for _ in range(5):
         await writer.write(1, seed=SEED, sizes=SIZES)
     reader = await java.open(writer.ledger_id)
-    assert await reader.last_add_confirmed() == 3  # the last entry says so of the one before
+    assert await reader.last_add_confirmed() == 3  # the last entry confirms the one before
     assert await reader.wait_last_add_confirmed(3, LONG_WAIT_MS) == (3, [entries[3]])
     assert await reader.wait_last_add_confirmed(6, SOON_MS) == (3, [])
     waiting = asyncio.create_task(reader.wait_last_add_confirmed(6, LONG_WAIT_MS))
@@ -110,7 +110,7 @@ async def test_an_explicit_last_add_confirmed_tells_both_clients_of_the_last_ent
     writer = await java.create(3, 3, 2, client="telling")
     await writer.write(5, seed=SEED, sizes=SIZES)
     reader = await java.open(writer.ledger_id)
-    await until(reader.last_add_confirmed, lambda lac: lac == 4, "the reader is told of the last entry")
+    await until(reader.last_add_confirmed, lambda lac: lac == 4, "the reader sees the last entry")
     assert await reader.read(0, 4) == expected(contents)
     ours = await client.open_ledger(LedgerId(writer.ledger_id))
     assert [entry.payload async for entry in ours.read_all()] == contents
@@ -159,7 +159,7 @@ async def test_a_batch_read_returns_as_many_entries_as_were_asked_for_and_fit(ja
 
 @pytest.fixture
 async def encrypted(here: Ours, tmp_path: Path) -> AsyncIterator[tuple[str, TlsSettings]]:
-    """URI of a cluster of two bookies that serve nobody in the clear, and what lets a client in."""
+    """URI of a cluster of two bookies that require TLS, and the files of a client."""
     bookie, client = (certificate(tmp_path, name, "IP:127.0.0.1") for name in ("bookie", "client"))
     connect_string = here.cluster.zookeeper.connect_string
     uri = f"zk+hierarchical://{connect_string}{ENCRYPTED_ROOT}"

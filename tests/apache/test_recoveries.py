@@ -51,7 +51,7 @@ async def left_by_our_writer(uri: str) -> list[int]:
 
 
 async def recover_by_apache(java: JavaDriver, ledger_id: int, wire: str) -> tuple[int, int] | None:
-    """Last entry and length; None where it gave way to the other."""
+    """Last entry and length; None if it gave way to the other."""
     try:
         handle = await java.open(ledger_id, recovery=True, client=wire)
     except JavaError:

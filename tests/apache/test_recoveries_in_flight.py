@@ -66,7 +66,7 @@ async def last_stored(client: ConnectedBookKeeper, bookie: BookieId, ledger_id: 
 
 
 async def recovered_by_apache(java: JavaDriver, ledger_id: int, wire: str) -> tuple[int, int] | None:
-    """Last entry and length; None where it gave way to the other."""
+    """Last entry and length; None if it gave way to the other."""
     try:
         state = await (await java.open(ledger_id, recovery=True, client=wire)).state()
     except JavaError:
@@ -137,7 +137,7 @@ async def with_a_lonely_entry(
 async def test_both_recover_at_once_and_agree_on_an_entry_that_one_bookie_alone_has(
     java: JavaDriver, client: ConnectedBookKeeper, writer: str
 ) -> None:
-    """Where Apache's client leaves the entry out, it still counts its bytes: it takes the length that the entry tells.
+    """Where Apache's client leaves the entry out, it still counts its bytes: it takes the length in the entry's header.
 
     (``LedgerRecoveryOp`` of 4.17 takes it with the last add confirmed, and only corrects it by what it reads beyond.)
     """
@@ -214,7 +214,7 @@ async def test_apache_recovers_what_our_killed_process_was_known_to_have_stored(
         process.stdin.write(b"".join(each + b"\n" for each in fed))
         (ledger_id,) = await until(begun, lambda found: len(found) == 1, "the ledger is there")
         reader = await java.open(ledger_id)
-        await until(reader.last_add_confirmed, lambda lac: lac == FIRST - 1, "readers are told of the first entries")
+        await until(reader.last_add_confirmed, lambda lac: lac == FIRST - 1, "readers see the first entries")
         async with silent(apache_cluster, client, ledger_id) as awake:
             feeding = asyncio.create_task(feed(process, FIRST, fed))
             await until(
@@ -223,7 +223,7 @@ async def test_apache_recovers_what_our_killed_process_was_known_to_have_stored(
                 "another bookie has more than the silent one",
             )
             if ack_quorum == 2:
-                await until(reader.last_add_confirmed, lambda lac: lac >= FIRST + MORE, "readers are told of more")
+                await until(reader.last_add_confirmed, lambda lac: lac >= FIRST + MORE, "readers see more")
             told = await reader.last_add_confirmed()
             process.kill()
             await process.wait()

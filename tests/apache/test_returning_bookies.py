@@ -144,7 +144,7 @@ async def test_a_bookie_without_its_cookie_and_its_disks_is_filled_up_in_place(
 
 
 async def left_open(java: JavaDriver) -> list[Ledger]:
-    """Ledgers on all bookies, whose writer says nothing any more."""
+    """Ledgers on all bookies, whose writer is silent."""
     handles = [await begin(java, (3, 3, 2)) for _ in range(2)]
     for handle in handles:
         await extend(handle, "CRC32C", 25)

@@ -58,7 +58,7 @@ ROLES = {
     "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.tls.BookieAuthZFactory",
     "authorizedRoles": "keeper",
 }
-"""Of a bookie that lets in whose certificate names a role, and nobody else."""
+"""Options of a bookie that accepts only certificates with a role."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Apache's bookies behind TLS, and with a login: our client and Apache's both get in, strangers do not."""
+"""Apache's bookies with TLS and with a login: our client and Apache's are accepted, clients without are not."""
 
 from __future__ import annotations
 

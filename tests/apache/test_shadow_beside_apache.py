@@ -1,4 +1,4 @@
-"""Shadow mode beside Apache's auditor: both find the same, and a task that was taken away is told."""
+"""Shadow mode beside Apache's auditor: both find the same, and a removed task is reported."""
 
 from __future__ import annotations
 

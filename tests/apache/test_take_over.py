@@ -42,7 +42,7 @@ async def a_long_ledger(here: ApacheWorld, victim: ApacheBookie) -> tuple[int, A
 
 
 async def stops_in_the_middle(here: ApacheWorld, ledger_id: int, spare: ApacheBookie, directory: Path) -> None:
-    """Our replicator copies a part of a ledger and is told to stop: it gives the task back."""
+    """Our replicator copies a part of a ledger and receives SIGTERM: it gives the task back."""
     slowly = ("--bytes-per-second", str(BYTES_PER_SECOND), "--grace", "0.5", "--poll-interval", "1")
     ours = await Replicator.start(here.uri, directory, *slowly)
     await until(lambda: held(here.java, spare.bookie_id, ledger_id), bool, "some entries are copied")

@@ -125,7 +125,7 @@ async def test_we_withdraw_what_apache_marked_for_ledgers_that_are_gone_and_leav
 async def test_a_mark_that_came_during_a_repair_outlives_it(
     java: JavaDriver, tasks: UnderReplication, other: str, is_ours: bool
 ) -> None:
-    """Whoever repairs, and whoever marks again meanwhile."""
+    """Both repairers, each with both programs that mark again during the repair."""
     await tasks.marking.mark(LedgerId(8), [A])
     if is_ours:
         held = await tasks.locks.lock(LedgerId(8), "our-host")
@@ -220,7 +220,7 @@ async def test_apaches_shell_names_our_auditor_and_lists_our_tasks(
 
 
 async def test_what_apaches_auditor_writes_is_read_by_us(lent: ApacheWorld) -> None:
-    """A bookie stops, Apache's auditor marks; nobody can repair, as every bookie left has a copy already."""
+    """A bookie stops, Apache's auditor marks; no worker can repair, as every other bookie has a copy already."""
     cluster, java = lent.cluster, lent.java
     handle = await java.create(4, 4, 4)
     await handle.write(20)

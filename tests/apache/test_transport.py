@@ -40,7 +40,7 @@ SOON_S = 0.2
 
 @dataclass
 class OneBookie:
-    """The transport, and what it says to a bookie in a ledger that this bookie was never told of."""
+    """The transport, and its requests for a ledger of which the bookie has nothing."""
 
     name: BookieId
     """As Apache's client knows the bookie."""
@@ -205,7 +205,7 @@ async def test_a_long_poll_waits_until_an_explicit_lac_wakes_it(bookie: OneBooki
 
 async def test_a_long_poll_waits_until_an_entry_confirms_the_one_before(bookie: OneBookie) -> None:
     assert await bookie.add(0, 1) is Status.OK
-    # With DbLedgerStorage a poll that comes behind the entry is woken only if the bookie had an LAC in memory before.
+    # With DbLedgerStorage a poll that arrives after the entry is woken only if the bookie had an LAC in memory before.
     assert await bookie.write_lac(0) is Status.OK
     async with bookie.polling(beyond=0) as poll:
         assert await bookie.add(2) is Status.OK

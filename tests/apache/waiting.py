@@ -19,7 +19,7 @@ async def until(
 ) -> T:
     """Return what ``look`` sees once it ``holds``; ``what`` names that state in the failure.
 
-    An error of Apache's client tells nothing of the state, so it is looked at again: a bookie that is asked for a
+    An error of Apache's client does not show the state, so the state is read again: a bookie that is asked for a
     ledger while it deletes that ledger answers that reading failed.
     """
     seen: list[T | JavaError] = []

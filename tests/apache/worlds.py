@@ -263,7 +263,7 @@ async def seen(java: JavaDriver, ledgers: Sequence[Ledger]) -> dict[int, Seen]:
 async def all_is_well(java: JavaDriver, ledgers: Sequence[Ledger], clients: Sequence[str] = ("v2", "v3")) -> None:
     """Apache's checker finds nothing, and Apache's client reads every byte, in both versions of the protocol.
 
-    For ledgers whose entries are acknowledged by all copies: what a smaller quorum acknowledged may be short for good.
+    For ledgers whose entries are acknowledged by all copies: what a smaller quorum acknowledged may stay short.
     """
 
     async def one(ledger: Ledger) -> None:

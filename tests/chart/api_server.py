@@ -22,7 +22,7 @@ _ADMIN: Final = "admin-of-this-test"
 
 
 class KubectlError(Exception):
-    """kubectl said no; the text is what it said."""
+    """kubectl failed; the text is its output."""
 
 
 @dataclass(frozen=True)

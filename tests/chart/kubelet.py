@@ -1,6 +1,6 @@
 """Runs the pods of a release from the image as a kubelet would: podman for containers, a bridge for their addresses.
 
-What a pod's template says of arguments, variables, volumes, users, read-only roots and capabilities is done or refused.
+Arguments, variables, volumes, users, read-only roots and capabilities of a pod's template are applied or refused.
 Not done: limits of memory and CPU, ``preStop``, restarts; the seccomp profile is podman's own.
 """
 
@@ -32,7 +32,7 @@ _SECURITY: Final[Mapping[str, Any]] = {
     "runAsNonRoot": True,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-"""The only one that is understood; podman is told the same below."""
+"""The only supported one; podman gets the same option below."""
 # A mount namespace of the container's own, in which the mixture of cgroup versions that crun refuses is not there.
 _ALONE: Final = """
 mount --make-rprivate /
@@ -62,7 +62,7 @@ class Container:
 
     @property
     def log(self) -> str:
-        """What it has said so far on its standard error."""
+        """Its standard error so far."""
         return (self.home / "log").read_text(errors="replace")
 
     def wait(self, deadline_s: float = PROGRAM_S) -> int:

@@ -16,7 +16,7 @@ CUSTOM: Final = {path.stem: path for path in sorted(Path(__file__).parent.glob("
 
 
 def problems(item: Object, version: str) -> list[str]:
-    """What a Kubernetes release's schema says against an object; unknown fields count."""
+    """The errors of an object under the schema of a Kubernetes release; unknown fields count."""
     validator = _custom(item["kind"]) if item["kind"] in CUSTOM else _builtin(item["apiVersion"], item["kind"], version)
     where = f"{item['kind']} {item['metadata'].get('name')}"
     return [f"{where}: {'.'.join(map(str, error.path))}: {error.message}" for error in validator.iter_errors(item)]

@@ -100,7 +100,7 @@ def find_program(name: str) -> str:
 
 
 def promtool(*arguments: str | Path) -> tuple[bool, str]:
-    """Whether promtool was content, and what it said."""
+    """Whether promtool succeeded, and its output."""
     command = [find_program("promtool"), *map(str, arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S)
     return ended.returncode == 0, ended.stdout + ended.stderr

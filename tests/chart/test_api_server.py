@@ -95,7 +95,7 @@ def test_the_server_takes_everything_without_a_warning(server: ApiServer, name: 
 def test_the_server_takes_an_upgrade_from_an_earlier_release(
     server: ApiServer, release: str, name: str, tmp_path: Path
 ) -> None:
-    """Every object of the earlier release is changed in place. Hooks are left out: Helm makes them anew each time."""
+    """Every object of the earlier release is changed in place. Hooks are left out: Helm recreates them each time."""
     namespace = f"upgrade-{name}"
     server.kubectl("create", "-f", "-", text=NAMESPACE.format(name=namespace))
     server.kubectl("-n", namespace, "create", "serviceaccount", "shared")

@@ -21,7 +21,7 @@ def files(name: str) -> dict[str, str]:
 
 
 def environment(name: str) -> dict[str, str]:
-    """What containers are told by variables, as Kubernetes fills them in."""
+    """The variables of containers, as Kubernetes expands them."""
     return {
         each["name"]: each["value"].replace("$(POD_NAME)", "demo-0").replace("$(POD_IP)", "10.0.0.7")
         for pod in pods(release(name))
@@ -33,7 +33,7 @@ def environment(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_files_are_valid(name: str, tmp_path: Path) -> None:
-    """With the variables of the containers beside them, so that ``bkheal config validate`` says so in a pod as well."""
+    """With the variables of the containers, so that ``bkheal config validate`` gives the same result in a pod."""
     from typer.testing import CliRunner
 
     from auditor.cli.main import app

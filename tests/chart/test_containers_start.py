@@ -1,4 +1,4 @@
-"""What containers are told to run is run here: same commands and files, with this machine's paths and ports."""
+"""The commands of the containers run here: same arguments and files, with this machine's paths and ports."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_bookie_with_a_port_for_it_speaks_to_clients_of_apache(
 def test_auditors_and_replicators_call_bookies_over_tls(
     zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
 ) -> None:
-    """The auditor's API has the disks' free space, which only bookies know, and these talk to nobody without TLS."""
+    """The auditor's API has the disks' free space, which it asks the bookies for, and these require TLS."""
     env = environment(zookeeper, fresh_root)
     make_root(zookeeper, fresh_root)
     made = own_cluster_with_tls()

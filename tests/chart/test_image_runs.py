@@ -52,7 +52,7 @@ class Cluster:
     replicator: Container
 
     def bkheal(self, *arguments: str) -> str:
-        """What a command in a pod of its own says; it has to succeed."""
+        """The output of a command in a pod of its own, which must succeed."""
         made = self.machine.run("client", *arguments, variables={"BKHEAL_METADATA_URI": URI})
         assert made.wait() == 0, made.log
         return made.output

@@ -1,4 +1,4 @@
-"""How files of alert rules and dashboards become objects; what the rules say is tested with promtool."""
+"""How files of alert rules and dashboards become objects; the rules themselves are tested with promtool."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_what_a_container_is_told_otherwise_is_refused_in_tables_where_it_would_
                     flags = {f"--{key.replace('_', '-')}" for key in tables[table]["properties"]}
                     prefix = f"BKHEAL_{command.replace('.', '_').upper()}_"
                     variables = {f"{prefix}{key.upper()}" for key in tables[table]["properties"]}
-                    is_dry_run = pod.owner["metadata"]["name"].endswith("-once-dry-run")  # whatever the table says
+                    is_dry_run = pod.owner["metadata"]["name"].endswith("-once-dry-run")  # not from the table
                     assert told & (flags | variables) == ({"--dry-run"} if is_dry_run else set())
 
 

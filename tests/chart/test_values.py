@@ -1,4 +1,4 @@
-"""values.yaml, its schema, the templates and the README tell the same story."""
+"""values.yaml, its schema, the templates and the README agree."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The table of values in the chart's README, made of the comments in values.yaml.
 
-``python -m tests.chart.values_table`` writes it anew.
+``python -m tests.chart.values_table`` writes it.
 """
 
 from __future__ import annotations

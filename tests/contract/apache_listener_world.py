@@ -21,7 +21,7 @@ from tests.deadlines import STATE_S
 from tests.worlds.cluster import open_bookie
 
 DEADLINE_S = STATE_S
-"""Never reached where the test passes."""
+"""Never reached if the test passes."""
 
 
 class Client:

@@ -1,4 +1,4 @@
-"""The metadata stores behind one harness: each test runs on the twin, the simulator's store and a real ZooKeeper.
+"""The metadata stores in one harness: each test runs on the twin, the simulator's store and a real ZooKeeper.
 
 It also runs on the twin and on ZooKeeper through the store that joins requests, with each request joined.
 """

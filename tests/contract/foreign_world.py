@@ -43,7 +43,7 @@ MOVE = {"move-state": ("cluster", "move-state", "/elsewhere/moved", "--yes")}
 
 
 def owners_alone() -> list[ACL]:
-    """Nobody but Apache's own identity may do anything."""
+    """Only Apache's own identity has permissions."""
     return [make_digest_acl(*_OWNER, all=True)]
 
 
@@ -104,7 +104,7 @@ def environment(uri: str) -> dict[str, str]:
 
 
 class Bkheal(Protocol):
-    """Runs a command against a metadata URI in a directory: its exit code, and everything that it said."""
+    """Runs a command against a metadata URI in a directory: its exit code, and its whole output."""
 
     def __call__(self, command: str, uri: str, directory: Path, options: Sequence[str] = ()) -> tuple[int, str]:
         """``options``: those before the command."""

@@ -1,4 +1,4 @@
-"""A bookie of Apache's protocol that does what a test says: each request comes to the test, which answers it."""
+"""A bookie of Apache's protocol with scripted answers: each request is passed to the test, which answers it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOOKIE = BookieId("b:1")
 LEDGER = LedgerId(7)
 KEY = b"k" * 20
 DEADLINE_S = STATE_S
-"""Never reached where the test passes."""
+"""Never reached if the test passes."""
 SOON_S = 0.2
 """For calls that must time out."""
 AFTER_AN_ANSWER_S = 1.0
@@ -197,7 +197,7 @@ async def scripted_bookie() -> AsyncIterator[ScriptedApacheBookie]:
 
 
 class Directory:
-    """A resolver that says what the test says."""
+    """A resolver with the answers of the test."""
 
     def __init__(self, port: int) -> None:
         self.address: BookieAddress | None = BookieAddress("127.0.0.1", port, APACHE_PROTOCOL)

@@ -1,4 +1,4 @@
-"""What all connections of the listener share: bounded, and nobody keeps it from the others. And when adds go on."""
+"""What all connections of the listener share: bounded, and no connection can occupy it all. And when adds go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""START_TLS: both sides prove who they are; a bookie with TLS serves nobody in the clear, and our client says so."""
+"""START_TLS: both sides authenticate; a bookie with TLS refuses plain connections, and our client reports that."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def everything_asked(transport: ApacheTransport) -> list[tuple[Status, str
         (PLAINTEXT, TLS_OR_LOGIN_DEMANDED),
         (BookieSecurity(sasl=SaslCredentials("keeper", "secret")), TLS_DEMANDED),
     ],
-    ids=["no login", "a login that nobody asked for"],
+    ids=["no login", "a login that was not requested"],
 )
 async def test_our_client_without_tls_is_told_so_and_stores_nothing(
     certificates: dict[str, TlsSettings], security: BookieSecurity, told: str

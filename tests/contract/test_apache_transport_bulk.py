@@ -1,4 +1,4 @@
-"""Copies in bulk over Apache's protocol: what goes over version 2, and what version 3 has to say.
+"""Copies in bulk over Apache's protocol: what goes over version 2, and what needs version 3.
 
 Source: docs/formats.md#version-2.
 """

@@ -159,7 +159,7 @@ async def test_bytes_smuggled_in_before_tls_end_the_connection(certificates: dic
 
 
 def late_refusal(received: Received) -> None:
-    """What Apache's bookies send once TLS stands, where it alone does not tell them who the client is."""
+    """What Apache's bookies send once TLS stands, if TLS alone does not identify the client."""
     received.client.send(received.response(pb.EIO, txn_id=1, operation=pb.START_TLS).SerializeToString())
 
 

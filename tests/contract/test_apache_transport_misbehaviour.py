@@ -483,7 +483,7 @@ async def test_a_bookie_that_nobody_runs_is_unreachable_at_once(
         ("..", 3181),
         ("a\0b", 3181),
         ("127.0.0.1", 70_000),
-        ("localhost", 70_000),  # whose lower 16 bits are the port of somebody else
+        ("localhost", 70_000),  # whose lower 16 bits are the port of another program
         ("127.0.0.1", -1),
         ("localhost", -1),
     ],

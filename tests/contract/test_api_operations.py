@@ -92,7 +92,7 @@ async def test_marked_ledgers_are_judged_and_paged(
     held = await tasks.locks.lock(LedgerId(3), "worker")
     assert held is not None
     parked = ParkedTasks(store, cluster.root)
-    why = ParkedTask(LedgerId(2), ParkReason.NO_LIVE_COPY, "nobody has it", NOW_MS, frozenset(), 0)
+    why = ParkedTask(LedgerId(2), ParkReason.NO_LIVE_COPY, "no bookie has it", NOW_MS, frozenset(), 0)
     await parked.park(why)
     page = await operations.list_tasks(10)
     shown = [(view.ledger_id, view.state, view.condition, view.copies_min, view.ledger_bytes) for view in page.tasks]
@@ -105,7 +105,7 @@ async def test_marked_ledgers_are_judged_and_paged(
     ]
     assert page.next_after is None
     assert (page.tasks[0].missing, page.tasks[0].marked_ms) == ((C,), NOW_MS)
-    assert (page.tasks[1].park_reason, page.tasks[1].detail) == (ParkReason.NO_LIVE_COPY, "nobody has it")
+    assert (page.tasks[1].park_reason, page.tasks[1].detail) == (ParkReason.NO_LIVE_COPY, "no bookie has it")
     assert page.tasks[4].detail
     walked, after = [], None
     while True:

@@ -38,7 +38,7 @@ async def topologies(where: tuple[str, str]) -> AsyncIterator[TopologyStore]:
 
 async def until_located(client: ConnectedBookKeeper, rack: str) -> None:
     async with asyncio.timeout(STATE_S):
-        while client.ports.placement.topology.location_of(BK1) != rack:  # noqa: ASYNC110 (nothing tells when)
+        while client.ports.placement.topology.location_of(BK1) != rack:  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.01)
 
 

@@ -231,7 +231,7 @@ async def test_a_candidate_whose_vote_was_deleted_gives_pulsars_node_to_the_next
 
 
 async def test_no_auditor_leads_while_the_metadata_migrates(candidates: Candidates, soon: Soon) -> None:
-    """R88: neither one that led before nor a new one; a migration that failed ends the pause."""
+    """R88: neither one that led before nor a new one; the pause ends if the migration fails."""
     first, store = await candidates.stand("a:1")
     await soon(leads(first))
     await put(store, migration_path(candidates.root), b'{"phase":"PREPARATION","targetUrl":"oxia://o"}')

@@ -1,6 +1,6 @@
 """Clusters that are not ours to handle: other drivers and layouts, and nodes whose ACL keeps us out.
 
-Each is refused in a sentence that says what to do, with an exit code and without a traceback, and nothing is changed in
+Each is refused with a sentence about what to do, with an exit code and without a traceback, and nothing is changed in
 the cluster. What is noticed by a run in Spark is in the ring of Spark.
 """
 
@@ -303,7 +303,7 @@ def test_an_auditor_that_may_not_vote_says_so_and_waits(foreign: Foreign, tmp_pa
             async def has_said() -> bool:
                 return "underreplication/auditorelection: its ACL does not allow this" in log.read_text()
 
-            await process.wait_until(has_said, "to say what it may not do", STATE_S)
+            await process.wait_until(has_said, "to log the missing permission", STATE_S)
             os.kill(process.pid, signal.SIGTERM)
             return await process.wait(STATE_S)
 

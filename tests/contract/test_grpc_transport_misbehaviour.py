@@ -28,7 +28,7 @@ from tests.worlds.requests import one_of_each
 BOOKIE = BookieId("b:1")
 LEDGER = LedgerId(7)
 DEADLINE_S = STATE_S
-"""Never reached where the test passes."""
+"""Never reached if the test passes."""
 SOON_S = 0.2
 """For calls that must time out."""
 
@@ -108,7 +108,7 @@ class ReceivedAdd:
 
 
 class Directory:
-    """A resolver that says what the test says."""
+    """A resolver with the answers of the test."""
 
     def __init__(self) -> None:
         self.address: BookieAddress | None = None

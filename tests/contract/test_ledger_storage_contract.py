@@ -87,7 +87,7 @@ class Bookie:
         return (await self.store.add(batch(*entry_ids, is_recovery=is_recovery))).status
 
     async def add_patiently(self, entries: list[bytes]) -> None:
-        """Add although the caches are small and the flush may be behind."""
+        """Add although the caches are small and the flush may be late."""
         while (reply := await self.store.add(AddBatch(LEDGER, KEY, entries))).status is Status.TOO_MANY_REQUESTS:
             await self.store.checkpoint()
         assert reply.status is Status.OK

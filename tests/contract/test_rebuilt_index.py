@@ -70,7 +70,7 @@ async def again(home: Path, *, may_replace: bool = False) -> RebuiltIndex:
 
 
 def identity(home: Path) -> set[tuple[str, str, str]]:
-    """What the identity files say, in each directory."""
+    """The contents of the identity files in each directory."""
     current = [home / name / CURRENT for name in ("journal", "ledgers")]
     return {
         ((each / INCARNATION_FILE).read_text(), (each / LIMBO_FILE).read_text(), (each / REBUILT_FILE).read_text())

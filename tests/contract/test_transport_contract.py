@@ -94,7 +94,7 @@ async def test_reads_cover_a_prefix_within_the_bound_and_at_least_one_entry(worl
 
 
 async def test_entries_as_large_as_any_writer_makes_them_go_both_ways(world: TransportWorld) -> None:
-    """Those of Apache's writers are larger than ours; a batch may hold one behind a full megabyte."""
+    """Those of Apache's writers are larger than ours; a batch may hold one after a full megabyte."""
     largest = entry(1, bytes(PACKET_BYTES_MAX - len(entry(1, b""))))
     megabyte = entry(0, bytes(ENTRY_PAYLOAD_MAX - 100))
     assert await world.add(megabyte, largest) == AddReply(Status.OK)
@@ -188,7 +188,7 @@ async def test_info_describes_the_bookie(world: TransportWorld) -> None:
     world.service.is_read_only = True
     total, free = await world.ledgers.space()
     expected = BookieInfo(INCARNATION, "1.2.3", True, total, free, ledger_count=1)
-    if world.kind == "apache":  # its protocol tells of the disks alone
+    if world.kind == "apache":  # its protocol reports the disks only
         expected = BookieInfo("", "", False, total, free, ledger_count=None)
     assert await world.transport.ask(BOOKIE, Info(), DEADLINE_S) == InfoReply(Status.OK, expected)
 

@@ -286,7 +286,7 @@ async def test_server_that_does_not_know_the_bulk_read_is_asked_once(
 async def test_connection_comes_back_after_a_failure_inside_kazoo(
     zookeeper: EmbeddedZooKeeper, caplog: pytest.LogCaptureFixture, threads_before: set[threading.Thread]
 ) -> None:
-    """Kazoo's thread ends for good over a request that it cannot serialize."""
+    """Kazoo's thread ends at a request that it cannot serialize."""
 
     class Poison:
         type = OP_MULTI_READ

@@ -1,6 +1,6 @@
 """One bookie and a transport that reaches it: in memory, or over gRPC or Apache's protocol on the loopback.
 
-Behind both is the same request handling on the same storage, on disks in memory whose faults produce every status.
+Both use the same request handling on the same storage, on disks in memory whose faults produce every status.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEDGER = LedgerId(7)
 KEY = b"k" * 20
 INCARNATION = "0b5c7e9e-0000-4000-8000-000000000001"
 DEADLINE_S = STATE_S
-"""Never reached where the test passes."""
+"""Never reached if the test passes."""
 SOON_S = 0.2
 """For calls that must time out."""
 DIGEST = digest_for(DigestType.CRC32C, b"")
@@ -74,7 +74,7 @@ async def broken_disk(operation: Operation, path: str) -> None:
 
 
 class Looked:
-    """A ``before`` hook that notices when somebody looks for the last entry."""
+    """A ``before`` hook that notices a request for the last entry."""
 
     def __init__(self) -> None:
         self.has_begun = asyncio.Event()
@@ -87,7 +87,7 @@ class Looked:
 
 @dataclass
 class Directory:
-    """A resolver that says what the test says."""
+    """A resolver with the answers of the test."""
 
     address: BookieAddress | None = None
 

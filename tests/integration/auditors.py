@@ -72,7 +72,7 @@ class AuditorProcess:
         return json.loads(body)
 
     async def leads(self) -> bool:
-        """Whether it says so."""
+        """Whether its log has this line."""
         _, body = await self.get("/metrics")
         return "bkheal_auditor_leader 1.0" in body
 

@@ -58,7 +58,7 @@ def browser() -> Iterator[Chrome]:
 
 
 def eventually(browser: Chrome, condition: Callable[[Chrome], bool]) -> None:
-    """Wait for what a page will show; it loads itself again meanwhile, so elements come and go."""
+    """Wait for what a page will show; it reloads itself, so elements come and go."""
     gone = (NoSuchElementException, StaleElementReferenceException)
     try:
         WebDriverWait(browser, PROGRAM_S, poll_frequency=0.1, ignored_exceptions=gone).until(condition)

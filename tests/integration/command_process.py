@@ -20,7 +20,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 class CommandProcess:
-    """Started by the first command; ``close`` ends it."""
+    """Started by the first command; ``close`` stops it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None

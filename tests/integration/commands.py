@@ -71,7 +71,7 @@ def document(ended: Ended) -> dict[str, Any]:
 
 
 async def bkheal(uri: str, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """Run one command as a process; its JSON document, or what it says where it prints none."""
+    """Run one command as a process; its JSON document, or its output if it prints none."""
     process = await asyncio.create_subprocess_exec(
         *command(*arguments, "--output", "json"),
         env=environment(uri),
@@ -85,7 +85,7 @@ async def bkheal(uri: str, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 
 def answer(ended: Ended, code: int = 0) -> dict[str, Any]:
-    """The JSON document of a command that ended with ``code``, or what it says where it prints none."""
+    """The JSON document of a command that ended with ``code``, or its output if it prints none."""
     assert ended.returncode == code, (ended.args, ended.stdout.decode(), ended.stderr.decode())
     parsed = json.loads(ended.stdout) if ended.stdout else {"error": ended.stderr.decode()}
     assert isinstance(parsed, dict)

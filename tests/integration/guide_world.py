@@ -49,7 +49,7 @@ RUNS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Where this is the same twice, nothing was marked in between, not even for a moment, and no run began."""
+    """If this is the same twice, nothing was marked between the two, not even for a moment, and no run began."""
 
     tree_version: int
     """Of the children of the tasks' root while it has none: each that is made counts, and so does its removal."""
@@ -192,7 +192,7 @@ class Site:
         return {ledger_id: await self.client.ports.ledgers.read(ledger_id) for ledger_id in ids}
 
     async def prove(self, dead: BookieId) -> None:
-        """Every copy of every entry is where metadata says, whole, and nothing is on this bookie any more."""
+        """Every copy of every entry is where the metadata places it, whole, and nothing is on this bookie any more."""
         await prove_copies(self.client, self.written, dead, lambda: None)
 
     async def press(self, kind: RunKind) -> None:

@@ -1,4 +1,4 @@
-"""A bookie that clients reach over a connection that can be cut or slowed down; ZooKeeper is not behind it."""
+"""A bookie that clients reach over a connection that can be cut or slowed down; ZooKeeper is reached directly."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Link:
 
 @dataclass
 class LinkedBookie:
-    """A bookie behind a link."""
+    """A bookie that is reached over a link."""
 
     bookie_id: BookieId
     running: ManagedProcess
@@ -77,7 +77,7 @@ class LinkedBookie:
 
 @asynccontextmanager
 async def linked_bookie(cluster: EmbeddedCluster, name: str) -> AsyncIterator[LinkedBookie]:
-    """Start a bookie of ``cluster`` behind a link."""
+    """Start a bookie of ``cluster`` that is reached over a link."""
     directory = cluster.directory / name
     places = ("--journal-dir", str(directory / "journal"), "--ledger-dir", str(directory / "ledgers"))
     words = [sys.executable, "-m", "bookie.server", "--metadata-uri", cluster.metadata_uri, *places]

@@ -93,7 +93,7 @@ class Prometheus:
         return await asyncio.to_thread(fetch)
 
     async def value(self, query: str) -> float | None:
-        """The only value of a query; None where there is none."""
+        """The only value of a query; None if there is none."""
         answer = await self.get("query", query=query)
         result = answer["result"] if answer else []
         return float(result[0]["value"][1]) if len(result) == 1 else None

@@ -122,7 +122,7 @@ class RepairWorld:
         await kill9(self.cluster.zookeeper, *killed)
 
     def replicator(self, *options: str) -> ManagedProcess:
-        """Start one; ``whole`` ends it."""
+        """Start one; ``whole`` stops it."""
         words = [sys.executable, "-m", "replicator", "--metadata-uri", self.uri, "--poll-interval", "0.2", *options]
         return self._started(words)
 

@@ -1,4 +1,4 @@
-"""Real bookie processes that get new disks, and that throw away what belongs elsewhere."""
+"""Real bookie processes that get new disks, and that delete what belongs elsewhere."""
 
 from __future__ import annotations
 

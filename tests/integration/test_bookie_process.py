@@ -92,7 +92,7 @@ class Machine:
         return process, BookieId((await process.wait_for_line(READY, STATE_S))[1])
 
     async def refused(self, exit_code: int, **options: object) -> str:
-        """Start a bookie that must not start; returns what it says."""
+        """Start a bookie that must not start; returns its output."""
         process = self.start(**options)
         assert await process.wait(STATE_S) == exit_code
         *logs, line = process.log_tail().splitlines()

@@ -40,7 +40,7 @@ class Follower:
         made.rename(self.path)
 
     def hang_up(self) -> None:
-        """Say that the file is complete."""
+        """Signal that the file is complete."""
         os.kill(self.process.pid, signal.SIGHUP)
 
     async def until_log(self, *words: str) -> str:

@@ -1,4 +1,4 @@
-"""A bit flips on the disk of a killed bookie: in an entry, in the index, in the files that say whose the disk is.
+"""A bit flips on the disk of a killed bookie: in an entry, in the index, in the identity files.
 
 No such bit may turn an entry into one that was never stored, or reach a reader.
 """
@@ -44,7 +44,7 @@ INDEXED = 1000
 INDEXED_STEP = 20
 """A page has about a hundred keys."""
 WHOSE = ("VERSION", "incarnation")
-"""Files that say whose a directory is."""
+"""The identity files of a directory."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Damaged(EmbeddedWorld):
     async def statuses(
         self, bookie: EmbeddedBookie, ledger_id: LedgerId, entry: int
     ) -> tuple[Status, tuple[Status, ...]]:
-        """What a bookie says of an entry: of the request, and of the entry where it tells."""
+        """A bookie's answer for an entry: the status of the request, and of the entry if there is one."""
         reply = await self.client.ports.transport.ask(bookie.bookie_id, Read(ledger_id, [EntryId(entry)]), STATE_S)
         return reply.status, tuple(result.status for result in reply.results)
 

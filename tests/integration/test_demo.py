@@ -50,7 +50,7 @@ class Demo:
             return json.load(answer)
 
     def kill_bookie(self) -> str:
-        """As it says one can; the bookie's id."""
+        """Kill a bookie as the demo's text proposes; returns the bookie's id."""
         os.kill(int(self.found(r"kill -9 (\d+)")), signal.SIGKILL)
         return self.found(r"\(bookie (\S+)\)")
 

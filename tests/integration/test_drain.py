@@ -1,4 +1,4 @@
-"""Taking a bookie out as `docs/taking-a-bookie-out.md` says, with real processes: copied, stopped, forgotten."""
+"""Taking a bookie out as in `docs/taking-a-bookie-out.md`, with real processes: copied, stopped, forgotten."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A process is killed with SIGKILL at each step of a repair: the worker, a source, the target, ZooKeeper.
 
-Whatever is killed, the repair ends with every copy on its member and leaves nothing behind (I17, I18, S11, S16).
+In each case the repair ends with every copy on its member, and nothing temporary remains (I17, I18, S11, S16).
 """
 
 from __future__ import annotations

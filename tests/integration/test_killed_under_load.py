@@ -24,7 +24,7 @@ LEDGERS = 3
 ENOUGH = 300
 """Acknowledged entries of each ledger before the bookies die: some batches of each."""
 JOURNAL_BYTES = 1 << 20
-"""Some hundred entries of each ledger, and more than any other file of a bookie takes meanwhile."""
+"""Some hundred entries of each ledger, and more than any other file of a bookie needs during the test."""
 
 
 @pytest.fixture

@@ -243,7 +243,7 @@ def test_the_synchronous_client_has_everything(uri: str) -> None:
             b"699"
         ]
         for entry in reader.read_all():
-            if entry.entry_id == 3:  # leaving early ends the fetching behind it
+            if entry.entry_id == 3:  # leaving early stops the fetching
                 break
         assert [entry.entry_id for entry in reader.tail()] == list(range(700))
         assert client.ledgers(custom={"app": b"sync"}) == [ledger.ledger_id]
@@ -397,7 +397,7 @@ def test_a_ledger_is_shown_for_people(uri: str) -> None:
 
 
 def test_a_ledger_without_a_moment_of_creation_is_shown_for_people(cluster: EmbeddedCluster, uri: str) -> None:
-    """As Apache's client creates it, unless told to store the moment."""
+    """As Apache's client creates it, unless it is set to store the time."""
     ledger = document(uri, "ledger", "write", stdin=b"x\n")["ledger_id"]
 
     async def forget_moment() -> None:

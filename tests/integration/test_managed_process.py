@@ -15,7 +15,7 @@ from tests.deadlines import STATE_S
 pytestmark = pytest.mark.integration
 
 SLEEP = ["sleep", "600"]
-# Says when its handler is in place; on SIGTERM it ends with code 7.
+# Prints a line after its handler is installed; on SIGTERM it ends with code 7.
 POLITE_PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))

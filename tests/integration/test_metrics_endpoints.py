@@ -1,4 +1,4 @@
-"""Real processes and what they serve: metrics that count what happened, probes that tell ZooKeeper from the process."""
+"""Real processes: metrics count what happened, and probes distinguish ZooKeeper from the process."""
 
 from __future__ import annotations
 

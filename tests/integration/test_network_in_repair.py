@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
 class Linked(RepairWorld):
-    """A bookie without a link, which is lost, and four behind one each."""
+    """A bookie without a link, which is lost, and four with one each."""
 
     linked: list[LinkedBookie]
 

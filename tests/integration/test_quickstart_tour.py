@@ -1,4 +1,4 @@
-"""The tour as a person runs it: a child process, judged by its output, its exit code and what it leaves behind."""
+"""The tour as a person runs it: a child process, judged by its output, its exit code and what remains afterwards."""
 
 from __future__ import annotations
 

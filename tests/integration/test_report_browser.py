@@ -1,6 +1,6 @@
 """Report pages in a real Chromium: what a person sees, in light and dark, on a desk and on a phone.
 
-A page must bring all it needs: a browser that loads it asks nobody for anything, and complains of nothing.
+A page must bring all it needs: a browser that loads it sends no request and logs no error.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def test_markup_in_names_stays_text(browser: Browser, pages: dict[str, Path]) ->
 
 
 def test_the_policy_stops_what_escaping_would_miss(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
-    """Markup slipped into a page behind the back of the templates."""
+    """Markup that enters a page without the templates."""
     evil = (
         "<script>document.title='run'</script><img src='http://127.0.0.1:9/x'><p style='color:red' id='p'>p</p></main>"
     )
@@ -250,4 +250,4 @@ for (const e of document.body.querySelectorAll('*')) {
 }
 return pale;
 """
-"""Texts with less contrast to what is behind them than WCAG's level AA asks for: 4.5 to 1."""
+"""Texts with less contrast to their background than WCAG's level AA asks for: 4.5 to 1."""

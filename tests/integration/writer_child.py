@@ -24,7 +24,7 @@ def payload(ledger_id: int, entry_id: int) -> bytes:
 
 
 class WriterProcess:
-    """One such process, and what it has said so far."""
+    """One such process, and its output so far."""
 
     def __init__(self, metadata_uri: str, directory: Path, *, ledgers: int) -> None:
         self._log = directory / "writer.log"

@@ -1,4 +1,4 @@
-"""What applications do in a history: write, read, recover, delete. Each checks what it is told against the truth."""
+"""What applications do in a history: write, read, recover, delete. Each checks its answers against the truth."""
 
 from __future__ import annotations
 

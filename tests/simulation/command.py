@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     names = [profile.name for profile in PROFILES]
     run = commands.add_parser(
         "run",
-        help="run many histories and say what they came to",
+        help="run many histories and print their results",
         description=f"Run many histories. A fresh seed that fails is kept in tests/simulation/{CORPUS.name}: commit it "
         "with the repair. With --first nothing is written.",
     )

@@ -17,7 +17,7 @@ from tests.simulation.runner import run_one
 FOUND: Final = Path(__file__).with_name("detections.json")
 TABLE: Final = Path(__file__).parents[2] / "docs" / "simulation-defects.md"
 NEIGHBOURS: Final = 60
-"""Histories that are tried where a recorded one no longer shows its defect, to say what kind of change that is: half in
+"""Histories that are tried where a recorded one no longer shows its defect, to classify the change: half in
 its profile, half in those that their seeds draw."""
 REFRESH: Final = (
     "run `make simulate-defects` and commit tests/simulation/detections.json and docs/simulation-defects.md"
@@ -52,7 +52,7 @@ def look_for(work: Search) -> Found | None:
 
 
 def search(names: Sequence[str], seeds_max: int, jobs: int) -> dict[str, Found | None]:
-    """Look for each defect from seed 0 on; says on the way what was found."""
+    """Look for each defect from seed 0 on; prints what is found on the way."""
     results = {}
     for name, found in _in_parallel([(name, range(seeds_max), SEARCHED_IN.get(name)) for name in names], jobs):
         results[name] = found
@@ -70,10 +70,10 @@ def record(results: dict[str, Found | None]) -> None:
 
 
 def differences(results: dict[str, Found | None]) -> list[str]:
-    """What the records say otherwise than the search, a line for each defect."""
+    """The differences between the records and the search, a line for each defect."""
     known = read_found()
     return [
-        f"{name}: the search says {found or 'not found'}, the record says {known.get(name) or 'not found'}"
+        f"{name}: search: {found or 'not found'}, record: {known.get(name) or 'not found'}"
         for name, found in results.items()
         if found != known.get(name)
     ]
@@ -83,7 +83,7 @@ def outdated(names: Sequence[str], jobs: int, records: Path = FOUND) -> dict[str
     """Defects whose record does not hold, with what is wrong.
 
     A record holds if its history breaks exactly the recorded rule with the defect, and none without it. No other seed
-    makes up for it: the published table would be wrong. The seeds behind it are tried only to say more about it.
+    makes up for it: the published table would be wrong. The seeds after it are tried only to give more detail.
     """
     known = read_found(records)
     wrong = {name: "it was never found" for name in names if name not in known}
@@ -99,7 +99,7 @@ def outdated(names: Sequence[str], jobs: int, records: Path = FOUND) -> dict[str
         now, other = again[one.name], near[one.name]
         said = f"recorded is that {one}, and it {'breaks none' if now is None else f'breaks {now.rule}'}"
         if other is None:
-            wrong[one.name] = f"{said}; {NEIGHBOURS} histories with the seeds behind it do not show the defect either"
+            wrong[one.name] = f"{said}; {NEIGHBOURS} histories with the seeds after it do not show the defect either"
         else:
             wrong[one.name] = f"{said}; {other}: the histories have shifted"
     return wrong

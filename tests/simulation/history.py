@@ -194,7 +194,7 @@ class History:
             truth.fail("I19", str(error))
 
     def task_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Nothing may fail without anybody noticing."""
+        """No failure may pass unnoticed."""
         error = context.get("exception")
         if error is not None and not isinstance(error, asyncio.CancelledError):
             where = "".join(traceback.format_exception(error)[-3:])
@@ -544,7 +544,7 @@ class History:
             if not ledger.is_doomed:
                 truth.fail("I19", f"{ledger_id} cannot be read in the end: {error}")
             elif str(ledger_id) not in str(error) or ledger_id not in await self._parked(doctor):
-                truth.fail("LOSS", f"{ledger_id} lost entries, and nobody says so: {error}")
+                truth.fail("LOSS", f"{ledger_id} lost entries, and no report names it: {error}")
 
 
 def _large(plan: apps.WritePlan, rng: random.Random) -> apps.WritePlan:

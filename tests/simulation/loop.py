@@ -22,7 +22,7 @@ class Process:
     """Whatever lives and dies together. Its tasks are known, so that a crash can end them all.
 
     Attributes:
-        generation: counts its lives; an answer to an earlier life is nobody's.
+        generation: counts its lives; an answer to an earlier life has no receiver.
         is_alive: whether it runs.
         held_until_s: it is frozen until then: what is sent to it, and what it sends, waits.
     """

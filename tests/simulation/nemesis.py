@@ -273,7 +273,7 @@ class Nemesis:
         return True
 
     def _stretch(self) -> bool:
-        """A writer reaches its members at very different times, one hears no fence, and somebody recovers the ledger.
+        """A writer reaches its members at very different times, one gets no fence, and a reader recovers the ledger.
 
         What each of them knows of the tail differs as much as it can.
         """
@@ -382,7 +382,7 @@ class Nemesis:
         return True
 
     def _unlock_soon(self) -> bool:
-        """Somebody deletes the lock of the ledger that this is about, a little later."""
+        """The lock of the given ledger is deleted a little later."""
         if self._about is None:
             return False
         path = lock_path("/ledgers", self._about)
@@ -481,7 +481,7 @@ class Nemesis:
         return True
 
     def _kill_writers(self) -> None:
-        """The writers die as well, so nobody else replaces what is gone."""
+        """The writers die as well, so no writer replaces the lost bookies."""
         for client in self.targets:
             if client.process.name.startswith("writer"):
                 client.kill()
@@ -537,7 +537,7 @@ class Nemesis:
         return True
 
     def _read_only_bookie(self) -> bool:
-        """A bookie accepts no more entries for some time, and says so."""
+        """A bookie accepts no more entries for some time, and answers that it is read-only."""
         world = self._world
         nodes = [node for node in world.living_bookies() if node.is_listening]
         if not nodes or world.read_only_since_s:

@@ -2,7 +2,7 @@
 
 ``SimTransport`` is the transport port of one process. Adds over one link arrive in the order of the calls, as the port
 promises; everything else may overtake. What was delivered runs to its end at the bookie, whether or not its answer
-finds anybody. An answer of an earlier life of a bookie, or to a dead process, is nobody's.
+finds a listener. An answer of an earlier life of a bookie, or to a dead process, is dropped.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Fate(enum.Enum):
     """The request never arrives."""
     ANSWER_IS_LOST = enum.auto()
     IS_REFUSED = enum.auto()
-    """The sender learns at once that nobody answers, and nothing happened."""
+    """The sender gets a refused connection at once, and nothing happened."""
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Listener(Protocol):
 
     @property
     def is_listening(self) -> bool:
-        """Whether somebody answers at its address."""
+        """Whether a process listens at its address."""
         ...
 
 
@@ -104,7 +104,7 @@ class SimNetwork:
 
     Attributes:
         delay_max_s: usual largest delay of a message.
-        on_deliver: told of every request that arrives: sender, bookie, kind.
+        on_deliver: called for every request that arrives: sender, bookie, kind.
     """
 
     def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace) -> None:
@@ -264,14 +264,14 @@ class SimTransport(Transport):
         listener = network.at(host)
         network.trace.event(self._process.name, f"{message.kind} reaches {host}")
         if listener is None:
-            return self._fail(message, Status.UNREACHABLE, f"nobody answers at {host}")
+            return self._fail(message, Status.UNREACHABLE, f"no process listens at {host}")
         held_s = listener.process.held_until_s - self._loop.time()
         if held_s > 0:
             self._loop.call_later(held_s, self._deliver, bookie, message, host, incarnation)
             return None
         network.on_deliver(self._process.name, bookie, message.kind)
-        if not listener.is_listening:  # what was told of it may have killed it
-            return self._fail(message, Status.UNREACHABLE, f"nobody answers at {host}")
+        if not listener.is_listening:  # the callback may have killed it
+            return self._fail(message, Status.UNREACHABLE, f"no process listens at {host}")
         generation = listener.process.generation
         work = listener.process.run(message.kind, message.ask(listener.handler, incarnation))
         work.add_done_callback(lambda task: self._answered(message, host, listener, generation, task))

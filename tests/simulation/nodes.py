@@ -451,5 +451,5 @@ class SimClient:
 
 
 def place_paths(name: str) -> tuple[tuple[Role, Path], tuple[Role, Path]]:
-    """Where the cookie says the directories are."""
+    """The directories in the cookie."""
     return (Role.JOURNAL, Path(f"/sim/{name}/journal")), (Role.LEDGERS, Path(f"/sim/{name}/ledgers"))

@@ -42,7 +42,7 @@ on average, and 50 at most."""
 SMALL_ENTRIES: Final = 40
 """Entries of a ledger that is small: its copy is done in a few requests."""
 TASKS_COUNTED_MIN: Final = 8
-"""Fewer finished tasks say nothing about the mean."""
+"""Fewer finished tasks give no useful mean."""
 FAILURES_MAX: Final = 7
 """Failures of one task in a row, without a fault, after which it should have been parked."""
 PROMPT_S: Final = 20.0
@@ -104,8 +104,8 @@ class Effort:
         """Each copy on a bookie that the metadata has named. One copy of an entry is useful in any case, and one more
         for each of its ``drains``.
 
-        If the lost bookie returns during the copy, or the drain is withdrawn, the metadata names no target, and nobody
-        could know that before.
+        If the lost bookie returns during the copy, or the drain is withdrawn, the metadata names no target, which no
+        worker could foresee.
         """
         copies: dict[EntryId, list[int]] = defaultdict(list)
         for (target, entry_id), size in self.useful.items():

@@ -131,7 +131,7 @@ class Summary:
 
 
 def with_progress(outcomes: Iterable[Outcome], total: int, out: TextIO = sys.stderr) -> Iterator[Outcome]:
-    """Pass outcomes on, and say from time to time how far it is."""
+    """Pass outcomes on, and print the progress from time to time."""
     started_s = shown_s = time.perf_counter()
     failed = 0
     for number, outcome in enumerate(outcomes, 1):

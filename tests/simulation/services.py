@@ -111,7 +111,7 @@ def lost(ledger: Versioned, registered: frozenset[BookieId]) -> tuple[BookieId, 
 
 
 class Events:
-    """What a worker tells of its work, for the trace."""
+    """The events of a worker, for the trace."""
 
     def __init__(self, world: SimWorld, name: str) -> None:
         self._world = world

@@ -1,6 +1,6 @@
 """The metadata store of a history: the twin of the contract suite, with faults, servers that lag, and witnesses.
 
-``SimCell`` keeps every state a node had, so that a session on a lagging server reads a consistent past, and tells a
+``SimCell`` keeps every state a node had, so that a session on a lagging server reads a consistent past, and reports a
 witness of each change at the moment it is made. ``SimStore`` is one process's session.
 """
 

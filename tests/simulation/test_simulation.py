@@ -25,7 +25,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command as people use it: a process of its own, with a fixed order of sets. The test's limit ends a hang."""
+    """The command as people use it: a process of its own, with a fixed order of sets. The test's limit stops a hang."""
     command = [sys.executable, "-m", "tests.simulation", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 

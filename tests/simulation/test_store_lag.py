@@ -1,4 +1,4 @@
-"""A session on a server that lags behind: an older state, but always one that was, and never older than seen before."""
+"""A session on a lagging server: an older state, but always one that existed, and never older than seen before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracles' own sense of what anybody can know: a disk that is lost, and what is done before that can be noticed."""
+"""What the oracles count as knowable: a disk that is lost, and what is done before that can be noticed."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The oracles know no defect in particular. They look at every acknowledgement, change of metadata, answer of a bookie,
 collection and deletion of a task at the moment it happens (invariants I1 to I18), and at the whole in the end (I19).
-A broken rule is noted and ends the history; nothing in the code under test can swallow it.
+A broken rule is recorded and the history stops; nothing in the code under test can swallow it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Truth:
         self._gone: set[tuple[BookieId, LedgerId]] = set()
         self._ids: set[LedgerId] = set()
         self._replaced: dict[BookieId, dict[LedgerId, dict[EntryId, bytes]]] = {}
-        """What wiped disks held, until the ones that came after them are on record: before, nobody can know."""
+        """What wiped disks held, until the ones that came after them are on record: before, it is unknown."""
         self._forgetful: set[BookieId] = set()
         """Bookies of Apache's whose disks were replaced."""
         self._histories = own_path("incarnations", ROOT)
@@ -178,7 +178,7 @@ class Truth:
         self.may_be_read(who, ledger_id, entry_id)
 
     def may_be_read(self, who: str, ledger_id: LedgerId, last: int) -> None:
-        """I5: what readers are told is confirmed has reached the ack quorum."""
+        """I5: what readers see as confirmed has reached the ack quorum."""
         metadata = self.metadata.get(ledger_id)
         if metadata is None or last < 0:
             return
@@ -187,7 +187,7 @@ class Truth:
             if last > metadata.last_entry_id and not truth.is_cut:
                 self.fail("I5", f"{who}: {ledger_id} readable to {last}, sealed at {metadata.last_entry_id}")
         elif len(truth.holders[EntryId(last)]) < metadata.ack_quorum and EntryId(last) not in truth.acked:
-            self.fail("I5", f"{who}: told of {ledger_id}/{last}, on {sorted(truth.holders[EntryId(last)])} alone")
+            self.fail("I5", f"{who}: confirmed {ledger_id}/{last}, on {sorted(truth.holders[EntryId(last)])} alone")
 
     # Bookies
 
@@ -197,7 +197,7 @@ class Truth:
         return frozenset(ledgers[ledger_id]) if ledgers is not None and ledger_id in ledgers else frozenset()
 
     def lacks(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[int]) -> frozenset[int]:
-        """What of ``wanted`` a bookie does not have, as far as anybody can know.
+        """What of ``wanted`` a bookie does not have, as far as any process can detect.
 
         A disk may be lost at any moment, also right before it is relied upon. That is a loss like one a moment later,
         which the new disks find out as soon as they are on record: what the metadata places on them is in limbo then.
@@ -210,9 +210,9 @@ class Truth:
         return (bookie, ledger_id) in self._fenced
 
     def stored(self, bookie: BookieId, batch: AddBatch, *, was_fenced: bool) -> None:
-        """A bookie says that a batch is durable: I11, I12, I14.
+        """A bookie answers that a batch is durable: I11, I12, I14.
 
-        ``was_fenced``: as it was when the batch arrived. One that came before the fence may be answered behind it, if
+        ``was_fenced``: as it was when the batch arrived. One that came before the fence may be answered after it, if
         the recovery sees its entries (I12).
         """
         ledger_id = batch.ledger_id
@@ -232,7 +232,7 @@ class Truth:
             truth.holders[entry_id].add(bookie)
 
     def fenced(self, bookie: BookieId, ledger_id: LedgerId) -> None:
-        """A bookie says that a fence is durable."""
+        """A bookie answers that a fence is durable."""
         self._fenced.add((bookie, ledger_id))
 
     def answered(
@@ -326,7 +326,7 @@ class Truth:
         """I16, as it was at the moment of the deletion. That a copy reserved there is not lost is I17's business.
 
         Towards the collector of an Apache bookie, only its lock protects. If that was deleted by hand or ended with its
-        session, a ledger that has no entries for the bookie may name it meanwhile: nothing is lost by the deletion.
+        session, a ledger that has no entries for the bookie may name it by then: nothing is lost by the deletion.
         """
         if not is_collected:
             self.held[bookie][ledger_id] = before.held | self.held[bookie][ledger_id]
@@ -445,9 +445,9 @@ class Truth:
     def _shows_loss(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> bool:
         """Whether a recovery that asks all members can see that one lost entries which were acknowledged for certain.
 
-        An entry was for certain if a later one that another registered member holds says so. Without that, the denial
-        of such a bookie cannot be told from that of one that never had the entry. Nor can it after an application has
-        recovered the ledger, which copies the entries that it reads to all members.
+        An entry was for certain if a later one of another registered member confirms it. Otherwise the denial of
+        such a bookie looks like that of one that never had the entry. So it does after an application has recovered the
+        ledger, which copies the entries that it reads to all members.
         """
         truth = self.of(ledger_id)
         if truth.is_recovered_by_application:
@@ -547,7 +547,7 @@ class Truth:
 
         An entry whose write set names it no more was moved off it, though the ledger may name it elsewhere by now: the
         denial is that of a bookie which need not hold it, and whoever asks by older metadata has to read that again
-        first. Nor does anybody need to hold what was deleted: new disks do not find such a ledger.
+        first. Nor does a bookie need to hold what was deleted: new disks do not find such a ledger.
         """
         if self.of(ledger_id).is_deleted or bookie in self._forgetful:
             return False

@@ -154,7 +154,7 @@ class SimWorld:
         return storage, admitted.incarnation
 
     def start_collector(self, node: SimBookie) -> None:
-        """Let a bookie collect what nobody needs, far too often."""
+        """Let a bookie collect unneeded ledgers, far too often."""
         if node.is_apache:
             other = apache.ApacheCollector(node, self.cluster, node.storage, self.rng)
             node.collect = other.run_pass

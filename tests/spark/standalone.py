@@ -152,7 +152,7 @@ class StandaloneCluster:
         return cluster
 
     async def state(self) -> Mapping[str, Any]:
-        """What the master's JSON page says."""
+        """The master's JSON page."""
         return await asyncio.to_thread(_read_json, f"{self.page}/json/")
 
     async def alive(self) -> Sequence[str]:

@@ -66,7 +66,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
     """Ledgers of which two are in one rack, and one names the bookie x, which is gone."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register(*TOPOLOGY)
-        for bookie in TOPOLOGY:  # where nobody listens; their names are not to be looked up
+        for bookie in TOPOLOGY:  # where no process listens; their names are not to be looked up
             path = bookie_path(place.cluster.root, BookieId(bookie), is_read_only=False)
             place.do(place.store.set(path, NOBODY, ANY_VERSION))
         place.create(LEDGERS)
@@ -182,7 +182,7 @@ def test_a_limited_run_marks_the_worst_and_the_next_run_continues(spark: SparkSe
         marked.append(set(place.marked()))
         held = result.summary.published.held_back
         assert (place.audited(), held) == (set(), {"limit": 4 - len(marked[-1])}) or not held
-    assert marked == [{3, 4}, {3, 4, 5, 6}], "one copy left comes first, and no worker was needed in between"
+    assert marked == [{3, 4}, {3, 4, 5, 6}], "one copy left comes first, and no worker ran between the two"
     assert place.audited() == {"x:1"}
 
 
@@ -303,7 +303,7 @@ def test_runs_of_two_kinds_side_by_side_do_not_mix(spark: SparkSession, place: P
 
     with ThreadPoolExecutor(len(kinds)) as threads:
         verdicts = dict(zip(kinds, threads.map(run, kinds), strict=True))
-    # Nobody answers where these bookies are registered, so nothing is known of what they hold.
+    # No process listens where these bookies are registered, so their entries are unknown.
     assert verdicts == {
         RunKind.BOOKIES: Verdict.UNDER_REPLICATED,
         RunKind.PLACEMENT: Verdict.MISPLACED,
@@ -370,7 +370,7 @@ def test_a_replicas_run_whose_last_write_fails_keeps_what_it_found(spark: SparkS
     assert not result.summary_path.exists()
     assert (result.summary.counts.ledgers, result.summary.counts.unreadable) == (4, 1)
     assert f"the findings of this run that were written are in {findings}" in result.report_problem
-    assert result.exit_code() is ExitCode.PARTIAL, "not every bookie answered, which says more"
+    assert result.exit_code() is ExitCode.PARTIAL, "not every bookie answered, which is the stronger result"
 
 
 def test_a_replicas_run_that_cannot_write_its_report_still_marks(spark: SparkSession, place: Place) -> None:

@@ -1,4 +1,4 @@
-"""What the chart's CronJob is told to run is run here, in this process and its Spark session."""
+"""The command of the chart's CronJob runs here, in this process and its Spark session."""
 
 from __future__ import annotations
 

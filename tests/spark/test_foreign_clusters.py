@@ -1,4 +1,4 @@
-"""What a run in Spark notices of a cluster that is not ours: it is said, and no more is changed than is allowed."""
+"""What a run in Spark finds in a foreign cluster is reported, and no more is changed than is allowed."""
 
 from __future__ import annotations
 

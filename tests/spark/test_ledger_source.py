@@ -68,7 +68,7 @@ class Place:
         self._hosts = hosts
 
     def close_to_others(self, path: str) -> None:
-        """From now on only an identity that nobody here has may do anything with the node."""
+        """From now on only an identity that no process here has may access the node."""
         client = KazooClient(self._hosts)
         client.start()
         try:

@@ -1,4 +1,4 @@
-"""The replicas check where bookies of Apache's list nothing: their first and last entries are read, and it says so."""
+"""The replicas check with Apache bookies that list nothing: first and last entries are read, which the report shows."""
 
 from __future__ import annotations
 

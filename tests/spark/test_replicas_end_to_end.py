@@ -1,4 +1,4 @@
-"""Entries that vanish behind a bookie's back: found by the replicas check, repaired by a worker, clean afterwards."""
+"""Entries that vanish unnoticed from a bookie: found by the replicas check, repaired by a worker, clean afterwards."""
 
 from __future__ import annotations
 

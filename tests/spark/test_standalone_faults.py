@@ -97,7 +97,7 @@ class StandingRun:
 
 @pytest.fixture
 def standing(cluster: StandaloneCluster, place: Place, python: Path, tmp_path: Path) -> Iterator[list[StandingRun]]:
-    """Ends the runs of a test."""
+    """Cancels the runs of a test."""
     started: list[StandingRun] = []
     yield started
     for run in started:

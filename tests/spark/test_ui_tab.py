@@ -284,7 +284,7 @@ def test_a_proxy_names_its_users_from_its_own_address_alone(spark: SparkSession,
         assert press(spark, token=token).status == 403
         assert press(spark, token=token, X_Forwarded_User=" ").status == 403
         assert press(spark, token=token, X_Remote_User="ann").status == 403
-        with closing(connect(spark)) as connection:  # a proxy that appends, behind a client that chose a name
+        with closing(connect(spark)) as connection:  # a proxy that appends, for a client that chose a name
             connection.putrequest("GET", "/auditor/api/v1/token")
             connection.putheader("X-Forwarded-User", "admin")
             connection.putheader("X-Forwarded-User", "ann")
@@ -326,7 +326,7 @@ def test_a_configured_proxy_base_counts_for_sparks_links_too(spark: SparkSession
 
 
 class Hostile(AuditorTwin):
-    """Its cluster has names that somebody chose to harm."""
+    """Its cluster has names that were chosen to do harm."""
 
     def snapshot(self) -> TabState:
         return replace(super().snapshot(), facts=(Fact("Bookie", "</ul><script>alert('x')</script>"),))

@@ -16,7 +16,7 @@ from spark_jobs.ui.port import ActionOutcome, ActionResult, BacklogRow, Fact, Ki
 STEPS = 5
 ENDLESS_STEPS = 400
 ENDLESS = RunKind.REPLICAS
-"""Runs of this kind go on until somebody cancels them."""
+"""Runs of this kind go on until they are cancelled."""
 
 
 def _slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

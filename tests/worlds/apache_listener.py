@@ -1,4 +1,4 @@
-"""A bookie on memory behind Apache's protocol without a socket: frames in, frames out."""
+"""A bookie in memory with Apache's protocol and no socket: frames in, frames out."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ProtocolWorld:
         return cls(await open_bookie())
 
     async def ask(self, message: pb.Request) -> pb.Response:
-        """The answer over version 3, which says the same at the top and in its part."""
+        """The answer over version 3, with the same status at the top and in its part."""
         response = pb.Response.FromString(await self.answered(self.v3.decode(message.SerializeToString())))
         assert (response.header.version, response.header.operation, response.header.txnId) == (
             pb.VERSION_THREE,

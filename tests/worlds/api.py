@@ -1,4 +1,4 @@
-"""A service in memory behind the real faces, on real sockets of this machine."""
+"""A service in memory with the real faces, on real sockets of this machine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 NOW_MS = EPOCH_MS
 EVIL = '<script>alert("x")</script>'
-"""A name that somebody else chose."""
+"""A name from outside."""
 
 
 class TwinControl:
@@ -312,7 +312,7 @@ class Reply:
 
     @property
     def problem(self) -> str:
-        """Name of the problem that it tells."""
+        """Name of the problem in it."""
         assert self.headers["Content-Type"].startswith("application/problem+json")
         jsonschema.validate(self.json, dict(SCHEMAS["Problem"]))
         assert self.json["status"] == self.status
@@ -321,7 +321,7 @@ class Reply:
 
 @dataclass(slots=True)
 class ApiWorld:
-    """A running face and what is behind it."""
+    """A running face and its service."""
 
     face: HttpFace
     control: TwinControl
@@ -346,7 +346,7 @@ class ApiWorld:
             return Reply(response.status, response.headers.copy(), await response.read())
 
     async def operate(self, method: str, path: str, **options: Any) -> Reply:
-        """Send one request of somebody who may do everything."""
+        """Send one request with every permission."""
         return await self.ask(method, path, token=self.tokens[Role.ADMINISTER].token, **options)
 
     async def start(self, kind: RunKind = RunKind.BOOKIES) -> str:

@@ -37,7 +37,7 @@ from tests.worlds.clocks import VirtualClock
 ROOT = "/ledgers"
 PORT = 3181
 VERSION = "1.2.3"
-"""What every bookie says that it runs."""
+"""The version that every bookie reports."""
 
 
 async def formatted(
@@ -49,7 +49,7 @@ async def formatted(
 
 
 def service_info(name: str, incarnation: str = "", *, can_copy: bool = False) -> ServiceInfo:
-    """What a bookie of that name registers. Empty: a bookie that says nothing of its disks."""
+    """What a bookie of that name registers. Empty: a bookie that reports no disks."""
     properties = ((PROPERTY_INCARNATION, incarnation),) if incarnation else ()
     if can_copy:
         properties = ((PROPERTY_CAN_COPY, "true"), *properties)

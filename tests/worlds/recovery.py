@@ -191,7 +191,7 @@ def ends(metadata: LedgerMetadata) -> tuple[LedgerState, int | None, int | None]
 
 
 def closed_at(last: int) -> tuple[LedgerState, int, int]:
-    """What ``ends`` tells of a ledger of ``PAYLOAD`` bytes an entry."""
+    """The value of ``ends`` for a ledger of ``PAYLOAD`` bytes an entry."""
     return LedgerState.CLOSED, last, (last + 1) * PAYLOAD
 
 

@@ -227,7 +227,7 @@ class Bookies:
 
 
 class Recorder:
-    """Keeps every event, with what ``look`` says at that moment."""
+    """Keeps every event, with the value of ``look`` at that moment."""
 
     def __init__(self, look: Callable[[LedgerId], Any] = lambda _: None) -> None:
         self.results: list[TaskResult] = []

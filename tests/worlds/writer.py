@@ -1,4 +1,4 @@
-"""A cluster in virtual time whose bookies do what the test says, and a watch over everything that is acknowledged."""
+"""A cluster in virtual time with bookies scripted by the test, and a watch over all acknowledged entries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS = ClientSettings(add_timeout_s=10, close_timeout_s=30, degraded_retry_s
 
 @dataclass
 class ScriptedBookie:
-    """Stores what it is sent, unless it was told otherwise."""
+    """Stores every add by default."""
 
     incarnation: str = ""
     refusal: Status | None = None

@@ -86,7 +86,7 @@ async def check_end(world: WriterWorld, writer: LedgerWriter, metadata: LedgerMe
         positions = metadata.stripe.write_set(n)
         lacking = {members[p] for p in positions if (writer.ledger_id, n) not in world.bookies[members[p]].stored}
         assert len(lacking) <= metadata.write_quorum - metadata.ack_quorum
-        assert lacking <= marked, "a copy is missing and nobody will make it"
+        assert lacking <= marked, "a copy is missing and no mark asks for it"
 
 
 async def scenario(seed: int, fired: Counter[str]) -> str:

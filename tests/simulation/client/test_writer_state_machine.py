@@ -22,7 +22,7 @@ SHAPES = [(e, w, a) for e in range(1, 6) for w in range(1, e + 1) for a in range
 
 @dataclass
 class TwinMember:
-    """What one position is, as long as one bookie holds it and is not tried anew."""
+    """The state of one position while one bookie holds it and is not tried again."""
 
     bookie: BookieId
     acked: set[int] = field(default_factory=set)
@@ -238,7 +238,7 @@ def test_a_change_appends_or_replaces_in_place_and_touches_nothing_else(
         EntryId(before.first_entry_id + ahead), tuple(data.draw(st.permutations(BOOKIES))[: ledger.ensemble_size])
     )
     repaired = ledger
-    if len(ledger.fragments) > 1:  # repair of an older fragment came in between
+    if len(ledger.fragments) > 1:  # an older fragment was repaired first
         repaired = ledger.with_member(data.draw(st.integers(0, len(ledger.fragments) - 2)), 0, BookieId("repaired"))
     changed = with_new_ensemble(repaired, LedgerId(1), before, wanted, [wanted])
     if before == wanted:

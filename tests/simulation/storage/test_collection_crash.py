@@ -1,7 +1,7 @@
 """Power loss at every disk operation of histories that collect ledgers and compact entry logs.
 
 What was acknowledged after a ledger was marked is there, whatever was collected; what was acknowledged before may be
-gone or come back; other ledgers lose nothing; and a collected ledger stays fenced for good. When all ledgers are
+gone or come back; other ledgers lose nothing; and a collected ledger stays fenced. When all ledgers are
 collected, no entry log is left.
 """
 

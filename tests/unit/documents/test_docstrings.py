@@ -1,4 +1,4 @@
-"""A docstring says a thing once: a rewritten sentence must not stay beside the old one."""
+"""A docstring has no repeated sentence: a rewritten sentence must not stay beside the old one."""
 
 from __future__ import annotations
 

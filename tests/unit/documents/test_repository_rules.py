@@ -63,7 +63,7 @@ def test_package_files_hold_no_logic() -> None:
 
 
 def test_what_spark_asks_for_at_run_time_is_installed_with_the_product() -> None:
-    """Its functions on Arrow batches import pandas, which no import of ours shows and tests have anyway."""
+    """Its functions on Arrow batches import pandas, which no import in our code shows and tests have anyway."""
     calls = {node.attr for source in sources("spark_jobs") for node in source.nodes if isinstance(node, ast.Attribute)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "mapInArrow" in calls

@@ -97,7 +97,7 @@ def test_a_replicator_that_is_refused_is_not_ready_and_says_why() -> None:
     def ready() -> str:
         return pages.page("/readyz?verbose", "", "", has_certificate=False).body.decode()
 
-    assert ready().splitlines()[1] == "[+]permissions ok", "no session yet: nobody has refused anything"
+    assert ready().splitlines()[1] == "[+]permissions ok", "no session yet: nothing was refused"
     worker = SimpleNamespace(problem="the tasks: list /ledgers/available: not allowed")
     telemetry.watch_worker(cast(Worker, worker))
     assert "[-]permissions: the tasks: list /ledgers/available: not allowed" in ready()

@@ -1,4 +1,4 @@
-"""The verdict on an ensemble: the policy, what the topology can offer, and what nobody knows."""
+"""The verdict on an ensemble: the policy, what the topology can offer, and what is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which error of the metadata store a Spark worker ended with, told from the text that the driver gets."""
+"""Which error of the metadata store a Spark worker ended with, recognized by the text that the driver gets."""
 
 from __future__ import annotations
 

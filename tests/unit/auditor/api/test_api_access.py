@@ -36,7 +36,7 @@ def path_of(route: Route, run_id: str) -> str:
 
 
 def allowed(caller: str, needed: Role | None, policy: tuple[bool, bool]) -> int:
-    """What the rules say, written a second time: 0 where the request goes through, else the status."""
+    """The rules, written a second time: 0 if the request is accepted, else the status."""
     if needed is None:
         return 0
     if caller in ("unknown token", "no bearer"):

@@ -139,7 +139,7 @@ async def test_watchers_are_bounded_and_those_who_go_make_room(tmp_path: Path) -
 
 
 async def first_of(stream: Any) -> pb.Run | None:
-    """The first message of a stream; None where there are too many streams."""
+    """The first message of a stream; None if there are too many streams."""
     try:
         shown: pb.Run = await stream.read()
     except grpc.aio.AioRpcError as error:

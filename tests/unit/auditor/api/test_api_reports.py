@@ -93,7 +93,7 @@ async def test_reports_come_in_pages_the_newest_first(world: ApiWorld, report_di
         after = f"&after={page['next_after']}"
     assert [item["run_id"] for item in found] == sorted((RUN, *(run.run_id for run in written)), reverse=True)
     reports = {item["run_id"]: item["report"] for item in found}
-    assert reports.pop(RUN) is None, "its summary is none of ours"
+    assert reports.pop(RUN) is None, "its summary is not ours"
     assert {report["verdict"] for report in reports.values()} == {"clean"}
 
 

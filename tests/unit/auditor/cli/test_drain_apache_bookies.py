@@ -1,4 +1,4 @@
-"""``bkheal drain start`` says which bookies do not turn read-only by it, and what to do about them."""
+"""``bkheal drain start`` names the bookies that do not turn read-only by it, and what to do about them."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_the_process_shows_the_same(shown: Shown) -> None:
     environment = os.environ | {"COLUMNS": "80", "TERM": "dumb"}
     command = [sys.executable, "-m", "auditor.cli.main", "bookie", "--help"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROGRAM_S)
-    assert done.stdout.partition("\n\n")[2] == shown(80, "bookie", "--help").partition("\n\n")[2]  # behind the usage
+    assert done.stdout.partition("\n\n")[2] == shown(80, "bookie", "--help").partition("\n\n")[2]  # after the usage
 
 
 @pytest.mark.parametrize("words", [("auditor",), ("drain", "status"), ("bookie",)])

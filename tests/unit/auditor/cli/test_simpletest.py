@@ -1,4 +1,4 @@
-"""``bkheal simpletest`` leaves no ledger behind however it ends, and says how to delete one that it could not."""
+"""``bkheal simpletest`` deletes its ledger in every case, or prints how to delete it."""
 
 from __future__ import annotations
 

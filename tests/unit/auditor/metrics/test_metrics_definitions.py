@@ -1,4 +1,4 @@
-"""Names, labels and texts of all metrics keep Prometheus' rules and ours, and the document says the same."""
+"""Names, labels and texts of all metrics keep Prometheus' rules and ours, and the document agrees."""
 
 from __future__ import annotations
 

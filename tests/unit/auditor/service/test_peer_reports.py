@@ -27,7 +27,7 @@ NOBODY = "127.0.0.8"
 
 @pytest.fixture
 async def first(tmp_path: Path) -> AsyncIterator[ApiWorld]:
-    """The auditor that wrote the report, and a host with its port on which nobody listens."""
+    """The auditor that wrote the report, and a host with its port on which no process listens."""
     directory = tmp_path / "first"
     run = directory / "reports" / RUN
     (run / "findings.parquet").mkdir(parents=True)

@@ -437,7 +437,7 @@ async def test_whoever_waits_for_a_change_is_woken_when_the_run_ends(world: Serv
 
 
 class ElectionView:
-    """An election that can be lost without anybody being told."""
+    """An election that can be lost without a notification."""
 
     def __init__(self) -> None:
         self.state = Leadership(True, 1, "a")

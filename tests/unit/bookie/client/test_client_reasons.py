@@ -1,4 +1,4 @@
-"""Why bookies could not be used is told to whoever reads or writes, not their status alone."""
+"""Readers and writers get the reason why bookies could not be used, not only a status."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ PACKETS = make_packets(LEDGER, COUNT)
 
 
 class Bookie(WithoutAdds):
-    """Serves ``held``, answers for some entries what the test says, and lists only if told to."""
+    """Serves ``held``, gives scripted answers for some entries, and lists only if it is set to."""
 
     def __init__(self, held: range = range(COUNT)) -> None:
         self.held = held

@@ -1,4 +1,4 @@
-"""What a process says while ZooKeeper is away: the first failure, then less and less, new reasons, and the return."""
+"""The log of a process while ZooKeeper is down: the first failure, then fewer lines, new reasons, the return."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_next_outage_is_told_at_once_again(world: KazooThread) -> None:
         "ZooKeeper reachable again",
     ] * 2
     world.log.connected()
-    assert len(world.told) == 4, "a connection that nobody missed is no news"
+    assert len(world.told) == 4, "a connection that was not missed is not logged"
 
 
 def test_a_new_reason_is_told_at_once_and_many_are_bounded(world: KazooThread) -> None:

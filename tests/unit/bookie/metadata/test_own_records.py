@@ -1,4 +1,4 @@
-"""Records of our own that another release wrote, or that are damaged (docs/failure-model.md#state-under-bkheal)."""
+"""bkheal's records that another release wrote, or that are damaged (docs/failure-model.md#state-under-bkheal)."""
 
 from collections.abc import Callable
 from dataclasses import replace

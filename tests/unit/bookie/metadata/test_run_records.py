@@ -1,4 +1,4 @@
-"""Locks and records of runs where answers are lost: nothing is left behind, nothing is taken for somebody else's."""
+"""Locks and records of runs where answers are lost: nothing remains, and no own record is taken for that of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quorum coverage against three other ways to say the same (T14), over every shape up to seven bookies."""
+"""Quorum coverage against three other definitions (T14), over every shape up to seven bookies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def too_few_are_unknown(known: frozenset[int], size: int, write_quorum: int, ack
 
 
 def no_ack_set_is_unsatisfied(known: frozenset[int], size: int, write_quorum: int, ack_quorum: int) -> bool:
-    """There is no ack set of which nobody answered."""
+    """In every ack set at least one member answered."""
     return not any(
         set(acked).isdisjoint(known)
         for window in windows(size, write_quorum)

@@ -27,7 +27,7 @@ def fragment(first: int, *members: BookieId) -> Fragment:
 
 
 def metadata(*fragments: Fragment, **changes: Any) -> LedgerMetadata:
-    """An open ledger with E=3 Qw=2 Qa=2 unless said otherwise."""
+    """An open ledger with E=3 Qw=2 Qa=2 by default."""
     values: dict[str, Any] = {"ensemble_size": 3, "write_quorum": 2, "ack_quorum": 2}
     return LedgerMetadata(fragments=fragments or (fragment(0, A, B, C),), **{**values, **changes})
 

@@ -1,4 +1,4 @@
-"""Following a configuration file: what is read when, what stays, and what the log says. Real files, no real time."""
+"""Following a configuration file: what is read when, what stays, and what is logged. Real files, no real time."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_a_file_that_is_gone_changes_nothing(process: Process, caplog: pyt
 
 
 async def test_a_mounted_config_map_is_followed(tmp_path: Path) -> None:
-    """The path stays a link to a link; what changes is the directory behind, whatever its times."""
+    """The path stays a link to a link; only its target directory changes, with any times."""
     for name, text in (("one", "{}"), ("two", '{"rate": 5}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "bkheal.toml").write_text(text)
@@ -212,7 +212,7 @@ async def test_a_closed_terminal_ends_the_process_as_before(process: Process, mo
     hung_up = asyncio.Event()
     async with following(process.source, {"rate": applied.put_nowait}, ManualClock(), hung_up.set):
         process.path.write_text('{"rate": 5}')
-        os.kill(os.getpid(), signal.SIGHUP)  # somebody's: the terminal is there
+        os.kill(os.getpid(), signal.SIGHUP)  # has a terminal
         assert await applied.get() == 5
         assert not hung_up.is_set()
         os.close(terminal)

@@ -1,4 +1,4 @@
-"""An address that cannot be had is told alike by every process: what, where, why, and which option to change."""
+"""Every process reports an address that it cannot bind in one way: what, where, why, and the option to change."""
 
 from __future__ import annotations
 

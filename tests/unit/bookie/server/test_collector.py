@@ -1,4 +1,4 @@
-"""The collector on twins: what goes, what stays, and that nothing that somebody counts on is thrown away."""
+"""The collector on twins: what is deleted, what stays, and that no needed entry is deleted."""
 
 from __future__ import annotations
 

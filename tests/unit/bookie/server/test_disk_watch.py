@@ -1,4 +1,4 @@
-"""Read-only while a disk fills up, and back: who hears of it first, and what is still accepted meanwhile."""
+"""Read-only while a disk fills up, and back: what is notified first, and what is still accepted."""
 
 from __future__ import annotations
 

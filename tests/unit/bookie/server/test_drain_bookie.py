@@ -1,4 +1,4 @@
-"""A bookie that is being drained: read-only at once, writable again after, and chosen by nobody meanwhile."""
+"""A bookie that is being drained: read-only at once, writable again afterwards, and not chosen as long as it lasts."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def test_a_scan_that_is_not_complete_never_serves(fault: Fault) -> None:
             world.store.fault_hook = fail_one
             try:
                 admitted, storage = await world.start(is_new=True)
-            except Exception:  # noqa: BLE001 (whatever is said, it does not serve)
+            except Exception:  # noqa: BLE001 (with any error, it does not serve)
                 world.store.fault_hook = None
                 admitted, storage = await world.restart(is_new=True)
             world.store.fault_hook = None

@@ -1,4 +1,4 @@
-"""Entry logs: what is read is what was written, or it is told that it is not."""
+"""Entry logs: a read returns what was written, or an error."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ async def replay(disk: MemoryDisk, checkpoint: int = 0, *, with_mark: bool = Tru
 
 
 async def write(disk: MemoryDisk, bodies: list[bytes], *, epoch: int = 10, file_bytes: int = 1 << 20) -> list[int]:
-    """One batch per body, behind what is there; returns the file size after each."""
+    """One batch per body, after the existing ones; returns the file size after each."""
     before = (await replay(disk)).replay
     slots = MarkSlots(disk, DIRECTORY)
     await slots.load()

@@ -1,4 +1,4 @@
-"""Group commit: what is acknowledged is durable, what fails is told, and nothing waits without a bound."""
+"""Group commit: what is acknowledged is durable, what fails is reported, and every wait is bounded."""
 
 from __future__ import annotations
 

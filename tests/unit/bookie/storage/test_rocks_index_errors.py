@@ -22,7 +22,7 @@ class FullDatabase:
 
 
 class StalledDatabase:
-    """Refuses the first two writes as RocksDB does when compaction is behind."""
+    """Refuses the first two writes as RocksDB does when compaction is late."""
 
     def __init__(self) -> None:
         self.refusals = 2

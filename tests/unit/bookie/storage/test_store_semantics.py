@@ -28,7 +28,7 @@ WRITES = frozenset({Operation.CREATE, Operation.APPEND, Operation.SYNC, Operatio
 
 
 class Valve:
-    """A ``before`` hook that holds back or fails what it is told to."""
+    """A ``before`` hook that delays or fails the given operations."""
 
     def __init__(self) -> None:
         self.is_held: Callable[[Operation, str], bool] = lambda operation, path: False

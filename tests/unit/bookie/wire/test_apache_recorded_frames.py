@@ -137,7 +137,7 @@ def test_a_real_bookie_took_what_our_login_answers_and_ours_believes_its_proof()
 
 @pytest.mark.parametrize("is_v2_wire", [False, True], ids=["version 3", "version 2"])
 def test_apaches_client_answers_the_same_but_for_whom_it_acts(is_v2_wire: bool) -> None:
-    """It names itself once more, which is signed along. Behind the login it sends one empty token more.
+    """It names itself once more, which is signed along. After the login it sends one more empty token.
 
     The bookie answers that as if it asked for no login.
     """
@@ -174,7 +174,7 @@ def test_a_bookie_that_asks_for_no_login_says_so_by_the_name_of_its_plugin(is_v2
 
 
 def test_tls_is_asked_for_in_version_3_and_agreed_to_or_refused_at_the_top_of_the_answer() -> None:
-    for operation, code in (("TLS", pb.EOK), ("TLS where there is none", pb.EBADREQ)):
+    for operation, code in (("TLS", pb.EOK), ("TLS if there is none", pb.EBADREQ)):
         asked = bodies(is_v2_wire=False, is_request=True, operation=operation)
         assert {pb.Request.FromString(body).header.operation for body in asked} == {pb.START_TLS}
         assert all(pb.Request.FromString(body).HasField("startTLSRequest") for body in asked)
@@ -184,7 +184,7 @@ def test_tls_is_asked_for_in_version_3_and_agreed_to_or_refused_at_the_top_of_th
 
 
 def test_who_does_not_log_in_is_refused_at_the_top_of_the_answer_alone() -> None:
-    """That is what tells a refusal of the client from one of a ledger's password."""
+    """That distinguishes a refusal of the client from one of a ledger's password."""
     for operation, asked in (("no login", pb.ADD_ENTRY), ("our login", pb.GET_BOOKIE_INFO)):
         answers = [
             pb.Response.FromString(body) for body in bodies(is_v2_wire=False, is_request=False, operation=operation)

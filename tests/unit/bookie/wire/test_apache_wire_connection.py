@@ -18,7 +18,7 @@ from tests.contract.scripted_apache_bookie import LEDGER, batch
 
 
 class Told:
-    """A waiter that counts what it was told."""
+    """A waiter that counts its notifications."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []

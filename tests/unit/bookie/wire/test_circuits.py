@@ -1,4 +1,4 @@
-"""When a bookie that does not answer is asked again, and what its callers are told until then (R42)."""
+"""When a bookie that does not answer is asked again, and what its callers get until then (R42)."""
 
 from __future__ import annotations
 

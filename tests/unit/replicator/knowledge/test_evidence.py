@@ -1,4 +1,4 @@
-"""What is told of bookies' answers."""
+"""What is recorded of bookies' answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that the store's ACLs keep out: each says so, asks less and less often, and goes on once it may."""
+"""Processes that the store's ACLs keep out: each logs it, asks less and less often, and goes on once it may."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_a_worker_that_may_not_list_bookies_any_more_waits_longer_and_long
 
 @pytest.mark.parametrize("is_disabled", [False, True])
 def test_a_worker_that_idles_says_when_it_is_refused_and_when_it_may_again(is_disabled: bool) -> None:
-    """Whatever it waits for meanwhile: tasks, or recovery to be enabled."""
+    """With either wait: for tasks, or recovery to be enabled."""
 
     @in_virtual_time
     async def story() -> None:
@@ -81,7 +81,7 @@ def test_a_worker_that_idles_says_when_it_is_refused_and_when_it_may_again(is_di
             await asyncio.sleep(10)
             assert running.worker.problem == ""
             await world.kill("t")
-            world.cell.deny(available_path(world.cluster.root, is_read_only=False))  # before anybody has looked
+            world.cell.deny(available_path(world.cluster.root, is_read_only=False))  # before the first read
             await asyncio.sleep(HOUR_S)
             assert "the list of bookies: " in running.worker.problem
             if is_disabled:

@@ -30,7 +30,7 @@ async def stored(world: RepairWorld, bookie: str, entry_id: EntryId) -> bytes:
 
 
 def undamaged(packets: dict[EntryId, bytes]) -> dict[EntryId, bytes]:
-    """Entries whose copies nobody damaged: the copy of the member that was not asked stays damaged."""
+    """Entries without damaged copies: the copy of the member that was not asked stays damaged."""
     damaged = {entry_id for _, entry_id in OTHERS}
     return {entry_id: packet for entry_id, packet in packets.items() if entry_id not in damaged}
 
@@ -62,7 +62,7 @@ async def test_every_damaged_copy_that_a_striped_ledger_shows_is_replaced() -> N
         await world.kill("a")
         await world.tasks.marking.mark(LEDGER, names("a"))
         recorder = await world.heal()
-        # Entries 0 and 8 are on the lost bookie and on b alone: they have no good copy. Nobody reads entry 1.
+        # Entries 0 and 8 are on the lost bookie and on b alone: they have no good copy. Entry 1 is not read.
         assert recorder.endings() == [Ending.PARKED]
         assert recorder.results[0].reason is ParkReason.UNREADABLE_ENTRIES
         assert {(copy.bookie, copy.entry_id) for copy in recorder.corrupt} == {("b", 0), ("b", 8)}

@@ -230,7 +230,7 @@ async def test_where_bookies_do_not_reach_each_other_the_worker_carries_everythi
 @pytest.mark.parametrize("status", [Status.BAD_REQUEST, Status.IO_ERROR, Status.SHUTTING_DOWN])
 @in_virtual_time
 async def test_a_target_that_fails_to_pull_gets_the_rest_from_the_worker(status: Status) -> None:
-    """An older bookie behind a registration that promises more answers BAD_REQUEST."""
+    """An older bookie, whose registration promises more, answers BAD_REQUEST."""
     async with scene() as at:
         at.world.bookies[TARGET].copy_replies = [Status.OK, status]
         healed = await at.heal()

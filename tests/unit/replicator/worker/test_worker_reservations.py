@@ -249,7 +249,7 @@ async def test_a_target_that_lists_no_more_is_not_named() -> None:
 
 @in_virtual_time
 async def test_a_collection_that_began_before_a_copy_deletes_nothing() -> None:
-    """S16: the pin ends it for the first ledger, and the first add for the second one."""
+    """S16: it ends with the pin for the first ledger, and the first add for the second one."""
     async with a_world("a b t") as world:
         packets = {}
         for ledger_id in (7, 8):
@@ -415,7 +415,7 @@ async def heal_while_disks_of_t_are_replaced(world: RepairWorld, moment: str) ->
 
 @in_virtual_time
 async def test_a_target_whose_disks_were_replaced_is_not_named_though_it_is_still_registered() -> None:
-    """New disks look in the metadata for what theirs before may have held, once: nothing is named behind that look."""
+    """A bookie on new disks searches the metadata once for what the old ones may have held: nothing is named later."""
     for moment in ("look", "install"):
         async with a_world("a b t u") as world:
             packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)

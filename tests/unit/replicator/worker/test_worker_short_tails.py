@@ -1,6 +1,6 @@
 """Bookies that lack entries of a ledger that is not closed: they came back on empty disks, and cannot know it.
 
-Apache's bookies have no limbo, so nothing but the other members tells that something is missing.
+Apache's bookies have no limbo, so only the other members show that something is missing.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ async def test_a_damaged_copy_does_not_hide_what_a_third_member_has() -> None:
 
 @in_virtual_time
 async def test_a_recovery_does_not_believe_a_bookie_that_lost_what_it_acknowledged() -> None:
-    """Two copies, two acknowledgements: one believed denial would cut off an entry that somebody was promised."""
+    """Two copies, two acknowledgements: one believed denial would cut off an acknowledged entry."""
     async with a_world("a b c d t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "b a c d"), quorum=(2, 2), last=None), 9)
         await wipe(world, "b", has_no_lists=True)

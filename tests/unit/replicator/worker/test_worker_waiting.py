@@ -1,4 +1,4 @@
-"""A worker that has nothing to do begins at once when there is something, and does not ask for it meanwhile."""
+"""An idle worker begins at once if a task appears, and does not poll until then."""
 
 from __future__ import annotations
 

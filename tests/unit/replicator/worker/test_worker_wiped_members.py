@@ -112,7 +112,7 @@ async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie(
 
 @in_virtual_time
 async def test_a_bookie_that_was_filled_while_another_was_awaited_is_not_believed_later() -> None:
-    """The repair of b ends within the delay of c, which may have entries that nobody else has. Then c is marked."""
+    """The repair of b ends within the delay of c, which may have entries that no other member has. Then c is marked."""
     async with a_world("a b c t u") as world:
         await with_cookies(world, "a b c t u", 600)
         packets = await lose_b_and_miss_c(world, "b")

@@ -1,4 +1,4 @@
-"""Asking bookies what they hold: real storage in memory, faults on demand, a second look before anything is said."""
+"""Asking bookies what they hold: real storage in memory, faults on demand, a second look before a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report tells to do next."""
+"""What a report advises to do next."""
 
 from __future__ import annotations
 

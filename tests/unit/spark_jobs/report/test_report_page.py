@@ -1,4 +1,4 @@
-"""The pages: what they say, that they need nobody else, and that nobody else can say anything through them."""
+"""The pages: their content, that they need no other host, and that no foreign text becomes markup."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_ledger_is_unhealthy_since_the_first_run_of_an_unbroken_series_that_fo
     assert state(tmp_path) == {}
     found = (finding(1, "b:3181"),)
     write(tmp_path, run(4, found), found)
-    assert state(tmp_path) == {1: (5, 5)}, "it was healthy in between"
+    assert state(tmp_path) == {1: (5, 5)}, "it was healthy for a while"
 
 
 ASKED = replace(world.ASKED, unknown=())

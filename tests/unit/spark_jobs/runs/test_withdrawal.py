@@ -1,4 +1,4 @@
-"""Withdrawal in a run: in parts, bounded, behind the gate, and without harm to the run if the store fails."""
+"""Withdrawal in a run: in parts, bounded, after the gate, and without harm to the run if the store fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why findings and tasks differ on one ledger, from a second look at it; and what earlier reports say of a loss."""
+"""Why findings and tasks differ on one ledger, from a second look at it; and what earlier reports hold about a loss."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_one_lost_bookie_of_two_whose_delay_is_over_is_not_explained() -> None:
 
 def test_what_has_resolved_itself_is_no_difference() -> None:
     for first in (Outcome.ONLY_HERE, Outcome.DIFFER):
-        assert reason((ledger("abx"), task("x")), around(), first) is None  # marked meanwhile
+        assert reason((ledger("abx"), task("x")), around(), first) is None  # marked since
         assert reason((ledger("abx"), task("yx")), around(), first) is None  # a task may name more
     assert reason((None, None), around()) is None  # deleted
     assert reason((ledger("abc"), None), around()) is None  # the bookie is back, or the ledger was repaired
@@ -139,7 +139,7 @@ def test_a_loss_that_the_run_should_have_found_is_not_explained_away() -> None:
 
 
 def test_no_loss_without_a_task_that_names_it_is_ever_agreement() -> None:
-    """Over all small worlds: whatever the first look said."""
+    """Over all small worlds: with any result of the first look."""
     worlds = itertools.product(Outcome, ("abx", "axy"), (None, "", "x", "y", "a"), ("", "c"), ("", "x"), (True, False))
     for first, members, named, draining, waiting, is_disabled in worlds:
         cluster = around(draining=draining, waiting=waiting, is_disabled=is_disabled)

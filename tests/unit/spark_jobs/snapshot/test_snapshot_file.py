@@ -103,7 +103,7 @@ def test_every_node_is_read_as_it_was_written_whatever_the_blocks(
 
 
 def test_a_snapshot_that_was_cut_is_refused_at_every_byte() -> None:
-    # Cut right behind a checksum, it is a whole snapshot of an older release: the tree is complete.
+    # Cut right after a checksum, it is a whole snapshot of an older release: the tree is complete.
     whole = {len(SMALL), len(SMALL) - len(LAST_ZXID) - 13, len(SMALL) - len(LAST_ZXID) - len(DIGEST) - 26}
     for end in range(len(SMALL)):
         if end in whole:

@@ -152,7 +152,7 @@ def test_nodes_without_a_creation_since_are_read_in_the_snapshot(tmp_path: Path)
     assert divided(("0000", stat(5, 4)), ("0001", stat(4, 3))) == ([], {"0000": 4, "0001": 3}), "some were created"
     assert divided(("0002", stat(1, 1, czxid=9))) == ([], {"0002": 1}), "deleted and made again"
     assert divided(("0007", stat(1, 1)), ("0008", stat(1, 0))) == ([], {"0007": 1}), "new"
-    assert divided(("0003", stat(0, 0))) == ([], {}), "the server is behind the snapshot, and has nothing there"
+    assert divided(("0003", stat(0, 0))) == ([], {}), "the server is older than the snapshot, and has nothing there"
     assert divided() == ([], {}), "every ledger was deleted"
     assert divide(index, []) == Division((), ())
     assert creates_of(stat(7, 2)) == 7

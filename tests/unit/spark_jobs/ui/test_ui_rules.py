@@ -100,7 +100,7 @@ def test_nobody_acts_under_trusted_hosts_alone(host: str, expected: int) -> None
         ({"host": "d:4040", "origin": "http://[bad"}, 403),
         ({"host": "d:4040", "referer": "http://d:4040/auditor/"}, 0),
         ({"host": "d:4040", "referer": "http://evil/auditor/"}, 403),
-        ({"host": "d:4040", "origin": "https://front", "sec_fetch_site": "same-origin"}, 0),  # behind a proxy
+        ({"host": "d:4040", "origin": "https://front", "sec_fetch_site": "same-origin"}, 0),  # with a proxy
         ({"host": "d:4040", "origin": "http://d:4040", "sec_fetch_site": "cross-site"}, 403),
         ({"host": "d:4040", "sec_fetch_site": "same-site"}, 403),
     ],

@@ -33,7 +33,7 @@ BK1, BK2, BK3 = (BookieId(f"bk{i}:3181") for i in range(1, 4))
 
 @dataclass(slots=True)
 class Answers(WithoutAdds):
-    """Tells the free space of bookies."""
+    """Reports the free space of bookies."""
 
     free: Mapping[BookieId, int | Status]
     asked: list[tuple[BookieId, float]] = field(default_factory=list)

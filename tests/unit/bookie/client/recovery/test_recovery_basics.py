@@ -167,7 +167,7 @@ def test_too_few_bookies(names: str) -> None:
 
 @pytest.mark.parametrize("status", [Status.CORRUPT, Status.LIMBO, Status.IO_ERROR, Status.TOO_MANY_REQUESTS, None])
 def test_a_copy_that_cannot_be_read_is_not_absent(status: Status | None) -> None:
-    """Catalogue 59 and 60: one member says never stored, one cannot tell, one is silent."""
+    """Catalogue 59 and 60: one member denies the entry, one is in limbo, one is silent."""
 
     @in_virtual_time
     async def scenario() -> None:
@@ -224,7 +224,7 @@ async def test_a_last_entry_that_confirms_itself_counts_for_no_coverage() -> Non
 
 @in_virtual_time
 async def test_a_gap_ends_the_ledger() -> None:
-    """Catalogue 53: entry 3 was never stored by anybody, so entry 4 was never acknowledged."""
+    """Catalogue 53: entry 3 was never stored on any bookie, so entry 4 was never acknowledged."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         for name in "abc":

@@ -148,7 +148,7 @@ def test_what_a_living_writer_had_acknowledged_is_kept(seed: int) -> None:
 
 @in_virtual_time
 async def test_a_writer_cannot_commit_after_another_client_closed() -> None:
-    """#2614: a bookie that did not answer the fence says "never stored", and refuses the writer from then on."""
+    """#2614: a bookie that did not answer the fence answers "never stored", and refuses the writer from then on."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         ports = world.client()
@@ -484,7 +484,7 @@ async def test_a_member_that_is_late_with_an_add_is_replaced() -> None:
 
 @in_virtual_time
 async def test_what_the_dead_writer_left_short_is_marked() -> None:
-    """Entries that were confirmed before the recovery, and that a member never got, are nobody else's to know."""
+    """Entries that were confirmed before the recovery, and that a member never got, cannot be found elsewhere."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         for entry_id in range(4):

@@ -1,4 +1,4 @@
-"""Writing with fewer members than asked for: because changes are delayed, or because nobody is left to take over."""
+"""Writing with fewer members than asked for: because changes are delayed, or because no spare is left."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_read_only_bookie_is_replaced_although_changes_are_delayed(world
 
 @in_world(4)
 async def test_nothing_is_acknowledged_while_a_delayed_change_is_made(world: WriterWorld) -> None:
-    """The store is silent for longer than anybody waits for it (#1591)."""
+    """The store is silent for longer than any caller waits (#1591)."""
     writer = await world.writer(3, 3, 2, DELAYED)
     await world.fill(writer, 3)
     members = writer.metadata.last_fragment.members
@@ -113,7 +113,7 @@ async def test_a_bookie_that_is_back_is_written_to_again(world: WriterWorld) -> 
     assert {7, 8, 9} <= set(held(world, writer, name))
     assert len(world.stored(writer).fragments) == 1
     await writer.close()
-    assert await world.marked(writer) == (name,)  # it lacks what was written meanwhile
+    assert await world.marked(writer) == (name,)  # it lacks what was written since
 
 
 @in_world(3)

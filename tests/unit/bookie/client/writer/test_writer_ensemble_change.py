@@ -1,4 +1,4 @@
-"""A writer whose bookies fail: what it replaces, what it counts, and what it tells."""
+"""A writer whose bookies fail: what it replaces, what it counts, and what it reports."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ async def test_a_failure_while_the_metadata_store_is_away_costs_no_acknowledged_
 
 @in_world(4)
 async def test_a_writer_that_does_not_know_its_ensemble_acknowledges_nothing(world: WriterWorld) -> None:
-    """The change was stored and nobody knows: two members that are well are no quorum of what the metadata names."""
+    """The change was stored and the answer was lost: two live members are no quorum of the stored ensemble."""
     writer = await world.writer(3, 3, 2)
     await world.fill(writer, 3)
     ledger_path = world.ports.ledgers.path(writer.ledger_id)

@@ -188,7 +188,7 @@ async def test_a_client_that_left_takes_no_room_when_its_adds_end() -> None:
 
 
 class Contended(SlowStorage):
-    """One client's add waits for the storage behind another's, and a large frame behind it has begun to come."""
+    """One client's add waits for the storage after another's, and a large frame after it has begun to arrive."""
 
     def __init__(self) -> None:
         super().__init__(ListenerLimits(all_add_bytes_max=1, all_frame_bytes_max=SIZE, gather_s=0.001))
