@@ -85,6 +85,15 @@ def _named(name: str, text: str, label: str, watch: str = "") -> Definition:
     return Definition(name, _GAUGE, text, {label: ()}, watch=watch, is_leader_only=True, is_free=True)
 
 
+DETECTION: Final = Definition(
+    TIME_TO_DETECT,
+    _HISTOGRAM,
+    "Time from a bookie first seen down to its ledgers being marked; contains the lost-bookie delay",
+    buckets=WAIT_BUCKETS_S,
+    watch="the 95th percentile exceeds the lost-bookie delay by more than an audit takes",
+)
+"""Counted by a leading auditor, and by an exporter."""
+
 EVENTS: Final = (
     Definition(
         LEADERSHIP_CHANGES,
@@ -100,13 +109,7 @@ EVENTS: Final = (
         watch="failed or partial increase, or held increases",
     ),
     Definition(DURATION, _HISTOGRAM, "Time of those runs", _BY_KIND, RUN_BUCKETS_S),
-    Definition(
-        TIME_TO_DETECT,
-        _HISTOGRAM,
-        "Time from a bookie first seen down to its ledgers being marked; contains the lost-bookie delay",
-        buckets=WAIT_BUCKETS_S,
-        watch="the 95th percentile exceeds the lost-bookie delay by more than an audit takes",
-    ),
+    DETECTION,
 )
 """What happens in one process, counted since its start."""
 

@@ -78,7 +78,12 @@ class AuditorMetrics:
 
     def detected(self, seconds: float) -> None:
         """Note that the ledgers of a lost bookie are marked, ``seconds`` after it was first seen down."""
-        self.metrics.histogram(names.TIME_TO_DETECT).observe(max(0.0, seconds))
+        observe_detection(self.metrics, seconds)
+
+
+def observe_detection(metrics: MetricSet, seconds: float) -> None:
+    """Add a time of detection to the histogram that auditors and exporters have; a clock may have jumped back."""
+    metrics.histogram(names.TIME_TO_DETECT).observe(max(0.0, seconds))
 
 
 def result_of(record: RunRecord) -> str:
