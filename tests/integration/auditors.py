@@ -25,9 +25,12 @@ READY = r"^auditor ready on (http://\S+) and grpc (\S+)$"
 class AuditorProcess:
     """One ``bkheal auditor``; of an option that is given twice, the later one counts."""
 
-    def __init__(self, cluster: EmbeddedCluster | ApacheCluster, directory: Path, name: str, *options: str) -> None:
+    def __init__(
+        self, cluster: EmbeddedCluster | ApacheCluster | str, directory: Path, name: str, *options: str
+    ) -> None:
+        """Start it; ``cluster`` may be a metadata URI."""
         words = {
-            "metadata-uri": cluster.metadata_uri,
+            "metadata-uri": cluster if isinstance(cluster, str) else cluster.metadata_uri,
             "report-dir": directory / "reports",
             "bookies-schedule": "off",
             "session-timeout-s": SESSION_TIMEOUT_S,
