@@ -234,9 +234,12 @@ class _CopyRun:
     async def run(self) -> list[CopyOutcome]:
         most = max(each.step.entry_count for each in self._receivers)
         lanes = min(LANES_MAX, 1 + most // self._chunk_entries())
-        async with asyncio.TaskGroup() as group:
-            for _ in range(lanes):
-                group.create_task(self._lane())
+        if lanes == 1:  # a small ledger, which needs no task of its own
+            await self._lane()
+        else:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(lanes):
+                    group.create_task(self._lane())
         if self._error is not None:
             raise self._error
         return [self._outcome(each) for each in self._receivers]
