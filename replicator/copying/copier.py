@@ -213,6 +213,7 @@ class _CopyRun:
         self._corrupt: list[CorruptCopy] = []
         self._is_interrupted = False
         self._error: BkhealError | None = None
+        self._chunks_under_way = 0
         self._chunk_ended = asyncio.Event()
 
     def _receiver(self, copy: PositionCopy, ledger: Versioned) -> Receiver:
@@ -266,9 +267,11 @@ class _CopyRun:
             self._turn += 1
             for each in receivers_of(chunk):
                 each.take(self._turn, chunk)
+            self._chunks_under_way += 1
             try:
                 await self._copy_chunk(chunk, self._turn)
             finally:
+                self._chunks_under_way -= 1
                 self._chunk_ended.set()
             await self._wait_for_others()
 
@@ -277,7 +280,7 @@ class _CopyRun:
 
         That chunk ends: its lane waits for nothing here, and its reads, sends and pauses are bounded.
         """
-        while not self._is_over() and any(each.is_far_ahead for each in self._receivers):
+        while self._chunks_under_way and not self._is_over() and any(each.is_far_ahead for each in self._receivers):
             self._chunk_ended.clear()
             await self._chunk_ended.wait()
 

@@ -21,7 +21,7 @@ SLOW: Final = 8.0
 _URI: Final = "zk://simulated/ledgers"
 _PULLING_SHARE: Final = 0.3
 _RACKS_SHARE: Final = 0.3
-FIRST_WITH_RACKS: Final = 9_000_000_000
+FIRST_WITH_RACKS: Final = 10_000_000_000
 """Fresh seeds begin here. The corpus and the records of planted defects have smaller ones and were found without racks,
 so their histories stay as they were; of those, only the profile ``placement`` has racks."""
 
