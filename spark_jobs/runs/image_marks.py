@@ -21,7 +21,7 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
-from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
+from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.image.files import newest
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
@@ -96,7 +96,7 @@ class ImageMarks:
         self.counts = replace(self.counts, read_from_ms=manifest.read_from_ms, suspects=len(found))
         try:
             self._mark(found, cookies | before.registered | set(map(BookieId, manifest.bookies)), before, lost)
-        except (TransientError, ConflictError, OutcomeUnknownError) as error:
+        except (TransientError, OutcomeUnknownError) as error:
             self._stopped(str(error))
         fields = {"suspects": len(found), "marked": self.counts.marked, "run_id": self._context.run_id}
         _log.info("ledgers of lost bookies were marked by the image, all ledgers are read now", extra=fields)

@@ -22,11 +22,13 @@ from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
 from bookie.metadata.tasks.decisions import Verdict as Decided
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.run import RunKind, RunState
 from spark_jobs.image import files
 from spark_jobs.image.manifest import Manifest
 from spark_jobs.image.part import ImageFile, ImagePart
-from spark_jobs.runs.port import Phase, ProgressEvent
-from spark_jobs.runs.run import AuditResult, run_audit
+from spark_jobs.runs.gate import RunGate, Stop
+from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
+from spark_jobs.runs.run import AuditResult, run_audit, run_check
 from spark_jobs.settings import AuditSettings
 from tests.spark.audit_world import Place, closed, opened
 
@@ -166,6 +168,20 @@ def test_what_holds_marks_back_holds_the_image_too(spark: SparkSession, place: P
     result, first = audited(spark, place)
     assert (first, place.marked()) == (set(), {})
     assert "disabled" in result.summary.image.problem
+
+
+def test_a_run_that_is_stopped_marks_nothing_more_by_the_image(spark: SparkSession, place: Place) -> None:
+    place.audit(spark)
+    place.unregister("x:1")
+    gate = RunGate()
+
+    def stop(event: ProgressEvent) -> None:
+        if event.phase is Phase.IMAGE and event.total is not None:
+            gate.stop(Stop("an operator stopped it", RunState.CANCELLED))
+
+    with pytest.raises(RunStoppedError, match="an operator stopped it"):
+        run_check(spark, RunKind.BOOKIES, AuditSettings(place.uri, place.report_dir), stop, gate=gate)
+    assert place.marked() == {}
 
 
 @pytest.mark.parametrize(
