@@ -19,7 +19,7 @@ from tests.integration.clusters import connected, kill_bookies, start_cluster
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.spark,
-    pytest.mark.long,  # tests/spark/test_image.py finds the same defects
+    pytest.mark.long,  # tests/spark/test_ledger_image.py finds the same defects
     pytest.mark.usefixtures("quick_spark"),
 ]
 
