@@ -51,6 +51,12 @@ def kill_driver() -> bool:
     return True
 
 
+def java_pid() -> int | None:
+    """The id of the JVM that this process started for Spark; None: there is none, or it is ``spark-submit``'s own."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    return None if process is None else int(process.pid)
+
+
 LOOPBACK: Final = "127.0.0.1"
 TASK_ATTEMPTS: Final = 4
 """Spark's default on a cluster. A local master tries once by default: one lost connection would abort a run."""

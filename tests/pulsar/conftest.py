@@ -79,6 +79,19 @@ async def _broker(stack: AsyncExitStack, cluster: PulsarCluster) -> Broker:
     return broker
 
 
+async def _world(stack: AsyncExitStack, cluster: PulsarCluster, *, bookies: int) -> PulsarWorld:
+    """Bookies, the first of which has an HTTP API, and a broker."""
+    http_port = free_loopback_port(random.SystemRandom())
+    http = {
+        "httpServerEnabled": "true",
+        "httpServerPort": str(http_port),
+        "httpServerHost": "127.0.0.1",
+        "httpServerClass": "org.apache.bookkeeper.http.vertx.VertxHttpServer",
+    }
+    await asyncio.gather(cluster.add_bookies(1, extra=http), cluster.add_bookies(bookies - 1))
+    return PulsarWorld(cluster, await _broker(stack, cluster), http_port)
+
+
 @pytest.fixture(scope="session")
 def pulsar_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarWorld]:
     """Four bookies, the first of which has an HTTP API, and a broker."""
@@ -86,15 +99,7 @@ def pulsar_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarWor
 
     async def start() -> PulsarWorld:
         cluster = await _cluster(stack, tmp_path_factory.mktemp("pulsar"), PulsarCluster)
-        http_port = free_loopback_port(random.SystemRandom())
-        http = {
-            "httpServerEnabled": "true",
-            "httpServerPort": str(http_port),
-            "httpServerHost": "127.0.0.1",
-            "httpServerClass": "org.apache.bookkeeper.http.vertx.VertxHttpServer",
-        }
-        await asyncio.gather(cluster.add_bookies(1, extra=http), cluster.add_bookies(3))
-        return PulsarWorld(cluster, await _broker(stack, cluster), http_port)
+        return await _world(stack, cluster, bookies=4)
 
     try:
         yield asyncio.run(start())
@@ -104,11 +109,10 @@ def pulsar_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarWor
 
 @pytest.fixture
 async def native_world(tmp_path: Path) -> AsyncIterator[PulsarWorld]:
-    """Three bookies and a broker, with BookKeeper's driver."""
+    """Three bookies, the first of which has an HTTP API, and a broker, with BookKeeper's driver."""
     async with AsyncExitStack() as stack:
         cluster = await _cluster(stack, tmp_path / "native", NativePulsarCluster)
-        await cluster.add_bookies(3)
-        yield PulsarWorld(cluster, await _broker(stack, cluster), http_port=0)
+        yield await _world(stack, cluster, bookies=3)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -38,6 +38,9 @@ from tests.pulsar.cluster import NAMESPACE, Broker
 from tests.pulsar.world import PulsarWorld, Topic, load, pulsar_client
 from tests.sessions import LONG_SESSION_S, kill9
 from tests.worlds.admin_api import Reply, serving
+
+if TYPE_CHECKING:
+    import pulsar
 
 pytestmark = pytest.mark.pulsar
 
@@ -326,17 +329,24 @@ async def test_an_outage_of_all_bookies_that_outlasts_their_nodes_is_no_lost_clu
         assert await asyncio.to_thread(topic.read, messages) == topic.sent
 
 
+async def _busy_and_idle(messages: pulsar.Client, client: ConnectedBookKeeper, bookie: ApacheBookie) -> list[Topic]:
+    """Topics; the last one is idle, and its open ledger is on the bookie."""
+    topics, idle = [Topic.make(messages, "busy")], ""
+    while idle not in await open_topics(client, bookie):  # the writer of a busy one may leave the bookie by itself
+        assert len(topics) < TOPICS_MAX
+        topics.append(Topic.make(messages, f"idle-{len(topics)}"))  # only an idle one keeps its ledger open
+        await asyncio.to_thread(topics[-1].send, 20)
+        idle = f"persistent://{NAMESPACE}/{topics[-1].name}"
+    return topics
+
+
 async def test_a_bookie_is_made_read_only_drained_under_producers_by_unloading_its_topics_and_decommissioned(
     pulsar_world: PulsarWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     here, uri, bookie = pulsar_world, pulsar_world.cluster.metadata_uri, pulsar_world.cluster.bookies[0]
     with pulsar_client(here) as messages:
-        topics, idle = [Topic.make(messages, "busy")], ""
-        while idle not in await open_topics(client, bookie):  # the writer of a busy one may leave the bookie by itself
-            assert len(topics) < TOPICS_MAX
-            topics.append(Topic.make(messages, f"idle-{len(topics)}"))  # only an idle one keeps its ledger open
-            await asyncio.to_thread(topics[-1].send, 20)
-            idle = f"persistent://{NAMESPACE}/{topics[-1].name}"
+        topics = await _busy_and_idle(messages, client, bookie)
+        idle = f"persistent://{NAMESPACE}/{topics[-1].name}"
         replicator = await Replicator.start(uri, tmp_path / "replicator")
         words = ("drain", "start", bookie.bookie_id, "--yes", "--wait")
         with load(topics[:1]):
@@ -363,6 +373,31 @@ async def test_a_bookie_is_made_read_only_drained_under_producers_by_unloading_i
         for topic in topics:
             await asyncio.to_thread(topic.send, 3)
             assert await asyncio.to_thread(topic.read, messages) == topic.sent
+
+
+@pytest.mark.long
+async def test_a_bookie_with_bookkeepers_driver_is_drained_under_producers_and_decommissioned(
+    native_world: PulsarWorld, tmp_path: Path
+) -> None:
+    uri, bookie = native_world.cluster.metadata_uri, native_world.cluster.bookies[0]
+    async with await connect(uri) as ours:
+        with pulsar_client(native_world) as messages:
+            topics = await _busy_and_idle(messages, ours, bookie)
+            replicator = await Replicator.start(uri, tmp_path / "replicator")
+            words = ("drain", "start", bookie.bookie_id, "--yes", "--wait", "--pulsar-admin")
+            with load(topics[:1]):
+                drained = await bkheal(*words, native_world.broker.admin_url, uri=uri, deadline_s=PROGRAM_S)
+                assert drained.exit_code == 0, drained.printed + drained.errors
+            assert state_of(bookie.bookie_id, await ours.ports.registrations.list()) is BookieState.READ_ONLY
+            assert not any(bookie.bookie_id in named for named in (await members(ours)).values())
+            await replicator.stop()
+            await bookie.stop()
+            ended = await bkheal("decommission", bookie.bookie_id, "--yes", uri=uri)
+            assert ended.exit_code == 0, ended.errors
+            assert bookie.bookie_id not in await ours.ports.registrations.known()
+            for topic in topics:
+                await asyncio.to_thread(topic.send, 3)
+                assert await asyncio.to_thread(topic.read, messages) == topic.sent
 
 
 def _token(role: str, key: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The benchmark of the scan runs, and measures an audit that saw everything."""
+"""The benchmarks of audits run, and measure audits that saw everything."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from auditor.bench.references import ReferenceBench, measure
 from auditor.bench.scan_measurement import BenchSettings, run
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 
@@ -24,3 +25,14 @@ def test_figures_are_given_for_each_way_of_reading(
     )
     assert figures["ratio_to_get_async"]["get_async"] == 1.0
     assert len(figures["audit_warm_s"]) == 1
+
+
+def test_the_check_of_references_is_measured_beside_that_of_bookies(
+    spark: SparkSession, zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
+) -> None:
+    settings = ReferenceBench(zookeeper.connect_string, tmp_path, topics=21, bookies=5, warm_runs=1, root=fresh_root)
+    figures = measure(spark, settings)
+    assert (figures["ledgers"], figures["unreferenced"], figures["lost"]) == (210, 3, 1)
+    assert len(figures["references_warm_s"]) == len(figures["bookies_warm_s"]) == 1
+    assert all(figures[f"{kind}_peak_mib"]["driver_python"] > 0 for kind in ("bookies", "references"))
+    assert figures["ratio_to_bookies_check"] > 0

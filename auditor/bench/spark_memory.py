@@ -1,0 +1,86 @@
+"""The most memory that the processes of a local Spark session had, from the files that Linux keeps of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+_EACH_S: Final = 0.25
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_PROCESSES: Final = Path("/proc")
+
+
+class SparkMemory:
+    """Resident memory in MiB, sampled; a peak between two samples is not seen.
+
+    Args:
+        java_pid: Spark's Java machine, the parent of the Python workers. With a local master it is driver and executor.
+            None: this process did not start it, and it and the workers count as nothing.
+    """
+
+    def __init__(self, java_pid: int | None) -> None:
+        self._java_pid = java_pid
+        self._peaks = {"driver_python": 0, "java": 0, "python_workers": 0}
+
+    @contextmanager
+    def sampled(self) -> Iterator[None]:
+        """Sample as long as the context lasts."""
+        is_over = threading.Event()
+
+        def sample() -> None:
+            while not is_over.wait(_EACH_S):
+                self.sample()
+
+        thread = threading.Thread(target=sample, name="memory", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+            self.sample()
+
+    def sample(self) -> None:
+        """Look once."""
+        now = {"driver_python": _resident(os.getpid()), "java": 0, "python_workers": 0}
+        if self._java_pid is not None:
+            now["java"] = _resident(self._java_pid)
+            now["python_workers"] = sum(map(_resident, _descendants(self._java_pid)))
+        self._peaks = {name: max(self._peaks[name], size) for name, size in now.items()}
+
+    def peaks_mib(self) -> Mapping[str, int]:
+        """The driver's Python, the Java machine, and all Python workers together; shared pages count several times."""
+        return {name: size >> 20 for name, size in self._peaks.items()}
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int((_PROCESSES / str(pid) / "statm").read_text(encoding="ascii").split()[1]) * _PAGE
+    except OSError:  # it has ended
+        return 0
+
+
+def _descendants(pid: int) -> list[int]:
+    """The processes below one. Workers are started and ended all the time, so one may be missed."""
+    children: dict[int, list[int]] = {}
+    for process in _PROCESSES.iterdir():
+        if process.name.isdecimal():
+            children.setdefault(_parent(process), []).append(int(process.name))
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _parent(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+    except OSError:  # it has ended
+        return 0
