@@ -49,3 +49,17 @@ async def test_the_cookies_of_a_running_bookie_are_shown_and_compared(machine: M
     await CookieStore(machine.store, machine.cluster).delete(bookie, stored.version)
     checked = await bkheal_bookie(machine, "cookie", "verify", *where, exit_code=ExitCode.FAILED)
     assert checked["registered"] is False
+
+
+async def test_directories_are_erased_once_the_bookie_is_stopped_and_its_copies_are_given_up(machine: Machine) -> None:
+    where = ("--metadata-uri", f"zk+hierarchical://{machine.hosts}{machine.root}")
+    process, bookie = await machine.ready(port=0, bookie_id="erased")
+    refused = await bkheal_bookie(machine, "format", *where, "--yes", exit_code=ExitCode.FAILED)
+    assert "is in use" in refused["error"]
+    await process.stop()
+    refused = await bkheal_bookie(machine, "format", *where, "--yes", exit_code=ExitCode.FAILED)
+    assert "--delete-cookie" in refused["error"]
+    erased = await bkheal_bookie(machine, "format", *where, "--yes", "--delete-cookie")
+    assert (erased["bookie_id"], erased["cookie_deleted"], erased["lost"]["problem"]) == (bookie, True, None)
+    assert await CookieStore(machine.store, machine.cluster).read(bookie) is None
+    await machine.ready(port=0, bookie_id="erased")

@@ -69,8 +69,8 @@ def verify_cookies(
 
     The bookie may run. The instance id of the cluster is compared too, and the incarnation of directories of bkheal.
 
-    Exit codes: 0 all are equal, 1 they differ or ZooKeeper has no cookie of this bookie, 2 wrong usage, 3 the store did
-    not answer, 70 the cookie in ZooKeeper is damaged.
+    Exit codes: 0 all are equal, 1 they differ, or ZooKeeper has no cookie of this bookie or a damaged one, 2 wrong
+    usage, 3 the store did not answer.
 
     Example: `bkheal bookie cookie verify --journal-dir /journal --ledger-dir /ledgers`
     """
