@@ -39,7 +39,7 @@ from auditor.cli.configuration.settings import with_options
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.ledgers import ledger, log, simpletest
 from auditor.cli.output import print_error, print_line
-from auditor.cli.services import auditor, exporter, processes, stopped_bookie
+from auditor.cli.services import auditor, bookie_cookie, bookie_format, exporter, processes, stopped_bookie
 from bookie.metadata.access import VARIABLES, use_access
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
@@ -92,6 +92,8 @@ app.command("auditor")(auditor.auditor)
 app.command("exporter")(exporter.exporter)
 app.command("auditor-token")(remote.auditor_token)
 app.command("bookies")(bookies.bookies)
+stopped_bookie.bookie_app.add_typer(bookie_cookie.app, name="cookie")
+stopped_bookie.bookie_app.command("format")(bookie_format.format_directories)
 app.add_typer(stopped_bookie.bookie_app, name="bookie")
 app.command("replicator")(processes.replicator)
 app.command("simpletest")(simpletest.simpletest)

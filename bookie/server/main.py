@@ -22,6 +22,7 @@ from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster, open_cluster
+from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.own_state import claim_state_root
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
@@ -47,6 +48,7 @@ from bookie.server.metrics import COLLECTED, COLLECTION_HELD, LEDGERS, REGISTERE
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.settings import BookieSettings
 from bookie.server.upkeep.collector import Collector, CollectorReport, CollectorSettings
+from bookie.server.upkeep.damage_repair import DamageRepair
 from bookie.server.upkeep.disk_watch import DiskWatch, StalledDiskError, free_bytes, should_be_read_only
 from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
@@ -332,6 +334,8 @@ def _start_upkeep(
     context.run_until_the_end("disk watch", watch.run())
     context.run_until_the_end("drain watch", drain.run(watch.look))
     if settings.scrub_interval_s > 0:
+        ledgers = LedgerStore(metadata.store, metadata.cluster, context.rng)
+        repair = DamageRepair(ledgers, service, admission.bookie_id, admission.incarnation)
         scrubber = Scrubber(
             storage,
             disks.ledgers,
@@ -340,6 +344,7 @@ def _start_upkeep(
             clock,
             interval_s=settings.scrub_interval_s,
             bytes_per_s=settings.scrub_bytes_per_second,
+            repair=repair.repair,
         )
         context.run_until_the_end("scrubber", scrubber.run())
     if settings.collect_interval_s > 0:

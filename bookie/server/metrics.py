@@ -58,6 +58,7 @@ COLLECTION_HELD: Final = "bkheal_bookie_collection_held_ledgers"
 SCRUBBED_ENTRIES: Final = "bkheal_bookie_scrubbed_entries_total"
 SCRUBBED_BYTES: Final = "bkheal_bookie_scrubbed_bytes_total"
 DAMAGED: Final = "bkheal_bookie_damaged_entries"
+REPLACED: Final = "bkheal_bookie_replaced_entries_total"
 SCRUB_FINISHED: Final = "bkheal_bookie_scrub_finished_timestamp_seconds"
 SYNC_DURATION: Final = "bkheal_bookie_journal_sync_duration_seconds"
 
@@ -128,6 +129,7 @@ BOOKIE: Final = (
         "Damaged entries that the scrub found in its last pass, or so far in the present one",
         watch="it is above 0: the log names the entries; other copies are read instead",
     ),
+    Definition(REPLACED, _COUNTER, "Damaged entries that the scrub replaced by copies of other bookies"),
     Definition(SCRUB_FINISHED, _GAUGE, "When the last pass of the scrub ended; 0: none has ended"),
     Definition(
         SYNC_DURATION,

@@ -171,3 +171,21 @@ def test_a_position_that_is_none_is_wrong_usage(tmp_path: Path, position: str) -
     for name in ("journal", "ledgers"):
         (tmp_path / name).mkdir()
     assert call(tmp_path, "scrub", "--after", position).exit_code == ExitCode.USAGE
+
+
+def test_cookies_are_shown_for_people_and_a_missing_one_is_a_failure(home: Path) -> None:
+    shown = call(home, "cookie", "show")
+    assert shown.exit_code == ExitCode.OK
+    assert shown.stdout.count("  bookie id: bk1:3181\n") == 2
+    (home / "journal" / CURRENT / VERSION_FILE).unlink()
+    first, second = document(home, "cookie", "show", exit_code=ExitCode.FAILED)["items"]
+    assert (first["problem"], second["problem"]) == ("there is no file VERSION", None)
+
+
+def test_a_format_that_is_only_tried_prints_what_would_be_lost(home: Path) -> None:
+    before = files(home)
+    tried = call(home, "format", "--dry-run", "--metadata-uri", "zk+hierarchical://127.0.0.1:1/ledgers")
+    assert tried.exit_code == ExitCode.OK
+    assert "bookie bk1:3181" in tried.stderr
+    assert tried.stdout == "nothing was changed\n"
+    assert files(home) == before

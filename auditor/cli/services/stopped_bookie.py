@@ -35,7 +35,7 @@ LedgerDirOption = Annotated[Path, typer.Option(help="The bookie's ledger directo
 LedgerArgument = Annotated[int, typer.Argument(min=0, max=LEDGER_ID_MAX, metavar="LEDGER", help="A ledger id.")]
 _EXIT_CODES: Final = (
     "The bookie must be stopped; nothing is changed. Exit codes: 0 done, 1 these are not the directories of a bookie, "
-    "2 wrong usage, 70 the storage is damaged, or the bookie runs."
+    "or the bookie runs, 2 wrong usage, 70 the storage is damaged."
 )
 
 
@@ -156,8 +156,8 @@ def scrub(
     A damaged entry is never served: readers, recoveries and repairs take other copies, and a repair that meets it
     replaces it. With --bytes-max a scrub is done in parts: each prints where the next one goes on.
 
-    Exit codes: 0 nothing is damaged, 1 something is, 2 wrong usage, 70 the storage cannot be opened, or the bookie
-    runs.
+    Exit codes: 0 nothing is damaged, 1 something is, or the bookie runs, 2 wrong usage, 70 the storage cannot be
+    opened.
 
     Example: `bkheal bookie scrub --journal-dir /journal --ledger-dir /ledgers --bytes-max 100000000000`
     """
@@ -196,8 +196,8 @@ def rebuild_index(
     What is damaged in the entry logs is listed and left out. The directories need space for a second index. The index
     that was there is kept as `index.lost-…`; delete it when the bookie is whole.
 
-    Exit codes: 0 rebuilt, 1 refused (nothing was changed), 2 wrong usage, 70 a disk failed, or the bookie runs; it is
-    safe to try again.
+    Exit codes: 0 rebuilt, 1 refused, also while the bookie runs (nothing was changed), 2 wrong usage, 70 a disk failed;
+    it is safe to try again.
 
     Example: `bkheal bookie rebuild-index --journal-dir /journal --ledger-dir /ledgers`
     """

@@ -1,24 +1,26 @@
 """The background scrub of a running bookie: every entry in its logs is verified from time to time, and slowly.
 
-The invariant: a scrub only reads and reports. A damaged entry stays what it is, CORRUPT for every reader, so other
-copies are used; a repair that meets it replaces it. A pass goes on after a restart where it ended, to a minute.
+The invariant: a scrub itself only reads and reports. A damaged entry is offered to the repair of the bookie
+(``damage_repair``), which replaces it or leaves it as it is: CORRUPT for every reader, so other copies are used. A pass
+goes on after a restart where it ended, to a minute.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 from bookie.runtime.clock import Clock
 from bookie.runtime.telemetry.metrics import MetricSet
-from bookie.server.metrics import DAMAGED, SCRUB_FINISHED, SCRUBBED_BYTES, SCRUBBED_ENTRIES
+from bookie.server.metrics import DAMAGED, REPLACED, SCRUB_FINISHED, SCRUBBED_BYTES, SCRUBBED_ENTRIES
 from bookie.storage.port import Disk, DiskFullError
-from bookie.storage.scrubbing import ScrubStep
+from bookie.storage.scrubbing import DamagedEntry, ScrubStep
 from bookie.storage.store import LedgerStorage
 
 _log = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ _log = logging.getLogger(__name__)
 PROGRESS_FILE: Final = "scrub-progress"
 """In the ledger directory. It may be deleted: the pass begins again then."""
 START_S: Final = 60.0
-"""Before the first pass of a process, which has enough to do at its start."""
+"""Before the first pass of a process, which has enough to do at its start; a shorter interval counts instead."""
 _SAVE_S: Final = 60.0
 """Between two writes of the progress."""
 _RETRY_S: Final = 60.0
@@ -35,6 +37,11 @@ _LOOK_S: Final = 3600.0
 """The longest wait between two looks at the clock, which may jump."""
 _LOGGED_MAX: Final = 100
 """Damaged entries of one pass that are logged one by one."""
+REPAIRED_MAX: Final = 1000
+"""Damaged entries of one pass that are offered to the repair. A disk with more of them is failing."""
+
+Repair: TypeAlias = Callable[[Sequence[DamagedEntry]], Awaitable[int]]
+"""Replaces damaged entries if it can, and returns how many it did; see ``DamageRepair.repair``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,7 @@ class Scrubber:
         *,
         interval_s: float,
         bytes_per_s: float,
+        repair: Repair | None = None,
     ) -> None:
         """Do nothing yet.
 
@@ -81,6 +89,7 @@ class Scrubber:
             clock: time.
             interval_s: between the beginnings of two passes.
             bytes_per_s: the most that is read, on average.
+            repair: for damaged entries; None: they are only reported.
         """
         self._storage = storage
         self._disk = disk
@@ -88,15 +97,17 @@ class Scrubber:
         self._clock = clock
         self._interval_s = interval_s
         self._bytes_per_s = bytes_per_s
+        self._repair = repair
         self._entries = metrics.counter(SCRUBBED_ENTRIES)
         self._bytes = metrics.counter(SCRUBBED_BYTES)
         self._damaged = metrics.gauge(DAMAGED)
+        self._replaced = metrics.counter(REPLACED)
         self._finished = metrics.gauge(SCRUB_FINISHED)
 
     async def run(self) -> None:
         """Pass after pass; ends by cancellation alone."""
         progress: ScrubProgress | None = None
-        await self._clock.sleep(START_S)
+        await self._clock.sleep(min(START_S, self._interval_s))
         while True:
             try:
                 if progress is None:
@@ -119,6 +130,7 @@ class Scrubber:
         saved_s = self._clock.monotonic_s()
         async with aclosing(self._storage.scrub(progress.after)) as steps:
             async for step in steps:
+                await self._offer(step.damaged[: max(REPAIRED_MAX - progress.damaged, 0)])
                 progress = self._count(progress, step)
                 if self._clock.monotonic_s() - saved_s >= _SAVE_S:
                     await self._save(progress)
@@ -130,6 +142,10 @@ class Scrubber:
         level = logging.ERROR if progress.damaged else logging.INFO
         _log.log(level, "scrub ended", extra={"bookie_id": self._bookie, "damaged": progress.damaged})
         return progress
+
+    async def _offer(self, damaged: Sequence[DamagedEntry]) -> None:
+        if damaged and self._repair is not None:
+            self._replaced.inc(await self._repair(damaged))
 
     def _count(self, progress: ScrubProgress, step: ScrubStep) -> ScrubProgress:
         self._entries.inc(step.entries)

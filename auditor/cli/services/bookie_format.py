@@ -1,0 +1,123 @@
+"""``bkheal bookie format``: the directories of a stopped bookie become as new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from auditor.cli.cluster.changing import DryRunOption, YesOption, confirm
+from auditor.cli.output import OutputFormat, print_json, print_line, print_note
+from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.services.stopped_bookie import JournalDirOption, LedgerDirOption
+from bookie.model.errors import BkhealError
+from bookie.runtime.human import size
+
+if TYPE_CHECKING:
+    from bookie.server.joining.stopped import StoppedDisks
+
+
+def format_directories(
+    journal_dir: JournalDirOption,
+    ledger_dir: LedgerDirOption,
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+    may_delete_cookie: Annotated[
+        bool,
+        typer.Option("--delete-cookie", help="Delete the bookie's cookie in ZooKeeper as well.", show_default=False),
+    ] = False,
+    is_dry_run: DryRunOption = False,
+    is_sure: YesOption = False,
+) -> None:
+    """Erase the directories of a stopped bookie, so that they are as new. What would be lost is printed first.
+
+    As long as ZooKeeper has the bookie's cookie, the cluster expects its entries, and this is refused. The way without
+    a loss is a drain and then `bkheal decommission`, which deletes the cookie. --delete-cookie gives up the copies:
+    audits then mark the ledgers that name the bookie. If the bookie id is used again, it answers "unknown" for what it
+    held.
+
+    Exit codes: 0 erased, or there was nothing to erase, 1 refused (also while the bookie runs) or not confirmed, and
+    nothing was changed, 2 wrong usage, 3 the store did not answer, 70 a disk failed: call it again.
+
+    Example: `bkheal bookie format --journal-dir /journal --ledger-dir /ledgers`
+    """
+    document = run(
+        _format(
+            metadata_uri(uri, config),
+            journal_dir,
+            ledger_dir,
+            may_delete_cookie=may_delete_cookie,
+            is_dry_run=is_dry_run,
+            is_sure=is_sure,
+        )
+    )
+    if output is OutputFormat.JSON:
+        print_json("FormattedBookie", **document)
+    elif document["bookie_id"] is None:
+        print_line("the directories are empty: there is nothing to erase")
+    elif is_dry_run:
+        print_line("nothing was changed")
+    else:
+        cookie = ", and its cookie in ZooKeeper was deleted" if document["cookie_deleted"] else ""
+        print_line(f"the directories of bookie {document['bookie_id']} are empty now{cookie}")
+
+
+async def _format(
+    uri: str, journal_dir: Path, ledger_dir: Path, *, may_delete_cookie: bool, is_dry_run: bool, is_sure: bool
+) -> dict[str, Any]:
+    from bookie.metadata.cluster import open_cluster
+    from bookie.metadata.store.zookeeper import ZooKeeperStore
+    from bookie.metadata.uri import parse_uri
+    from bookie.server.joining.directories import CURRENT
+    from bookie.server.joining.formatting import erase, owner, release_cookie
+    from bookie.server.joining.stopped import stopped_disks
+
+    async with stopped_disks(journal_dir, ledger_dir) as disks:
+        cookie = owner(disks.directories)
+        if cookie is None:
+            return {"bookie_id": None, "lost": None, "cookie_deleted": False, "dry_run": is_dry_run}
+        lost = await _content(disks)
+        print_note(f"bookie {cookie.bookie_id} in {journal_dir} and {ledger_dir}: {_described(lost)}")
+        document = {"bookie_id": cookie.bookie_id, "lost": lost, "cookie_deleted": False, "dry_run": is_dry_run}
+        if is_dry_run:
+            return document
+        confirm("All of this is erased. Continue?", is_sure=is_sure)
+        parsed = parse_uri(uri)
+        store = await ZooKeeperStore.connect(parsed.hosts)
+        try:
+            cluster = await open_cluster(store, parsed)
+            document["cookie_deleted"] = await release_cookie(
+                store, cluster, cookie, disks.directories, may_delete=may_delete_cookie
+            )
+        finally:
+            await store.close()
+        await erase([(journal_dir / CURRENT, disks.journal), (ledger_dir / CURRENT, disks.ledgers)])
+        return document
+
+
+async def _content(disks: StoppedDisks) -> dict[str, Any]:
+    """How much the directories have; with a reason instead if their storage cannot be opened."""
+    from bookie.server.joining.stopped import stopped_storage
+
+    try:
+        async with stopped_storage(disks) as storage:
+            found = await storage.status()
+    except BkhealError as error:
+        return {"ledgers": None, "entry_log_bytes": None, "journal_records": None, "problem": str(error)}
+    return {
+        "ledgers": found.ledgers,
+        "entry_log_bytes": found.entry_log_bytes,
+        "journal_records": found.journal_records,
+        "problem": None,
+    }
+
+
+def _described(lost: dict[str, Any]) -> str:
+    if lost["problem"] is not None:
+        return f"how much they have is not known ({lost['problem']})"
+    return (
+        f"{lost['ledgers']} ledgers, {size(lost['entry_log_bytes'])} of entry logs, "
+        f"{lost['journal_records']} records in the journal alone"
+    )

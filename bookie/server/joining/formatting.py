@@ -1,0 +1,136 @@
+"""The erasing of a stopped bookie's directories, so that they are as new (``bkheal bookie format``).
+
+The invariant: a bookie never starts on directories that were erased in part. ``VERSION`` is deleted last, and nothing
+is deleted before the cookie is gone from ZooKeeper: without a cookie there, directories that have one, or have data,
+are refused (``identity``). After a crash, call it again.
+
+The history of incarnations stays. So if the bookie id is used again, what the erased disks held counts as unknown, and
+is marked for repair (R30).
+
+Source: docs/failure-model.md#identity-of-a-bookie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from bookie.metadata.bookies.cookies import Cookie, CookieStore, InvalidCookieError, decode_cookie
+from bookie.metadata.bookies.incarnations import Incarnations
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.port import MetadataStore
+from bookie.model.errors import PermanentError
+from bookie.server.joining.directories import VERSION_FILE, LocalDirectory
+from bookie.storage.port import Disk, DiskError
+
+_KEPT: Final = (VERSION_FILE, ".")
+"""Beginnings of names that stay until the end: the cookie, and the lock, which stays for good."""
+
+
+class FormatRefusedError(PermanentError):
+    """These directories must not be erased, or not yet. Nothing was changed."""
+
+
+def owner(directories: Sequence[LocalDirectory]) -> Cookie | None:
+    """The cookie that the directories have; None if they have neither a cookie nor data.
+
+    Raises:
+        FormatRefusedError: they belong to different bookies, or the bookie cannot be determined.
+    """
+    try:
+        cookies = [decode_cookie(directory.version) for directory in directories if directory.version is not None]
+    except InvalidCookieError as error:
+        raise FormatRefusedError(
+            f"a file VERSION is damaged, so it is not known whose directories these are: {error}"
+        ) from error
+    if not cookies:
+        if any(directory.has_data for directory in directories):
+            raise FormatRefusedError(
+                "there is data and no file VERSION, so it is not known whose directories these are"
+            )
+        return None
+    if any(cookie != cookies[0] for cookie in cookies):
+        raise FormatRefusedError("the directories belong to different bookies by their files VERSION")
+    return cookies[0]
+
+
+async def release_cookie(
+    store: MetadataStore,
+    cluster: Cluster,
+    cookie: Cookie,
+    directories: Sequence[LocalDirectory],
+    *,
+    may_delete: bool,
+) -> bool:
+    """Make sure that ZooKeeper has no cookie for these directories, and return whether one was deleted.
+
+    Args:
+        store: session with the cluster's ZooKeeper.
+        cluster: the cluster of the bookie.
+        cookie: of the directories.
+        directories: what they contain.
+        may_delete: whether the cookie may be deleted.
+
+    Raises:
+        FormatRefusedError: the directories are of another cluster; the bookie is registered; its cookie is that of
+            other disks; or there is one and ``may_delete`` is False.
+        CookieConflictError: the cookie was changed meanwhile.
+        InvalidCookieError: the cookie in ZooKeeper is damaged.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; nothing was erased.
+    """
+    bookie = cookie.bookie_id
+    if (cookie.instance_id or "") != (cluster.instance_id or ""):
+        raise FormatRefusedError(
+            f"the directories belong to the cluster with instance id {cookie.instance_id or '(none)'}, and the "
+            f"metadata URI names the one with {cluster.instance_id or '(none)'}"
+        )
+    stored = await CookieStore(store, cluster).read(bookie)
+    if stored is None:
+        return False
+    if bookie in (await Registrations(store, cluster).list()).registered:
+        raise FormatRefusedError(f"bookie {bookie} is registered: a process runs with this id")
+    if not may_delete:
+        raise FormatRefusedError(
+            f"ZooKeeper has a cookie of bookie {bookie}, so the cluster expects its entries: drain it and use `bkheal "
+            "decommission`, or give up its copies with --delete-cookie"
+        )
+    history = [incarnation.uuid for incarnation in await Incarnations(store, cluster.root).read(bookie)]
+    ours = {name for each in directories for name in (each.incarnation, each.pending, each.rebuilt_from)} - {None}
+    if stored.cookie != cookie or (history and history[-1] not in ours):
+        raise FormatRefusedError(f"the cookie of bookie {bookie} in ZooKeeper is that of other disks")
+    await CookieStore(store, cluster).delete(bookie, stored.version)
+    return True
+
+
+async def erase(currents: Sequence[tuple[Path, Disk]]) -> None:
+    """Delete everything in the ``current`` of each directory except for its lock; the cookies last.
+
+    Args:
+        currents: each directory, and the disk that holds its lock.
+
+    Raises:
+        DiskError: something could not be deleted. The bookie does not start on the rest; call it again.
+    """
+    for current, disk in currents:
+        await asyncio.to_thread(_delete_data, current)
+        await disk.sync_directory("")
+    for _, disk in currents:
+        await disk.unlink(VERSION_FILE)
+        await disk.sync_directory("")
+
+
+def _delete_data(current: Path) -> None:
+    try:
+        for path in sorted(current.iterdir()):
+            if path.name.startswith(_KEPT):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    except OSError as error:
+        raise DiskError(f"{current} cannot be erased completely: {error}") from error

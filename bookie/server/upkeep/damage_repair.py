@@ -1,0 +1,126 @@
+"""Damaged entries that a bookie fetches back from other bookies, in place.
+
+The invariant: an entry is replaced only by bytes that another member of its write set has served and that match the
+digest of the ledger, and only if the end of the ledger is final and not before the entry. So what is stored is the
+entry that was acknowledged (S3, S10), and no repair decides where a ledger ends. The bytes go through the same
+admission, journal and sync as a copy that a worker asks for (``bookie.server.copying``). What cannot be replaced stays
+CORRUPT, which is never "absent" (S6).
+
+Source: docs/failure-model.md#R103; S rules are defined in docs/invariants.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final
+
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.model.digest import digest_key, master_key
+from bookie.model.errors import BkhealError
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType, LedgerMetadata
+from bookie.storage.scrubbing import DamagedEntry
+from bookie.wire.handler import BookieHandler
+from bookie.wire.port import Status
+from bookie.wire.requests import Copy
+
+_log = logging.getLogger(__name__)
+
+_METADATA_S: Final = 10.0
+"""How long the metadata of a ledger may take."""
+
+
+def sources_of(metadata: LedgerMetadata, bookie: BookieId, entry_id: EntryId) -> tuple[BookieId, ...]:
+    """The other bookies that should have an entry of ``bookie``, in the order of reading; empty if none may be used.
+
+    None may be used if the ledger is not closed or ends before the entry, if ``bookie`` need not have the entry, or if
+    its digest verifies nothing or its key is not known.
+    """
+    last = metadata.last_entry_id
+    if not metadata.is_closed or last is None or entry_id > last or entry_id < metadata.fragments[0].first_entry_id:
+        return ()
+    if metadata.password is None or metadata.digest_type in (None, DigestType.DUMMY):
+        return ()
+    members = metadata.fragments[metadata.fragment_index(entry_id)].members
+    holders = [members[position] for position in metadata.stripe.write_set(entry_id)]
+    return tuple(holder for holder in holders if holder != bookie) if bookie in holders else ()
+
+
+class DamageRepair:
+    """Replaces the damaged entries of one bookie."""
+
+    def __init__(self, ledgers: LedgerStore, handler: BookieHandler, bookie: BookieId, incarnation: str) -> None:
+        """Prepare.
+
+        Args:
+            ledgers: metadata of the cluster.
+            handler: this bookie itself, which copies what it is asked to.
+            bookie: its id.
+            incarnation: of its disks.
+        """
+        self._ledgers = ledgers
+        self._handler = handler
+        self._bookie = bookie
+        self._incarnation = incarnation
+
+    async def repair(self, damaged: Sequence[DamagedEntry]) -> int:
+        """Fetch back what other bookies have, and return how many entries were replaced; the others are unchanged.
+
+        Each source has the deadline of a copy. Nothing is raised for an entry that cannot be replaced.
+
+        Args:
+            damaged: entries in the order of their ledgers, as a scrub finds them.
+        """
+        replaced = 0
+        for ledger_id, found in groupby(damaged, lambda each: each.ledger_id):
+            entry_ids = [each.entry_id for each in found]
+            metadata = await self._metadata(ledger_id)
+            if metadata is not None:
+                replaced += sum([await self._replace(ledger_id, metadata, entry_id) for entry_id in entry_ids])
+        return replaced
+
+    async def _metadata(self, ledger_id: LedgerId) -> LedgerMetadata | None:
+        try:
+            async with asyncio.timeout(_METADATA_S):
+                return (await self._ledgers.read(ledger_id)).metadata
+        except (BkhealError, TimeoutError) as error:  # deleted, unreadable, or no answer: nothing is replaced
+            _log.warning(
+                "damaged entries not replaced",
+                extra={"bookie_id": self._bookie, "ledger_id": ledger_id, "error": str(error) or "no answer in time"},
+            )
+            return None
+
+    async def _replace(self, ledger_id: LedgerId, metadata: LedgerMetadata, entry_id: EntryId) -> bool:
+        for source in sources_of(metadata, self._bookie, entry_id):
+            if await self._is_copied(ledger_id, metadata, entry_id, source):
+                _log.warning(
+                    "damaged entry replaced",
+                    extra={
+                        "bookie_id": self._bookie,
+                        "ledger_id": ledger_id,
+                        "entry_id": entry_id,
+                        "source": source,
+                    },
+                )
+                return True
+        return False
+
+    async def _is_copied(
+        self, ledger_id: LedgerId, metadata: LedgerMetadata, entry_id: EntryId, source: BookieId
+    ) -> bool:
+        assert metadata.password is not None
+        assert metadata.digest_type is not None
+        copy = Copy(
+            ledger_id,
+            [entry_id],
+            source,
+            master_key(metadata.password),
+            metadata.digest_type,
+            digest_key(metadata.digest_type, metadata.password),
+            self._incarnation,
+        )
+        reply = await self._handler.answer(self._incarnation, copy)
+        return reply.status is Status.OK and reply.covered == 1 and not reply.refusals

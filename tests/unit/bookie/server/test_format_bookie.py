@@ -1,0 +1,110 @@
+"""Erasing a bookie's directories: what is refused, and what a crash in the middle leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bookie.metadata.bookies.cookies import Cookie, CookieStore, encode_cookie
+from bookie.metadata.bookies.incarnations import Incarnations
+from bookie.metadata.bookies.registration import Registrations
+from bookie.model.ids import BookieId
+from bookie.server.joining.directories import CURRENT, INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role
+from bookie.server.joining.formatting import FormatRefusedError, erase, owner, release_cookie
+from bookie.storage.disks.files import FileDisk
+from bookie.storage.port import DiskError
+from tests.worlds.cluster import MemoryCluster, service_info
+
+US = BookieId("us:3181")
+
+
+def directories(cookie: Cookie | None, *, has_data: bool = True, incarnation: str = "uuid") -> list[LocalDirectory]:
+    version = None if cookie is None else encode_cookie(cookie)
+    return [LocalDirectory(role, "/d", version, incarnation, has_data=has_data) for role in Role]
+
+
+def test_the_owner_is_the_bookie_that_all_directories_name() -> None:
+    cookie = Cookie(US, ("/j",), ("/l",))
+    assert owner(directories(cookie)) == cookie
+    assert owner(directories(None, has_data=False)) is None
+    erased = replace(directories(cookie)[0], version=None, has_data=False)
+    assert owner([erased, directories(cookie)[1]]) == cookie  # a crash between the two cookies
+
+
+def test_directories_whose_owner_is_not_known_are_refused() -> None:
+    cookie = Cookie(US, ("/j",), ("/l",))
+    with pytest.raises(FormatRefusedError, match="no file VERSION"):
+        owner(directories(None))
+    with pytest.raises(FormatRefusedError, match="damaged"):
+        owner([replace(directories(cookie)[0], version=b"?")])
+    with pytest.raises(FormatRefusedError, match="different bookies"):
+        owner([*directories(cookie), *directories(replace(cookie, bookie_id=BookieId("other:1")))])
+
+
+async def joined(*, is_registered: bool = False) -> tuple[MemoryCluster, Cookie]:
+    world = await MemoryCluster().found()
+    cookie = Cookie(US, ("/j",), ("/l",), world.cluster.instance_id)
+    await Incarnations(world.store, world.cluster.root).record(US, "uuid", 1)
+    await CookieStore(world.store, world.cluster).create(cookie)
+    if is_registered:
+        registrations = Registrations(world.store, world.cluster)
+        await registrations.register(US, service_info("us"), is_read_only=False, takeover_deadline_s=1)
+    return world, cookie
+
+
+async def release(world: MemoryCluster, cookie: Cookie, *, incarnation: str = "uuid", may_delete: bool = True) -> bool:
+    found = directories(cookie, incarnation=incarnation)
+    return await release_cookie(world.store, world.cluster, cookie, found, may_delete=may_delete)
+
+
+async def test_the_cookie_is_deleted_only_if_that_is_allowed_and_the_history_stays() -> None:
+    world, cookie = await joined()
+    with pytest.raises(FormatRefusedError, match="--delete-cookie"):
+        await release(world, cookie, may_delete=False)
+    assert await CookieStore(world.store, world.cluster).read(US) is not None
+    assert await release(world, cookie)
+    assert await CookieStore(world.store, world.cluster).read(US) is None
+    assert not await release(world, cookie)
+    assert not await release(world, cookie, may_delete=False)
+    assert await Incarnations(world.store, world.cluster.root).read(US)
+
+
+async def test_a_cookie_of_a_registered_bookie_or_of_other_disks_or_clusters_is_never_deleted() -> None:
+    world, cookie = await joined()
+    for wrong in (replace(cookie, ledger_dirs=("/m",)), replace(cookie, instance_id="another")):
+        with pytest.raises(FormatRefusedError, match=r"other disks|another"):
+            await release(world, wrong)
+    with pytest.raises(FormatRefusedError, match="other disks"):
+        await release(world, cookie, incarnation="earlier")
+    assert await CookieStore(world.store, world.cluster).read(US) is not None
+    running, its_cookie = await joined(is_registered=True)
+    with pytest.raises(FormatRefusedError, match="is registered"):
+        await release(running, its_cookie)
+
+
+async def test_everything_but_the_lock_is_erased_and_the_cookies_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    currents = [tmp_path / name / CURRENT for name in ("journal", "ledgers")]
+    disks = [await FileDisk.acquire(current) for current in currents]
+    for current in currents:
+        (current / "index").mkdir()
+        (current / "index" / "file").write_text("data")
+        for name in (VERSION_FILE, INCARNATION_FILE, "1.log"):
+            (current / name).write_text("data")
+    pairs = list(zip(currents, disks, strict=True))
+    with monkeypatch.context() as failing:
+
+        def fail(path: Path) -> None:
+            raise OSError(5, "Input/output error")
+
+        failing.setattr("shutil.rmtree", fail)
+        with pytest.raises(DiskError, match="cannot be erased completely"):
+            await erase(pairs)
+    assert all((current / VERSION_FILE).exists() for current in currents)
+    await erase(pairs)
+    assert [[path.name for path in current.iterdir()] for current in currents] == [[".bkheal.lock"]] * 2
+    for disk in disks:
+        await disk.close()
