@@ -20,6 +20,7 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
+from spark_jobs.image_options import IMAGE_AGE_MAX_S, ImageAgeMax, ImageDir, WithImage, image_directory
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
 from spark_jobs.marking_options import (
     CriticalDelay,
@@ -152,6 +153,15 @@ class AuditSettings:
     history_mib: Annotated[int, Option("Size of each of these tables, MiB; its oldest days go first.", minimum=1)] = (
         HISTORY_MIB
     )
+
+    with_image: WithImage = True
+    image_dir: ImageDir = None
+    image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S
+
+    @property
+    def image_directory(self) -> Path | None:
+        """Where the image of ledger metadata is; None: there is none."""
+        return image_directory(self.report_dir, self.image_dir, has_image=self.with_image)
 
     @property
     def marking_rules(self) -> MarkingRules:

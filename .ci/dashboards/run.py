@@ -84,6 +84,12 @@ _FOUND = Row(
             {"{{kind}} {{reason}}": f"max by (kind, reason) (bkheal_audit_last_run_withdrawn_marks{{{_KIND}}}) > 0"},
             is_stacked=True,
         ),
+        Panel(
+            "Age of the image",
+            "Since when the image of ledger metadata was read that the last run wrote; empty if it wrote none.",
+            {"{{kind}}": f"time() - (max by (kind) (bkheal_audit_image_timestamp_seconds{{{_KIND}}}) > 0)"},
+            "s",
+        ),
     ),
 )
 _RUNS = Row(

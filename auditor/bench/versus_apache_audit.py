@@ -189,23 +189,27 @@ class _Site:
         return Tasks(len(found), digest.hexdigest())
 
     async def clear(self) -> None:
-        """Delete every task, and every node above it up to the tree's root."""
-        root = self.cluster.root
-        found = await UnderReplication(self.store, self.cluster, SystemClock()).list()
-        levels: dict[int, dict[str, None]] = {}
-        for task in found:
-            path = task_path(root, task.ledger_id)
-            for each in (path, *parents_of(path, tasks_path(root))):
-                levels.setdefault(each.count("/"), {})[each] = None
-        slots = asyncio.Semaphore(_DELETES_IN_FLIGHT)
+        await clear_tasks(self.store, self.cluster)
 
-        async def delete(batch: list[Any]) -> None:
-            async with slots:
-                await self.store.multi(batch)
 
-        for depth in sorted(levels, reverse=True):
-            deletes = [Delete(path, ANY_VERSION) for path in levels[depth]]
-            await all_or_first_error(delete(batch) for batch in batches(deletes))
+async def clear_tasks(store: MetadataStore, cluster: Cluster) -> None:
+    """Delete every task, and every node above it up to the tree's root."""
+    root = cluster.root
+    found = await UnderReplication(store, cluster, SystemClock()).list()
+    levels: dict[int, dict[str, None]] = {}
+    for task in found:
+        path = task_path(root, task.ledger_id)
+        for each in (path, *parents_of(path, tasks_path(root))):
+            levels.setdefault(each.count("/"), {})[each] = None
+    slots = asyncio.Semaphore(_DELETES_IN_FLIGHT)
+
+    async def delete(batch: list[Any]) -> None:
+        async with slots:
+            await store.multi(batch)
+
+    for depth in sorted(levels, reverse=True):
+        deletes = [Delete(path, ANY_VERSION) for path in levels[depth]]
+        await all_or_first_error(delete(batch) for batch in batches(deletes))
 
 
 async def fill(store: MetadataStore, ledgers: int, seed: int = 1) -> Cluster:

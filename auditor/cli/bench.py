@@ -114,6 +114,20 @@ def scan(
     _show("ScanBenchmark", run(measure(ledgers)), output)
 
 
+@app.command("audit")
+def audit(
+    ledgers: Annotated[int, typer.Option(min=100, max=10_000_000, help="Ledgers in the embedded ZooKeeper.")] = 100_000,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """The audit after the loss of one of 20 bookies: the first and the last mark, with the image and without it.
+
+    The same loss is audited both ways, and the tasks must be the same.
+    """
+    from auditor.bench.loss import run as measure
+
+    _show("LossBenchmark", run(measure(ledgers)), output)
+
+
 @app.command("cluster")
 def cluster(
     bookies: Annotated[int, typer.Option(min=5, max=100, help="Bookies, each a process.")] = 20,

@@ -14,9 +14,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from typing_extensions import override
+
 from auditor.api.control import NotLeaderError, ServiceStatus
 from auditor.exporter.settings import ExporterSettings
-from auditor.service.events import EventFanout
+from auditor.metrics.service_metrics import observe_detection
+from auditor.service.events import EventFanout, ServiceEvents
 from auditor.service.watch.bookie_watch import LOOK_INTERVAL_S, SETTLE_SESSIONS, BookieWatch, WatchPorts
 from auditor.service.watch.overview import CountsBacklog, Overview
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
@@ -25,11 +28,35 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.tasks.underreplication import UnderReplication
-from bookie.model.run import RunCause
+from bookie.model.run import RunCause, RunRecord
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.telemetry.metrics import MetricSet
 
 FRESH_S: Final = 4 * LOOK_INTERVAL_S
+
+
+class DetectionEvents(ServiceEvents):
+    """Counts how long losses took to be marked, by audits of other processes. See ``ServiceEvents``."""
+
+    def __init__(self, metrics: MetricSet) -> None:
+        self._metrics = metrics
+
+    @override
+    def leadership_changed(self, is_leader: bool) -> None:
+        pass
+
+    @override
+    def run_started(self, record: RunRecord) -> None:
+        pass
+
+    @override
+    def run_ended(self, record: RunRecord) -> None:
+        pass
+
+    @override
+    def loss_audited(self, seconds: float) -> None:
+        observe_detection(self._metrics, seconds)
 
 
 class Exporter:
@@ -43,6 +70,7 @@ class Exporter:
         cluster: Cluster,
         counter: CountsBacklog,
         clock: Clock,
+        events: ServiceEvents,
     ) -> None:
         self._settings = settings
         self._version = version
@@ -68,11 +96,12 @@ class Exporter:
                 lambda: False,  # nothing is noted, and no audit is started
                 _no_audit,
                 _no_audit_ended,
-                EventFanout(),
+                EventFanout([events]),
             ),
             missing_share_max=settings.missing_share_max,
             settle_s=SETTLE_SESSIONS * settings.session_timeout_s,
             rules=settings.marking_rules,
+            is_observer=True,
         )
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from auditor.api.control import ServiceStatus
-from auditor.exporter.exporter import Exporter
+from auditor.exporter.exporter import DetectionEvents, Exporter
 from auditor.exporter.settings import ExporterSettings
 from auditor.metrics.cluster_metrics import exporter_metrics
+from auditor.service.events import ServiceEvents
 from auditor.service.watch.backlog import CountsApart
 from bookie.metadata.cluster import Cluster, open_cluster
 from bookie.metadata.store.zookeeper import ZooKeeperStore
@@ -45,7 +46,7 @@ async def run_exporter(settings: ExporterSettings) -> int:
             assert http is not None
             _say(f"exporter metrics on {http.url}")
             with _stopping_on_signals(stop):
-                await _serve(settings, late, clock, stop)
+                await _serve(settings, late, DetectionEvents(metrics), clock, stop)
     except PermanentError as error:
         _log.error("exporter cannot go on", extra={"error": str(error)})
         return ExitCode.CONFIGURATION
@@ -55,7 +56,9 @@ async def run_exporter(settings: ExporterSettings) -> int:
     return ExitCode.OK
 
 
-async def _serve(settings: ExporterSettings, late: _LateExporter, clock: Clock, stop: asyncio.Event) -> None:
+async def _serve(
+    settings: ExporterSettings, late: _LateExporter, events: ServiceEvents, clock: Clock, stop: asyncio.Event
+) -> None:
     opened = await _opened(settings, clock, stop)
     if opened is None:
         return
@@ -63,7 +66,7 @@ async def _serve(settings: ExporterSettings, late: _LateExporter, clock: Clock, 
     counter = CountsApart(lambda stack: _session(settings, stack), clock, settings.topology_file)
     try:
         late.store = store
-        late.exporter = Exporter(settings, installed_version(), store, cluster, counter, clock)
+        late.exporter = Exporter(settings, installed_version(), store, cluster, counter, clock, events)
         _say("exporter ready")
         await late.exporter.run(stop)
     finally:

@@ -3,6 +3,8 @@
 The invariant: nothing is shown that was not read a short while ago. The alert rules take the maximum over all processes
 that show the cluster, so a stale figure of one process would hide the true one of another. What an auditor shows of
 itself (that it leads, its schedules) is left out: an exporter neither stands for election nor audits.
+The times of detection are an exception: they are counted from the start of the process, as by a leader, because audits
+of CronJobs note in ZooKeeper when they have dealt with a loss.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from auditor.api.control import ServiceStatus
-from auditor.metrics.definitions import BACKLOG, STATE
+from auditor.metrics.definitions import BACKLOG, DETECTION, STATE
 from auditor.metrics.service_metrics import families, state_values
 from bookie.runtime.clock import Clock
 from bookie.runtime.telemetry.metric_definitions import Definition
@@ -31,7 +33,7 @@ ReadStatus = Callable[[], ServiceStatus | None]
 
 def exporter_metrics(version: str, read: ReadStatus, clock: Clock) -> MetricSet:
     """The metrics of an exporter process."""
-    metrics = MetricSet(COMPONENT, version, ())
+    metrics = MetricSet(COMPONENT, version, (DETECTION,))
     metrics.registry.register(_ClusterCollector(read, clock))
     return metrics
 

@@ -49,6 +49,10 @@ FAILED_IN_A_ROW: Final = "bkheal_audit_failed_runs_in_a_row"
 LAST_HELD: Final = "bkheal_audit_last_run_held"
 LAST_HELD_BACK: Final = "bkheal_audit_last_run_held_back"
 LAST_WITHDRAWN: Final = "bkheal_audit_last_run_withdrawn_marks"
+LAST_IMAGE_MARKS: Final = "bkheal_audit_last_run_image_marks"
+IMAGE_READ: Final = "bkheal_audit_image_timestamp_seconds"
+IMAGE_LEDGERS: Final = "bkheal_audit_image_ledgers"
+IMAGE_BYTES: Final = "bkheal_audit_image_bytes"
 LAST_NAMESPACES: Final = "bkheal_audit_last_run_namespace_findings"
 HELD_BACK_BOOKIES: Final = "bkheal_held_back_bookies"
 WINDOWS: Final = "bkheal_maintenance_windows"
@@ -69,6 +73,7 @@ _COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.
 
 Labels = Mapping[str, tuple[str, ...]]
 _BY_KIND: Final[Labels] = {"kind": KINDS}
+_OF_BOOKIES: Final[Labels] = {"kind": (RunKind.BOOKIES.value,)}
 _BY_SEVERITY: Final[Labels] = {"severity": (*SEVERITIES, HEALTHY, UNREADABLE)}
 _REPAIRABLE: Final[Labels] = {
     "severity": tuple(severity for severity in SEVERITIES if severity not in ("lost", "no_live_copy"))
@@ -85,6 +90,15 @@ def _named(name: str, text: str, label: str, watch: str = "") -> Definition:
     return Definition(name, _GAUGE, text, {label: ()}, watch=watch, is_leader_only=True, is_free=True)
 
 
+DETECTION: Final = Definition(
+    TIME_TO_DETECT,
+    _HISTOGRAM,
+    "Time from a bookie first seen down to its ledgers being marked; contains the lost-bookie delay",
+    buckets=WAIT_BUCKETS_S,
+    watch="the 95th percentile exceeds the lost-bookie delay by more than an audit takes",
+)
+"""Counted by a leading auditor, and by an exporter."""
+
 EVENTS: Final = (
     Definition(
         LEADERSHIP_CHANGES,
@@ -100,13 +114,7 @@ EVENTS: Final = (
         watch="failed or partial increase, or held increases",
     ),
     Definition(DURATION, _HISTOGRAM, "Time of those runs", _BY_KIND, RUN_BUCKETS_S),
-    Definition(
-        TIME_TO_DETECT,
-        _HISTOGRAM,
-        "Time from a bookie first seen down to its ledgers being marked; contains the lost-bookie delay",
-        buckets=WAIT_BUCKETS_S,
-        watch="the 95th percentile exceeds the lost-bookie delay by more than an audit takes",
-    ),
+    DETECTION,
 )
 """What happens in one process, counted since its start."""
 
@@ -271,6 +279,19 @@ STATE: Final = (
         {"kind": KINDS, "reason": ENDED_REASONS},
         "it is not 0 run after run: no worker takes the marks of deleted ledgers",
     ),
+    _state(
+        LAST_IMAGE_MARKS,
+        "Ledgers of lost bookies that the last run marked by the image of ledger metadata, before it read all ledgers",
+        _OF_BOOKIES,
+    ),
+    _state(
+        IMAGE_READ,
+        "When the reading of the image began that the last run wrote, seconds since the epoch; 0: it wrote none",
+        _OF_BOOKIES,
+        "it is 0: the next reaction to a lost bookie may read all ledgers before its first mark",
+    ),
+    _state(IMAGE_LEDGERS, "Ledgers in the image that the last run wrote", _OF_BOOKIES),
+    _state(IMAGE_BYTES, "Size of the image that the last run wrote", _OF_BOOKIES),
     Definition(
         LAST_NAMESPACES,
         _GAUGE,
@@ -299,6 +320,10 @@ LAST_RUN: Final = frozenset(
         LAST_HELD,
         LAST_HELD_BACK,
         LAST_WITHDRAWN,
+        LAST_IMAGE_MARKS,
+        IMAGE_READ,
+        IMAGE_LEDGERS,
+        IMAGE_BYTES,
     }
 )
 """Those of them that one run alone has, and that a run outside the service exports. Those by namespace are not among

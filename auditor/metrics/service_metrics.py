@@ -78,7 +78,12 @@ class AuditorMetrics:
 
     def detected(self, seconds: float) -> None:
         """Note that the ledgers of a lost bookie are marked, ``seconds`` after it was first seen down."""
-        self.metrics.histogram(names.TIME_TO_DETECT).observe(max(0.0, seconds))
+        observe_detection(self.metrics, seconds)
+
+
+def observe_detection(metrics: MetricSet, seconds: float) -> None:
+    """Add a time of detection to the histogram that auditors and exporters have; a clock may have jumped back."""
+    metrics.histogram(names.TIME_TO_DETECT).observe(max(0.0, seconds))
 
 
 def result_of(record: RunRecord) -> str:
@@ -168,12 +173,25 @@ def last_run_values(record: RunRecord) -> dict[Key, float]:
         (names.LAST_HELD, kind): result_of(record) == "held",
         **{(names.LAST_HELD_BACK, kind, reason): count for reason, count in record.held_back.items()},
         **{(names.LAST_WITHDRAWN, kind, reason): count for reason, count in record.withdrawn.items()},
+        **_image_values(record),
         **{(names.LAST_FINDINGS, kind, _severity(name)): count for name, count in record.findings.items()},
         **{
             (names.LAST_NAMESPACES, kind, _severity(name), namespace): count
             for name, namespaces in record.namespaces.items()
             for namespace, count in namespaces.items()
         },
+    }
+
+
+def _image_values(record: RunRecord) -> dict[Key, float]:
+    image, kind = record.image, record.kind.value
+    if not image:
+        return {}
+    return {
+        (names.LAST_IMAGE_MARKS, kind): image.get("marked", 0),
+        (names.IMAGE_READ, kind): image.get("written_from_ms", 0) / 1000,
+        (names.IMAGE_LEDGERS, kind): image.get("written_ledgers", 0),
+        (names.IMAGE_BYTES, kind): image.get("written_bytes", 0),
     }
 
 

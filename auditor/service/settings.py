@@ -22,6 +22,7 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
+from spark_jobs.image_options import IMAGE_AGE_MAX_S, ImageAgeMax, ImageDir, WithImage
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
 from spark_jobs.marking_options import (
     CriticalDelay,
@@ -181,6 +182,9 @@ class ServiceSettings:
         HISTORY_MIB
     )
     runs_kept: Annotated[int, Option("Run records that are kept in ZooKeeper.", minimum=1, maximum=100_000)] = 200
+    with_image: WithImage = True
+    image_dir: ImageDir = None
+    image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S
     compat_metrics: Annotated[bool, Option("Also export the metric names of Apache's auditor.")] = False
 
     def __post_init__(self) -> None:

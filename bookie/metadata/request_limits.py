@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from bookie.metadata.port import (
@@ -25,6 +26,9 @@ _WITH_DATA: Final = (Create, SetData)
 PATH_BYTES_MAX: Final = 4096
 """bkheal's paths are shorter; this keeps a runaway name out of the request's size."""
 
+_KNOWN_PATHS: Final = 4096
+"""The same few paths are used several times while a ledger is repaired."""
+
 # What ZooKeeper's own client refuses: empty and relative parts, control characters, surrogates and private use.
 _PATH: Final = re.compile(r"/|(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]++)+")
 
@@ -35,8 +39,13 @@ def check_path(path: str) -> None:
     Raises:
         RequestRefusedError: any other text.
     """
-    if not _PATH.fullmatch(path) or len(path) > PATH_BYTES_MAX:
+    if not _is_path(path):
         raise RequestRefusedError(f"not a path of the metadata store: {path[:200]!r}")
+
+
+@lru_cache(_KNOWN_PATHS)
+def _is_path(path: str) -> bool:
+    return len(path) <= PATH_BYTES_MAX and _PATH.fullmatch(path) is not None
 
 
 def check_data(path: str, data: bytes) -> None:

@@ -111,6 +111,9 @@ class RunRecord:
     """Number of ledgers with findings of which nothing was marked yet, by reason."""
     withdrawn: Mapping[str, int] = field(default_factory=dict)
     """Number of marks that were deleted because their reason had ended, by ``Ended``."""
+    image: Mapping[str, int] = field(default_factory=dict)
+    """Of the image of ledger metadata: ``marked`` ledgers by the earlier one; ``written_from_ms`` (epoch milliseconds),
+    ``written_ledgers`` and ``written_bytes`` of the one that the run wrote, 0 if it wrote none."""
     namespaces: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Number of ledgers by severity name and namespace of Pulsar: of a bounded number of namespaces, and ``other``."""
     report: str = ""
@@ -159,6 +162,7 @@ class RunRecord:
             "tasks_changed": self.tasks_changed,
             "held_back": dict(self.held_back),
             "withdrawn": dict(self.withdrawn),
+            "image": dict(self.image),
             "report": self.report or None,
             "detail": self.detail or None,
             "paused_until": rfc3339_if_known(self.pause_ends_ms),

@@ -63,8 +63,9 @@ async def results_as_they_come(works: Iterable[Coroutine[Any, Any, T]], at_once:
     """
     waiting = iter(works)
     begun = list(itertools.islice(waiting, 2)) if at_once > 1 else []
-    if len(begun) == 1:  # the usual case, which needs no task
-        yield await begun[0]
+    if at_once > 1 and len(begun) < 2:  # the usual case, which needs no task
+        for work in begun:
+            yield await work
         return
     waiting = itertools.chain(begun, waiting)
     results: asyncio.Queue[T] = asyncio.Queue(at_once)

@@ -238,6 +238,28 @@ class EntryList(_message.Message):
     detail: str
     def __init__(self, availability: _Optional[bytes] = ..., is_last: _Optional[bool] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
+class ListLedgersRequest(_message.Message):
+    __slots__ = ("incarnation", "ledger_ids")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_IDS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    ledger_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, incarnation: _Optional[str] = ..., ledger_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LedgerLists(_message.Message):
+    __slots__ = ("lists",)
+    LISTS_FIELD_NUMBER: _ClassVar[int]
+    lists: _containers.RepeatedCompositeFieldContainer[LedgerList]
+    def __init__(self, lists: _Optional[_Iterable[_Union[LedgerList, _Mapping]]] = ...) -> None: ...
+
+class LedgerList(_message.Message):
+    __slots__ = ("ledger_id", "piece")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    piece: EntryList
+    def __init__(self, ledger_id: _Optional[int] = ..., piece: _Optional[_Union[EntryList, _Mapping]] = ...) -> None: ...
+
 class CopyRequest(_message.Message):
     __slots__ = ("incarnation", "ledger_id", "master_key", "entry_ids", "source", "digest", "digest_key")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]

@@ -74,6 +74,11 @@ class BookieStub:
                 request_serializer=bookie_dot_wire_dot_bookie__pb2.ListEntriesRequest.SerializeToString,
                 response_deserializer=bookie_dot_wire_dot_bookie__pb2.EntryList.FromString,
                 _registered_method=True)
+        self.ListLedgers = channel.unary_stream(
+                '/bkheal.bookie.v1.Bookie/ListLedgers',
+                request_serializer=bookie_dot_wire_dot_bookie__pb2.ListLedgersRequest.SerializeToString,
+                response_deserializer=bookie_dot_wire_dot_bookie__pb2.LedgerLists.FromString,
+                _registered_method=True)
         self.Copy = channel.unary_unary(
                 '/bkheal.bookie.v1.Bookie/Copy',
                 request_serializer=bookie_dot_wire_dot_bookie__pb2.CopyRequest.SerializeToString,
@@ -151,6 +156,14 @@ class BookieServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListLedgers(self, request, context):
+        """The same for several ledgers, whose pieces come in any order: those of each ledger are an answer of their own. At
+        most 64 ledgers, each named once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Copy(self, request, context):
         """Makes this bookie read entries of one ledger from another bookie, verify their digests, and store them as recovery
         adds are stored. The other bookie is found by its registration in this bookie's own cluster, so a request can name
@@ -209,6 +222,11 @@ def add_BookieServicer_to_server(servicer, server):
                     servicer.ListEntries,
                     request_deserializer=bookie_dot_wire_dot_bookie__pb2.ListEntriesRequest.FromString,
                     response_serializer=bookie_dot_wire_dot_bookie__pb2.EntryList.SerializeToString,
+            ),
+            'ListLedgers': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListLedgers,
+                    request_deserializer=bookie_dot_wire_dot_bookie__pb2.ListLedgersRequest.FromString,
+                    response_serializer=bookie_dot_wire_dot_bookie__pb2.LedgerLists.SerializeToString,
             ),
             'Copy': grpc.unary_unary_rpc_method_handler(
                     servicer.Copy,
@@ -437,6 +455,33 @@ class Bookie:
             '/bkheal.bookie.v1.Bookie/ListEntries',
             bookie_dot_wire_dot_bookie__pb2.ListEntriesRequest.SerializeToString,
             bookie_dot_wire_dot_bookie__pb2.EntryList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLedgers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/bkheal.bookie.v1.Bookie/ListLedgers',
+            bookie_dot_wire_dot_bookie__pb2.ListLedgersRequest.SerializeToString,
+            bookie_dot_wire_dot_bookie__pb2.LedgerLists.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,7 +6,7 @@ for other entries than asked) becomes a value or ``MalformedAnswerError``, never
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from operator import lt
 from typing import Final, cast
 
@@ -224,6 +224,21 @@ def list_to_wire(reply: ListReply) -> Iterator[pb.EntryList]:
     for piece in reply.entries.encoded() if reply.entries or reply.status is Status.OK else ():
         yield pb.EntryList(availability=piece)
     yield pb.EntryList(is_last=True, status=_TO_WIRE[reply.status], detail=reply.detail)
+
+
+def lists_to_wire(replies: Iterable[tuple[LedgerId, ListReply]]) -> Iterator[pb.LedgerLists]:
+    """Messages of the answer that lists several ledgers, each of about ``CHUNK_BYTES`` at most and a piece more."""
+    lists: list[pb.LedgerList] = []
+    size = 0
+    for ledger_id, reply in replies:
+        for piece in list_to_wire(reply):
+            lists.append(pb.LedgerList(ledger_id=ledger_id, piece=piece))
+            size += len(piece.availability)
+            if size > CHUNK_BYTES:
+                yield pb.LedgerLists(lists=lists)
+                lists, size = [], 0
+    if lists:
+        yield pb.LedgerLists(lists=lists)
 
 
 def list_from_wire(pieces: Sequence[bytes], last: pb.EntryList) -> Generator[None, None, ListReply]:

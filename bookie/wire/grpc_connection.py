@@ -11,7 +11,7 @@ from typing import Final, assert_never, cast
 import grpc
 import grpc.aio
 
-from bookie.model.ids import EntryId
+from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.waiting import in_turns
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
@@ -30,6 +30,7 @@ from bookie.wire.grpc_codec import (
     status_from_wire,
     write_lac_from_wire,
 )
+from bookie.wire.joint_lists import CUT_SHORT, JointLists
 from bookie.wire.port import READ_BYTES_MAX, EntryResult, ListReply, ReadReply, Reply, ReplyT, Request, Status
 from bookie.wire.requests import (
     AnyRequest,
@@ -46,7 +47,6 @@ from bookie.wire.requests import (
 )
 from bookie.wire.resolver import BookieAddress
 
-_CUT_SHORT: Final = "the answer was cut short"
 _WAIT_S_MAX: Final = 3600.0
 """Longest wait that a request asks for; bookies answer far earlier."""
 
@@ -59,6 +59,7 @@ class Connection:
         self._channel = open_channel(address, credentials)
         self._stub = rpc.BookieStub(self._channel)  # type: ignore[no-untyped-call]  # generated without types
         self.adds = AddStream(self._stub.Add, address.incarnation)
+        self._lists = JointLists(self._stub.ListLedgers, address.incarnation, self._list_alone)
 
     async def ask(self, request: Request[ReplyT], results: list[EntryResult], timeout_s: float) -> ReplyT:
         """Make a request. A long poll that is given up gives its place at the bookie back.
@@ -95,7 +96,7 @@ class Connection:
                 hint.explicit_lac = request.explicit
                 return write_lac_from_wire(await stub.WriteLac(hint, timeout=timeout_s))
             case ListEntries():
-                return await self._list_entries(request, timeout_s)
+                return await self._lists.list(request.ledger_id, timeout_s)
             case Copy():
                 message = copy_to_wire(request, incarnation_for(request, to))
                 return copied_from_wire(await stub.Copy(message, timeout=timeout_s), request.entry_ids)
@@ -125,13 +126,13 @@ class Connection:
         finally:
             call.cancel()
         if last is None or not last.is_last:
-            return ReadReply(Status.UNREACHABLE, tuple(results), _CUT_SHORT)
+            return ReadReply(Status.UNREACHABLE, tuple(results), CUT_SHORT)
         if last.status == pb.STATUS_OK and entry_ids and not results:
             raise MalformedAnswerError("an OK answer to a read covers no entry")
         return ReadReply(status_from_wire(last.status), tuple(results), last.detail)
 
-    async def _list_entries(self, asked: ListEntries, timeout_s: float) -> ListReply:
-        request = pb.ListEntriesRequest(incarnation=self.address.incarnation, ledger_id=asked.ledger_id)
+    async def _list_alone(self, ledger_id: LedgerId, timeout_s: float) -> ListReply:
+        request = pb.ListEntriesRequest(incarnation=self.address.incarnation, ledger_id=ledger_id)
         call = self._stub.ListEntries(request, timeout=timeout_s)
         pieces: list[bytes] = []
         last: pb.EntryList | None = None
@@ -142,7 +143,7 @@ class Connection:
         finally:
             call.cancel()
         if last is None or not last.is_last:
-            return ListReply(Status.UNREACHABLE, detail=_CUT_SHORT)
+            return ListReply(Status.UNREACHABLE, detail=CUT_SHORT)
         return await in_turns(list_from_wire(pieces, last))
 
     async def close(self) -> None:

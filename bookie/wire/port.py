@@ -23,6 +23,8 @@ BATCH_ENTRIES_MAX: Final = 1024
 READ_ENTRIES_MAX: Final = 4096
 READ_BYTES_MAX: Final = 8 << 20
 """Bound of one read's answer; the rest is asked for again."""
+LIST_LEDGERS_MAX: Final = 64
+"""Ledgers whose lists one call may ask for."""
 
 _NO_ENTRIES: Final = EntryRuns(())
 

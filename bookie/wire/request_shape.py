@@ -14,12 +14,13 @@ from typing import Final
 from bookie.model.digest import DIGEST_KEY_SIZE
 from bookie.model.ids import LEDGER_ID_MAX, NO_ENTRY, EntryId, InvalidIdError, LedgerId, bookie_id
 from bookie.model.metadata import DigestType
-from bookie.model.packet import DamagedEntry, packet_ids
-from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, AddBatch
+from bookie.model.packet import HEADER_SIZE
+from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, LIST_LEDGERS_MAX, READ_ENTRIES_MAX, AddBatch
 from bookie.wire.requests import Copy
 
-_LAC_IDS: Final = struct.Struct(">qq")
-_LAC_PACKET_BYTES_MAX: Final = _LAC_IDS.size + 20
+_IDS: Final = struct.Struct(">qq")
+"""Ledger and entry at the start of an entry; ledger and last add confirmed at that of a LAC."""
+_LAC_PACKET_BYTES_MAX: Final = _IDS.size + 20
 """With the longest digest."""
 _MASTER_KEY_BYTES_MAX: Final = 4096
 
@@ -38,14 +39,19 @@ def batch_ids_problem(batch: AddBatch) -> str | None:
     """Return what is wrong with a batch's ledger id, its master key or the ids in its entries' headers."""
     if (problem := ledger_problem(batch.ledger_id, batch.master_key)) is not None:
         return problem
-    for entry in batch.entries:
-        try:
-            ledger_id, entry_id = packet_ids(entry)
-        except DamagedEntry as error:
-            return str(error)
+    if (shortest := min(map(len, batch.entries), default=HEADER_SIZE)) < HEADER_SIZE:
+        return f"entry of {shortest} bytes, shorter than its header"
+    for ledger_id, entry_id in map(_IDS.unpack_from, batch.entries):
         if ledger_id != batch.ledger_id or entry_id < 0:
             return f"entry {entry_id} of ledger {ledger_id} in a batch for ledger {batch.ledger_id}"
     return None
+
+
+def ledgers_problem(ledger_ids: Sequence[LedgerId]) -> str | None:
+    """Return what is wrong with the ledgers of a request for several lists; each one's id is checked by itself."""
+    if not 0 < len(ledger_ids) <= LIST_LEDGERS_MAX:
+        return f"{len(ledger_ids)} ledgers, 1 to {LIST_LEDGERS_MAX} are allowed"
+    return None if len(set(ledger_ids)) == len(ledger_ids) else "a ledger is named twice"
 
 
 def ledger_problem(ledger_id: LedgerId, master_key: bytes = b"") -> str | None:
@@ -90,9 +96,9 @@ def beyond_problem(beyond: EntryId) -> str | None:
 
 def explicit_lac(ledger_id: LedgerId, packet: bytes) -> int | str:
     """Return the last add confirmed in an explicit LAC packet, unverified; or what is wrong with the packet."""
-    if not _LAC_IDS.size <= len(packet) <= _LAC_PACKET_BYTES_MAX:
-        return f"explicit LAC of {len(packet)} bytes, allowed are {_LAC_IDS.size} to {_LAC_PACKET_BYTES_MAX}"
-    found_ledger, lac = _LAC_IDS.unpack_from(packet)
+    if not _IDS.size <= len(packet) <= _LAC_PACKET_BYTES_MAX:
+        return f"explicit LAC of {len(packet)} bytes, allowed are {_IDS.size} to {_LAC_PACKET_BYTES_MAX}"
+    found_ledger, lac = _IDS.unpack_from(packet)
     if found_ledger != ledger_id:
         return f"explicit LAC of ledger {found_ledger}, sent to ledger {ledger_id}"
     return int(lac) if lac >= 0 else f"not an entry id: {lac}"

@@ -14,10 +14,12 @@ Chunks may arrive in any order, because an add replaces an entry with the same i
 Each lane takes the next chunk, reads it, and sends it, so that reading and storing overlap, and several sources are
 read at the same time. So one position is copied in ranges side by side, and installed by one write of the metadata. A
 lane asks whether the copy may continue before it reads and before it sends, after each wait that may be long: for a
-place, for memory, for holders that do not answer, and for the rate (S7, R94). ``Places`` bounds the chunks on their
-way to one bookie. ``ByteBudget`` bounds the memory: a lane holds the largest possible answer before it asks, and the
-true size from the answer until the last target has acknowledged it (R43). A pause before entries are asked for again
-holds neither. ``Pace`` bounds the bytes and requests per second; every attempt at every target counts.
+place, for memory, for holders that do not answer, and for the rate (S7, R94). Lanes run ahead of a chunk that takes
+long only by ``AHEAD_BYTES_MAX`` (``receiver``), because an interruption costs what was copied after it again (R44).
+``Places`` bounds the chunks on their way to one bookie. ``ByteBudget`` bounds the memory: a lane holds the largest
+possible answer before it asks, and the true size from the answer until the last target has acknowledged it (R43). A
+pause before entries are asked for again holds neither. ``Pace`` bounds the bytes and requests per second; every attempt
+at every target counts.
 
 A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so a hopeless position is
 not copied again and again (R38). After a crash or an early stop, the target has entries that no metadata names. They
@@ -211,6 +213,8 @@ class _CopyRun:
         self._corrupt: list[CorruptCopy] = []
         self._is_interrupted = False
         self._error: BkhealError | None = None
+        self._chunks_under_way = 0
+        self._chunk_ended = asyncio.Event()
 
     def _receiver(self, copy: PositionCopy, ledger: Versioned) -> Receiver:
         copier, bookie = self._copier, copy.step.target
@@ -231,9 +235,12 @@ class _CopyRun:
     async def run(self) -> list[CopyOutcome]:
         most = max(each.step.entry_count for each in self._receivers)
         lanes = min(LANES_MAX, 1 + most // self._chunk_entries())
-        async with asyncio.TaskGroup() as group:
-            for _ in range(lanes):
-                group.create_task(self._lane())
+        if lanes == 1:  # a small ledger, which needs no task of its own
+            await self._lane()
+        else:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(lanes):
+                    group.create_task(self._lane())
         if self._error is not None:
             raise self._error
         return [self._outcome(each) for each in self._receivers]
@@ -260,7 +267,22 @@ class _CopyRun:
             self._turn += 1
             for each in receivers_of(chunk):
                 each.take(self._turn, chunk)
-            await self._copy_chunk(chunk, self._turn)
+            self._chunks_under_way += 1
+            try:
+                await self._copy_chunk(chunk, self._turn)
+            finally:
+                self._chunks_under_way -= 1
+                self._chunk_ended.set()
+            await self._wait_for_others()
+
+    async def _wait_for_others(self) -> None:
+        """Wait for the chunk that keeps the record of the progress back, if much was copied after it (R44).
+
+        That chunk ends: its lane waits for nothing here, and its reads, sends and pauses are bounded.
+        """
+        while self._chunks_under_way and not self._is_over() and any(each.is_far_ahead for each in self._receivers):
+            self._chunk_ended.clear()
+            await self._chunk_ended.wait()
 
     async def _goes_on(self) -> bool:
         try:

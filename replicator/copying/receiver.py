@@ -21,6 +21,8 @@ from replicator.plan.steps import CopyPosition
 
 REPORTED_MAX: Final = 100
 """Unreadable entries kept with their answers; beyond it they are only counted."""
+AHEAD_BYTES_MAX: Final = 64 << 20
+"""As much is copied between two records of the progress (``repair.reservation_holder``)."""
 
 NOTHING_HELD: Final = EntryRuns(())
 
@@ -62,6 +64,8 @@ class Receiver:
         """Exclusive end of the chunks that lanes have taken."""
         self._waiting: dict[int, EntryId] = {}
         """The first entry of each chunk under way that is not acknowledged yet, by the chunk's number."""
+        self._bytes_at_take: dict[int, int] = {}
+        """What was acknowledged when each of these chunks was taken."""
         self._noted_bytes = 0
         self._holders = [frozenset(copy.step.holders(start)) for start in range(len(copy.step.sources))]
 
@@ -70,8 +74,19 @@ class Receiver:
         """Whether it gets what is read from now on."""
         return self.failure is None and not self.unreadable_count
 
+    @property
+    def is_far_ahead(self) -> bool:
+        """Whether so much was acknowledged after the first chunk under way was taken that it should be waited for.
+
+        Progress is recorded up to the first entry that is not acknowledged, so an interruption costs all of this again.
+        """
+        first = next(iter(self._waiting), None)
+        ahead_bytes = 0 if first is None else self.target.bytes - self._bytes_at_take[first]
+        return self.is_active and ahead_bytes >= AHEAD_BYTES_MAX
+
     def take(self, turn: int, chunk: Needs) -> None:
         """Note that a lane has taken a chunk of which this receiver needs a part. Chunks are taken in their order."""
+        self._bytes_at_take[turn] = self.target.bytes
         self._waiting[turn] = next(entry_id for entry_id, who in chunk.items() if self in who)
         self._taken_end = EntryId(next(entry_id for entry_id in reversed(chunk) if self in chunk[entry_id]) + 1)
 
@@ -83,6 +98,7 @@ class Receiver:
         """
         if first_waiting is None:
             self._waiting.pop(turn, None)
+            self._bytes_at_take.pop(turn, None)
         else:
             self._waiting[turn] = first_waiting
         end = EntryId(min((*self._waiting.values(), self._taken_end)))

@@ -128,6 +128,10 @@ class Recent:
         """
         return await self._disabled.get()
 
+    def kept_switch(self) -> bool | None:
+        """What ``is_disabled`` would return without a request; None if it would read."""
+        return self._disabled.kept()
+
     async def incarnation(self, bookie: BookieId) -> str | None:
         """The incarnation that a bookie is registered with; None if it is not registered.
 

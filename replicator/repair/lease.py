@@ -112,6 +112,8 @@ class Lease:
         """
         if not await self.wait_connected():
             return False
+        if (known := self._ports.recent.kept_switch()) is not None:  # else each chunk would pay for the retries
+            return not known
         is_disabled = self._ports.recent.is_disabled
         return not await retry_transient(is_disabled, _PATIENCE, self._ports.clock, self._ports.rng)
 

@@ -8,7 +8,7 @@ damaged ledger never stops a scan.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Final
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.ledger_schema import FRAGMENT_TYPE, LEDGER_FIELDS, SUMMARY_FIELD, ledger_schema
 from spark_jobs.datasource.owner_columns import OwnerColumns
 from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
+from spark_jobs.image.part import ImagePart
 
 _KNOWN_MEMBERS_MAX: Final = 100_000
 """Far more bookies than any cluster has; a bound against metadata that names a new one each time."""
@@ -37,8 +38,21 @@ _Row = tuple[
 class LedgerColumns:
     """Collects ledgers and gives them out as record batches. Not shared between threads."""
 
-    def __init__(self, live_bookies: frozenset[str] | None = None, *, is_summarized: bool = False) -> None:
-        """With ``live_bookies``, readable ledgers that name no other bookie are counted and left out."""
+    def __init__(
+        self,
+        live_bookies: frozenset[str] | None = None,
+        *,
+        is_summarized: bool = False,
+        image: ImagePart | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            live_bookies: readable ledgers that name no other bookie are counted and left out; None: none is.
+            is_summarized: whether a row of counts is taken at the end.
+            image: also receives every readable ledger, and its files are in the row of counts.
+        """
+        self._image = image
         self.counts = ScanCounts()
         self.is_summarized = is_summarized
         self._live = None if live_bookies is None else frozenset(filter(_is_bookie_id, live_bookies))
@@ -55,8 +69,10 @@ class LedgerColumns:
     def add(self, ledger_id: int, data: bytes) -> None:
         """Take one ledger's metadata. Bytes that cannot be read become a row with an error."""
         if self._healthy is not None and (healthy := self._healthy.look(data)) is not None:
-            state, members = healthy
+            state, write_quorum, ack_quorum, members = healthy
             self.counts.add(state, (members,))
+            if self._image is not None:
+                self._image.add(ledger_id, state, len(members), write_quorum, ack_quorum, members)
             return
         message = usual_message(data)
         if message is None or not self._add_usual(ledger_id, message):
@@ -82,7 +98,9 @@ class LedgerColumns:
     def take_summary(self) -> pa.RecordBatch:
         """Return the row of counts at the end of a partition; nothing may be added after it."""
         nulls = [pa.nulls(1, field.type) for field in LEDGER_FIELDS]
-        return self._batch([*nulls, pa.array([self.counts.summary()], SUMMARY_FIELD.type)], 1)
+        image = None if self._image is None else self._image.finish()
+        summary = {**self.counts.summary(), "image": image}
+        return self._batch([*nulls, pa.array([summary], SUMMARY_FIELD.type)], 1)
 
     def _add_usual(self, ledger_id: int, message: LedgerMetadataFormat) -> bool:
         """Take a message whose fragments keep the rules too; False, and nothing done, for any other."""
@@ -105,7 +123,7 @@ class LedgerColumns:
         if not starts:
             return False
         state = message.state
-        self.counts.add(state, ensembles)
+        self._count(ledger_id, (state, size, message.quorumSize, message.ackQuorumSize), ensembles)
         if is_returned:
             last_entry_id, length = (message.lastEntryId, message.length) if state == _CLOSED else (None, None)
             self._append(
@@ -139,7 +157,8 @@ class LedgerColumns:
             self._known_members.clear()
         self._known_members |= metadata.members()
         ensembles = [fragment.members for fragment in metadata.fragments]
-        self.counts.add(metadata.state.value, ensembles)
+        shape = (metadata.state.value, metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+        self._count(ledger_id, shape, ensembles)
         if self._live is None or not metadata.members() <= self._live:
             self._append(
                 (
@@ -159,6 +178,13 @@ class LedgerColumns:
             )
             if metadata.custom:
                 self._owners.add(len(self._rows) - 1, metadata.custom)
+
+    def _count(self, ledger_id: int, shape: tuple[int, int, int, int], ensembles: Sequence[Sequence[str]]) -> None:
+        """Count a ledger of this state, ensemble size, write quorum and ack quorum."""
+        self.counts.add(shape[0], ensembles)
+        if self._image is not None:
+            members = ensembles[0] if len(ensembles) == 1 else tuple(chain.from_iterable(ensembles))
+            self._image.add(ledger_id, *shape, members)
 
     def _append(self, row: _Row, starts: Sequence[int], ensembles: Sequence[Sequence[str]]) -> None:
         self._rows.append(row)

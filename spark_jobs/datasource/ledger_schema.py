@@ -19,7 +19,9 @@ SUMMARY_DDL: Final = """
         parents: array<struct<path: string, planned: bigint, listed: bigint>>,
         ledgers: bigint, fragments: bigint, unreadable: bigint, vanished: bigint, skipped: bigint, returned: bigint,
         open: bigint, in_recovery: bigint, closed: bigint,
-        bookies: array<struct<bookie_id: string, ledgers: bigint, fragments: bigint>>>
+        bookies: array<struct<bookie_id: string, ledgers: bigint, fragments: bigint>>,
+        image: struct<
+            files: array<struct<name: string, rows: bigint, bytes: bigint, footer_crc32: bigint>>, problem: string>>
 """
 
 
@@ -48,6 +50,8 @@ LEDGER_FIELDS: Final = [
 ]
 _PARENT_TYPE: Final = pa.struct([pa.field("path", pa.string()), *_longs("planned", "listed")])
 _BOOKIE_TYPE: Final = pa.struct([pa.field("bookie_id", pa.string()), *_longs("ledgers", "fragments")])
+_IMAGE_FILE_TYPE: Final = pa.struct([pa.field("name", pa.string()), *_longs("rows", "bytes", "footer_crc32")])
+_IMAGE_TYPE: Final = pa.struct([pa.field("files", _list(_IMAGE_FILE_TYPE)), pa.field("problem", pa.string())])
 SUMMARY_FIELD: Final = pa.field(
     "summary",
     pa.struct(
@@ -56,6 +60,7 @@ SUMMARY_FIELD: Final = pa.field(
             *_longs("ledgers", "fragments", "unreadable", "vanished", "skipped", "returned"),
             *_longs("open", "in_recovery", "closed"),
             pa.field("bookies", _list(_BOOKIE_TYPE)),
+            pa.field("image", _IMAGE_TYPE),
         ]
     ),
 )

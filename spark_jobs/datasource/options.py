@@ -28,6 +28,7 @@ LIVE_BOOKIES: Final = "live_bookies"
 WITH_SUMMARY: Final = "with_summary"
 PLAN: Final = "plan"
 CONNECT_TIMEOUT_S: Final = "connect_timeout_s"
+IMAGE_DIR: Final = "image_dir"
 
 _SECONDS_MAX: Final = 3600
 
@@ -56,6 +57,8 @@ class LedgerOptions:
     """How long each task tries to connect, before Spark tries the task again."""
     plan: tuple[LeafParent, ...] | None
     """The nodes to read, from a listing that the caller made; None: list them."""
+    image_dir: str | None = None
+    """Directory in which each partition writes its part of an image; its files are in ``summary``."""
 
     def is_wanted(self, ledger_id: int) -> bool:
         """Whether the ledger is in the range."""
@@ -84,6 +87,7 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
         is_summarized=options.get(WITH_SUMMARY, "false").lower() == "true",
         connect_timeout_s=seconds(options, CONNECT_TIMEOUT_S, settings.CONNECT_TIMEOUT_S),
         plan=_plan(options.get(PLAN)),
+        image_dir=options.get(IMAGE_DIR),
     )
 
 

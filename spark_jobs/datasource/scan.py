@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.image.part import ImagePart
 
 ROWS_MAX: Final = 10_000
 """Rows in a batch; Spark's own default."""
@@ -63,7 +65,8 @@ async def scan(
     Raises:
         StoreUnavailableError: no answer; nothing of this scan may be used.
     """
-    columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized)
+    image = None if options.image_dir is None else ImagePart(Path(options.image_dir))
+    columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized, image=image)
     listed = _listed(store, cluster, parents, options, columns.counts)
     async with aclosing(_batches(store, cluster, listed, columns, _paths)) as batches:
         async for batch in batches:
@@ -140,6 +143,18 @@ async def _read_ahead(
         await listed.aclose()
         for _, reading in ahead:
             await cancel(reading)
+
+
+async def read_metadata(
+    store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]
+) -> Sequence[bytes | str | None]:
+    """Read some ledgers as they are now: bytes, or None if the ledger was deleted, or why it may not be read.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    await store.sync(cluster.root)
+    return await _read(store, _each_path(cluster, ids))
 
 
 async def _read(store: MetadataStore, paths: Sequence[str]) -> Sequence[bytes | str | None]:

@@ -96,7 +96,7 @@ class LedgerSieve:
     def is_settled(self, data: bytes) -> bool:
         """Whether the ledger needs no second look; if so, it was counted."""
         if (healthy := self._healthy.look(data)) is not None:
-            state, members = healthy
+            state, _, _, members = healthy
             if state != _CLOSED:
                 return False
             self.counts.add(state, (members,))

@@ -43,8 +43,10 @@ class HealthyMetadata:
         self._members: dict[bytes, tuple[str, ...] | None] = {}
         """By the bytes of a fragment; None for one that this class does not judge."""
 
-    def look(self, data: bytes) -> tuple[int, tuple[str, ...]] | None:
-        """State and ensemble of a sound ledger of one fragment, on live bookies alone; None for any other."""
+    def look(self, data: bytes) -> tuple[int, int, int, tuple[str, ...]] | None:
+        """State, write quorum, ack quorum and ensemble of a sound ledger of one fragment, on live bookies alone; None
+        for any other.
+        """
         head = _HEAD.match(data)
         if head is None:
             return None
@@ -65,7 +67,7 @@ class HealthyMetadata:
             and ensemble_size >= write_quorum >= ack_quorum
             and password_size[0] == len(password)
         )
-        return (state[0], members) if is_sound else None
+        return (state[0], write_quorum[0], ack_quorum[0], members) if is_sound else None
 
     def _learn(self, fragment: bytes) -> tuple[str, ...] | None:
         if len(self._members) >= _KNOWN_MAX:

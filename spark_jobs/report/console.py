@@ -46,6 +46,8 @@ def _lines(summary: RunSummary) -> Iterator[str]:
     if summary.snapshot is not None:
         read = summary.snapshot
         yield f"snapshot    {read.ledgers} ledgers judged by it, {read.read_again + read.read_live} read in ZooKeeper"
+    if summary.image.marked:
+        yield f"image       {summary.image.marked} ledgers were marked by it before all ledgers were read"
     yield f"fragments   {counts.fragments}"
     yield f"unreadable  {counts.unreadable}"
     yield f"published   {published_text(summary.published)}"

@@ -23,6 +23,7 @@ from spark_jobs.report.summary import (
     AcceptedCounts,
     BookieCount,
     ClusterName,
+    ImageCounts,
     LedgerCounts,
     NamespaceCount,
     PlacementCounts,
@@ -99,8 +100,26 @@ def _summary(document: Mapping[str, Any]) -> RunSummary:
         references=_references(document.get("references")),
         accepted=_accepted(document["accepted"]) if "accepted" in document else AcceptedCounts(),
         impact=impact_from_json(document["impact"]) if "impact" in document else Impact(),
+        image=_image(document["image"]) if "image" in document else ImageCounts(),
         snapshot=None if document.get("snapshot") is None else _made(SnapshotCounts, document["snapshot"]),
     )
+
+
+def _image(item: Mapping[str, Any]) -> ImageCounts:
+    return _made(
+        ImageCounts,
+        item,
+        read_from_ms=_known_ms(item["read_from"]),
+        first_mark_ms=_known_ms(item["first_mark"]),
+        last_mark_ms=_known_ms(item["last_mark"]),
+        written_from_ms=_known_ms(item["written_from"]),
+        problem=_text(item["problem"] or ""),
+        write_problem=_text(item["write_problem"] or ""),
+    )
+
+
+def _known_ms(text: str | None) -> int:
+    return 0 if text is None else _epoch_ms(text)
 
 
 def _waiting(item: Mapping[str, Any]) -> WaitingBookie:

@@ -235,6 +235,29 @@ class SnapshotCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageCounts:
+    """What an audit did with the image of ledger metadata; times are epoch milliseconds."""
+
+    read_from_ms: int = 0
+    """When the reading of the image began that the run used; 0: it used none."""
+    suspects: int = 0
+    """Ledgers that were read first, as the image names a lost bookie for them."""
+    marked: int = 0
+    """Those of them that were marked before all ledgers were read."""
+    first_mark_ms: int = 0
+    """When the first of them was marked; 0: none was."""
+    last_mark_ms: int = 0
+    problem: str = ""
+    """Why the image was not used, or not to its end; empty: no reason, or no loss to react to."""
+    written_from_ms: int = 0
+    """When the reading of the image began that the run wrote; 0: it wrote none."""
+    written_ledgers: int = 0
+    written_bytes: int = 0
+    write_problem: str = ""
+    """Why the run wrote no image."""
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceCount:
     """Unreferenced ledgers of a namespace."""
 
@@ -295,6 +318,7 @@ __all__ = [
     "BookieCount",
     "ClusterName",
     "FindingSums",
+    "ImageCounts",
     "LedgerCounts",
     "NamespaceCount",
     "PlacementCounts",
@@ -377,6 +401,8 @@ class RunSummary:
     """What the findings mean for the topics of Pulsar."""
     snapshot: SnapshotCounts | None = None
     """If a snapshot was the source of metadata (kind ``bookies``)."""
+    image: ImageCounts = field(default_factory=ImageCounts)
+    """Kind ``bookies``."""
 
     @property
     def is_complete(self) -> bool:
@@ -452,6 +478,7 @@ class RunSummary:
             "accepted": asdict(self.accepted),
             "impact": self.impact.to_json(),
             "snapshot": None if self.snapshot is None else asdict(self.snapshot),
+            "image": _image(self.image),
         }
 
     def _fails(self, fail_on: FailOn) -> bool:
@@ -459,6 +486,21 @@ class RunSummary:
             return False
         is_bad = self.worst is not None and self.worst <= _THRESHOLDS[fail_on]
         return is_bad or self.counts.unreadable > 0
+
+
+def _image(image: ImageCounts) -> Mapping[str, Any]:
+    return {
+        "read_from": rfc3339_if_known(image.read_from_ms),
+        "suspects": image.suspects,
+        "marked": image.marked,
+        "first_mark": rfc3339_if_known(image.first_mark_ms),
+        "last_mark": rfc3339_if_known(image.last_mark_ms),
+        "problem": image.problem or None,
+        "written_from": rfc3339_if_known(image.written_from_ms),
+        "written_ledgers": image.written_ledgers,
+        "written_bytes": image.written_bytes,
+        "write_problem": image.write_problem or None,
+    }
 
 
 def _waiting(bookie: WaitingBookie) -> Mapping[str, Any]:

@@ -30,12 +30,21 @@ from spark_jobs.checks.accepted_losses import without_accepted
 from spark_jobs.checks.bookie_check import bookie_check_by_ledger
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.report import writing as report
-from spark_jobs.report.summary import AcceptedCounts, FindingSums, PublishOutcome, PublishResult, WorstLedger
+from spark_jobs.report.summary import (
+    AcceptedCounts,
+    FindingSums,
+    ImageCounts,
+    PublishOutcome,
+    PublishResult,
+    WorstLedger,
+)
 from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.accepted import AcceptedLosses, accepted_losses
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.held_back import DueOnly, held_back
+from spark_jobs.runs.image_marks import ImageMarks
+from spark_jobs.runs.image_upkeep import ImageUpkeep
 from spark_jobs.runs.ledger_scan import LedgerScan
 from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.lost_bookies import LostBookies
@@ -82,6 +91,8 @@ class BookieRun:
         """As of publishing."""
         self._live: AbstractSet[BookieId] = frozenset()
         """Bookies that the findings take to be there."""
+        self._image_marks: ImageMarks | None = None
+        self._image = ImageUpkeep(context)
 
     @property
     def critical_audited(self) -> Mapping[BookieId, Down]:
@@ -101,7 +112,11 @@ class BookieRun:
         Raises:
             MetadataReadAgainError: executors were lost with the metadata that they had read, each time.
         """
-        return with_one_reading(lambda: self._attempt(cookies))
+        try:
+            outcome = with_one_reading(lambda: self._attempt(cookies))
+        finally:
+            self._image.abandon()
+        return replace(outcome, image=self._image_counts())
 
     def _attempt(self, cookies: AbstractSet[BookieId]) -> Outcome:
         self._context.begin(Phase.PLAN)
@@ -110,6 +125,7 @@ class BookieRun:
         held = held_because(cookies | bookies.registered, bookies.registered, 0, None, limit)
         if held is not None:
             return Outcome(None, CheckResult(bookies), held)
+        self._mark_by_image(cookies, bookies)
         scan, scanned = self._scan(bookies)
         try:
             totals = scanned.totals
@@ -118,9 +134,33 @@ class BookieRun:
             listed = totals.ledgers + totals.unreadable
             held = held_because(known, scanned.bookies.registered, listed, earlier, limit)
             checked = self._check(scan, scanned, cookies) if held is None else CheckResult(scanned.bookies)
+            if held is None and not scanned.problems:
+                self._image.commit(scan.image, totals)  # after the marks, which it would delay
         finally:
             scan.release()
         return Outcome(scanned, checked, held)
+
+    def _mark_by_image(self, cookies: AbstractSet[BookieId], bookies: Bookies) -> None:
+        """Mark what an image names, once in a run that marks and reads all ledgers from ZooKeeper."""
+        settings = self._settings
+        is_without = settings.image_directory is None or settings.is_dry_run or settings.snapshot is not None
+        if is_without or self._image_marks is not None or not cookies - bookies.registered:
+            return
+        self._image_marks = ImageMarks(self._context)
+        self._context.begin(Phase.IMAGE)
+        self._image_marks.mark(cookies, bookies, self._lost_bookies(cookies, bookies.registered))
+
+    def _image_counts(self) -> ImageCounts:
+        counts = ImageCounts() if self._image_marks is None else self._image_marks.counts
+        counts = replace(counts, write_problem=self._image.problem)
+        if (written := self._image.written) is None:
+            return counts
+        return replace(
+            counts,
+            written_from_ms=written.read_from_ms,
+            written_ledgers=written.ledgers,
+            written_bytes=written.bytes,
+        )
 
     def _scan(self, before: Bookies) -> tuple[LedgerScan, ScanResult]:
         """Scan until no member of any ledger has left during the scan: the scan passed over its ledgers."""
@@ -140,7 +180,7 @@ class BookieRun:
 
     def _reading(self) -> Reading:
         file = self._settings.snapshot
-        return LiveReading(self._context) if file is None else SnapshotReading(self._context, file)
+        return LiveReading(self._context, self._image) if file is None else SnapshotReading(self._context, file)
 
     def _check(self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId]) -> CheckResult:
         bookies, decisions = scanned.bookies, self._cluster.accepted_losses()
@@ -154,6 +194,9 @@ class BookieRun:
         try:
             self.lost = self._lost_bookies(cookies, latest.registered)
             published = self._publish(judged)  # before the report: a full disk here must not stop repair there
+            if self._image_marks is not None:
+                changed = published.tasks_changed + self._image_marks.tasks_changed
+                published = replace(published, tasks_changed=changed)
             if not (scanned.problems or self._settings.is_dry_run) and published.outcome.is_all:
                 withdrawn = withdraw_ended(self._cluster, self._context.gate)
                 published = replace(published, withdrawn=withdrawn)

@@ -30,6 +30,7 @@ from bookie.runtime.clock import Clock
 from spark_jobs.connect import Connection, connected
 from spark_jobs.datasource.ledgers import leaf_parents
 from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.datasource.scan import read_metadata
 from spark_jobs.runs.publish import Marking, Publisher
 from spark_jobs.runs.withdrawal import Withdrawal, WithdrawalStep
 from spark_jobs.settings import CONNECT_TIMEOUT_S
@@ -65,6 +66,10 @@ class ClusterView:
     def count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
         """Ledgers directly under each of ``paths`` now."""
         return self._runner.run(self._count_ledgers(paths))
+
+    def ledger_data(self, ids: Sequence[LedgerId]) -> Sequence[bytes | str | None]:
+        """The metadata of ledgers as it is now; see ``read_metadata``."""
+        return self._runner.run(read_metadata(self._connection.store, self.cluster, ids))
 
     def bookies(self) -> Bookies:
         """The registered bookies, and which of them are being drained, no older than this call."""

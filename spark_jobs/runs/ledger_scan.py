@@ -6,7 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from pyspark import StorageLevel
@@ -20,6 +21,7 @@ from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs.datasource import options
 from spark_jobs.datasource.ledgers import NAME, READING
 from spark_jobs.datasource.partitions import LeafParent, partition_count
+from spark_jobs.image.part import ImageFile
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.spark_failures import READ_AGAIN, spark_failure
@@ -29,6 +31,15 @@ from spark_jobs.snapshot.errors import SnapshotError
 SUSPECTS_PER_PARTITION: Final = 50_000
 LEDGERS_PER_TASK: Final = 25_000
 """If the number of executors has no limit: about a second of reading, so that executors find work when they come."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageParts:
+    """What the readings that count wrote of an image."""
+
+    files: tuple[ImageFile, ...] = ()
+    problems: tuple[str, ...] = ()
+    """Why some files are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,7 @@ class LedgerScan:
     """
     totals: ScanTotals
     cached: tuple[DataFrame, ...]
+    image: ImageParts = field(default_factory=lambda: ImageParts())
 
     def release(self) -> None:
         """Free what Spark keeps of it."""
@@ -56,6 +68,7 @@ def scan_ledgers(
     plan: Sequence[LeafParent],
     live: AbstractSet[str] | None,
     ids: tuple[int, int] = (0, LEDGER_ID_MAX),
+    image_dir: Path | None = None,
 ) -> LedgerScan:
     """Read every ledger under ``plan`` once; when this returns, all of it has been read.
 
@@ -65,6 +78,7 @@ def scan_ledgers(
         plan: the nodes to read.
         live: ledgers on these bookies only are counted in the reader and go no further; None: all are kept.
         ids: lowest and highest ledger id to read; the others count as skipped.
+        image_dir: directory for the parts of an image, which all executors share; None: no image is written.
 
     Raises:
         StoreUnavailableError: the metadata store did not answer, also when asked again.
@@ -88,6 +102,8 @@ def scan_ledgers(
     if live is not None:
         # A name with a comma is no bookie id (docs/formats.md#registration), and must not make two bookies look alive.
         read = read.option(options.LIVE_BOOKIES, ",".join(sorted(bookie for bookie in live if "," not in bookie)))
+    if image_dir is not None:
+        read = read.option(options.IMAGE_DIR, str(image_dir.resolve()))
     return scan_of(collected(read.load(), settings))
 
 
@@ -100,6 +116,7 @@ class Collected:
     """The sum of the summaries."""
     readings: tuple[int, ...]
     """The numbers of the readings that left the rows; empty if the rows have none."""
+    image: ImageParts = field(default_factory=ImageParts)
 
 
 def scan_of(collected: Collected) -> LedgerScan:
@@ -108,7 +125,9 @@ def scan_of(collected: Collected) -> LedgerScan:
     suspects = _of_readings(cached, collected.readings)
     suspects = suspects.where(F.col("summary").isNull()).drop("summary", READING)
     # In one partition nothing has to be shuffled later, which for a few suspects is most of the time.
-    return LedgerScan(suspects.coalesce(1 + totals.returned // SUSPECTS_PER_PARTITION), totals, (cached,))
+    return LedgerScan(
+        suspects.coalesce(1 + totals.returned // SUSPECTS_PER_PARTITION), totals, (cached,), collected.image
+    )
 
 
 def collected(read: DataFrame, settings: AuditSettings) -> Collected:
@@ -135,13 +154,20 @@ def collected(read: DataFrame, settings: AuditSettings) -> Collected:
                 "Run the audit again once it answers"
             ) from error
         raise spark_failure(error, f"reading the ledgers of {uri}") from error
-    return Collected(cached, _totals(summaries), tuple(row[READING] for row in summaries if number))
+    readings = tuple(row[READING] for row in summaries if number)
+    return Collected(cached, _totals(summaries), readings, _image(summaries))
 
 
 def _of_readings(rows: DataFrame, readings: Sequence[int]) -> DataFrame:
     """The same rows, of which an action fails if one is of another reading than these."""
     is_same = F.when(F.col(READING).isin(*readings), F.lit(True))
     return rows.where(is_same.otherwise(F.raise_error(F.lit(READ_AGAIN)).cast("boolean")))
+
+
+def _image(summaries: Iterable[Row]) -> ImageParts:
+    parts = [summary["image"] for summary in summaries if summary["image"] is not None]
+    files = (ImageFile(**file.asDict()) for part in parts for file in part["files"])
+    return ImageParts(tuple(files), tuple(part["problem"] for part in parts if part["problem"]))
 
 
 def _totals(summaries: Iterable[Row]) -> ScanTotals:

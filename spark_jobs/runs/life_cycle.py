@@ -63,6 +63,7 @@ class RunOutcome:
     held_back: Mapping[str, int] = field(default_factory=dict)
     """See ``RunRecord``."""
     withdrawn: Mapping[str, int] = field(default_factory=dict)
+    image: Mapping[str, int] = field(default_factory=dict)
     namespaces: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def of_record(self) -> dict[str, Any]:
@@ -77,6 +78,7 @@ class RunOutcome:
             "tasks_changed": self.tasks_changed,
             "held_back": self.held_back,
             "withdrawn": self.withdrawn,
+            "image": self.image,
             "namespaces": self.namespaces,
             "report": self.report,
         }
@@ -108,8 +110,21 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "", *, na
         "" if why_no_report else str(report),
         dict(summary.published.held_back),
         dict(summary.published.withdrawn),
+        _image(summary),
         summary.impact.by_namespace(namespaces_max),
     )
+
+
+def _image(summary: RunSummary) -> Mapping[str, int]:
+    if summary.kind is not RunKind.BOOKIES:
+        return {}
+    image = summary.image
+    return {
+        "marked": image.marked,
+        "written_from_ms": image.written_from_ms,
+        "written_ledgers": image.written_ledgers,
+        "written_bytes": image.written_bytes,
+    }
 
 
 def outcome_of_error(error: BaseException, stop: Stop | None) -> RunOutcome:

@@ -17,6 +17,7 @@ from spark_jobs.report.summary import (
     BookieCount,
     ClusterName,
     FindingSums,
+    ImageCounts,
     LedgerCounts,
     PlacementCounts,
     PublishOutcome,
@@ -84,6 +85,7 @@ class Outcome:
     checked: CheckResult
     held_because: str | None = None
     """Why the brake holds."""
+    image: ImageCounts = field(default_factory=ImageCounts)
 
 
 def is_for_report(kind: RunKind, *, is_dry_run: bool) -> bool:
@@ -114,6 +116,7 @@ def assemble(run: RunName, cookies: AbstractSet[BookieId], outcome: Outcome) -> 
         references=checked.references,
         accepted=checked.accepted,
         snapshot=None if scanned is None else scanned.snapshot,
+        image=outcome.image,
     )
 
 

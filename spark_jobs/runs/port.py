@@ -62,6 +62,7 @@ class Phase(enum.Enum):
 
     WAIT = "waiting for the end of another run"
     PLAN = "planning"
+    IMAGE = "marking ledgers that the image names"
     SCAN = "reading ledger metadata"
     CHECK = "checking"
     ASK = "asking bookies"

@@ -10,6 +10,7 @@ from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.report.summary import SnapshotCounts
 from spark_jobs.runs.completeness import NO_TOTALS, problems, short_parents
 from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.image_upkeep import ImageUpkeep
 from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers
 from spark_jobs.runs.port import Phase
 
@@ -36,8 +37,10 @@ class LiveReading:
 
     counts: SnapshotCounts | None = None
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext, image: ImageUpkeep | None = None) -> None:
+        """With ``image``, each scan writes a new one, which is not committed yet."""
         self._context = context
+        self._image = image
         self._plan: Sequence[LeafParent] = ()
         self._totals = NO_TOTALS
 
@@ -45,8 +48,9 @@ class LiveReading:
         """Read every ledger once."""
         context = self._context
         self._plan = context.cluster.leaf_parents()
+        image_dir = None if self._image is None else self._image.begin()
         with context.tasks(Phase.SCAN):
-            scan = scan_ledgers(context.spark, context.settings, self._plan, live)
+            scan = scan_ledgers(context.spark, context.settings, self._plan, live, image_dir=image_dir)
         self._totals = scan.totals
         return scan
 

@@ -200,7 +200,7 @@ async def handshakes(
         ("no login", "v2", with_login, {}),
         ("TLS", "v3", with_login, tls),
         ("TLS", "v2", with_login, tls),
-        ("TLS if there is none", "v3", bare, tls),
+        ("TLS where there is none", "v3", bare, tls),
     ):
         name = f"{operation} {wire}"
         async with RecordingProxy(port) as proxy:

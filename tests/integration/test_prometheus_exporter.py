@@ -15,6 +15,7 @@ import pytest
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.runs.election import election_path, encode_vote
@@ -37,6 +38,7 @@ BOOKIES = 3
 SUM = "cluster:bkheal_underreplicated_ledgers:sum"
 DATA = ("BkhealBookiesLost", "BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
 HELD_BACK = ("BkhealMarksHeldBack", "BkhealMaintenanceEndsSoon")
+ELSEWHERE = BookieId("x1:1")
 AUDITORS = ("BkhealAuditorLeaderMissing", "BkhealAuditorNeverScraped", "BkhealClusterStateMissing")
 
 
@@ -78,6 +80,10 @@ async def test_with_cron_jobs_an_exporter_lets_every_alert_on_data_fire(tmp_path
             async with await launch_exporter(cluster.metadata_uri, tmp_path, prometheus):
                 await prometheus.until_fire("BkhealLedgersLost", "BkhealCronAuditStale")
                 await prometheus.until_clear(*AUDITORS, *DATA, *HELD_BACK)
+                down, began_ms = FirstSeenDown(store, LEDGERS_ROOT), SystemClock().epoch_ms() - 36_000_000
+                await down.reconcile(frozenset({ELSEWHERE}), began_ms)
+                await down.note_audited(ELSEWHERE, began_ms, began_ms + 36_000_000)
+                await prometheus.until_fire("BkhealDetectionSlow")
                 lost, now_ms = BookieId(cluster.bookies[0].bookie_id), SystemClock().epoch_ms()
                 window = Window(lost, (lost,), "me@host", now_ms, now_ms + 3_600_000)
                 await MaintenanceWindows(store, LEDGERS_ROOT).start(window)

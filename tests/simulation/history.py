@@ -178,6 +178,8 @@ class History:
         self._variation = variation
         self._scale = variation.scale
         self._profile = profile
+        self._racks = rng if profile.has_racks else None if variation.racks is None else random.Random(variation.racks)
+        """What decides about racks, if there are any. The other events of a history do not depend on this."""
         self.applications: list[SimClient] = []
         self._loop.run_until_complete(self._make(rng, trace))
         self.world: SimWorld
@@ -211,8 +213,8 @@ class History:
         count = rng.randint(*profile.bookies)
         world.collect_s = profile.collect_s * self._scale
         names = [f"b{number}" for number in range(count)]
-        if profile.has_racks:
-            self._build_racks([*names, *(f"b{count + number}" for number in range(profile.joins_max))])
+        if self._racks is not None:
+            self._build_racks([*names, *(f"b{count + number}" for number in range(profile.joins_max))], self._racks)
         await world.found(names)
         nemesis = Nemesis(world, profile, random.Random(rng.getrandbits(64)))
         world.on_event = nemesis.on_event
@@ -229,9 +231,9 @@ class History:
         trouble.cancel()
         await self._heal()
 
-    def _build_racks(self, names: Sequence[str]) -> None:
+    def _build_racks(self, names: Sequence[str], rng: random.Random) -> None:
         """Put bookies into a large and a small rack, or three. Only some auditors check placement."""
-        world, rng = self.world, self._rng
+        world = self.world
         large = len(names) - 3
         racks = (
             [at % 3 for at in range(len(names))] if rng.random() < 0.4 else [at >= large for at in range(len(names))]
@@ -240,7 +242,8 @@ class History:
             {name: location(f"/rack{int(rack)}") for name, rack in zip(names, racks, strict=True)}
         )
         world.marks_misplaced = rng.random() < 0.5
-        world.flip_share = 0.05
+        if self._profile.has_racks:
+            world.flip_share = 0.05
         world.trace.event("WORLD", f"racks: {dict(world.topology.locations)}, marks: {world.marks_misplaced}")
 
     def _start_applications(self, nemesis: Nemesis) -> list[asyncio.Task[None]]:
@@ -257,7 +260,7 @@ class History:
     def _application(self, name: str, nemesis: Nemesis) -> SimClient:
         client = self.world.client(name)
         client.use(self._variation.client(self._profile.add_timeout_s))
-        if self._profile.has_racks and self._rng.random() < 0.5:
+        if self._racks is not None and self._racks.random() < 0.5:
             client.place_by(self.world.placement())
         self.applications.append(client)
         nemesis.targets.append(client)

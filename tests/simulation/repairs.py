@@ -443,12 +443,13 @@ class _Watched:
         started_s = self._repairs.now_s()
         is_clear = not self._has_trouble()
         before, requests = self._copies_left(), self._client.store.requests
-        turns = self._turn_requests()
+        changes, turns = self._truth.registration_changes(), self._turn_requests()
         await self._refresh()
         self._listing_requests = self._client.store.requests - requests - (self._turn_requests() - turns)
         self._taken.clear()
         after = self._copies_left()
-        is_clear = is_clear and not self._has_trouble()
+        # After two changes the worker may have seen a state that is neither the first nor the last.
+        is_clear = is_clear and not self._has_trouble() and self._truth.registration_changes() <= changes + 1
         both = {key: _range(before[key], after[key]) for key in before.keys() & after.keys()} if is_clear else {}
         self._listed = _Listed(started_s, both)
         for ledger_id in after:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from replicator import worker
-from replicator.copying import copier
+from replicator.copying import copier, receiver
 from replicator.repair import execution, reservation_holder
 from tests.simulation.planting import swap
 
@@ -22,18 +22,20 @@ COPIES_AT_ONCE: Final = execution.FRAGMENTS_AT_ONCE
 
 
 def window_bytes(entry_bytes_max: int, positions: int) -> int:
-    """What one fault may cost again: what was copied since the last record, and what is under way.
+    """What one fault may cost again: what was copied since the last record, after a chunk that takes long, and what is
+    under way.
 
     ``positions``: the positions that are copied, at most.
     """
     chunks = min(COPIES_AT_ONCE, positions) * copier.LANES_MAX
-    return PROGRESS_BYTES + KEPT_BYTES_MIN + chunks * CHUNK_ENTRIES * entry_bytes_max
+    return 2 * PROGRESS_BYTES + KEPT_BYTES_MIN + chunks * CHUNK_ENTRIES * entry_bytes_max
 
 
 def use_small_windows(stack: ExitStack, *, has_small_budget: bool) -> None:
     """Replace the constants until ``stack`` is closed."""
     swap(stack, copier, "BATCH_ENTRIES_MAX", lambda _: CHUNK_ENTRIES)
     swap(stack, reservation_holder, "PROGRESS_BYTES", lambda _: PROGRESS_BYTES)
+    swap(stack, receiver, "AHEAD_BYTES_MAX", lambda _: PROGRESS_BYTES)
     swap(stack, reservation_holder, "KEPT_BYTES_MIN", lambda _: KEPT_BYTES_MIN)
     if has_small_budget:
         swap(stack, worker, "IN_FLIGHT_BYTES", lambda _: BUDGET_BYTES)

@@ -468,6 +468,11 @@ class Truth:
             names.update(self.cell.children(path).names if self.cell.stat(path) is not None else ())
         return frozenset(BookieId(name) for name in names if name != READ_ONLY)
 
+    def registration_changes(self) -> int:
+        """Registrations that appeared or vanished so far."""
+        stats = [self.cell.stat(available_path(ROOT, is_read_only=is_read_only)) for is_read_only in (False, True)]
+        return sum(stat.children_version for stat in stats if stat is not None)
+
     def _check_length(self, who: str, ledger_id: LedgerId, new: LedgerMetadata) -> None:
         truth = self.of(ledger_id)
         if not truth.payloads or new.last_entry_id is None:

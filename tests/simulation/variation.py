@@ -20,6 +20,10 @@ SLOW: Final = 8.0
 """How much slower a history with default settings is."""
 _URI: Final = "zk://simulated/ledgers"
 _PULLING_SHARE: Final = 0.3
+_RACKS_SHARE: Final = 0.3
+FIRST_WITH_RACKS: Final = 10_000_000_000
+"""Fresh seeds begin here. The corpus and the records of planted defects have smaller ones and were found without racks,
+so their histories stay as they were; of those, only the profile ``placement`` has racks."""
 
 SMALL_STORAGE: Final = StorageSettings(
     journal_batch_bytes=2048,
@@ -69,12 +73,14 @@ class Variation:
         bookies: which kind of bookies there are.
         auditors: how many auditors look at the cluster.
         is_pulling: whether workers let bkheal's bookies copy from each other.
+        racks: seed of the racks that the bookies are in; None: nothing is known of racks, unless the profile has them.
     """
 
     is_default: bool = False
     bookies: Bookies = Bookies.OURS
     auditors: int = 1
     is_pulling: bool = False
+    racks: int | None = None
 
     @property
     def scale(self) -> float:
@@ -110,7 +116,8 @@ class Variation:
     def __str__(self) -> str:
         settings = "default" if self.is_default else "small"
         copies = ", bookies copy from each other" if self.is_pulling else ""
-        return f"{settings} settings, bookies: {self.bookies.value}, auditors: {self.auditors}{copies}"
+        racks = "" if self.racks is None else ", racks"
+        return f"{settings} settings, bookies: {self.bookies.value}, auditors: {self.auditors}{copies}{racks}"
 
 
 def vary(seed: int, *, may_be_apache: bool) -> Variation:
@@ -120,4 +127,5 @@ def vary(seed: int, *, may_be_apache: bool) -> Variation:
     bookies = rng.choice((Bookies.OURS, Bookies.OURS, Bookies.MIXED, Bookies.APACHE, Bookies.APACHE))
     auditors = rng.choice((1, 1, 2, 3))
     is_pulling = rng.random() < _PULLING_SHARE
-    return Variation(is_default, bookies if may_be_apache else Bookies.OURS, auditors, is_pulling)
+    racks = rng.getrandbits(64) if seed >= FIRST_WITH_RACKS and rng.random() < _RACKS_SHARE else None
+    return Variation(is_default, bookies if may_be_apache else Bookies.OURS, auditors, is_pulling, racks)

@@ -118,6 +118,10 @@ _RUN: Final = _fields(
             "description": "Ledgers with findings that were not marked yet, by reason.",
         },
         "withdrawn": {**_map(_COUNT), "description": "Marks that were withdrawn, by what ended their reason."},
+        "image": {
+            **_map(_COUNT),
+            "description": "Of the image of ledger metadata: ledgers marked by it, and the one that the run wrote.",
+        },
         "report": _nullable(_TEXT),
         "detail": _nullable(_TEXT),
         "paused_until": {**_TIME, "description": "When a paused run goes on by itself."},
@@ -610,6 +614,18 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             ),
             "maintenance": _list(_WINDOW),
             "pauses": _list(_fields({"check": _one_of([kind.value for kind in RunKind]), "by": _TEXT, "until": _TIME})),
+            "image": _nullable(
+                _fields(
+                    {
+                        "run_id": _TEXT,
+                        "process": _TEXT,
+                        "read_from": _TIME,
+                        "age_seconds": _COUNT,
+                        "ledgers": _COUNT,
+                        "bytes": _COUNT,
+                    }
+                )
+            ),
         },
     ),
     "ChangeList": _document(

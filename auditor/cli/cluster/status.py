@@ -124,6 +124,10 @@ def lines(document: dict[str, Any]) -> list[str]:
         made.append(f"oldest      marked {duration(backlog['oldest_age_seconds'] * 1000)} ago")
     if backlog["ledgers"]:
         made.append(f"remaining   {_eta(backlog)}")
+    if (image := document["image"]) is not None:
+        age = duration(image["age_seconds"] * 1000)
+        by = printable(image["process"])
+        made.append(f"image       {image['ledgers']} ledgers, {size(image['bytes'])}, read {age} ago by {by}")
     for each in document["running"]:
         amount = f" {each['done']}/{each['total']}" if each["total"] else ""
         until = f" until {each['paused_until']}" if each["paused_until"] else ""

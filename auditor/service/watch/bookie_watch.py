@@ -105,7 +105,18 @@ class BookieWatch:
         missing_share_max: float,
         settle_s: float,
         rules: MarkingRules | None = None,
+        is_observer: bool = False,
     ) -> None:
+        """Prepare; ``run`` looks.
+
+        Args:
+            ports: what it works on.
+            missing_share_max: of the mass-loss brake, 0 to 1.
+            settle_s: how long bookies may take to return after an outage of the store.
+            rules: what holds marks back.
+            is_observer: report losses that other processes audit (``ServiceEvents.loss_audited``). A follower does not,
+                because its leader does.
+        """
         self._ports = ports
         self._missing_share_max = missing_share_max
         self._policies = MarkingPolicies(ports.store, ports.cluster, ports.tasks, rules)
@@ -121,6 +132,9 @@ class BookieWatch:
         self._watched_to = ""
         """Version of the registrations at the last look as leader; empty: there may have been a time without looks."""
         self._reopened: set[BookieId] = set()
+        self._is_observer = is_observer
+        self._observed: Mapping[BookieId, int] | None = None
+        """The losses that were audited before or have been reported, by their beginning; None: no look yet."""
         self._is_asked = False
         self._tried: frozenset[tuple[BookieId, bool]] = frozenset()
         self._next_try_s = 0.0
@@ -255,7 +269,10 @@ class BookieWatch:
     ) -> Mapping[BookieId, Down]:
         if not self._ports.is_leader():
             self._noted, self._watched_to = {}, ""
-            return await self._ports.down.read()
+            noted = await self._ports.down.read()
+            if self._is_observer:
+                self._observe(noted)
+            return noted
         noted = await self._reopen_unwatched(dict(await self._ports.down.reconcile(lost, now_ms)), version)
         for bookie in sorted(noted.keys() - self._noted.keys()):
             fields = {"bookie_id": bookie, "since_ms": noted[bookie].since_ms, "delay_s": switches.delay_s}
@@ -274,6 +291,20 @@ class BookieWatch:
         self._noted = noted
         self._reopened &= noted.keys()
         return noted
+
+    def _observe(self, noted: Mapping[BookieId, Down]) -> None:
+        """Report each loss once that was audited since the first look, even if a leader lets it be audited again."""
+        audited = {bookie: down.since_ms for bookie, down in noted.items() if down.audited_ms}
+        if self._observed is None:
+            self._observed = audited
+        reported = {
+            bookie: since_ms
+            for bookie, since_ms in self._observed.items()
+            if bookie in noted and noted[bookie].since_ms == since_ms
+        }
+        for bookie in audited.keys() - reported.keys():
+            self._ports.events.loss_audited((noted[bookie].audited_ms - noted[bookie].since_ms) / 1000)
+        self._observed = reported | audited
 
     async def _reopen_unwatched(self, noted: dict[BookieId, Down], version: str) -> dict[BookieId, Down]:
         """Bookies came or went without a leader: a lost one may have returned, got new ledgers, and be lost again."""

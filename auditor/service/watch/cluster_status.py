@@ -6,6 +6,7 @@ leader has that time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from auditor.operating.client import ClusterClient, Document
@@ -54,6 +55,7 @@ async def cluster_status(client: ClusterClient, look: RepairLook, rate: Rate) ->
     registered, known = await ports.registrations.list(), await ports.registrations.known()
     everyone = known | registered.registered
     runs, now_ms = Runs(client.store, root), ports.clock.epoch_ms()
+    recorded = await runs.list(_RUNS_READ)
     paused, windows = await runs.paused_kinds(now_ms), MaintenanceWindows(client.store, root)
     return {
         "ledgers_root": root,
@@ -87,9 +89,10 @@ async def cluster_status(client: ClusterClient, look: RepairLook, rate: Rate) ->
             "ledgers_per_second": rate.ledgers_per_s,
             "eta_seconds": rate.eta_s,
         },
-        "running": [_run(record) for record in await runs.list(_RUNS_READ) if not record.state.is_final],
+        "running": [_run(record) for record in recorded if not record.state.is_final],
         "maintenance": [window_document(window) for window in await windows.open_at(now_ms)],
         "pauses": [_pause(kind, pause) for kind, pause in paused.items()],
+        "image": _image(recorded, now_ms),
     }
 
 
@@ -103,6 +106,22 @@ async def _delay_s(client: ClusterClient) -> int | None:
 def _run(record: RunRecord) -> Document:
     fields = record.to_json()
     return {name: fields.get(name) for name in _RUN_FIELDS}
+
+
+def _image(recorded: Sequence[RunRecord], now_ms: int) -> Document | None:
+    """The image of ledger metadata that the newest of these runs wrote; None: none did."""
+    written = [record for record in recorded if record.image.get("written_from_ms")]
+    if not written:
+        return None
+    newest = max(written, key=lambda record: record.started_ms)
+    return {
+        "run_id": newest.run_id,
+        "process": newest.process,
+        "read_from": rfc3339_if_known(newest.image["written_from_ms"]),
+        "age_seconds": max(0, now_ms - newest.image["written_from_ms"]) // 1000,
+        "ledgers": newest.image.get("written_ledgers", 0),
+        "bytes": newest.image.get("written_bytes", 0),
+    }
 
 
 def _pause(kind: RunKind, pause: KindPause) -> Document:

@@ -16,7 +16,7 @@ from typing import Final
 
 from bookie.client.errors import NotEnoughBookiesError
 from bookie.client.placement.judge import EnsembleJudge
-from bookie.client.placement.search import FilledEnsemble, Search
+from bookie.client.placement.search import Search
 from bookie.model.ids import BookieId
 from bookie.model.spread import STANDARD, Adherence, PlacementPolicy, adherence
 from bookie.model.topology import Level, Topology, domain
@@ -82,7 +82,7 @@ class Placement:
         found = self._fill(members, write_quorum, usable, rng)
         if found is None:
             raise NotEnoughBookiesError(self._too_close(usable, ensemble_size, write_quorum))
-        return PlacedEnsemble(found.bookies, self.adherence(found.bookies, write_quorum))
+        return PlacedEnsemble(found, self.adherence(found, write_quorum))
 
     def ensemble(
         self,
@@ -149,7 +149,7 @@ class Placement:
                 slots[position] = None
             found = self._fill(slots, write_quorum, usable, rng)
             if found is not None:
-                return dict(zip(wanted, found.bookies, strict=True))
+                return dict(zip(wanted, found, strict=True))
             wanted.pop()  # strict: not all of them together
         return {}
 
@@ -188,11 +188,15 @@ class Placement:
 
     def _fill(
         self, slots: Sequence[BookieId | None], write_quorum: int, usable: Sequence[BookieId], rng: random.Random
-    ) -> FilledEnsemble | None:
+    ) -> tuple[BookieId, ...] | None:
+        """The bookies for the open positions; None if the policy is strict and cannot be kept."""
         places = [None if member is None else self.topology.location_of(member) for member in slots]
         order = [(bookie, self.topology.location_of(bookie)) for bookie in self._shuffled(usable, rng)]
+        if not self.policy.is_strict and len({place for _, place in order}) == 1:  # in one rack, all are alike
+            return tuple(bookie for bookie, _ in order[: places.count(None)])
         needs = self.policy.needs(min(write_quorum, len(slots)))
-        return Search(places, write_quorum, needs, order).run(is_strict=self.policy.is_strict)
+        found = Search(places, write_quorum, needs, order).run(is_strict=self.policy.is_strict)
+        return None if found is None else found.bookies
 
     def _shuffled(self, usable: Sequence[BookieId], rng: random.Random) -> list[BookieId]:
         """Weighted random order: each next one is drawn from the rest with its weight as the probability.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -15,6 +16,8 @@ from bookie.model.ids import BookieId
 PROTOCOL_GRPC: Final = "bookie-grpc"
 PROTOCOL_APACHE: Final = "bookie-rpc"
 PROTOCOL_HTTP: Final = "http"
+_KNOWN_MAX: Final = 1024
+"""Registrations that are kept decoded: a worker reads those of its targets again for each ledger."""
 PROPERTY_INCARNATION: Final = "bkheal.incarnation"
 PROPERTY_CAN_COPY: Final = "bkheal.copy"
 """Its value is "true" if the bookie copies entries from other bookies when it is asked to."""
@@ -74,6 +77,7 @@ def encode_service_info(info: ServiceInfo) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
+@lru_cache(_KNOWN_MAX)
 def decode_service_info(data: bytes, bookie: BookieId) -> ServiceInfo:
     """Read a registration node. An empty one means Apache's protocol at the address that the bookie's id is.
 

@@ -29,12 +29,14 @@ from bookie.wire.grpc_codec import (
     info_to_wire,
     lac_to_wire,
     list_to_wire,
+    lists_to_wire,
     read_last_to_wire,
     read_to_wire,
     write_lac_to_wire,
 )
 from bookie.wire.handler import BookieHandler
-from bookie.wire.port import AddBatch
+from bookie.wire.port import AddBatch, ListReply
+from bookie.wire.request_shape import ledgers_problem
 from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 
 AddContext = grpc.aio.ServicerContext[pb.AddRequest, pb.AddResponse]
@@ -123,6 +125,28 @@ class BookieServicer(rpc.BookieServicer):
         listing = ListEntries(LedgerId(request.ledger_id))
         for message in list_to_wire(await self._handler.answer(request.incarnation, listing)):
             yield message
+
+    async def ListLedgers(  # noqa: N802
+        self, request: pb.ListLedgersRequest, context: Context
+    ) -> AsyncIterator[pb.LedgerLists]:
+        """List ledgers side by side, and send each list as soon as it is complete."""
+        ledger_ids = [LedgerId(ledger_id) for ledger_id in request.ledger_ids]
+        if (problem := ledgers_problem(ledger_ids)) is not None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        running = {
+            guarded("list of a ledger", self._listed(request.incarnation, ledger_id)) for ledger_id in ledger_ids
+        }
+        try:
+            while running:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for message in lists_to_wire(task.result() for task in done):
+                    yield message
+        finally:
+            for task in running:
+                task.cancel()
+
+    async def _listed(self, incarnation: str, ledger_id: LedgerId) -> tuple[LedgerId, ListReply]:
+        return ledger_id, await self._handler.answer(incarnation, ListEntries(ledger_id))
 
     async def Copy(self, request: pb.CopyRequest, context: Context) -> pb.CopyResponse:  # noqa: N802
         """Copy from another bookie; the copies go on if the client disconnects."""

@@ -184,7 +184,8 @@ def closed(members: tuple[str, ...], last_entry_id: int = 9) -> bytes:
 def test_a_healthy_ledger_of_one_fragment_is_known_by_its_bytes(metadata: LedgerMetadata) -> None:
     metadata = replace(metadata, fragments=metadata.fragments[:1], custom=())
     healthy = HealthyMetadata(frozenset(BOOKIES))
-    expected = metadata.state.value, metadata.fragments[0].members
+    quorums = metadata.write_quorum, metadata.ack_quorum
+    expected = (metadata.state.value, *quorums, metadata.fragments[0].members)
     fits = len(metadata.password or b"") < 128 and sum(map(len, metadata.fragments[0].members)) < 100
     assert not fits or healthy.look(encode(metadata)) == expected
     assert HealthyMetadata(frozenset()).look(encode(metadata)) is None
@@ -229,7 +230,7 @@ def test_another_form_is_not_taken_for_a_healthy_ledger(what: bytes, by: bytes) 
     assert SOUND.count(what) == 1
     sound, other = delimited(SOUND), delimited(SOUND.replace(what, by))
     healthy = HealthyMetadata(frozenset("ab"))
-    assert healthy.look(sound) == (LedgerState.CLOSED.value, ("a", "b"))
+    assert healthy.look(sound) == (LedgerState.CLOSED.value, 2, 1, ("a", "b"))
     assert healthy.look(other) is None
     assert_like_reference([sound, other])
 

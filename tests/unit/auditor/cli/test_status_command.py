@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,22 @@ def test_everything_that_is_unusual_is_shown(cluster: CommandCluster) -> None:
     for line in ("recovery    DISABLED", "delay       600 s", "brake       HOLDS", "run         replicas (dry run)"):
         assert line in text
     assert "paused      the schedule of placement until" in text
+
+
+def test_the_newest_image_is_shown_with_its_age(cluster: CommandCluster) -> None:
+    assert shown("status")["image"] is None
+
+    async def prepare() -> None:
+        for number, written_ms in ((1, EPOCH_MS - 90_000_000), (2, EPOCH_MS - 60_000), (3, 0)):
+            image = {"marked": 0, "written_from_ms": written_ms, "written_ledgers": 70 + number, "written_bytes": 4_000}
+            run_id = f"20261120T10000{number}Z-0a1b2c"
+            run = RunRecord(run_id, RunKind.BOOKIES, RunCause.SCHEDULE, "me", "a/1", RunState.DONE, image=image)
+            await Runs(cluster.keeper, ROOT).write(replace(run, started_ms=EPOCH_MS + number))
+
+    asyncio.run(prepare())
+    image = shown("status")["image"]
+    assert (image["run_id"], image["ledgers"], image["age_seconds"]) == ("20261120T100002Z-0a1b2c", 72, 60)
+    assert "image       72 ledgers" in call("status").stdout
 
 
 def test_a_watch_prints_a_line_for_each_look(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:

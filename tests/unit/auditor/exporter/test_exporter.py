@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from auditor.exporter.exporter import FRESH_S, Exporter
+from auditor.exporter.exporter import FRESH_S, DetectionEvents, Exporter
 from auditor.exporter.settings import ExporterServerSettings, ExporterSettings
 from auditor.metrics import definitions as names
 from auditor.metrics.cluster_metrics import CLUSTER, exporter_metrics
@@ -61,8 +61,11 @@ class Watched:
 async def exporting(cluster: MemoryCluster, settings: ExporterSettings = SETTINGS) -> AsyncIterator[Watched]:
     store = cluster.session()
     counter = backlog_counter(store, cluster.cluster, cluster.clock)
-    exporter = Exporter(settings, "1", store, cluster.cluster, counter, cluster.clock)
-    watched = Watched(cluster, store, exporter_metrics("1", exporter.status, cluster.clock), exporter)
+    late: list[Exporter] = []
+    metrics = exporter_metrics("1", lambda: late[0].status(), cluster.clock)
+    exporter = Exporter(settings, "1", store, cluster.cluster, counter, cluster.clock, DetectionEvents(metrics))
+    late.append(exporter)
+    watched = Watched(cluster, store, metrics, exporter)
     running = asyncio.ensure_future(exporter.run(watched.stop))
     try:
         yield watched
@@ -208,6 +211,34 @@ async def test_failed_runs_of_cronjobs_are_counted_until_one_succeeds() -> None:
             counts.append(watched.value(names.FAILED_IN_A_ROW, kind="bookies"))
         assert counts == [1, 0, 1, 1, 1, 2, 2]
         assert watched.value(names.FAILED_IN_A_ROW, kind="replicas") == 1
+
+
+@in_virtual_time
+async def test_the_time_of_detection_by_audits_of_other_processes_is_counted_once_for_each_loss() -> None:
+    cluster = await MemoryCluster().found()
+    await cluster.register(A)
+    down, now_ms = FirstSeenDown(cluster.store, ROOT), cluster.clock.epoch_ms
+    began_ms = now_ms() - 600_000
+    await down.reconcile(frozenset({B, C, D}), began_ms)
+    await down.note_audited(B, began_ms, now_ms())
+    async with exporting(cluster) as watched:
+
+        async def counted() -> tuple[float | None, float | None]:
+            await asyncio.sleep(FRESH_S)
+            return watched.value(f"{names.TIME_TO_DETECT}_count"), watched.value(f"{names.TIME_TO_DETECT}_sum")
+
+        assert await counted() == (0, 0), "the loss of B was audited before"
+        await down.note_audited(C, began_ms, began_ms + 700_000)
+        assert await counted() == (1, 700)
+        await down.reopen(C, began_ms)
+        assert await counted() == (1, 700)
+        await down.note_audited(C, began_ms, began_ms + 900_000)
+        assert await counted() == (1, 700), "a leader had it audited again"
+        await down.reconcile(frozenset({B, D}), now_ms())
+        await counted()
+        await down.reconcile(frozenset({B, C, D}), again_ms := now_ms())
+        await down.note_audited(C, again_ms, again_ms + 5000)
+        assert await counted() == (2, 705)
 
 
 @in_virtual_time

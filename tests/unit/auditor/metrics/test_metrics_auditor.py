@@ -337,6 +337,14 @@ def test_what_is_held_back_is_shown_by_reason() -> None:
     assert values[names.LAST_HELD_BACK, "bookies", "maintenance"] == 4
 
 
+def test_the_image_of_the_last_run_is_shown_with_its_marks() -> None:
+    image = {"marked": 3, "written_from_ms": NOW_MS - 5_000, "written_ledgers": 40, "written_bytes": 900}
+    values = state_values(replace(STATUS, last={RunKind.BOOKIES: replace(RECORD, image=image)}), NOW_MS)
+    assert values[names.LAST_IMAGE_MARKS, "bookies"] == 3
+    assert values[names.IMAGE_READ, "bookies"] == (NOW_MS - 5_000) / 1000
+    assert (values[names.IMAGE_LEDGERS, "bookies"], values[names.IMAGE_BYTES, "bookies"]) == (40, 900)
+
+
 def test_the_marks_that_a_run_withdrew_are_shown_by_reason() -> None:
     record = replace(RECORD, withdrawn={"replaced": 3, "ledger_deleted": 4})
     values = state_values(replace(STATUS, last={RunKind.BOOKIES: record}), NOW_MS)

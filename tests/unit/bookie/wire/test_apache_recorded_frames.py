@@ -174,7 +174,7 @@ def test_a_bookie_that_asks_for_no_login_says_so_by_the_name_of_its_plugin(is_v2
 
 
 def test_tls_is_asked_for_in_version_3_and_agreed_to_or_refused_at_the_top_of_the_answer() -> None:
-    for operation, code in (("TLS", pb.EOK), ("TLS if there is none", pb.EBADREQ)):
+    for operation, code in (("TLS", pb.EOK), ("TLS where there is none", pb.EBADREQ)):
         asked = bodies(is_v2_wire=False, is_request=True, operation=operation)
         assert {pb.Request.FromString(body).header.operation for body in asked} == {pb.START_TLS}
         assert all(pb.Request.FromString(body).HasField("startTLSRequest") for body in asked)

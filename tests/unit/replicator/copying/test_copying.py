@@ -20,7 +20,8 @@ from bookie.model.packet import HEADER_SIZE
 from bookie.wire.batching import batches
 from bookie.wire.circuits import SLOW_S
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_BYTES_MAX, EntryResult, Status
-from replicator.copying.copier import Copier, CopyOutcome, MayContinue
+from replicator.copying import receiver
+from replicator.copying.copier import LANES_MAX, Copier, CopyOutcome, MayContinue
 from replicator.copying.pace import Pace
 from replicator.copying.receiver import NOTHING_HELD, NoteProgress, PositionCopy, entries_without, note_nothing
 from replicator.copying.sources import EntrySource, Speculation
@@ -589,6 +590,29 @@ async def test_progress_ends_before_the_first_entry_that_is_not_stored() -> None
         assert [end for end, _ in noted] == sorted(end for end, _ in noted)
 
 
+async def test_lanes_wait_for_a_chunk_that_keeps_the_progress_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver, "AHEAD_BYTES_MAX", MIB)
+    async with scene(members="a b c", quorum=3, count=9000, payload_bytes=1000) as at:
+        silent = {EntryId(10): answers(Status.TIMEOUT)}
+        at.bookies["a"].results = at.bookies["c"].results = silent
+        ahead, copied = [0], 0
+
+        async def note(end: EntryId, size_bytes: int) -> None:
+            nonlocal copied
+            copied += size_bytes
+            ahead.append(copied - sum(len(packet) for entry_id, packet in at.packets.items() if entry_id < end))
+
+        async def may_continue() -> bool:
+            asyncio.get_running_loop().call_later(0.3, silent.clear)
+            return True
+
+        outcome = await at.copy(note_progress=note, may_continue=may_continue)
+        assert outcome.is_complete
+        assert await at.on_target() == at.expected()
+        assert max(ahead) < MIB + LANES_MAX * BATCH_BYTES_MAX < outcome.bytes
+
+
+@in_virtual_time
 async def test_the_bound_of_an_answer_is_that_of_a_small_ledger() -> None:
     digest = digest_for(DigestType.CRC32C, b"")
     transport = Bookies().transport

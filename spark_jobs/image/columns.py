@@ -1,0 +1,101 @@
+"""What a scan reads as the two tables of an image. Pure; the inner loop of every scan that writes one.
+
+``ledgers`` has a row for each readable ledger, and ``index`` one for each ledger and bookie, in the order of bookies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bookie.model.metadata import LedgerState
+
+LEDGERS_SCHEMA: Final = pa.schema(
+    [
+        ("ledger_id", pa.int64()),
+        ("state", pa.string()),
+        ("ensemble_size", pa.int32()),
+        ("write_quorum", pa.int32()),
+        ("ack_quorum", pa.int32()),
+        ("bookies", pa.list_(pa.string())),
+    ]
+)
+INDEX_SCHEMA: Final = pa.schema([("bookie_id", pa.string()), ("ledger_id", pa.int64()), ("write_quorum", pa.int32())])
+_STATES: Final = {state.value: state.name for state in LedgerState}
+
+_Shape = tuple[int, int, int, int, tuple[str, ...]]
+"""All of a ledger but its id: many ledgers have the same."""
+
+
+class ImageTables(NamedTuple):
+    """The rows of some ledgers."""
+
+    ledgers: pa.Table
+    index: pa.Table
+
+
+class ImageColumns:
+    """Collects ledgers. Not shared between threads."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def add(
+        self,
+        ledger_id: int,
+        state: int,
+        ensemble_size: int,
+        write_quorum: int,
+        ack_quorum: int,
+        members: Sequence[str],
+    ) -> None:
+        """Take one ledger.
+
+        Args:
+            ledger_id: its id.
+            state: wire value of its state.
+            ensemble_size: E.
+            write_quorum: Qw.
+            ack_quorum: Qa.
+            members: the bookies of all of its fragments; one may occur more than once.
+        """
+        shape = (state, ensemble_size, write_quorum, ack_quorum, tuple(members))
+        self._ids.append(ledger_id)
+        self._codes.append(self._known.setdefault(shape, len(self._known)))
+
+    def take(self) -> ImageTables:
+        """Return what was collected since the last call."""
+        shapes = list(self._known)
+        ids, codes = pa.array(self._ids, pa.int64()), pa.array(self._codes, pa.int32())
+        columns = list(zip(*shapes, strict=True)) or [()] * 5
+        of_shapes = [
+            pa.array([_STATES[state] for state in columns[0]], pa.string()),
+            *(pa.array(column, pa.int32()) for column in columns[1:4]),
+            pa.array([tuple(dict.fromkeys(members)) for members in columns[4]], pa.list_(pa.string())),
+        ]
+        of_ledgers = [column.take(codes) for column in of_shapes]
+        self._clear()
+        return ImageTables(
+            pa.table([ids, *of_ledgers], schema=LEDGERS_SCHEMA), _index(ids, of_ledgers[2], of_shapes[4], codes)
+        )
+
+    def _clear(self) -> None:
+        self._ids: list[int] = []
+        self._codes: list[int] = []
+        self._known: dict[_Shape, int] = {}
+
+
+def _index(ids: pa.Array, write_quorums: pa.Array, members: pa.Array, codes: pa.Array) -> pa.Table:
+    """One row for each ledger and bookie, by bookie, and of a bookie in the order of ``ids``."""
+    names = pa.array(sorted(set(members.flatten().to_pylist())), pa.string())
+    numbers = pa.ListArray.from_arrays(members.offsets, pc.index_in(members.flatten(), names)).take(codes)
+    bookies, rows = numbers.flatten(), pc.list_parent_indices(numbers)
+    order = pc.array_sort_indices(bookies)  # stable
+    rows = rows.take(order)
+    return pa.table([names.take(bookies.take(order)), ids.take(rows), write_quorums.take(rows)], schema=INDEX_SCHEMA)

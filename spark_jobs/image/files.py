@@ -1,0 +1,111 @@
+"""The generations of images in a directory: written beside the current one, and put in its place at once.
+
+<image_dir>/<instance id>/<run id>/manifest.json, ledgers-*.parquet, index-*.parquet
+<image_dir>/<instance id>/.writing-<run id>/          until it is whole
+
+Run ids sort by time, so the newest generation has the last name. Runs that mark exclude each other, so there is one
+writer for each cluster; two would not damage a generation either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+from bookie.metadata.cluster import Cluster
+from spark_jobs.image.manifest import ImageError, Manifest, manifest_of
+
+MANIFEST: Final = "manifest.json"
+GENERATIONS: Final = 2
+"""A reader of the one before is not disturbed."""
+_WRITING: Final = ".writing-"
+_GENERATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_MANIFEST_BYTES_MAX: Final = 64 << 20
+
+
+def cluster_dir(image_dir: Path, cluster: Cluster) -> Path:
+    """The directory of a cluster's images."""
+    return image_dir / re.sub(r"[^A-Za-z0-9-]", "_", cluster.instance_id)
+
+
+def begin(image_dir: Path, cluster: Cluster, run_id: str) -> Path:
+    """Make an empty directory for the files of a new generation, and remove what earlier runs did not finish.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    parent = cluster_dir(image_dir, cluster)
+    parent.mkdir(parents=True, exist_ok=True)
+    for left in parent.glob(f"{_WRITING}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    writing = parent / f"{_WRITING}{run_id}"
+    writing.mkdir()
+    return writing
+
+
+def commit(writing: Path, manifest: Manifest) -> None:
+    """Make a generation whole and current; remove all but the newest ``GENERATIONS``.
+
+    Raises:
+        OSError: it cannot be written.
+        ImageError: a file is missing, so an executor does not share the directory.
+    """
+    listed = {file.name: file.bytes for file in manifest.files}
+    for name, size in listed.items():
+        path = writing / name
+        if not path.is_file() or path.stat().st_size != size:
+            raise ImageError(f"{path} is missing: all Spark executors must share the directory of the image")
+    for path in writing.iterdir():
+        if path.name not in listed:  # of a task that Spark repeated
+            path.unlink()
+    with (writing / MANIFEST).open("w", encoding="utf-8") as file:
+        file.write(manifest.to_text())
+        file.flush()
+        os.fsync(file.fileno())
+    _fsync_directory(writing)
+    writing.rename(writing.parent / manifest.run_id)
+    _fsync_directory(writing.parent)
+    for old in generations(writing.parent)[:-GENERATIONS]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def abandon(writing: Path) -> None:
+    """Remove a generation that will not become whole."""
+    shutil.rmtree(writing, ignore_errors=True)
+
+
+def generations(parent: Path) -> list[Path]:
+    """The generations of a cluster, the oldest first; none if the directory cannot be read."""
+    with contextlib.suppress(OSError):
+        return sorted(path for path in parent.iterdir() if _GENERATION.fullmatch(path.name) and path.is_dir())
+    return []
+
+
+def newest(image_dir: Path, cluster: Cluster) -> tuple[Path, Manifest]:
+    """The current image of a cluster.
+
+    Raises:
+        ImageError: there is none, or it is damaged or of a newer release.
+    """
+    parent = cluster_dir(image_dir, cluster)
+    found = generations(parent)
+    if not found:
+        raise ImageError(f"there is none in {parent}")
+    try:
+        with (found[-1] / MANIFEST).open("rb") as file:
+            data = file.read(_MANIFEST_BYTES_MAX)
+    except OSError as error:
+        raise ImageError(f"its manifest cannot be read: {error}") from error
+    return found[-1], manifest_of(data.decode(errors="replace"))
+
+
+def _fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,108 @@
+"""The manifest of an image: which files it consists of, of which cluster it is, and when that was read. Pure."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from bookie.metadata.cluster import Cluster
+from bookie.model.errors import PermanentError
+from spark_jobs.image.part import ImageFile
+
+VERSION: Final = 1
+_API_VERSION: Final = "bkheal/v1"
+_KIND: Final = "LedgerImage"
+_SKEW_MS_MAX: Final = 60_000
+"""By which clocks of auditors may differ."""
+
+
+class ImageError(PermanentError):
+    """There is no image that can be used; the text has the reason. What an image speeds up is done without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One generation of an image."""
+
+    run_id: str
+    """Of the run that wrote it."""
+    instance_id: str
+    root: str
+    """Of the ledgers."""
+    layout: str
+    read_from_ms: int
+    """When its reading began, epoch milliseconds: nothing in it is older."""
+    ledgers: int
+    bookies: tuple[str, ...]
+    """All that are named in metadata."""
+    files: tuple[ImageFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def index(self) -> Sequence[ImageFile]:
+        """The files of the index."""
+        return [file for file in self.files if file.is_index]
+
+    def to_text(self) -> str:
+        """As the content of its file, with a checksum of all of it."""
+        document = {"apiVersion": _API_VERSION, "kind": _KIND, "version": VERSION, **asdict(self)}
+        return json.dumps(document | {"crc32": _crc32(document)}, indent=1) + "\n"
+
+    def age_ms(self, now_ms: int) -> int:
+        """How old the image is, at least 0."""
+        return max(0, now_ms - self.read_from_ms)
+
+
+def manifest_of(text: str) -> Manifest:
+    """Read the content of a manifest.
+
+    Raises:
+        ImageError: it is damaged, something else, or of a newer release.
+    """
+    try:
+        document: dict[str, Any] = json.loads(text)
+        if document["kind"] != _KIND:
+            raise ImageError("its manifest is another document")
+        if document["version"] != VERSION:
+            raise ImageError(f"it has version {document['version']}, and this release reads version {VERSION}")
+        if document.pop("crc32") != _crc32(document):
+            raise ImageError("its manifest is damaged")
+        values = {name: document[name] for name in (field.name for field in fields(Manifest))}
+        files = tuple(ImageFile(**file) for file in values.pop("files"))
+        return Manifest(**values | {"files": files, "bookies": tuple(values["bookies"])})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ImageError(f"its manifest is damaged: {error}") from error
+
+
+def check_usable(manifest: Manifest, cluster: Cluster, now_ms: int, age_max_s: float) -> None:
+    """Return if an image is of this cluster, and not too old.
+
+    Args:
+        manifest: of the image.
+        cluster: the live cluster.
+        now_ms: epoch milliseconds.
+        age_max_s: seconds since its reading began.
+
+    Raises:
+        ImageError: it is not.
+    """
+    found, wanted = (manifest.instance_id, manifest.root), (cluster.instance_id, cluster.root)
+    if found != wanted:
+        raise ImageError(f"it is of the cluster {found[0]} at {found[1]}, this one is {wanted[0]} at {wanted[1]}")
+    if manifest.layout != cluster.kind.value:
+        raise ImageError(f"it has the layout {manifest.layout}, the cluster has {cluster.kind.value}")
+    if manifest.read_from_ms > now_ms + _SKEW_MS_MAX:
+        raise ImageError("it is from the future, so a clock was wrong")
+    if manifest.age_ms(now_ms) > age_max_s * 1000:
+        raise ImageError(f"it is {manifest.age_ms(now_ms) // 1000} s old, more than {age_max_s:g} s")
+
+
+def _crc32(document: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(document, sort_keys=True).encode())

@@ -1,0 +1,128 @@
+"""The ledgers that may name lost bookies, from the index of an image, those with the fewest copies first.
+
+Only the row groups of these bookies are read. Everything is read before anything is returned, so a damaged image names
+no ledger at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from bookie.model.ids import LEDGER_ID_MAX, LedgerId
+from spark_jobs.image.columns import INDEX_SCHEMA
+from spark_jobs.image.manifest import ImageError, Manifest
+from spark_jobs.image.part import ImageFile, footer_crc32
+
+_ENDANGERED: Final = 1
+"""Copies of a critical ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """Ledgers to read."""
+
+    ids: pa.ChunkedArray | pa.Array
+    """Those with the fewest copies first, then by id."""
+    row_groups_read: int = 0
+    row_groups: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batches(self, first: int, more: int) -> Iterator[list[LedgerId]]:
+        """The ids in batches: the first one of ``first`` ids, the others of ``more``."""
+        start, size = 0, first
+        while start < len(self.ids):
+            yield self.ids.slice(start, size).to_pylist()
+            start, size = start + size, more
+
+
+def suspects(
+    directory: Path, manifest: Manifest, lost: AbstractSet[str], due: AbstractSet[str], critical: AbstractSet[str]
+) -> Suspects:
+    """Read the ledgers that name a bookie of ``due``, and those that name one of ``critical`` with one copy left.
+
+    The copies that a ledger has left are at least its write quorum without the lost bookies that it names. So the
+    ledgers with one copy left are among those in which this number is 1 or 0.
+
+    Args:
+        directory: of the image.
+        manifest: of the image.
+        lost: every lost bookie, as each takes a copy.
+        due: bookies whose ledgers may be marked.
+        critical: bookies whose ledgers may be marked if they are critical.
+
+    Raises:
+        ImageError: a file of the index is missing, damaged, or something else.
+    """
+    read = total = 0
+    tables = [INDEX_SCHEMA.empty_table()]
+    for file in manifest.index:
+        try:
+            table, groups, of_file = _rows(directory, file, sorted(lost))
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            raise ImageError(f"{file.name} cannot be read: {error}") from error
+        tables.append(table)
+        read, total = read + groups, total + of_file
+    rows = pa.concat_tables(tables)
+    _check(rows)
+    named = rows["bookie_id"]
+    flagged = pa.table(
+        {
+            "ledger_id": rows["ledger_id"],
+            "write_quorum": rows["write_quorum"],
+            "is_due": _is_in(named, due),
+            "is_critical": _is_in(named, critical),
+        }
+    )
+    ledgers = flagged.group_by("ledger_id").aggregate(
+        [("write_quorum", "min"), ("write_quorum", "count"), ("is_due", "any"), ("is_critical", "any")]
+    )
+    copies = pc.max_element_wise(pc.subtract(ledgers["write_quorum_min"], ledgers["write_quorum_count"]), 0)
+    is_endangered = pc.less_equal(copies, _ENDANGERED)
+    is_wanted = pc.or_(ledgers["is_due_any"], pc.and_(ledgers["is_critical_any"], is_endangered))
+    wanted = pa.table({"copies": copies, "ledger_id": ledgers["ledger_id"]}).filter(is_wanted)
+    ordered = wanted.sort_by([("copies", "ascending"), ("ledger_id", "ascending")])
+    return Suspects(ordered["ledger_id"], read, total)
+
+
+def _rows(directory: Path, file: ImageFile, lost: list[str]) -> tuple[pa.Table, int, int]:
+    """The rows of some bookies, the number of row groups that were read for them, and that of the file."""
+    path = directory / file.name
+    if path.parent != directory or path.stat().st_size != file.bytes:
+        raise ValueError("it has another size than its manifest says")
+    if footer_crc32(path) != file.footer_crc32:
+        raise ValueError("its end is damaged")
+    with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
+        if not parquet.schema_arrow.equals(INDEX_SCHEMA) or parquet.metadata.num_rows != file.rows:
+            raise ValueError("it has other rows than its manifest says")
+        count = parquet.num_row_groups
+        groups = [number for number in range(count) if _may_hold(parquet.metadata.row_group(number).column(0), lost)]
+        table = parquet.read_row_groups(groups, use_threads=False)
+        return table.filter(_is_in(table["bookie_id"], set(lost))), len(groups), count
+
+
+def _may_hold(column: Any, bookies: list[str]) -> bool:
+    statistics = column.statistics
+    if statistics is None or not statistics.has_min_max:
+        return True
+    return any(statistics.min <= bookie <= statistics.max for bookie in bookies)
+
+
+def _is_in(column: pa.ChunkedArray, bookies: AbstractSet[str]) -> pa.ChunkedArray:
+    return pc.is_in(column, value_set=pa.array(sorted(bookies), pa.string()))
+
+
+def _check(rows: pa.Table) -> None:
+    for name, least, most in (("ledger_id", 0, LEDGER_ID_MAX), ("write_quorum", 0, 2**31 - 1)):
+        found = pc.min_max(rows[name]).as_py()
+        if len(rows) and not (rows[name].null_count == 0 and least <= found["min"] <= found["max"] <= most):
+            raise ImageError(f"a value of {name} is out of range")

@@ -1,0 +1,45 @@
+"""The options of the image of ledger metadata. A one-shot audit and the service have the same ones.
+
+What it is for: ``spark_jobs.image``. Importable without Spark.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+from bookie.model.option import Option
+
+_HEADING: Final = "Image of ledger metadata"
+IMAGE_AGE_MAX_S: Final = 7 * 86_400.0
+"""Of a ledger that was created or moved since, only the pass over all ledgers finds a loss."""
+
+WithImage = Annotated[
+    bool,
+    Option(
+        "Keep an image of ledger metadata, and mark the ledgers of a lost bookie by it before all ledgers are read.",
+        heading=_HEADING,
+    ),
+]
+ImageDir = Annotated[
+    Path | None,
+    Option(
+        "Directory of the image, which all Spark executors share.",
+        default_text="image in the report directory",
+        heading=_HEADING,
+    ),
+]
+ImageAgeMax = Annotated[
+    float,
+    Option(
+        "Do not use an image that was read so many seconds ago.",
+        minimum=60,
+        maximum=366 * 86_400,
+        heading=_HEADING,
+    ),
+]
+
+
+def image_directory(report_dir: Path, image_dir: Path | None, *, has_image: bool) -> Path | None:
+    """Return where the image is; None: there is none."""
+    return (image_dir or report_dir / "image") if has_image else None

@@ -1,0 +1,53 @@
+"""The verdict on one ledger by its metadata as it is now. Pure.
+
+It equals what the check of all ledgers says about the same metadata (``checks.bookie_check``): both follow
+``bookie.model.severity.fragment_health``, and a property test holds them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.severity import Severity, fragment_health
+from spark_jobs.runs.held_back import FoundLedger
+
+
+@dataclass(frozen=True, slots=True)
+class FreshVerdict:
+    """A ledger that names a bookie which is not live."""
+
+    severity: Severity
+    """Of its worst fragment."""
+    ledger: FoundLedger
+
+
+def fresh_verdict(ledger_id: LedgerId, metadata: LedgerMetadata, live: AbstractSet[BookieId]) -> FreshVerdict | None:
+    """Judge a ledger; None: all of its bookies are live.
+
+    Args:
+        ledger_id: its id.
+        metadata: what was just read.
+        live: the registered bookies, listed after that (R2).
+    """
+    if metadata.members() <= live:
+        return None
+    worst: Severity | None = None
+    missing: set[BookieId] = set()
+    critical: set[BookieId] = set()
+    for number, fragment in enumerate(metadata.fragments):
+        is_live = [member in live for member in fragment.members]
+        if all(is_live):
+            continue
+        last = metadata.fragment_last_entry_id(number)
+        health = fragment_health(is_live, metadata.write_quorum, metadata.ack_quorum, fragment.first_entry_id, last)
+        assert health.severity is not None  # a position is missing
+        lost = {fragment.members[position] for position in health.missing_positions}
+        missing |= lost
+        if health.severity is Severity.CRITICAL:
+            critical |= lost
+        worst = health.severity if worst is None else min(worst, health.severity)
+    assert worst is not None
+    return FreshVerdict(worst, FoundLedger(ledger_id, tuple(sorted(missing)), tuple(sorted(critical))))

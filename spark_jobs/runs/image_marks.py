@@ -1,0 +1,186 @@
+"""The first part of the reaction to a lost bookie: mark its ledgers, which an image names, before all ledgers are read.
+
+The invariant (R100): the image decides nothing. It names ledgers; each of them is read again from ZooKeeper, the
+registered bookies are listed after that (R2), and the same rules as in the pass over all ledgers decide whether the
+ledger is marked. That pass follows in any case, withdraws and concludes, and is the only one that counts as the audit
+of a loss. So an image that is missing, damaged, old, or of another cluster costs time, and changes no mark.
+
+With a limit on the marks of one run, the image is not used: a run would then spend its limit on the ledgers that the
+image names, and not on the worst.
+
+R rules are defined in docs/failure-model.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
+from bookie.model.errors import OutcomeUnknownError, TransientError
+from bookie.model.ids import BookieId, LedgerId
+from spark_jobs.image.files import newest
+from spark_jobs.image.manifest import ImageError, Manifest, check_usable
+from spark_jobs.image.suspects import Suspects, suspects
+from spark_jobs.report.summary import ImageCounts
+from spark_jobs.run_limits import RunLimits
+from spark_jobs.runs.brake import held_because
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.fresh_verdict import FreshVerdict, fresh_verdict
+from spark_jobs.runs.held_back import DueOnly
+from spark_jobs.runs.lost_bookies import LostBookies
+from spark_jobs.runs.port import Phase, ProgressEvent
+from spark_jobs.runs.publish import publish
+
+_log = logging.getLogger(__name__)
+
+FIRST_BATCH: Final = 250
+"""Ledgers that are read before the first mark: the fewer, the earlier."""
+BATCH: Final = 4_000
+"""Ledgers that are read at a time: some megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The losses that no audit has dealt with."""
+
+    due: AbstractSet[BookieId]
+    critical: AbstractSet[BookieId]
+
+
+@dataclass(slots=True)
+class _Read:
+    """One batch, as it is now."""
+
+    verdicts: list[FreshVerdict] = field(default_factory=list)
+    members: set[BookieId] = field(default_factory=set)
+
+
+class ImageMarks:
+    """The marks of one run that an image made possible. Belongs to the run's thread."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._cluster = context.cluster
+        self.counts = ImageCounts()
+        self.tasks_changed = 0
+        self._registered: AbstractSet[BookieId] = frozenset()
+        """As of the last batch."""
+
+    def mark(self, cookies: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
+        """Mark what the image names, as far as it can be used. Any failure is logged, and the run goes on.
+
+        Args:
+            cookies: of all bookies.
+            before: the bookies as the run listed them first.
+            lost: the lost bookies, with what holds them back.
+
+        Raises:
+            RunStoppedError: from the gate.
+        """
+        wanted = _wanted(lost)
+        if not (wanted.due or wanted.critical):
+            return
+        if self._context.settings.run_limits != RunLimits():
+            self._not_used("the run has a limit on its marks")
+            return
+        try:
+            manifest, found = self._suspects(lost, wanted)
+        except ImageError as error:
+            self._not_used(str(error))
+            return
+        self.counts = replace(self.counts, read_from_ms=manifest.read_from_ms, suspects=len(found))
+        try:
+            self._mark(found, cookies | before.registered | set(map(BookieId, manifest.bookies)), before, lost)
+        except (TransientError, OutcomeUnknownError) as error:
+            self._stopped(str(error))
+        fields = {"suspects": len(found), "marked": self.counts.marked, "run_id": self._context.run_id}
+        _log.info("ledgers of lost bookies were marked by the image, all ledgers are read now", extra=fields)
+
+    def _suspects(self, lost: LostBookies, wanted: _Wanted) -> tuple[Manifest, Suspects]:
+        context = self._context
+        image_dir = context.settings.image_directory
+        if image_dir is None:
+            raise ImageError("this run has no image")
+        directory, manifest = newest(image_dir, context.cluster.cluster)
+        check_usable(manifest, context.cluster.cluster, context.clock.epoch_ms(), context.settings.image_age_max_s)
+        return manifest, suspects(directory, manifest, lost.noted.keys(), wanted.due, wanted.critical)
+
+    def _mark(self, found: Suspects, known: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
+        context, total, done = self._context, len(found), 0
+        # What an operator accepted is judged by the pass over all ledgers.
+        decided = {decision.ledger_id for decision in self._cluster.accepted_losses()}
+        for batch in found.batches(FIRST_BATCH, BATCH):
+            context.gate.pass_through()
+            context.progress(ProgressEvent(Phase.IMAGE, done, total))
+            done += len(batch)
+            read = self._read([ledger_id for ledger_id in batch if ledger_id not in decided], before)
+            limit = context.settings.missing_share_max
+            held = held_because(known | read.members, self._registered, len(batch), None, limit)
+            if held is not None:
+                self._stopped(held)
+                return
+            if not self._publish(read.verdicts, lost):
+                return
+
+    def _read(self, ids: Sequence[LedgerId], before: Bookies) -> _Read:
+        """Read ledgers, and the bookies after them. Those that are gone or unreadable are left to the full pass."""
+        readable = list(_readable(ids, self._cluster.ledger_data(ids)))
+        self._registered = self._cluster.bookies().registered
+        # A bookie that left since the run began has no delay yet, so it counts as live, as in the pass over all.
+        live = before.registered | self._registered
+        read = _Read()
+        for ledger_id, data in readable:
+            try:
+                metadata = decode(data)
+            except UnreadableMetadataError:
+                continue
+            read.members |= metadata.members()
+            if (verdict := fresh_verdict(ledger_id, metadata, live)) is not None:
+                read.verdicts.append(verdict)
+        return read
+
+    def _publish(self, verdicts: list[FreshVerdict], lost: LostBookies) -> bool:
+        """Mark what is due, worst first; False: nothing more can be marked."""
+        verdicts.sort(key=lambda verdict: (verdict.severity, verdict.ledger.ledger_id))
+        due = DueOnly(lost.held).of(verdict.ledger for verdict in verdicts)
+        published = publish([marking for marking, _ in due], self._cluster, gate=self._context.gate)
+        self.tasks_changed += published.tasks_changed
+        if published.ledgers:
+            now_ms, counts = self._context.clock.epoch_ms(), self.counts
+            self.counts = replace(
+                counts,
+                marked=counts.marked + published.ledgers,
+                first_mark_ms=counts.first_mark_ms or now_ms,
+                last_mark_ms=now_ms,
+            )
+        if not published.outcome.is_all:
+            self._stopped(f"marking was {published.outcome.value}")
+        return published.outcome.is_all
+
+    def _not_used(self, reason: str) -> None:
+        self._problem("the image of ledger metadata is not used, all ledgers are read first", reason)
+
+    def _stopped(self, reason: str) -> None:
+        self._problem("the ledgers that the image names were not all read, all ledgers are read now", reason)
+
+    def _problem(self, text: str, reason: str) -> None:
+        self.counts = replace(self.counts, problem=reason)
+        _log.warning(text, extra={"run_id": self._context.run_id, "reason": reason})
+
+
+def _wanted(lost: LostBookies) -> _Wanted:
+    return _Wanted(
+        frozenset(bookie for bookie, down in lost.due.items() if not down.audited_ms),
+        frozenset(bookie for bookie, down in lost.critical_due.items() if not down.critical_audited_ms),
+    )
+
+
+def _readable(ids: Sequence[LedgerId], found: Sequence[bytes | str | None]) -> Iterator[tuple[LedgerId, bytes]]:
+    for ledger_id, data in zip(ids, found, strict=True):
+        if isinstance(data, bytes):
+            yield ledger_id, data

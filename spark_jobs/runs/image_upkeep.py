@@ -1,0 +1,86 @@
+"""Write a new generation of the image while a run reads all ledgers. A failure costs the image, never the run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from spark_jobs.image import files
+from spark_jobs.image.manifest import ImageError, Manifest
+from spark_jobs.runs.completeness import ScanTotals
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.ledger_scan import ImageParts
+
+_log = logging.getLogger(__name__)
+
+_SHOWN_MAX: Final = 3
+
+
+class ImageUpkeep:
+    """The generation of one run, once for each of its scans. Belongs to the run's thread."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._writing: Path | None = None
+        self._read_from_ms = 0
+        self.written: Manifest | None = None
+        self.problem = ""
+        """Why no image was written."""
+
+    def begin(self) -> Path | None:
+        """Begin before a scan, and forget what an earlier one wrote; the directory for the parts, or None."""
+        context, settings = self._context, self._context.settings
+        image_dir = settings.image_directory
+        self.abandon()
+        if image_dir is None or settings.is_dry_run:
+            return None
+        self._read_from_ms = context.clock.epoch_ms()
+        try:
+            self._writing = files.begin(image_dir, context.cluster.cluster, context.run_id)
+        except OSError as error:
+            self._failed(f"cannot write to {image_dir}: {error}")
+        return self._writing
+
+    def commit(self, parts: ImageParts, totals: ScanTotals) -> None:
+        """Put the generation in the place of the one before. The scan was complete."""
+        writing = self._writing
+        if writing is None:
+            return
+        cluster = self._context.cluster.cluster
+        manifest = Manifest(
+            self._context.run_id,
+            cluster.instance_id,
+            cluster.root,
+            cluster.kind.value,
+            self._read_from_ms,
+            totals.ledgers,
+            tuple(sorted(totals.ledgers_by_bookie)),
+            parts.files,
+        )
+        try:
+            if parts.problems:
+                raise ImageError("; ".join(parts.problems[:_SHOWN_MAX]))
+            rows = sum(file.rows for file in parts.files if not file.is_index)
+            if rows != totals.ledgers:
+                raise ImageError(f"its files have {rows} of {totals.ledgers} ledgers")
+            files.commit(writing, manifest)
+        except (ImageError, OSError, pa.ArrowException) as error:
+            self._failed(str(error))
+            self.abandon()
+            return
+        self._writing, self.written = None, manifest
+
+    def abandon(self) -> None:
+        """Remove what was written and is not whole."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            files.abandon(writing)
+
+    def _failed(self, reason: str) -> None:
+        self.problem = reason
+        _log.warning(
+            "no image of ledger metadata was written", extra={"run_id": self._context.run_id, "reason": reason}
+        )

@@ -1,0 +1,21 @@
+"""The benchmark of the reaction to a loss runs, and both ways mark the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from auditor.bench.loss import measure
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
+
+
+def test_both_ways_are_measured(
+    spark: SparkSession, zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
+) -> None:
+    figures = measure(spark, zookeeper.connect_string, tmp_path, 500, fresh_root)
+    assert figures["marks"] == figures["suspects"] > 0
+    assert set(figures["with_image_s"]) == set(figures["without_image_s"]) == {"first_mark", "last_mark", "end"}

@@ -1,0 +1,259 @@
+"""The image of ledger metadata in whole audit runs: what it marks first, and that no image changes what is marked."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.layout import task_path
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
+from bookie.metadata.tasks.decisions import Verdict as Decided
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.run import RunKind, RunState
+from spark_jobs.image import files
+from spark_jobs.image.manifest import Manifest
+from spark_jobs.image.part import ImageFile, ImagePart
+from spark_jobs.runs.gate import RunGate, Stop
+from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
+from spark_jobs.runs.run import AuditResult, run_audit, run_check
+from spark_jobs.settings import AuditSettings
+from tests.spark.audit_world import Place, closed, opened
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+HEALTHY = closed("a:1", "b:1", "c:1")
+LEDGERS = {
+    1: HEALTHY,
+    2: closed("a:1", "x:1"),
+    3: closed("a:1", "b:1", "x:1"),
+    4: closed("x:1", "b:1"),
+    5: closed("a:1", "x:1", last=-1),
+    6: closed("a:1", "x:1"),
+    7: closed("x:1", "c:1"),
+    1 << 33: closed("x:1", "b:1", "c:1"),
+    8: closed("x:1", "c:1"),
+} | dict.fromkeys(range(100, 140), HEALTHY)
+"""All bookies are there when the image is written."""
+FINAL = {3, 4, 5, 7, 9, 10_001, 1 << 33}
+"""What lacks a copy on x after ``changed``."""
+BY_IMAGE = {3, 4, 5, 7, 1 << 33}
+
+
+def moved(place: Place, ledger_id: int, metadata: LedgerMetadata) -> None:
+    ledgers = LedgerStore(place.store, place.cluster, random.Random(1))
+    version = place.do(ledgers.read(LedgerId(ledger_id))).version
+    place.do(ledgers.write(LedgerId(ledger_id), metadata, version))
+
+
+def changed(place: Place) -> None:
+    """After the image: a ledger was repaired, one deleted, one has a loss that was accepted, others were created."""
+    ledgers = LedgerStore(place.store, place.cluster, random.Random(1))
+    moved(place, 6, closed("a:1", "c:1"))
+    place.do(ledgers.delete(LedgerId(2)))
+    place.create({9: closed("b:1", "x:1"), 10_001: closed("a:1", "c:1", "x:1")})
+    lost = LostFragment(EntryId(0), EntryId(9), (0,), (BookieId("x:1"),))
+    accepted = Decision(LedgerId(8), Decided.LOSS_ACCEPTED, "an operator", 1, "gone", lost=(lost,))
+
+    async def accept() -> None:
+        await place.store.multi([await Decisions(place.store, place.cluster.root).writing(accepted)])
+
+    place.do(accept())
+    place.unregister("x:1")
+
+
+@pytest.fixture
+def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
+    """A cluster whose bookies are all there."""
+    with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
+        place.register("a:1", "b:1", "c:1", "x:1")
+        place.add_cookies("a:1", "b:1", "c:1", "x:1")
+        place.create(LEDGERS)
+        yield place
+
+
+def image_of(place: Place) -> tuple[Path, Manifest]:
+    return files.newest(place.report_dir / "image", place.cluster)
+
+
+def audited(spark: SparkSession, place: Place, **settings: Any) -> tuple[AuditResult, set[int]]:
+    """An audit, and what was marked when its pass over all ledgers began."""
+    first: list[set[int]] = []
+
+    def note(event: ProgressEvent) -> None:
+        if event.phase is Phase.SCAN and not first:
+            first.append(set(place.marked()))
+
+    result = run_audit(spark, AuditSettings(place.uri, place.report_dir, **settings), note)
+    return result, first[0]
+
+
+def forget(place: Place) -> None:
+    """As if the loss of x had not been audited yet."""
+    for ledger_id in place.marked():
+        place.do(place.store.delete(task_path(place.cluster.root, LedgerId(ledger_id)), ANY_VERSION))
+    down = FirstSeenDown(place.store, place.cluster.root)
+    place.do(down.reopen(BookieId("x:1"), place.do(down.read())[BookieId("x:1")].since_ms))
+
+
+def test_an_audit_that_marks_keeps_an_image(spark: SparkSession, place: Place) -> None:
+    assert place.audit(spark, is_dry_run=True).summary.image.written_ledgers == 0
+    assert place.audit(spark, with_image=False).summary.image.written_ledgers == 0
+    assert not (place.report_dir / "image").exists()
+
+    place.damage(139)
+    place.unregister("c:1")  # also what names a lost bookie is in the image
+    result = place.audit(spark, num_partitions=3)
+    directory, manifest = image_of(place)
+    written = result.summary.image
+    assert (written.written_ledgers, written.written_bytes, written.write_problem) == (48, manifest.bytes, "")
+    assert (manifest.run_id, manifest.bookies) == (result.run_id, ("a:1", "b:1", "c:1", "x:1"))
+    rows = [
+        row for file in manifest.files if not file.is_index for row in pq.read_table(directory / file.name).to_pylist()
+    ]
+    assert {row["ledger_id"]: set(row["bookies"]) for row in rows} == {
+        ledger_id: set(metadata.members()) for ledger_id, metadata in LEDGERS.items() if ledger_id != 139
+    }
+
+
+def test_after_a_loss_the_image_marks_first_and_the_full_pass_the_rest(spark: SparkSession, place: Place) -> None:
+    place.audit(spark)
+    read_from_ms = image_of(place)[1].read_from_ms
+    changed(place)
+    result, first = audited(spark, place)
+    image = result.summary.image
+    assert first == BY_IMAGE, "each was confirmed: ledger 2 is deleted, 6 was repaired, the loss of 8 is accepted"
+    assert (image.read_from_ms, image.suspects, image.marked, image.problem) == (read_from_ms, 8, 5, "")
+    assert result.summary.started_ms <= image.first_mark_ms <= image.last_mark_ms <= result.summary.finished_ms
+    assert set(place.marked()) == FINAL
+    assert (result.summary.published.ledgers, result.summary.published.tasks_changed) == (7, 7)
+    assert place.audited() == {"x:1"}
+
+    again, first = audited(spark, place)
+    assert (first, again.summary.image.suspects) == (FINAL, 0), "the loss was audited, so nothing is read twice"
+
+
+def test_what_holds_marks_back_holds_the_image_too(spark: SparkSession, place: Place) -> None:
+    members = tuple(map(BookieId, ("a:1", "b:1", "x:1")))
+    place.create({10: LedgerMetadata(3, 3, 2, (Fragment(EntryId(0), members),)).closed(EntryId(9), 100)})
+    place.audit(spark)
+    place.do(place.tasks.switches.set_lost_bookie_delay_s(3600))
+    place.unregister("x:1")
+    critical = {2, 3, 4, 6, 7, 8, 1 << 33}
+    result, first = audited(spark, place, critical_delay_s=0)
+    assert (first, set(place.marked())) == (critical, critical), "5 stores nothing on x, and 10 has two other copies"
+    assert result.summary.image.suspects == 8
+    forget(place)
+
+    result, first = audited(spark, place, critical_delay_s=3600)
+    assert (first, place.marked(), result.summary.image.suspects) == (set(), {}, 0)
+    place.do(place.tasks.switches.set_lost_bookie_delay_s(0))
+    result, first = audited(spark, place, marks_max=2)
+    assert (first, len(place.marked())) == (set(), 2)
+    assert "limit" in result.summary.image.problem
+    forget(place)
+    place.do(place.tasks.switches.disable())
+    result, first = audited(spark, place)
+    assert (first, place.marked()) == (set(), {})
+    assert "disabled" in result.summary.image.problem
+
+
+def test_a_run_that_is_stopped_marks_nothing_more_by_the_image(spark: SparkSession, place: Place) -> None:
+    place.audit(spark)
+    place.unregister("x:1")
+    gate = RunGate()
+
+    def stop(event: ProgressEvent) -> None:
+        if event.phase is Phase.IMAGE and event.total is not None:
+            gate.stop(Stop("an operator stopped it", RunState.CANCELLED))
+
+    with pytest.raises(RunStoppedError, match="an operator stopped it"):
+        run_check(spark, RunKind.BOOKIES, AuditSettings(place.uri, place.report_dir), stop, gate=gate)
+    assert place.marked() == {}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("nothing", "flipped", "wrong"),
+        pytest.param(("nothing", "empty", "old", "foreign", "cut"), marks=pytest.mark.long),
+    ],
+)
+def test_any_image_leads_to_the_same_marks(
+    spark: SparkSession, place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, names: Sequence[str]
+) -> None:
+    place.audit(spark)
+    directory, manifest = image_of(place)
+    kept = Path(shutil.copytree(directory, tmp_path / "kept"))
+    changed(place)
+
+    def put(other: Manifest) -> None:
+        shutil.copytree(kept, directory)
+        (directory / files.MANIFEST).write_text(other.to_text())
+
+    def nothing() -> None:
+        pass
+
+    def empty() -> None:
+        put(replace(manifest, files=(), ledgers=0))
+
+    def old() -> None:
+        put(replace(manifest, read_from_ms=1))
+
+    def foreign() -> None:
+        put(replace(manifest, instance_id="another"))
+
+    def flipped() -> None:
+        put(manifest)
+        path = directory / manifest.index[0].name
+        data = bytearray(path.read_bytes())
+        data[len(data) // 4] ^= 1
+        path.write_bytes(data)
+
+    def cut() -> None:
+        put(manifest)
+        path = directory / manifest.index[0].name
+        path.write_bytes(path.read_bytes()[:-20])
+
+    def wrong() -> None:
+        """Sound files with ledgers on live bookies, and ledgers that never were."""
+        put(manifest)
+        part = ImagePart(directory)
+        for ledger_id in (1, 3, 6, 77, 10_000_000, 1 << 40):
+            part.add(ledger_id, 3, 2, 2, 2, ("x:1", "a:1"))
+        made = tuple(ImageFile(**file) for file in part.finish()["files"])
+        (directory / files.MANIFEST).write_text(replace(manifest, files=made).to_text())
+
+    wanted: dict[int, list[str]] | None = None
+    makes: list[Callable[[], None]] = [nothing, empty, old, foreign, flipped, cut, wrong]
+    for make in (make for make in makes if make.__name__ in names):
+        shutil.rmtree(directory.parent)
+        make()
+        caplog.clear()
+        result, first = audited(spark, place)
+        marked = place.marked()
+        wanted = wanted or marked
+        assert (make.__name__, marked) == (make.__name__, wanted)
+        assert first == ({3} if make is wrong else set())
+        is_usable = make in (empty, wrong)
+        assert bool(result.summary.image.problem) is not is_usable
+        lines = [
+            record for record in caplog.records if record.message.startswith("the image of ledger metadata is not")
+        ]
+        assert len(lines) == (0 if is_usable else 1)
+        assert place.audited() == {"x:1"}
+        forget(place)
+    assert wanted is not None
+    assert set(wanted) == FINAL
