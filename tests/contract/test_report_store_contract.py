@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.server
 import logging
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -186,6 +188,49 @@ def test_a_store_that_does_not_answer_is_not_an_absent_report(written: Path) -> 
             stored_runs(store)
         with pytest.raises(ReportStoreError, match="complete in"):
             send_run(store, written, RUNS[0])
+
+
+class _Denying(http.server.BaseHTTPRequestHandler):
+    """An S3 server that denies everything."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.do_GET()
+
+    def do_POST(self) -> None:
+        self.do_PUT()
+
+    def do_GET(self) -> None:
+        body = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+        self.send_response(403)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_denied_bucket_is_one_sentence_and_costs_no_report(written: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Denying) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+            store = ReportStore(parse_address(f"s3://closed/r?endpoint_override={endpoint}&region=us-east-1"))
+            with pytest.raises(ReportStoreError, match="ACCESS_DENIED") as unread:
+                stored_runs(store)
+            with pytest.raises(
+                ReportStoreError, match=r"cannot write s3://closed.*ACCESS_DENIED.*complete in"
+            ) as unsent:
+                send_run(store, written, RUNS[0])
+        finally:
+            server.shutdown()
+    for refused in (unread, unsent):
+        assert SECRET not in str(refused.value)
+        assert KEY_ID not in str(refused.value)
+        assert "\n" not in str(refused.value)
+    assert find(written, RUNS[0]).run_id == RUNS[0]
 
 
 @pytest.mark.needs("moto")
