@@ -33,6 +33,7 @@ from spark_jobs.marking_options import (
 from spark_jobs.namespace_options import NamespacesInMetrics
 from spark_jobs.reference_options import REFERENCE_GRACE_S, REFERENCES, PulsarRoots, ReferenceGrace
 from spark_jobs.run_limits import RunLimits
+from spark_jobs.store_address import ReportStoreOption, address_problems
 
 CONNECT_TIMEOUT_S: Final = 15.0
 """How long to try to connect to ZooKeeper: longer than an election in its ensemble takes."""
@@ -67,6 +68,7 @@ class AuditSettings:
     metadata_uri: str
     report_dir: Annotated[Path, Option("Holds a directory with the report of each run.")] = Path("reports")
     """On a file system that the Spark executors share, if there are any on other machines."""
+    report_store: ReportStoreOption = ""
     is_dry_run: Annotated[bool, Option("Find and report, but mark nothing.", "dry_run")] = False
     missing_share_max: MissingShareMax = MISSING_SHARE_MAX
     critical_delay_s: CriticalDelay = CRITICAL_DELAY_S
@@ -194,4 +196,6 @@ class AuditSettings:
             yield f"worst_ledgers_max = {self.worst_ledgers_max} is out of range, need at least 0"
         if self.ledger_min > self.ledger_max:
             yield f"ledger_min = {self.ledger_min} and ledger_max = {self.ledger_max} leave no ledger"
+        if self.report_store:
+            yield from address_problems(self.report_store)
         yield from self.security.problems()

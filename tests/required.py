@@ -27,6 +27,7 @@ NAMES: Final = (
     "schemathesis",
     "pulsar",
     "kerberos",
+    "moto",
 )
 
 
@@ -88,6 +89,11 @@ def _kerberos() -> str:
     return _not_on_path("krb5kdc", "kdb5_util", "kadmin.local", "kinit", "openssl")
 
 
+def _moto() -> str:
+    found = importlib.util.find_spec("moto")
+    return "" if found else "moto is not installed: pip install 'moto[server]>=5' installs it"
+
+
 def _not_on_path(*programs: str) -> str:
     absent = [name for name in programs if shutil.which(name) is None]
     return f"{', '.join(absent)} not on the path" if absent else ""
@@ -99,4 +105,5 @@ _FOUND_BY: Final[Mapping[str, Callable[[], str]]] = {
     "image": _image,
     "schemathesis": _schemathesis,
     "kerberos": _kerberos,
+    "moto": _moto,
 }

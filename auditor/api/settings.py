@@ -27,6 +27,8 @@ class ApiSettings:
     """Settings that both faces share, and their addresses."""
 
     report_dir: Path
+    report_store: str = ""
+    """Address of the store from which missing reports are fetched; empty: none."""
     http_host: str = "127.0.0.1"
     http_port: int = 8080
     """0: any free one."""

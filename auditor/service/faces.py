@@ -89,6 +89,7 @@ def api_settings(settings: ServiceSettings) -> ApiSettings:
         tls = ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     return ApiSettings(
         report_dir=settings.report_dir,
+        report_store=settings.report_store,
         http_host=settings.http_host,
         http_port=settings.http_port,
         grpc_host=settings.grpc_host,

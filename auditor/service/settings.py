@@ -34,6 +34,7 @@ from spark_jobs.marking_options import (
 )
 from spark_jobs.namespace_options import NamespacesInMetrics
 from spark_jobs.reference_options import REFERENCE_GRACE_S, PulsarRoots, ReferenceGrace
+from spark_jobs.store_address import ReportStoreOption, address_problems
 
 if TYPE_CHECKING:
     from auditor.service.runs.schedule import Schedule
@@ -52,6 +53,7 @@ class ServiceSettings:
     metadata_uri: str
     """The cluster, for example ``zk://zk1:2181;zk2:2181/ledgers``."""
     report_dir: Annotated[Path, Option("Holds a directory with the report of each run.")] = Path("reports")
+    report_store: ReportStoreOption = ""
     bookies_schedule: Annotated[
         str, Option("When the bookies check runs besides after losses: off, 30m, 24h, or cron in UTC.")
     ] = "24h"
@@ -221,6 +223,8 @@ class ServiceSettings:
 def _problems(settings: ServiceSettings) -> Iterator[str]:
     from auditor.service.runs.schedule import InvalidScheduleError, parse_schedule
 
+    if settings.report_store:
+        yield from address_problems(settings.report_store)
     for kind in RunKind:
         name = f"{kind.value}_schedule"
         try:

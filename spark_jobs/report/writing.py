@@ -59,6 +59,7 @@ __all__ = [
     "finish",
     "keep",
     "prepare",
+    "renew_index",
     "runs_table",
     "summaries",
 ]
@@ -123,21 +124,24 @@ def finish(report_dir: Path, summary: RunSummary, *, topology: Topology | None =
     except pa.ArrowException as error:
         raise ReportDirError(f"cannot read the findings in {directory}: {error}") from error
     keep(report_dir, summary.finished_ms, kept)
-    _renew_index(report_dir, directory)
+    renew_index(report_dir, directory)
     return directory / SUMMARY
 
 
-def keep(report_dir: Path, now_ms: int, kept: Kept) -> None:
+def keep(report_dir: Path, now_ms: int, kept: Kept) -> list[str]:
     """Remove what is older or more than ``kept``, and compact the tables. Failures are logged.
 
     Args:
         report_dir: of all runs.
         now_ms: the present, epoch milliseconds.
         kept: how much to keep.
+
+    Returns:
+        Ids of the runs whose reports were removed.
     """
-    if kept.reports_max is not None:
-        prune(report_dir, kept.reports_max)
+    pruned = [] if kept.reports_max is None else prune(report_dir, kept.reports_max)
     tidy(report_dir, now_ms, kept)
+    return pruned
 
 
 def earlier_ledgers(report_dir: Path, instance_id: str) -> int | None:
@@ -154,7 +158,7 @@ def _page(report_dir: Path, summary: RunSummary, topology: Topology | None) -> b
     return render_report(summary, previous, trend(report_dir, summary, TREND_RUNS), topology)
 
 
-def _renew_index(report_dir: Path, directory: Path) -> None:
+def renew_index(report_dir: Path, directory: Path) -> None:
     """Write the index until it lists all runs: another run may end, and write its own, at the same time."""
     try:
         listed = None

@@ -38,6 +38,8 @@ from bookie.model.run import RunKind, new_run_id
 from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock, SystemClock
 from spark_jobs.datasource.register import register
+from spark_jobs.report.store import ReportStore
+from spark_jobs.report.store_runs import RUNS_FETCHED, fetch_missing, opened_store
 from spark_jobs.report.summary import ClusterName, RunSummary
 from spark_jobs.runs.bookie_run import BookieRun
 from spark_jobs.runs.cluster_view import ClusterView, opened_cluster
@@ -130,7 +132,10 @@ def run_check(
     with opened_cluster(parse_uri(settings.metadata_uri), clock, settings.connect_timeout_s) as cluster:
         cookies = cluster.bookies_with_cookies()
         is_report_needed = is_for_report(kind, is_dry_run=settings.is_dry_run)
-        report = RunReport(settings.report_dir, run_id, is_needed=is_report_needed)
+        store = opened_store(settings.report_store)
+        if store is not None:
+            _fetch(store, settings)
+        report = RunReport(settings.report_dir, run_id, is_needed=is_report_needed, store=store)
         context = RunContext(kind, run_id, spark, settings, cluster, report, clock, gate, progress)
         try:
             execute, completed = _parts(context, rng)
@@ -213,6 +218,14 @@ def _did_everything(summary: RunSummary) -> bool:
         and summary.published.outcome.is_all
         and not summary.published.is_limited
     )
+
+
+def _fetch(store: ReportStore, settings: AuditSettings) -> None:
+    """Fetch what other machines wrote, so that trends and states continue; a run does not depend on it."""
+    try:
+        fetch_missing(store, settings.report_dir, settings.reports_kept or RUNS_FETCHED)
+    except PermanentError as error:
+        _log.warning("reports were not fetched", extra={"store": str(store.address), "reason": str(error)})
 
 
 def _silent(event: ProgressEvent) -> None:

@@ -28,6 +28,8 @@ from spark_jobs.report.files import FINDINGS, TASKS, ReportDirError
 from spark_jobs.report.history import NoSuchReportError
 from spark_jobs.report.impact import Impact
 from spark_jobs.report.impact_rows import read_impact
+from spark_jobs.report.store import ReportStore
+from spark_jobs.report.store_runs import send_run
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.findings import write_findings
 from spark_jobs.runs.held_back import HeldBookies
@@ -43,13 +45,14 @@ _CAUSES_MAX: Final = 8
 class RunReport:
     """The report of one run. Belongs to the run's thread."""
 
-    def __init__(self, report_dir: Path, run_id: str, *, is_needed: bool) -> None:
-        """Make the directory.
+    def __init__(self, report_dir: Path, run_id: str, *, is_needed: bool, store: ReportStore | None = None) -> None:
+        """Make the directory. The store, if any, gets the report when it is finished.
 
         Raises:
             ReportDirError: it cannot be made, and the report is needed (``outcome.is_for_report``).
         """
         self._report_dir = report_dir
+        self._store = store
         self.directory = report_dir / run_id
         self.problem: ReportDirError | None = None
         """Why there is no report."""
@@ -103,10 +106,17 @@ class RunReport:
         if self.problem is not None:
             return path
         try:
-            return writing.finish(self._report_dir, summary, topology=topology, kept=kept)
+            path = writing.finish(self._report_dir, summary, topology=topology, kept=kept)
         except ReportDirError as error:
             self._give_up(error)
             return path
+        if self._store is not None:
+            try:
+                send_run(self._store, self._report_dir, summary.run_id)
+            except ReportDirError as error:
+                self.problem = error
+                _log.error("the report is not in the store", extra={"run_id": summary.run_id, "reason": str(error)})
+        return path
 
     def abandon(self) -> None:
         """Remove the directory of a run that failed before it wrote anything."""

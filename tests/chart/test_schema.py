@@ -25,6 +25,7 @@ DEFAULTS: Final[dict[str, Any]] = yaml.safe_load((CHART / "values.yaml").read_te
 TABLES: Final = {"auditor": "auditor", "audit": "audit.run", "replicator": "replicator", "bookie": "bookie"}
 """The key of a free table in the values, and the table of the file."""
 TEXTS: Final = {
+    "store": "s3://bkheal/reports",
     **dict.fromkeys(("bookies", "placement", "replicas", "references"), "15m"),
     "driverMemory": "2g",
     "proxyBase": "/spark",

@@ -30,7 +30,9 @@ from spark_jobs.report import writing as report
 from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.finding_filter import FindingFilter
 from spark_jobs.report.finding_rows import read_findings
+from spark_jobs.report.history import find
 from spark_jobs.report.sql import ask
+from spark_jobs.report.store_runs import fetch_missing, opened_store
 from spark_jobs.report.summary import PublishOutcome, Verdict
 from spark_jobs.runs import bookie_run
 from spark_jobs.runs.cluster_view import ClusterView
@@ -389,3 +391,28 @@ def test_accepted_losses_cost_no_request_per_ledger(
     monkeypatch.setattr(Decisions, "get", None)
     place.audit(spark)
     assert reads == [1]
+
+
+def test_a_run_sends_its_report_to_the_store(place: Place, spark: SparkSession, tmp_path: Path) -> None:
+    result = run_audit(spark, AuditSettings(place.uri, place.report_dir, report_store=f"file://{tmp_path}/store"))
+
+    assert not result.report_problem
+    there = tmp_path / "elsewhere"
+    store = opened_store(f"file://{tmp_path}/store")
+    assert store is not None
+    assert fetch_missing(store, there) == [result.run_id]
+    assert read_findings(there, result.run_id, 100).rows == read_findings(place.report_dir, result.run_id, 100).rows
+
+
+def test_a_store_that_refuses_the_report_costs_neither_marks_nor_the_report_here(
+    place: Place, spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "store").write_text("a file where the folder should be")
+
+    result = run_audit(spark, AuditSettings(place.uri, place.report_dir, report_store=f"file://{tmp_path}/store"))
+
+    assert place.marked() == LOST
+    assert "cannot write file://" in result.report_problem
+    assert f"complete in {place.report_dir / result.run_id}" in result.report_problem
+    assert result.exit_code() is ExitCode.CONFIGURATION
+    assert find(place.report_dir, "latest").run_id == result.run_id

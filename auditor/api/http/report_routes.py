@@ -25,10 +25,11 @@ from auditor.api.http.queries import refuse_unknown, run_kind, whole_number
 from auditor.api.http.routes import HTML, JSON, RUN_ID, Answer, Call, Parameter, Route, segment
 from auditor.api.peer_port import ASKED_BY_AUDITOR, PeerAnswer, PeerReports
 from auditor.api.problems import InvalidRequestError, NotFoundError
+from bookie.model.errors import TransientError
 from bookie.model.run import RunKind
 from bookie.model.times import rfc3339_if_known
 from spark_jobs.report.decoding import DamagedReportError, decode_summary
-from spark_jobs.report.files import INDEX, PAGE, SUMMARY, is_run_id
+from spark_jobs.report.files import INDEX, PAGE, SUMMARY, ReportDirError, is_run_id
 from spark_jobs.report.history import brief, summaries
 
 _log = logging.getLogger(__name__)
@@ -74,10 +75,18 @@ _PAGING: Final = (
 class ReportRoutes:
     """Handlers over a directory."""
 
-    def __init__(self, report_dir: Path, peers: PeerReports | None = None) -> None:
-        """``peers`` are the other auditors of the service; None: there are none."""
+    def __init__(self, report_dir: Path, peers: PeerReports | None = None, report_store: str = "") -> None:
+        """Only stores.
+
+        Args:
+            report_dir: of this auditor.
+            peers: the other auditors of the service; None: there are none.
+            report_store: address of the store from which missing reports are fetched; empty: none.
+        """
         self._report_dir = report_dir
         self._peers = peers
+        self._report_store = report_store
+        self._fetching = asyncio.Lock()
 
     def routes(self) -> Sequence[Route]:
         """The routes, described."""
@@ -136,6 +145,9 @@ class ReportRoutes:
     async def _of_run(self, call: Call, paths: Sequence[str]) -> web.StreamResponse:
         """The first of these files that is here, or else the first one of another auditor."""
         found = await self._found(paths)
+        if found is None and self._report_store and is_admitted(paths[0]):
+            await self._fetch(paths[0].split("/")[0])
+            found = await self._found(paths)
         if found is None and is_admitted(paths[0]):
             answer = await self._elsewhere(call, f"/reports/{paths[0]}")
             if answer is not None and not answer.location:
@@ -143,6 +155,23 @@ class ReportRoutes:
         if found is None:
             raise NotFoundError("there is no such report, or no such file in it")
         return found
+
+    async def _fetch(self, run_id: str) -> None:
+        """Fetch a report from the store, one at a time.
+
+        Raises:
+            TransientError: the store cannot be read, so it is unknown whether there is the report.
+        """
+        from spark_jobs.report.store_runs import fetch_run, opened_store
+
+        async with self._fetching:
+            try:
+                store = opened_store(self._report_store)
+                if store is not None:
+                    await asyncio.to_thread(fetch_run, store, self._report_dir, run_id)
+            except ReportDirError as error:
+                _log.warning("a report was not fetched", extra={"run_id": run_id, "reason": str(error)})
+                raise TransientError("the store of reports cannot be read now; see the log of the auditor") from error
 
     async def _found(self, paths: Sequence[str]) -> web.StreamResponse | None:
         for path in paths:

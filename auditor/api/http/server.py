@@ -79,7 +79,7 @@ class HttpFace:
             *ClusterRoutes(control, operations).routes(),
             *FindingsRoutes(settings.report_dir).routes(),
             *UpkeepRoutes(upkeep).routes(),
-            *ReportRoutes(settings.report_dir, peers).routes(),
+            *ReportRoutes(settings.report_dir, peers, settings.report_store).routes(),
             *ApacheRoutes(control, operations, upkeep).routes(),
             *self._process.routes(),
         )

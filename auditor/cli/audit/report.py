@@ -153,6 +153,33 @@ def _pair_there(service: Service, old: str, new: str) -> tuple[RunSummary | None
     return earlier, later
 
 
+@app.command("fetch")
+def fetch(
+    report_store: Annotated[
+        str,
+        typer.Argument(
+            envvar="BKHEAL_AUDITOR_REPORT_STORE",
+            help="Address of the store, such as s3://BUCKET/PATH.",
+            show_envvar=True,
+        ),
+    ],
+    report_dir: ReportDirOption = Path("reports"),
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Look at the newest so many.")] = 50,
+) -> None:
+    """Copy the reports that this machine lacks from a store, and add them to the tables of all runs.
+
+    After that, every command about reports works with them. Example: `bkheal report fetch s3://bkheal/reports`
+    """
+    from spark_jobs.report.store import ReportStore
+    from spark_jobs.report.store_runs import fetch_missing
+    from spark_jobs.store_address import parse_address
+
+    fetched = fetch_missing(ReportStore(parse_address(report_store)), report_dir, limit)
+    for run_id in fetched:
+        print_line(run_id)
+    print_note(f"{len(fetched)} reports were fetched to {report_dir.absolute()}")
+
+
 @app.command("open")
 @reachable
 def open_page(

@@ -51,11 +51,15 @@ class SparkRunner(CheckRunner):
         gate.check()
 
         def check() -> AuditResult:
+            from spark_jobs.report.store_runs import opened_store, remove_runs
             from spark_jobs.report.writing import keep
             from spark_jobs.runs.run import run_check
 
             result = run_check(spark, request.kind, settings, progress, gate=gate, run_id=request.run_id)
-            keep(settings.report_dir, result.summary.finished_ms, self._settings.kept)
+            pruned = keep(settings.report_dir, result.summary.finished_ms, self._settings.kept)
+            store = opened_store(settings.report_store)
+            if store is not None:
+                remove_runs(store, pruned)
             return result
 
         result = await in_thread(f"run {request.run_id}", check)
@@ -80,6 +84,7 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
     return AuditSettings(
         metadata_uri=settings.metadata_uri,
         report_dir=settings.report_dir,
+        report_store=settings.report_store,
         is_dry_run=request.is_dry_run,
         missing_share_max=settings.missing_share_max,
         critical_delay_s=settings.critical_delay_s,

@@ -96,6 +96,7 @@ JSON are the same. */}}
   "spark_master" (include "bkheal.sparkMaster" .)
   "driver_memory" $a.driverMemory
   "compat_metrics" .Values.metrics.bookkeeperCompat -}}
+{{- with .Values.reports.store }}{{ $_ := set $s "report_store" . }}{{ end -}}
 {{- with $a.ui.authProxy -}}
 {{- if .port -}}
 {{- $_ := set $s "ui_host" "127.0.0.1" -}}
@@ -126,6 +127,7 @@ JSON are the same. */}}
   "dry_run" .Values.cron.dryRun
   "missing_share_max" .Values.cron.missingShareMax
   "reports_kept" .Values.cron.reportsKept -}}
+{{- with .Values.reports.store }}{{ $_ := set $s "report_store" . }}{{ end -}}
 {{- with .Values.cron.ports.http -}}
 {{- $_ := set $s "http_host" "0.0.0.0" -}}
 {{- $_ := set $s "http_port" . -}}

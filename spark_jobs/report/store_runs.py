@@ -1,0 +1,145 @@
+"""Finished reports in a store that all auditors share.
+
+The store has one folder for each run, with the files of its report. The summary is written last and removed first, so a
+folder without it is no report, at any moment. The tables of all runs stay on the machine: each machine makes them from
+the runs that it wrote or fetched. Rules: R102 in docs/failure-model.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from spark_jobs.report.decoding import DamagedReportError
+from spark_jobs.report.files import SUMMARY, ReportDirError, is_run_id
+from spark_jobs.report.history import find
+from spark_jobs.report.sql import ask
+from spark_jobs.report.store import ReportStore, ReportStoreError
+from spark_jobs.report.table_writing import add_run
+from spark_jobs.report.writing import renew_index
+from spark_jobs.store_address import parse_address
+
+_log = logging.getLogger(__name__)
+
+_FETCHED: Final = ".bkheal-fetched-"
+RUNS_FETCHED: Final = 50
+"""At a time, the newest."""
+_ROWS_MAX: Final = 10_000_000
+_KNOWN_S: Final = 60.0
+
+
+def opened_store(address: str) -> ReportStore | None:
+    """The store at an address; None for an empty one. Nothing is called yet.
+
+    Raises:
+        StoreAddressError: it is no address.
+    """
+    return ReportStore(parse_address(address)) if address else None
+
+
+def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
+    """Write the report of a finished run to the store, the summary last. Sending it again changes nothing.
+
+    Raises:
+        ReportStoreError: the store cannot be written; the report on this machine is complete.
+    """
+    directory = report_dir / run_id
+    try:
+        names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+        visible = [name for name in names if not any(part.startswith((".", "_")) for part in name.split("/"))]
+        for name in [*(name for name in visible if name != SUMMARY), SUMMARY]:
+            store.upload(directory / name, f"{run_id}/{name}")
+    except OSError as error:
+        raise ReportStoreError(f"cannot read the report in {directory}: {error.strerror}") from error
+    except ReportStoreError as error:
+        raise ReportStoreError(f"{error}; the report of this run is complete in {directory}") from error
+
+
+def stored_runs(store: ReportStore) -> list[str]:
+    """Ids of the folders in the store, the newest first; some may have no summary yet.
+
+    Raises:
+        ReportStoreError: the store cannot be read.
+    """
+    _, folders = store.list(is_deep=False)
+    return sorted(filter(is_run_id, folders), reverse=True)
+
+
+def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
+    """Copy the report of a run to this machine, where it appears in one step. Needs its size on the disk.
+
+    Args:
+        store: of all reports.
+        report_dir: of this machine.
+        run_id: of the run.
+
+    Returns:
+        Whether the run is here now; False: the store has no finished report of it.
+
+    Raises:
+        ReportStoreError: the store cannot be read.
+        ReportDirError: the directory cannot be written.
+    """
+    if not is_run_id(run_id):
+        return False
+    if (report_dir / run_id).exists():
+        return (report_dir / run_id / SUMMARY).is_file()
+    files, _ = store.list(run_id)
+    if SUMMARY not in {file.name for file in files}:
+        return False
+    try:
+        report_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=_FETCHED, dir=report_dir) as folder:
+            whole = Path(folder) / run_id
+            for file in files:
+                if any(part in ("", "..") or part.startswith(".") for part in file.name.split("/")):
+                    continue
+                target = whole / file.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                store.download(f"{run_id}/{file.name}", target, file.size)
+            try:
+                os.rename(whole, report_dir / run_id)
+            except OSError:
+                if not (report_dir / run_id / SUMMARY).is_file():  # else another process was quicker
+                    raise
+    except OSError as error:
+        raise ReportDirError(f"cannot write the report to {report_dir}: {error.strerror}") from error
+    return True
+
+
+def fetch_missing(store: ReportStore, report_dir: Path, count_max: int = RUNS_FETCHED) -> list[str]:
+    """Copy the newest reports that this machine lacks, and add them to its tables; return their ids, the oldest first.
+
+    Raises:
+        ReportStoreError: the store cannot be read.
+        ReportDirError: the directory cannot be written.
+    """
+    wanted = stored_runs(store)[:count_max]
+    lacking = [run_id for run_id in reversed(wanted) if not (report_dir / run_id).exists()]
+    fetched = [run_id for run_id in lacking if fetch_run(store, report_dir, run_id)]
+    if not fetched:
+        return []
+    known = {row[0] for row in ask(report_dir, "SELECT run_id FROM runs", limit=_ROWS_MAX, timeout_s=_KNOWN_S).rows}
+    for run_id in fetched:
+        try:
+            if run_id not in known:
+                add_run(report_dir, find(report_dir, run_id))
+        except (OSError, DamagedReportError, pa.ArrowException) as error:
+            _log.warning("a fetched run is not in the tables", extra={"run_id": run_id, "reason": str(error)})
+    renew_index(report_dir, report_dir / fetched[-1])
+    return fetched
+
+
+def remove_runs(store: ReportStore, run_ids: Sequence[str]) -> None:
+    """Remove reports from the store, such as those that were pruned here. Failing is logged."""
+    try:
+        for run_id in run_ids:
+            store.remove_folder(run_id, first=SUMMARY)
+    except ReportStoreError as error:
+        _log.warning("old reports stay in the store", extra={"store": str(store.address), "reason": str(error)})

@@ -1,0 +1,269 @@
+"""Stores of reports: a folder, and an S3 server on loopback."""
+
+from __future__ import annotations
+
+import http.server
+import logging
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+from typer.testing import CliRunner
+
+from auditor.api.http.report_routes import ReportRoutes
+from auditor.cli.main import app
+from bookie.model.errors import TransientError
+from spark_jobs.report.files import PAGE, SUMMARY
+from spark_jobs.report.history import find, reports
+from spark_jobs.report.sql import ask
+from spark_jobs.report.store import ReportStore, ReportStoreError
+from spark_jobs.report.store_runs import fetch_missing, fetch_run, remove_runs, send_run, stored_runs
+from spark_jobs.store_address import StoreAddressError, parse_address
+from tests.worlds.report_tables import STORY, write_story
+
+RUNS = [summary.run_id for summary, _ in STORY]
+KEY_ID, SECRET = "AKIDLOOPBACK", "secret-of-the-loopback-store"
+_BUCKET = "audit-reports"
+
+
+_SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    """It ends with the process of the tests, whose end closes its input."""
+    command = [sys.executable, "-c", _SERVER]
+    with subprocess.Popen(
+        command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as server:
+        assert server.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{server.stdout.readline().strip()}"
+        finally:
+            server.kill()
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", KEY_ID),
+        ("AWS_SECRET_ACCESS_KEY", SECRET),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+    ):
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.needs("moto"))])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "file":
+        return f"file://{tmp_path}/store"
+    endpoint = request.getfixturevalue("s3_endpoint")
+    fs.S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True).create_dir(_BUCKET)
+    return f"s3a://{_BUCKET}/{tmp_path.name}?endpoint_override={endpoint}"
+
+
+@pytest.fixture
+def store(address: str) -> ReportStore:
+    return ReportStore(parse_address(address))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    write_story(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def test_a_report_that_was_sent_is_the_same_on_another_machine(
+    store: ReportStore, written: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    for run_id in RUNS:
+        send_run(store, written, run_id)
+        send_run(store, written, run_id)  # again: nothing changes
+
+    assert stored_runs(store) == sorted(RUNS, reverse=True)
+    assert fetch_missing(store, there) == sorted(RUNS)
+    assert fetch_missing(store, there) == []
+    assert list(reports(there)) == list(reports(written))
+    for question in (
+        "SELECT run_id, ledgers_critical FROM runs ORDER BY run_id",
+        "SELECT run_id, ledger_id, severity FROM findings ORDER BY ALL",
+        "SELECT ledger_id, unhealthy_since, first_run_id FROM ledgers_unhealthy_since ORDER BY ALL",
+    ):
+        here = ask(written, question, limit=1000, timeout_s=30)
+        assert ask(there, question, limit=1000, timeout_s=30) == here
+        assert here.rows
+    assert (there / RUNS[-1] / PAGE).read_bytes() == (written / RUNS[-1] / PAGE).read_bytes()
+    assert not list(there.glob(".bkheal*"))
+
+
+def test_a_run_that_is_not_finished_is_no_report(store: ReportStore, written: Path, tmp_path: Path) -> None:
+    store.upload(written / RUNS[0] / PAGE, f"{RUNS[0]}/{PAGE}")
+
+    assert not fetch_run(store, tmp_path / "there", RUNS[0])
+    assert fetch_missing(store, tmp_path / "there") == []
+    assert not fetch_run(store, tmp_path / "there", "../here")
+
+
+def test_the_summary_is_written_last_and_removed_first(
+    store: ReportStore, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    upload = store.upload
+
+    def noted(path: Path, name: str) -> None:
+        names.append(name)
+        upload(path, name)
+
+    monkeypatch.setattr(store, "upload", noted)
+    send_run(store, written, RUNS[1])
+
+    assert names[-1] == f"{RUNS[1]}/{SUMMARY}"
+    assert sum(name.endswith(SUMMARY) for name in names) == 1
+    remove_runs(store, RUNS[1:2])
+    assert store.list(RUNS[1])[0] == []
+
+
+def test_a_command_fetches_what_is_missing(
+    address: str, store: ReportStore, written: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    send_run(store, written, RUNS[1])
+    caplog.set_level(logging.DEBUG)
+
+    result = CliRunner().invoke(app, ["report", "fetch", address, "--report-dir", str(tmp_path / "there")])
+
+    assert result.exit_code == 0, result.output
+    assert RUNS[1] in result.output
+    assert find(tmp_path / "there", "latest").run_id == RUNS[1]
+    assert SECRET not in caplog.text + result.output
+    assert SECRET not in repr(store) + repr(store.address)
+
+
+async def test_the_service_serves_what_only_the_store_has(
+    address: str, store: ReportStore, written: Path, tmp_path: Path
+) -> None:
+    send_run(store, written, RUNS[1])
+    routes = ReportRoutes(tmp_path / "there", report_store=address)
+
+    await routes._fetch(RUNS[1])
+    await routes._fetch(RUNS[2])
+
+    assert await routes._found([f"{RUNS[1]}/{PAGE}"]) is not None
+    assert await routes._found([f"{RUNS[2]}/{PAGE}"]) is None
+
+
+@pytest.mark.needs("moto")
+def test_a_bucket_that_does_not_exist_is_an_error_and_not_an_empty_store(s3_endpoint: str, written: Path) -> None:
+    store = ReportStore(parse_address(f"s3://no-such-bucket/r?endpoint_override={s3_endpoint}"))
+
+    with pytest.raises(ReportStoreError, match="there is no bucket no-such-bucket"):
+        stored_runs(store)
+    with pytest.raises(ReportStoreError, match=r"cannot write s3://no-such-bucket.*complete in") as refused:
+        send_run(store, written, RUNS[0])
+    assert SECRET not in str(refused.value)
+    assert KEY_ID not in str(refused.value)
+    assert (written / RUNS[0] / SUMMARY).is_file()
+
+
+def test_a_store_that_does_not_answer_is_not_an_absent_report(written: Path) -> None:
+    with socket.socket() as silent:  # accepts connections, and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(8)
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        store = ReportStore(parse_address(f"s3://b/r?endpoint_override={endpoint}&region=us-east-1"), call_s=0.5)
+        with pytest.raises(ReportStoreError, match="no answer within"):
+            stored_runs(store)
+        with pytest.raises(ReportStoreError, match="complete in"):
+            send_run(store, written, RUNS[0])
+
+
+class _Denying(http.server.BaseHTTPRequestHandler):
+    """An S3 server that denies everything."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.do_GET()
+
+    def do_POST(self) -> None:
+        self.do_PUT()
+
+    def do_GET(self) -> None:
+        body = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+        self.send_response(403)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_denied_bucket_is_one_sentence_and_costs_no_report(written: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Denying) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+            store = ReportStore(parse_address(f"s3://closed/r?endpoint_override={endpoint}&region=us-east-1"))
+            with pytest.raises(ReportStoreError, match="ACCESS_DENIED") as unread:
+                stored_runs(store)
+            with pytest.raises(
+                ReportStoreError, match=r"cannot write s3://closed.*ACCESS_DENIED.*complete in"
+            ) as unsent:
+                send_run(store, written, RUNS[0])
+        finally:
+            server.shutdown()
+    for refused in (unread, unsent):
+        assert SECRET not in str(refused.value)
+        assert KEY_ID not in str(refused.value)
+        assert "\n" not in str(refused.value)
+    assert find(written, RUNS[0]).run_id == RUNS[0]
+
+
+@pytest.mark.needs("moto")
+async def test_the_service_answers_that_the_store_cannot_be_read(s3_endpoint: str, tmp_path: Path) -> None:
+    address = f"s3://no-such-bucket/r?endpoint_override={s3_endpoint}"
+    routes = ReportRoutes(tmp_path / "there", report_store=address)
+
+    with pytest.raises(TransientError, match="the store of reports cannot be read"):
+        await routes._fetch(RUNS[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"s3://{KEY_ID}:{SECRET}@bucket/reports", "must not contain a user or a password"),
+        (f"s3://{KEY_ID}@bucket/reports", "must not contain a user or a password"),
+        (f"abfss://box:{SECRET}@account.dfs.core.windows.net/r", "must not contain a user or a password"),
+        (f"s3://bucket/reports?secret_key={SECRET}", "other parameters"),
+        ("reports", "begins with one of"),
+        ("ftp://host/reports", "begins with one of"),
+        ("s3:///reports", "no bucket"),
+    ],
+)
+def test_addresses_that_are_refused_without_repeating_a_secret(text: str, reason: str) -> None:
+    with pytest.raises(StoreAddressError, match=reason) as refused:
+        parse_address(text)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["s3a://bucket/a/b", "gs://bucket/a", "abfss://box@account.dfs.core.windows.net/r", "hdfs://name:8020/r",
+     "file:///mnt/reports", "s3://bucket/a?endpoint_override=http://minio:9000&region=eu-1"],
+)  # fmt: skip
+def test_addresses_that_are_accepted(text: str) -> None:
+    assert str(parse_address(text)) == text
