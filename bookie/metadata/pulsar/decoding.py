@@ -91,7 +91,10 @@ def cursor_references(data: bytes) -> CursorReferences:
     found = [info.cursorsLedgerId] if info.cursorsLedgerId >= 0 else []
     found += [each.value for each in info.properties if each.name == _COMPACTED]
     for each in info.cursorProperties:
-        if each.name.startswith(_BUCKET):
+        name: object = each.name
+        if not isinstance(name, str):  # protobuf returns the bytes of a text that is not UTF-8
+            raise UndecodableNodeError("the name of a property is not UTF-8")
+        if name.startswith(_BUCKET):
             if not each.value.isascii() or not each.value.isdigit():
                 raise UndecodableNodeError("a bucket of delayed messages has no ledger id")
             found.append(int(each.value))

@@ -88,7 +88,7 @@ def multi_reply(reply: bytes, offset: int) -> list[int]:
                 (code,) = _INT.unpack_from(reply, offset)
                 offset += _INT.size
             elif kind == OP_CREATE:
-                offset += _INT.size + _INT.unpack_from(reply, offset)[0]
+                offset += _INT.size + _length(_INT.unpack_from(reply, offset)[0])
             elif kind == OP_SET_DATA:
                 offset += _STAT.size
             codes.append(code)
@@ -159,7 +159,7 @@ def read_children(reply: bytes, count: int, on_error: OnError) -> list[Children 
             continue
         names: list[str] = []
         for _ in range(size):
-            end = offset + 4 + unpack_int(reply, offset)[0]
+            end = offset + 4 + _length(unpack_int(reply, offset)[0])
             names.append(reply[offset + 4 : end].decode())
             offset = end
         result.append(Children(tuple(names), -1))
@@ -171,6 +171,13 @@ def stat_of(fields: Sequence[int]) -> Stat:
     """The port's stat of ZooKeeper's eleven fields."""
     czxid, mzxid, ctime, mtime, version, children_version, _, owner, _, children_count, _ = fields
     return Stat(version, czxid, mzxid, ctime, mtime, children_count, children_version, owner)
+
+
+def _length(size: int) -> int:
+    """Return ``size``. With a negative one, a parser would go back in the reply, and perhaps never end."""
+    if size < 0:
+        raise MalformedReplyError(f"a name of {size} bytes")
+    return size
 
 
 def _check_absent(kind: int, code: int, index: int, on_error: OnError) -> None:

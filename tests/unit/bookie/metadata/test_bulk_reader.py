@@ -14,7 +14,15 @@ from bookie.metadata.port import (
     NodeExistsError,
     StoreUnavailableError,
 )
-from bookie.metadata.store.jute import OP_CREATE, OP_DELETE, OP_SET_DATA, MalformedReplyError, multi_reply
+from bookie.metadata.store.jute import (
+    OP_CREATE,
+    OP_DELETE,
+    OP_GET_CHILDREN,
+    OP_SET_DATA,
+    MalformedReplyError,
+    multi_reply,
+    read_children,
+)
 from bookie.metadata.store.multiread import PATHS_PER_REQUEST_MAX, REPLY_BYTES_AIM, REQUESTS_IN_FLIGHT, BulkReader
 from bookie.metadata.store.zookeeper_errors import answer_error, multi_error
 
@@ -138,3 +146,12 @@ def test_codes_without_a_definite_answer_have_no_error_of_their_own() -> None:
     assert isinstance(answer_error(-103, "set /a"), BadVersionError)
     for code in (None, -4, -7, -112, -1, 12345):
         assert answer_error(code, "set /a") is None
+
+
+def test_a_name_of_negative_length_ends_the_reading() -> None:
+    back_to_the_same_operation = struct.pack(">iBii", OP_CREATE, 0, 0, -13)
+    with pytest.raises(MalformedReplyError, match="-13"):
+        multi_reply(back_to_the_same_operation, 0)
+    the_same_name_again = struct.pack(">iBiii", OP_GET_CHILDREN, 0, 0, (1 << 31) - 1, -4)
+    with pytest.raises(MalformedReplyError, match="-4"):
+        read_children(the_same_name_again, 1, lambda index, code: None)

@@ -26,6 +26,7 @@ from bookie.metadata.pulsar.tree import NodeKind, PulsarNode, PulsarTree
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ownership import topic_of_managed_ledger
+from tests.worlds.pulsar_nodes import cursor
 
 # ledger 7 with 5 entries, 100 bytes, ended at 1; ledger 8 without an end.
 ONE = b"\x0a\x08\x08\x07\x10\x05\x18\x64\x20\x01"
@@ -191,3 +192,9 @@ async def test_the_tree_is_read_with_old_and_new_names() -> None:
     for node in found:
         if node.kind is not NodeKind.SCHEMA:
             assert topic_of_managed_ledger(node.name).managed_ledger == node.name
+
+
+def test_a_property_whose_name_is_not_utf_8_makes_a_cursor_undecodable() -> None:
+    damaged = cursor(7, bucket=9).replace(b"#pulsar", b"#pul\xffar")
+    with pytest.raises(UndecodableNodeError, match="UTF-8"):
+        cursor_references(damaged)

@@ -1,0 +1,83 @@
+"""A store in a process of its own is killed at each named step, and loses nothing that it acknowledged."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+CHILD = Path(__file__).with_name("kill_point_child.py")
+LIMIT_S = 60
+LEFT_BYTES_MAX = 1 << 20
+"""Bytes of entry logs and of the journal that may be left after everything was deleted, however often it was killed."""
+GATE_POINTS = (
+    "journal.write.after",
+    "journal.sync.before",
+    "entry_log.write.after",
+    "entry_log.sync.after",
+    "index.update.before",
+    "checkpoint.before",
+    "checkpoint.after",
+    "compaction.update.before",
+    "entry_log.remove.before",
+    "journal.trim.after",
+)
+LIVES = 7
+"""Lives for each point in the long suite: together more than 200."""
+
+
+def child_module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("kill_point_child", CHILD)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def life(root: Path, number: int, kill_at: str) -> tuple[int, list[str]]:
+    """Run the child until its end. Return its exit code and what it printed, whole lines only."""
+    done = subprocess.run(
+        [sys.executable, str(CHILD), str(root), str(number)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env={**os.environ, "KILL_AT": kill_at},
+    )
+    assert done.returncode in {0, -signal.SIGKILL}, f"{kill_at}, exit code {done.returncode}: {done.stderr}"
+    return done.returncode, [line for line in done.stdout.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def killed_lives(root: Path, kills: list[tuple[str, int]]) -> None:
+    acknowledged = root / "acknowledged"
+    acknowledged.write_text("")
+    for number, (point, count) in enumerate(kills):
+        code, lines = life(root, number, f"{point}:{count}")
+        assert code == -signal.SIGKILL, f"{point} was not reached {count} times"
+        with acknowledged.open("a") as file:
+            file.writelines(line for line in lines if line != "verified\n")
+    code, lines = life(root, len(kills), ":0")
+    assert code == 0
+    assert lines[0] == "verified\n"
+    _, journal_bytes, ledger_bytes = lines[-1].split()
+    assert int(journal_bytes) <= LEFT_BYTES_MAX
+    assert int(ledger_bytes) <= LEFT_BYTES_MAX
+
+
+def test_ten_lives_that_end_at_ten_steps_lose_nothing(tmp_path: Path) -> None:
+    killed_lives(tmp_path, [(point, 2 + number % 3) for number, point in enumerate(GATE_POINTS)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", child_module().POINTS)
+def test_lives_that_end_at_one_step_at_different_times_lose_nothing(tmp_path: Path, point: str) -> None:
+    killed_lives(tmp_path, [(point, 1 + number) for number in range(LIVES)])
