@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -21,6 +21,9 @@ from bookie.model.severity import Severity
 from bookie.model.times import epoch_ms
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.human import printable
+
+if TYPE_CHECKING:
+    from spark_jobs.report.finding_filter import FindingFilter
 
 
 @reachable
@@ -48,19 +51,21 @@ def findings(
 
     Example: `bkheal report findings --severity no_live_copy --since 7d --output jsonl`
     """
-    named = severity.value if severity else None
+    from spark_jobs.report.finding_filter import FindingFilter
+
+    wanted = FindingFilter(None if severity is None else Severity.of_label(severity.value), bookie, ledger)
     if since is not None:
         if run != "latest":
             raise typer.BadParameter("it lists findings of all runs, so name no run", param_hint="--since")
         since_ms = moment_ms(since, SystemClock().epoch_ms())
         if service is None:
-            page = _findings_since(report_dir, since_ms, named, bookie, ledger, limit, after)
+            page = _findings_since(report_dir, since_ms, wanted, limit, after)
         else:
-            page = _findings_since_there(service, since_ms, named, bookie, ledger, limit, after)
+            page = _findings_since_there(service, since_ms, wanted, limit, after)
     elif service is None:
-        page = _findings(report_dir, run, named, bookie, ledger, limit, after)
+        page = _findings(report_dir, run, wanted, limit, after)
     else:
-        page = _findings_there(service, run, named, bookie, ledger, limit, after)
+        page = _findings_there(service, run, wanted, limit, after)
     headings: tuple[str, ...] = ("LEDGER", "FRAGMENT FROM", "SEVERITY", "COPIES", "KIND", "MISSING", "DETAIL")
     cells, right = _finding_cells, (0, 1, 3)
     if since is not None:
@@ -91,23 +96,19 @@ def _finding_cells(row: dict[str, Any]) -> Sequence[object]:
 def _findings(
     report_dir: Path,
     run: str,
-    severity: str | None,
-    bookie: str | None,
-    ledger: int | None,
+    wanted: FindingFilter,
     limit: int,
     after: str | None,
 ) -> dict[str, Any]:
     import re
 
-    from spark_jobs.report.finding_filter import CURSOR_PATTERN, FindingFilter, parse_cursor
+    from spark_jobs.report.finding_filter import CURSOR_PATTERN, parse_cursor
     from spark_jobs.report.finding_rows import read_findings
     from spark_jobs.report.history import find
 
     if after is not None and not re.fullmatch(CURSOR_PATTERN, after):
         raise typer.BadParameter("it must be the value that the page before ends with", param_hint="--after")
     run_id = find(report_dir, run).run_id
-    level = None if severity is None else Severity.of_label(severity)
-    wanted = FindingFilter(level, bookie, ledger)
     page = read_findings(report_dir, run_id, limit, wanted, None if after is None else parse_cursor(after))
     following = None if page.next_after is None else str(page.next_after)
     return {"run_id": run_id, "items": page.rows, "next_after": following}
@@ -116,16 +117,12 @@ def _findings(
 def _findings_since(
     report_dir: Path,
     since_ms: int,
-    severity: str | None,
-    bookie: str | None,
-    ledger: int | None,
+    wanted: FindingFilter,
     limit: int,
     after: str | None,
 ) -> dict[str, Any]:
-    from spark_jobs.report.finding_filter import FindingFilter
     from spark_jobs.report.finding_history import InvalidCursorError, findings_since
 
-    wanted = FindingFilter(None if severity is None else Severity.of_label(severity), bookie, ledger)
     try:
         return findings_since(report_dir, since_ms, limit, wanted, after)
     except InvalidCursorError as error:
@@ -135,9 +132,7 @@ def _findings_since(
 def _findings_since_there(
     service: Service,
     since_ms: int,
-    severity: str | None,
-    bookie: str | None,
-    ledger: int | None,
+    wanted: FindingFilter,
     limit: int,
     after: str | None,
 ) -> dict[str, Any]:
@@ -155,13 +150,13 @@ def _findings_since_there(
         start = within if run == first else None
         if len(rows) == limit:
             # The page is full, and the next run begins the next page, if it has anything.
-            if _findings_there(service, run, severity, bookie, ledger, 1, start)["items"]:
+            if _findings_there(service, run, wanted, 1, start)["items"]:
                 last = rows[-1]
                 index = -1 if last["fragment_index"] is None else last["fragment_index"]
                 end = f"{last['run_id']}/{last['ledger_id']}:{index}:{last['kind'].upper()}"
                 return {"items": rows, "next_after": end}
             continue
-        page = _findings_there(service, run, severity, bookie, ledger, limit - len(rows), start)
+        page = _findings_there(service, run, wanted, limit - len(rows), start)
         rows += [{"run_id": run, **row} for row in page["items"]]
         if page["next_after"] is not None:
             return {"items": rows, "next_after": f"{run}/{page['next_after']}"}
@@ -171,16 +166,15 @@ def _findings_since_there(
 def _findings_there(
     service: Service,
     run: str,
-    severity: str | None,
-    bookie: str | None,
-    ledger: int | None,
+    wanted: FindingFilter,
     limit: int,
     after: str | None,
 ) -> dict[str, Any]:
     run = run_there(service, run)
+    severity = None if wanted.severity is None else wanted.severity.label
     rows: list[dict[str, Any]] = []
     while True:
-        query = {"severity": severity, "bookie": bookie, "ledger": ledger, "after": after}
+        query = {"severity": severity, "bookie": wanted.bookie, "ledger": wanted.ledger_id, "after": after}
         size = min(limit - len(rows), AT_ONCE_LISTED)
         page = service.ask("GET", f"/runs/{quote(run, safe='')}/findings", {**query, "limit": size})
         rows += page["items"]
