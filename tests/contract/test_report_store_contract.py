@@ -66,7 +66,10 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.needs("moto"))])
+_S3 = (pytest.mark.needs("moto"), pytest.mark.long)
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=_S3)])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "file":
         return f"file://{tmp_path}/store"
@@ -165,6 +168,7 @@ async def test_the_service_serves_what_only_the_store_has(
     assert await routes._found([f"{RUNS[2]}/{PAGE}"]) is None
 
 
+@pytest.mark.long
 @pytest.mark.needs("moto")
 def test_a_bucket_that_does_not_exist_is_an_error_and_not_an_empty_store(s3_endpoint: str, written: Path) -> None:
     store = ReportStore(parse_address(f"s3://no-such-bucket/r?endpoint_override={s3_endpoint}"))
@@ -233,6 +237,7 @@ def test_a_denied_bucket_is_one_sentence_and_costs_no_report(written: Path) -> N
     assert find(written, RUNS[0]).run_id == RUNS[0]
 
 
+@pytest.mark.long
 @pytest.mark.needs("moto")
 async def test_the_service_answers_that_the_store_cannot_be_read(s3_endpoint: str, tmp_path: Path) -> None:
     address = f"s3://no-such-bucket/r?endpoint_override={s3_endpoint}"
