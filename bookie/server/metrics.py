@@ -126,7 +126,7 @@ BOOKIE: Final = (
     Definition(
         DAMAGED,
         _GAUGE,
-        "Damaged entries that the scrub found in its last pass, or so far in the present one",
+        "Damaged entries that the scrub found and did not replace in its last pass, or so far in the present one",
         watch="it is above 0: the log names the entries; other copies are read instead",
     ),
     Definition(REPLACED, _COUNTER, "Damaged entries that the scrub replaced by copies of other bookies"),

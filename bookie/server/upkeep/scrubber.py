@@ -57,6 +57,8 @@ class ScrubProgress:
     """Damaged entries found so far."""
     finished_ms: int = 0
     """When the pass ended; 0: it goes on."""
+    replaced: int = 0
+    """Of the damaged entries, those that were replaced by good copies of other bookies."""
 
     @property
     def after(self) -> tuple[LedgerId, EntryId] | None:
@@ -130,8 +132,8 @@ class Scrubber:
         saved_s = self._clock.monotonic_s()
         async with aclosing(self._storage.scrub(progress.after)) as steps:
             async for step in steps:
-                await self._offer(step.damaged[: max(REPAIRED_MAX - progress.damaged, 0)])
-                progress = self._count(progress, step)
+                replaced = await self._replace(step.damaged[: max(REPAIRED_MAX - progress.damaged, 0)])
+                progress = self._count(progress, step, replaced)
                 if self._clock.monotonic_s() - saved_s >= _SAVE_S:
                     await self._save(progress)
                     saved_s = self._clock.monotonic_s()
@@ -140,25 +142,33 @@ class Scrubber:
         await self._save(progress)
         self._show(progress)
         level = logging.ERROR if progress.damaged else logging.INFO
-        _log.log(level, "scrub ended", extra={"bookie_id": self._bookie, "damaged": progress.damaged})
+        _log.log(
+            level,
+            "scrub ended",
+            extra={"bookie_id": self._bookie, "damaged": progress.damaged, "replaced": progress.replaced},
+        )
         return progress
 
-    async def _offer(self, damaged: Sequence[DamagedEntry]) -> None:
-        if damaged and self._repair is not None:
-            self._replaced.inc(await self._repair(damaged))
+    async def _replace(self, damaged: Sequence[DamagedEntry]) -> int:
+        if not damaged or self._repair is None:
+            return 0
+        replaced = await self._repair(damaged)
+        self._replaced.inc(replaced)
+        return replaced
 
-    def _count(self, progress: ScrubProgress, step: ScrubStep) -> ScrubProgress:
+    def _count(self, progress: ScrubProgress, step: ScrubStep, replaced: int) -> ScrubProgress:
         self._entries.inc(step.entries)
         self._bytes.inc(step.bytes)
         for found in step.damaged[: max(_LOGGED_MAX - progress.damaged, 0)]:
             _log.error("damaged entry", extra={"bookie_id": self._bookie, "found": str(found)})
-        count = progress.damaged + len(step.damaged)
+        ledger_id, entry_id = step.last
+        damaged, replaced = progress.damaged + len(step.damaged), progress.replaced + replaced
         if step.damaged:
-            self._damaged.set(count)
-        return replace(progress, ledger_id=step.last[0], entry_id=step.last[1], damaged=count)
+            self._damaged.set(damaged - replaced)
+        return replace(progress, ledger_id=ledger_id, entry_id=entry_id, damaged=damaged, replaced=replaced)
 
     def _show(self, progress: ScrubProgress) -> None:
-        self._damaged.set(progress.damaged)
+        self._damaged.set(progress.damaged - progress.replaced)
         if progress.finished_ms:
             self._finished.set(progress.finished_ms / 1000)
 

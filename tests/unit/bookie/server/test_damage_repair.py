@@ -13,7 +13,7 @@ from bookie.model.metadata import DigestType, Fragment, LedgerMetadata
 from bookie.model.packet import pack
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.server.copying import Copying
-from bookie.server.metrics import REPLACED, bookie_metrics
+from bookie.server.metrics import DAMAGED, REPLACED, bookie_metrics
 from bookie.server.upkeep.damage_repair import DamageRepair, sources_of
 from bookie.server.upkeep.scrubber import Scrubber, ScrubProgress
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
@@ -99,6 +99,7 @@ class DamagedWorld:
         ended = await scrubber.run_pass(ScrubProgress(self.clock.epoch_ms()))
         replaced = self.metrics.registry.get_sample_value(REPLACED)
         assert replaced is not None
+        assert self.metrics.registry.get_sample_value(DAMAGED) == ended.damaged - ended.replaced
         return ended.damaged, replaced
 
 
