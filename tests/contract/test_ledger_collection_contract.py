@@ -15,6 +15,7 @@ from crc32c import crc32c
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.entry_logs.compaction import Compactor
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, EntryLogWriter
 from bookie.storage.entry_logs.log_ends import ends_at
 from bookie.storage.port import DiskError, DiskFullError, EntryIndex
@@ -306,6 +307,30 @@ async def test_what_a_flush_wrote_before_the_disk_was_full_gives_its_space_back(
     await bookie.store.checkpoint()
     assert await served(bookie, LEDGER, 50) == await served(bookie, OTHER, 6) == {Status.OK}
     assert await is_all_given_back(bookie, [LEDGER, OTHER])
+
+
+async def test_a_log_that_was_compacted_and_not_removed_is_removed_by_the_next_run(
+    bookie: Bookie, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the share of live entries that a log needs was lowered since."""
+    for ledger_id, count in ((LEDGER, 10), (OTHER, 25)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    await restart_with(bookie, replace(SETTINGS, compact_below=0.9))
+
+    async def refused(compactor: Compactor, log_id: int) -> None:
+        raise DiskFullError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Compactor, "_remove", refused)
+        with pytest.raises(DiskFullError):
+            await bookie.store.compact()
+    assert len(await logs(bookie)) == 2
+    await restart_with(bookie, SETTINGS)
+    await bookie.store.compact()
+    assert len(await logs(bookie)) == 1
+    assert await served(bookie, OTHER, 25) == {Status.OK}
 
 
 @pytest.mark.parametrize("good_pages", range(3))

@@ -30,6 +30,7 @@ async def bkheal_bookie(machine: Machine, *words: str, exit_code: ExitCode = Exi
     return found
 
 
+@pytest.mark.long
 async def test_the_cookies_of_a_running_bookie_are_shown_and_compared(machine: Machine) -> None:
     _, bookie = await machine.ready(port=0, bookie_id="named")
     shown = await bkheal_bookie(machine, "cookie", "show")

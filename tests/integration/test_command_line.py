@@ -261,6 +261,7 @@ def test_an_audit_of_a_healthy_cluster_finds_nothing(cluster: EmbeddedCluster, t
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("quick_spark")
+@pytest.mark.long
 def test_the_audit_runs_under_spark_submit(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     submit = Path(sys.executable).with_name("spark-submit")
     audit = Path(spark_jobs.audit.__file__)

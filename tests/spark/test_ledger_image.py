@@ -145,6 +145,7 @@ def test_after_a_loss_the_image_marks_first_and_the_full_pass_the_rest(spark: Sp
     assert (first, again.summary.image.suspects) == (FINAL, 0), "the loss was audited, so nothing is read twice"
 
 
+@pytest.mark.long
 def test_what_holds_marks_back_holds_the_image_too(spark: SparkSession, place: Place) -> None:
     members = tuple(map(BookieId, ("a:1", "b:1", "x:1")))
     place.create({10: LedgerMetadata(3, 3, 2, (Fragment(EntryId(0), members),)).closed(EntryId(9), 100)})

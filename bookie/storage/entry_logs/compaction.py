@@ -39,7 +39,7 @@ from bookie.storage.disks.index_format import (
     pack_location,
     unpack_dead,
 )
-from bookie.storage.entry_logs.dead_bytes import increased
+from bookie.storage.entry_logs.dead_bytes import dead_bytes, increased
 from bookie.storage.entry_logs.entry_log import (
     DIRECTORY,
     HEADER_SIZE,
@@ -220,7 +220,10 @@ class Compactor:
             await file.close()
 
     async def _rename(self, target_id: int, target_end: int, live: Sequence[_Live], values: Sequence[bytes]) -> None:
-        """Write the new places of entries still at the old place; count the other copies as dead at once."""
+        """Write the new places of entries still at the old place; count old places and useless copies as dead at once.
+
+        So if the process ends before the old log is removed, the next run removes it.
+        """
         async with self.checkpointer.exclusive():
             current = await self.index.get_many([entry.key for entry in live])
             puts, dead = [], 0
@@ -229,7 +232,8 @@ class Compactor:
                     puts.append((entry.key, value))
                 else:
                     dead += len(entry.body) + RECORD_HEADER_SIZE
-            more = await increased(self.index, {target_id: dead}) if dead else []
+            left = dead_bytes(now for entry, now in zip(live, current, strict=True) if now == entry.old)
+            more = await increased(self.index, left | ({target_id: dead} if dead else {}))
             await self.index.write([*puts, *more, ends_at(target_id, target_end)])
 
     async def _finish(self, target_id: int) -> None:
