@@ -17,7 +17,7 @@ class ReferenceRow(enum.StrEnum):
     REFERENCE = "REFERENCE"
     """The node refers to the ledger."""
     IN_LEDGER = "IN_LEDGER"
-    """The reference to the compacted ledger of the topic is in a ledger, and was not read."""
+    """The reference to the compacted ledger of the topic is in this ledger, and was not read."""
     UNDECODABLE = "UNDECODABLE"
     """The node cannot be decoded, or may not be read, so nothing is known about its references."""
 
@@ -26,8 +26,8 @@ REFERENCE_DDL: Final = """
     row string, root string, kind string, name string, cursor string, topic string, ledger_id bigint, copy string,
     is_empty boolean, error string
 """
-"""``topic`` is null if the name of the node is not that of a topic. ``copy`` is a ``bookie...decoding.Copy``; it, the
-ledger and ``is_empty`` are those of a reference. ``error`` is why a node cannot be decoded."""
+"""``topic`` is null if the name of the node is not that of a topic. ``copy`` is a ``bookie...decoding.Copy``; it
+and ``is_empty`` are those of a reference. ``error`` is why a node cannot be decoded."""
 REFERENCE_SCHEMA: Final = pa.schema(
     [
         *((name, pa.string()) for name in ("row", "root", "kind", "name", "cursor", "topic")),

@@ -27,6 +27,9 @@ class FindingKind(enum.Enum):
     """A node of Pulsar refers to a ledger that does not exist."""
     UNDECODABLE_REFERENCES = "UNDECODABLE_REFERENCES"
     """A node of the topic of a ledger cannot be decoded, so it is not known whether anything refers to the ledger."""
+    UNREAD_REFERENCE = "UNREAD_REFERENCE"
+    """A ledger contains the reference of a topic to its compacted ledger, which was not read, so that ledger was not
+    checked. This ledger itself is referred to."""
     UNREADABLE_METADATA = "UNREADABLE_METADATA"
     """A ledger's metadata cannot be read, so nothing is known about its copies."""
 

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from bookie.metadata.access import ZooKeeperAccess
 from bookie.metadata.pulsar.decoding import UndecodableNodeError
-from bookie.metadata.pulsar.referrers import Referrer, has_reference_in_a_ledger, references_of
+from bookie.metadata.pulsar.referrers import Referrer, ledger_with_reference, references_of
 from bookie.metadata.pulsar.tree import DENIED, PulsarNode, PulsarTree
 from bookie.metadata.uri import MetadataUri
 from spark_jobs import settings
@@ -179,7 +179,7 @@ def reference_rows(root: str, node: PulsarNode) -> list[Mapping[str, object]]:
         return [common | {"row": ReferenceRow.UNDECODABLE.value, "error": DENIED.value}]
     try:
         found = references_of(node.kind, node.data)
-        in_ledger = has_reference_in_a_ledger(node.cursor, node.data)
+        in_ledger = ledger_with_reference(node.cursor, node.data)
     except UndecodableNodeError as error:
         return [common | {"row": ReferenceRow.UNDECODABLE.value, "error": str(error)}]
     rows: list[Mapping[str, object]] = [
@@ -192,6 +192,6 @@ def reference_rows(root: str, node: PulsarNode) -> list[Mapping[str, object]]:
         }
         for each in found
     ]
-    if in_ledger:
-        rows.append(common | {"row": ReferenceRow.IN_LEDGER.value})
+    if in_ledger is not None:
+        rows.append(common | {"row": ReferenceRow.IN_LEDGER.value, "ledger_id": in_ledger})
     return rows

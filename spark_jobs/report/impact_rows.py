@@ -39,6 +39,7 @@ _LEFT_OUT: Final = tuple(
         FindingKind.UNKNOWN_PLACE,
         FindingKind.UNREFERENCED_LEDGER,
         FindingKind.UNDECODABLE_REFERENCES,
+        FindingKind.UNREAD_REFERENCE,
     )
 )
 _NUMBERS: Final = ("severity_rank", "copies_min", "write_quorum", "ack_quorum")

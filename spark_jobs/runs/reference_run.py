@@ -225,6 +225,7 @@ class ReferenceRun:
             is_undecodable = F.col("reason") == NotJudged.UNDECODABLE.value
             for rows in (judged.first, judged.second):
                 others = others.unionByName(_findings(rows.where(is_undecodable), _UNDECODABLE))
+            others = others.unionByName(_findings(judged.first.where("unread_of IS NOT NULL"), _UNREAD))
             with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_told=False):
                 self._context.report.write_findings(lost, others.unionByName(unreadable_metadata(scan.suspects)))
         finally:
@@ -314,6 +315,12 @@ _UNDECODABLE: Final = _OWNER | {
     "kind": literal(FindingKind.UNDECODABLE_REFERENCES.value),
     "ledger_id": "ledger_id",
     "detail": "reason",
+}
+_UNREAD: Final = _OWNER | {
+    "kind": literal(FindingKind.UNREAD_REFERENCE.value),
+    "ledger_id": "ledger_id",
+    "topic": "unread_of",
+    "detail": "concat('cursor state of ', unread_of, ' is in ledger ', ledger_id, ': compacted ledger not checked')",
 }
 
 

@@ -312,9 +312,16 @@ async def test_an_outage_of_all_bookies_that_outlasts_their_nodes_is_no_lost_clu
         await asyncio.to_thread(topic.send, 10)
         bookies = cluster.bookies
         await kill9(cluster.zookeeper, *bookies)
-        # ZooKeeper does this itself where Pulsar's driver made the nodes; those of Pulsar's set-up tool stay.
-        for path in (f"{registered}/readonly", registered):
+        for path in (f"{registered}/readonly", registered):  # Pulsar's set-up tool made them, and ZooKeeper keeps them
             await client.store.delete(path)
+        await asyncio.gather(*(bookie.start() for bookie in bookies))  # the driver makes containers
+        await kill9(cluster.zookeeper, *bookies)
+        await until(
+            lambda: client.store.stat(registered),
+            lambda found: found is None,
+            "ZooKeeper has removed the empty container, for which it looks once a minute",
+            PROGRAM_S,
+        )
         listed = await bkheal("bookies", "--output", "json", uri=uri)
         assert listed.exit_code == 0, listed.errors
         assert {each["state"] for each in listed.document["items"]} == {"lost"}

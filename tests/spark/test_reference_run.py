@@ -170,7 +170,18 @@ def test_a_node_that_cannot_be_decoded_spares_its_topic_and_is_a_finding(
 
     result = pulsar.check(spark)
     assert counts(result) == (1, 1, 0, 4)
-    assert pulsar.found(result) == {"undecodable_references": [1, 2, 3, 4, 8], "unreferenced_ledger": [7]}
+    assert pulsar.found(result) == {
+        "undecodable_references": [1, 2, 3, 4, 8],
+        "unread_reference": [5],
+        "unreferenced_ledger": [7],
+    }
+    unread = next(
+        row
+        for row in read_findings(pulsar.place.report_dir, result.run_id, 1000).rows
+        if row["kind"] == "unread_reference"
+    )
+    assert (unread["namespace"], unread["topic"], unread["subscription"]) == ("t/n", topic("d"), "__compaction")
+    assert unread["detail"] == f"cursor state of {topic('d')} is in ledger 5: compacted ledger not checked"
     found = result.summary.references
     assert found is not None
     assert found.not_judged == {

@@ -65,8 +65,9 @@ class CursorReferences:
     """What a subscription refers to."""
 
     ledgers: tuple[int, ...]
-    is_partial: bool
-    """Whether its position is in a ledger, which then contains the reference to a compacted ledger, if there is one."""
+    position_in: int | None
+    """The ledger of its position, which then contains the reference to a compacted ledger, if there is one; None: the
+    position is in the node."""
 
 
 def managed_ledger_references(data: bytes) -> tuple[LedgerReference, ...]:
@@ -86,9 +87,10 @@ def cursor_references(data: bytes) -> CursorReferences:
         UndecodableNodeError: see above.
     """
     if not data:
-        return CursorReferences((), is_partial=False)
+        return CursorReferences((), position_in=None)
     info = _parsed(ManagedCursorInfo, _uncompressed(data))
-    found = [info.cursorsLedgerId] if info.cursorsLedgerId >= 0 else []
+    position_in = info.cursorsLedgerId if info.cursorsLedgerId >= 0 else None
+    found = [] if position_in is None else [position_in]
     found += [each.value for each in info.properties if each.name == _COMPACTED]
     for each in info.cursorProperties:
         name: object = each.name
@@ -98,7 +100,7 @@ def cursor_references(data: bytes) -> CursorReferences:
             if not each.value.isascii() or not each.value.isdigit():
                 raise UndecodableNodeError("a bucket of delayed messages has no ledger id")
             found.append(int(each.value))
-    return CursorReferences(tuple(found), is_partial=info.cursorsLedgerId >= 0)
+    return CursorReferences(tuple(found), position_in)
 
 
 def schema_references(data: bytes) -> tuple[int, ...]:

@@ -78,13 +78,13 @@ def references_of(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
     return [LedgerReference(each, Copy.BOOKKEEPER, is_empty=False) for each in found]
 
 
-def has_reference_in_a_ledger(cursor: str | None, data: bytes) -> bool:
-    """Return whether the reference to a compacted ledger is not in this node, but in a ledger.
+def ledger_with_reference(cursor: str | None, data: bytes) -> int | None:
+    """Return the ledger that contains the reference to a compacted ledger; None: no ledger does, only this node may.
 
     Raises:
         UndecodableNodeError: the node cannot be decoded in full.
     """
-    return cursor == COMPACTION and cursor_references(data).is_partial
+    return cursor_references(data).position_in if cursor == COMPACTION else None
 
 
 def refers(referrer: Referrer, data: bytes | Denied | None, ledger_id: int) -> bool:

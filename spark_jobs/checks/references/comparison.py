@@ -47,6 +47,10 @@ class NotJudged(enum.StrEnum):
 
 _OF_LEDGER: Final = ("ledger_id", "state", "error", *OWNER_COLUMNS, "length * write_quorum AS stored_bytes")
 _OF_REFERENCE: Final = ("root", "kind", "name", "cursor", "topic", "copy", "is_empty")
+_FIRST_REFERENCE: Final = (
+    f"min(struct({', '.join(_OF_REFERENCE)})) FILTER (WHERE `row` = {literal(ReferenceRow.REFERENCE.value)}) AS by"
+)
+_UNREAD_OF: Final = f"min(topic) FILTER (WHERE `row` = {literal(ReferenceRow.IN_LEDGER.value)}) AS unread_of"
 _WITH_SUBSCRIPTION: Final = (Component.CURSOR.value, Component.DELAYED_INDEX.value)
 _UNNAMED: Final = (
     f"topic IS NULL OR component = {literal(Component.UNKNOWN.value)} "
@@ -62,13 +66,13 @@ def compared(ledgers: DataFrame, references: DataFrame, *, is_unsure: bool) -> D
         references: rows of ``bk_references``, of every Pulsar cluster that uses these bookies.
         is_unsure: a node that matters belongs to an unknown topic, so no ledger is unreferenced.
 
-    The columns are those of the ledger, ``stored_bytes`` on all bookies together, and ``by``, the reference, of which
-    one is kept if there are several.
+    The columns are those of the ledger, ``stored_bytes`` on all bookies together, ``by``, the reference, of which one
+    is kept if there are several, and ``unread_of``: the topic whose reference to its compacted ledger is in the ledger.
     """
     row = F.col("row")
     of_ledger = ledgers.selectExpr(*_OF_LEDGER)
-    named = references.where(row == ReferenceRow.REFERENCE.value).groupBy("ledger_id")
-    known = named.agg(F.expr(f"min(struct({', '.join(_OF_REFERENCE)})) AS by"))
+    named = references.where(row != ReferenceRow.UNDECODABLE.value).groupBy("ledger_id")
+    known = named.agg(F.expr(_FIRST_REFERENCE), F.expr(_UNREAD_OF))
     doubts = references.where((row != ReferenceRow.REFERENCE.value) & F.col("topic").isNotNull()).groupBy("topic")
     doubtful = doubts.agg(
         F.max(row == ReferenceRow.UNDECODABLE.value).alias("is_undecodable"),

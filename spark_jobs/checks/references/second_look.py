@@ -18,7 +18,7 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import ledger_path
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.pulsar.decoding import UndecodableNodeError
-from bookie.metadata.pulsar.referrers import Referrer, referrers_of, refers
+from bookie.metadata.pulsar.referrers import Referrer, ledger_with_reference, referrers_of, refers
 from bookie.metadata.pulsar.tree import Denied, NodeKind, read_contents
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import LedgerId
@@ -107,7 +107,7 @@ async def look_again(
             verdict = _of_reference(referrer, contents[referrer.path], row["ledger_id"], is_there=node is not None)
             seen.append(_seen(row, verdict, None) | _names(referrer))
         else:
-            verdict, reason = _of_ledger(row["ledger_id"], each, contents, created_ms, settings.created_before_ms)
+            verdict, reason = _of_ledger(row, each, contents, created_ms, settings.created_before_ms)
             seen.append(_seen(row, verdict, reason))
     return seen
 
@@ -131,7 +131,7 @@ def _of_reference(referrer: Referrer, data: bytes | Denied | None, ledger_id: in
 
 
 def _of_ledger(
-    ledger_id: int,
+    row: Row,
     referrers: Sequence[Referrer],
     contents: dict[str, bytes | Denied | None],
     created_ms: int | None,
@@ -145,11 +145,20 @@ def _of_ledger(
     if not referrers:
         return Verdict.NOT_JUDGED, NotJudged.UNNAMED
     try:
-        if any(refers(referrer, contents[referrer.path], ledger_id) for referrer in referrers):
+        if any(refers(referrer, contents[referrer.path], row["ledger_id"]) for referrer in referrers):
             return Verdict.CHANGED, None
+        if row["component"] == Component.COMPACTED.value and any(
+            _is_in_ledger(referrer, contents[referrer.path]) for referrer in referrers
+        ):
+            return Verdict.NOT_JUDGED, NotJudged.IN_LEDGER
     except UndecodableNodeError:
         return Verdict.NOT_JUDGED, NotJudged.UNDECODABLE
     return Verdict.UNREFERENCED, None
+
+
+def _is_in_ledger(referrer: Referrer, data: bytes | Denied | None) -> bool:
+    """Whether a ledger contains what this node would refer to. ``refers`` has refused a node that may not be read."""
+    return isinstance(data, bytes) and ledger_with_reference(referrer.cursor, data) is not None
 
 
 def _seen(row: Row, verdict: Verdict, reason: NotJudged | None) -> Row:

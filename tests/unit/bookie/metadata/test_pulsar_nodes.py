@@ -22,6 +22,7 @@ from bookie.metadata.pulsar.decoding import (
     managed_ledger_references,
     schema_references,
 )
+from bookie.metadata.pulsar.referrers import COMPACTION, ledger_with_reference, references_of
 from bookie.metadata.pulsar.tree import NodeKind, PulsarNode, PulsarTree
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
@@ -130,11 +131,26 @@ def test_a_subscription_refers_to_its_position_the_compacted_ledger_and_buckets(
     info.properties.add(name="another", value=10)
     info.cursorProperties.add(name="#pulsar.internal.delayed.bucket_1_2", value="11")
     info.cursorProperties.add(name="another", value="x")
-    assert cursor_references(info.SerializeToString()) == CursorReferences((9, 11), is_partial=False)
-    assert cursor_references(b"\x08\x05") == CursorReferences((5,), is_partial=True)
+    assert cursor_references(info.SerializeToString()) == CursorReferences((9, 11), position_in=None)
+    assert cursor_references(b"\x08\x05") == CursorReferences((5,), position_in=5)
     info.cursorProperties.add(name="#pulsar.internal.delayed.bucket_3_4", value="x")
     with pytest.raises(UndecodableNodeError):
         cursor_references(info.SerializeToString())
+
+
+def test_a_compaction_whose_position_is_in_a_ledger_names_that_ledger_and_no_other() -> None:
+    in_node = (  # cursorsLedgerId -1, and the property CompactedTopicLedger=9
+        b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01" + b"\x2a\x18\x0a\x14CompactedTopicLedger\x10\x09"
+    )
+    in_ledger = b"\x08\x05"
+    assert [each.ledger_id for each in references_of(NodeKind.CURSOR, in_node)] == [9]
+    assert ledger_with_reference(COMPACTION, in_node) is None
+    assert [each.ledger_id for each in references_of(NodeKind.CURSOR, in_ledger)] == [5]
+    assert ledger_with_reference(COMPACTION, in_ledger) == 5
+    assert ledger_with_reference("s", in_ledger) is None, "only a compaction refers to a compacted ledger"
+    for cut in (in_node[:-1], in_ledger[:-1]):
+        with pytest.raises(UndecodableNodeError):
+            ledger_with_reference(COMPACTION, cut)
 
 
 def test_a_schema_refers_to_the_ledger_of_each_version() -> None:

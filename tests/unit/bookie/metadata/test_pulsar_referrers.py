@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bookie.metadata.pulsar.decoding import UndecodableNodeError
-from bookie.metadata.pulsar.referrers import Referrer, has_reference_in_a_ledger, references_of, referrers_of, refers
+from bookie.metadata.pulsar.referrers import Referrer, ledger_with_reference, references_of, referrers_of, refers
 from bookie.metadata.pulsar.tree import DENIED, NodeKind
 from bookie.model.ownership import Component, Owner, Topic, owner_of
 from tests.worlds.pulsar_nodes import COMPACTED, CURSOR, DELAYED, MESSAGES, ML, SCHEMA, Custom, cursor, managed, schema
@@ -56,7 +56,7 @@ def test_a_node_refers_to_its_ledgers_or_is_refused() -> None:
 
 
 def test_the_compacted_ledger_of_a_cursor_in_a_ledger_is_not_known() -> None:
-    assert has_reference_in_a_ledger("__compaction", cursor(3))
-    assert not has_reference_in_a_ledger("__compaction", cursor(compacted=3))
-    assert not has_reference_in_a_ledger("s", cursor(3))
+    assert ledger_with_reference("__compaction", cursor(3)) == 3
+    assert ledger_with_reference("__compaction", cursor(compacted=3)) is None
+    assert ledger_with_reference("s", cursor(3)) is None
     assert Referrer("", NodeKind.MANAGED_LEDGER, "t/n/persistent/%zz").topic is None

@@ -18,7 +18,20 @@ from bookie.model.ownership import OWNER_COLUMNS, owner_names, owner_of
 from spark_jobs.checks.references.comparison import NotJudged, Verdict
 from spark_jobs.checks.references.second_look import LookSettings, look_again
 from tests.worlds.cluster import formatted
-from tests.worlds.pulsar_nodes import CURSOR, KINDS, MESSAGES, ML, Custom, cursor, ledger, managed, put_node, schema
+from tests.worlds.pulsar_nodes import (
+    COMPACTED,
+    CURSOR,
+    KINDS,
+    MESSAGES,
+    ML,
+    Custom,
+    cursor,
+    ledger,
+    managed,
+    of_pulsar,
+    put_node,
+    schema,
+)
 
 LATER_MS = 1 << 60
 SETTINGS = LookSettings("zk://h:1/ledgers", 1, ("", "/second"), LATER_MS)
@@ -72,6 +85,19 @@ async def test_a_verdict_needs_every_node_again(place: Place, custom: Custom) ->
     for path in nodes:
         await place.store.set(path, b"\xff", -1)
     assert await place.look(row) == (Verdict.NOT_JUDGED, NotJudged.UNDECODABLE)
+
+
+async def test_a_compacted_ledger_has_no_verdict_once_its_reference_is_in_a_ledger(place: Place) -> None:
+    await place.create(1)
+    path = f"/second/managed-ledgers/{ML}/__compaction"
+    await put_node(place.store, path, cursor())
+    assert await place.look(unreferenced(1, COMPACTED)) == (Verdict.UNREFERENCED, None)
+    await place.store.set(path, b"\x08\x05", -1)  # the position is in ledger 5 since
+    assert await place.look(unreferenced(1, COMPACTED)) == (Verdict.NOT_JUDGED, NotJudged.IN_LEDGER)
+    earlier = of_pulsar(b"managed-ledger", managed__ledger=ML, cursor="__compaction")
+    assert await place.look(unreferenced(1, earlier)) == (Verdict.UNREFERENCED, None)
+    await place.store.set(path, b"\x08\x01", -1)
+    assert await place.look(unreferenced(1, earlier)) == (Verdict.CHANGED, None)
 
 
 async def test_a_ledger_that_is_gone_young_or_without_a_name_is_not_reported(place: Place) -> None:
