@@ -55,6 +55,11 @@ simulate: $(VENV)/.installed-dev ## Run SEEDS=2000 histories of a simulated clus
 simulate-defects: $(VENV)/.installed-dev ## Plant each known defect in turn and look for it; writes docs/simulation-defects.md
 	$(BIN)/python -m tests.simulation defects
 
+MINUTES ?= 30
+.PHONY: soak
+soak: $(VENV)/.installed-dev ## Keep a bookie busy for MINUTES=30, with restarts; memory, file handles and disk must not grow
+	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+
 .PHONY: bench
 bench: $(VENV)/.installed ## Run every benchmark; each prints ratios against a baseline of the same run
 	$(BIN)/bkheal bench add

@@ -52,6 +52,8 @@ class EmbeddedBookie:
     apache_port: int = 0
     """The port of Apache's protocol, if spoken. Keeps it over restarts."""
     session_timeout_s: float = SESSION_TIMEOUT_S
+    options: Sequence[str] = ()
+    """Further words of its command line."""
 
     def launch(self) -> None:
         """Start the process; ``wait_ready`` returns when it is registered."""
@@ -61,6 +63,7 @@ class EmbeddedBookie:
             *("--journal-dir", str(self.directory / "journal"), "--ledger-dir", str(self.directory / "ledgers")),
             *("--session-timeout", str(self.session_timeout_s), "--read-only-below-bytes", str(_READ_ONLY_BELOW_BYTES)),
         ]
+        arguments += self.options
         if self.serves_metrics:
             arguments += ["--http-port", "0"]
         if self.speaks_apache:

@@ -1,0 +1,150 @@
+"""Whether a bookie's memory, file handles or disk grow, and how long each of its lives lasts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.storage.settings import StorageSettings
+
+_STORAGE: Final = StorageSettings()
+
+MEMORY_SLACK_BYTES: Final = 96 << 20
+"""Resident memory may exceed the highest figure of the warm-up by this: a write cache and a half. How full the two
+caches are when they are looked at is chance."""
+HANDLES_SLACK: Final = 48
+"""So many more file handles than the most of the warm-up may be open: those of entry logs, of tables of the index and
+of connections come and go."""
+DISK_CONSTANT_BYTES: Final = 4 * _STORAGE.journal_file_bytes + 2 * _STORAGE.cache_bytes_max
+"""The journal of two write caches, in whole files of which the first and the last are used in part; one entry log that
+is being filled, and one that is being compacted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was seen at one moment."""
+
+    at_s: float
+    """Since the start of the soak."""
+    life: int
+    """How often the bookie was started before."""
+    ledgers: int
+    """Created so far."""
+    written_bytes: int
+    """Acknowledged so far."""
+    rss_bytes: int
+    handles: int
+    disk_bytes: int
+    """Of the journal, the entry logs and the index."""
+    live_bytes: int
+    """Of ledgers that are not deleted."""
+    waiting_bytes: int
+    """Of deleted ledgers that no finished collection has had to find."""
+    is_warm: bool
+    """Whether the warm-up was over before this moment."""
+
+    @property
+    def disk_bytes_max(self) -> float:
+        """What the disk may hold: compaction leaves this part of each entry log alive, or more."""
+        return (self.live_bytes + self.waiting_bytes) / _STORAGE.compact_below + DISK_CONSTANT_BYTES
+
+
+def problem_of(samples: Sequence[Sample]) -> str | None:
+    """What the newest sample shows that a bookie which runs for ever cannot afford, in one sentence."""
+    newest = samples[-1]
+    if newest.disk_bytes > newest.disk_bytes_max:
+        return (
+            f"the disk holds {_mb(newest.disk_bytes)} MB, and may hold {_mb(newest.disk_bytes_max)} MB "
+            f"for {_mb(newest.live_bytes)} MB of live ledgers and {_mb(newest.waiting_bytes)} MB to be collected"
+        )
+    warm_up = [sample for sample in samples if not sample.is_warm]
+    if not newest.is_warm or not warm_up:
+        return None
+    rss_bytes, handles = max(one.rss_bytes for one in warm_up), max(one.handles for one in warm_up)
+    if newest.rss_bytes > rss_bytes + MEMORY_SLACK_BYTES:
+        return (
+            f"the resident memory grew to {_mb(newest.rss_bytes)} MB; the warm-up needed {_mb(rss_bytes)} MB, "
+            f"and the slack is {_mb(MEMORY_SLACK_BYTES)} MB"
+        )
+    if newest.handles > handles + HANDLES_SLACK:
+        return f"{newest.handles} file handles are open; the warm-up needed {handles}, and the slack is {HANDLES_SLACK}"
+    return None
+
+
+class Waiting:
+    """Deleted ledgers whose entries the bookie may still hold.
+
+    A collection deletes what it finds when it begins, at least a minute later. So when one has ended, the ledgers that
+    were deleted before it began are gone: those of before this life, and later those of before the end of the
+    collection before it.
+    """
+
+    def __init__(self) -> None:
+        self._deleted: list[tuple[float, int]] = []
+        self._found_before_s = 0.0
+        self._looked_at_s = 0.0
+        self._collected = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of these ledgers."""
+        return sum(size for _, size in self._deleted)
+
+    def deleted(self, at_s: float, size: int) -> None:
+        """A ledger of ``size`` bytes was deleted by a client."""
+        self._deleted.append((at_s, size))
+
+    def life_began(self, at_s: float) -> None:
+        """The bookie was started, and has counted no collected ledger yet."""
+        self._found_before_s = self._looked_at_s = at_s
+        self._collected = 0
+
+    def looked(self, at_s: float, collected: int) -> bool:
+        """Note how many ledgers this life has collected until now; whether a collection has ended since the last look.
+
+        The counter of a bookie grows once for each collection, after its compaction.
+        """
+        has_ended = collected > self._collected
+        if has_ended:
+            self._deleted = [one for one in self._deleted if one[0] > self._found_before_s]
+            self._found_before_s = self._looked_at_s
+        self._looked_at_s, self._collected = at_s, collected
+        return has_ended
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """When one life of the bookie ends, and how."""
+
+    collections: int
+    """It lasts for so many collections, each of which takes a minute or more,"""
+    more_s: float
+    """and so many seconds more."""
+    is_killed: bool
+    """By SIGKILL; else SIGTERM asks it to stop."""
+
+
+def lives(rng: random.Random) -> Iterator[Life]:
+    """Long and short lives, without end. An odd number of lengths meets both signals at each of them."""
+    for number, collections in enumerate(itertools.cycle((1, 0, 0, 3, 0, 0, 6))):
+        yield Life(collections, rng.uniform(2.0, 12.0), is_killed=number % 2 == 0)
+
+
+HEADER: Final = "    time  life  ledgers  written MB  RSS MB  handles  disk MB  live MB  deleted MB  disk max MB"
+
+
+def row(sample: Sample) -> str:
+    """One line of the table under ``HEADER``."""
+    minutes, seconds = divmod(int(sample.at_s), 60)
+    return (
+        f"{minutes:>5}:{seconds:02} {sample.life:>5} {sample.ledgers:>8} {_mb(sample.written_bytes):>11} "
+        f"{_mb(sample.rss_bytes):>7} {sample.handles:>8} {_mb(sample.disk_bytes):>8} {_mb(sample.live_bytes):>8} "
+        f"{_mb(sample.waiting_bytes):>11} {_mb(sample.disk_bytes_max):>12}"
+    )
+
+
+def _mb(count_bytes: float) -> int:
+    return round(count_bytes / 1e6)
