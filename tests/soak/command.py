@@ -18,6 +18,7 @@ import psutil
 from bookie.client.bookkeeper import BookKeeper
 from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
 from bookie.model.errors import BkhealError
+from bookie.model.exit_codes import ExitCode
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.server.metrics import COLLECTED
 from tests.deadlines import STATE_S
@@ -223,5 +224,8 @@ def main() -> int:
     except SoakError as error:
         sys.stderr.write(f"soak: {error}; the files are in {directory}\n")
         return 1
+    except KeyboardInterrupt:
+        shutil.rmtree(directory)
+        return ExitCode.INTERRUPTED
     shutil.rmtree(directory)
     return 0
