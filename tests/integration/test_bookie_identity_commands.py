@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from bookie.metadata.bookies.cookies import CookieStore, encode_cookie
+from bookie.metadata.tasks.changes import Changes
 from bookie.model.exit_codes import ExitCode
+from bookie.runtime.clock import SystemClock
 from bookie.server.joining.directories import CURRENT, VERSION_FILE
 from tests.integration.test_bookie_process import Machine, machine
 
@@ -63,4 +65,7 @@ async def test_directories_are_erased_once_the_bookie_is_stopped_and_its_copies_
     erased = await bkheal_bookie(machine, "format", *where, "--yes", "--delete-cookie")
     assert (erased["bookie_id"], erased["cookie_deleted"], erased["lost"]["problem"]) == (bookie, True, None)
     assert await CookieStore(machine.store, machine.cluster).read(bookie) is None
+    (change,) = await Changes(machine.store, machine.cluster.root, SystemClock()).newest(9)
+    assert (change.via, change.action) == ("command", "bookie format")
+    assert bookie in change.detail
     await machine.ready(port=0, bookie_id="erased")

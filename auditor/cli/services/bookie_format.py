@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from auditor.cli.cluster.changing import DryRunOption, YesOption, confirm
+from auditor.cli.cluster.changing import DryRunOption, YesOption, confirm, whoami
 from auditor.cli.output import OutputFormat, print_json, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from auditor.cli.services.stopped_bookie import JournalDirOption, LedgerDirOption
@@ -35,8 +36,8 @@ def format_directories(
 
     As long as ZooKeeper has the bookie's cookie, the cluster expects its entries, and this is refused. The way without
     a loss is a drain and then `bkheal decommission`, which deletes the cookie. --delete-cookie gives up the copies:
-    audits then mark the ledgers that name the bookie. If the bookie id is used again, it answers "unknown" for what it
-    held.
+    audits then mark the ledgers that name the bookie, and `bkheal changes` has a record of it. If the bookie id is used
+    again, it answers "unknown" for what it held.
 
     Exit codes: 0 erased, or there was nothing to erase, 1 refused (also while the bookie runs) or not confirmed, and
     nothing was changed, 2 wrong usage, 3 the store did not answer, 70 a disk failed: call it again.
@@ -69,7 +70,9 @@ async def _format(
 ) -> dict[str, Any]:
     from bookie.metadata.cluster import open_cluster
     from bookie.metadata.store.zookeeper import ZooKeeperStore
+    from bookie.metadata.tasks.changes import Changes
     from bookie.metadata.uri import parse_uri
+    from bookie.runtime.clock import SystemClock
     from bookie.server.joining.directories import CURRENT
     from bookie.server.joining.formatting import erase, owner, release_cookie
     from bookie.server.joining.stopped import stopped_disks
@@ -89,7 +92,18 @@ async def _format(
         try:
             cluster = await open_cluster(store, parsed)
             document["cookie_deleted"] = await release_cookie(
-                store, cluster, cookie, disks.directories, may_delete=may_delete_cookie
+                store,
+                cluster,
+                cookie,
+                disks.directories,
+                may_delete=may_delete_cookie,
+                record=partial(
+                    Changes(store, cluster.root, SystemClock()).record,
+                    whoami(),
+                    "command",
+                    "bookie format",
+                    f"{cookie.bookie_id}: its cookie is deleted",
+                ),
             )
         finally:
             await store.close()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -65,6 +65,7 @@ async def release_cookie(
     directories: Sequence[LocalDirectory],
     *,
     may_delete: bool,
+    record: Callable[[], Awaitable[None]],
 ) -> bool:
     """Make sure that ZooKeeper has no cookie for these directories, and return whether one was deleted.
 
@@ -74,6 +75,7 @@ async def release_cookie(
         cookie: of the directories.
         directories: what they contain.
         may_delete: whether the cookie may be deleted.
+        record: called before the cookie is deleted, so there is no deletion without a record.
 
     Raises:
         FormatRefusedError: the directories are of another cluster; the bookie is registered; its cookie is that of
@@ -102,6 +104,7 @@ async def release_cookie(
     ours = {name for each in directories for name in (each.incarnation, each.pending, each.rebuilt_from)} - {None}
     if stored.cookie != cookie or (history and history[-1] not in ours):
         raise FormatRefusedError(f"the cookie of bookie {bookie} in ZooKeeper is that of other disks")
+    await record()
     await CookieStore(store, cluster).delete(bookie, stored.version)
     return True
 

@@ -10,6 +10,7 @@ import pytest
 from bookie.metadata.bookies.cookies import Cookie, CookieStore, encode_cookie
 from bookie.metadata.bookies.incarnations import Incarnations
 from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.tasks.changes import Changes
 from bookie.model.ids import BookieId
 from bookie.server.joining.directories import CURRENT, INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role
 from bookie.server.joining.formatting import FormatRefusedError, erase, owner, release_cookie
@@ -56,7 +57,12 @@ async def joined(*, is_registered: bool = False) -> tuple[MemoryCluster, Cookie]
 
 async def release(world: MemoryCluster, cookie: Cookie, *, incarnation: str = "uuid", may_delete: bool = True) -> bool:
     found = directories(cookie, incarnation=incarnation)
-    return await release_cookie(world.store, world.cluster, cookie, found, may_delete=may_delete)
+
+    async def record() -> None:
+        assert await CookieStore(world.store, world.cluster).read(US) is not None, "a record comes before the change"
+        await Changes(world.store, world.cluster.root, world.clock).record("me", "command", "format")
+
+    return await release_cookie(world.store, world.cluster, cookie, found, may_delete=may_delete, record=record)
 
 
 async def test_the_cookie_is_deleted_only_if_that_is_allowed_and_the_history_stays() -> None:
@@ -68,6 +74,7 @@ async def test_the_cookie_is_deleted_only_if_that_is_allowed_and_the_history_sta
     assert await CookieStore(world.store, world.cluster).read(US) is None
     assert not await release(world, cookie)
     assert not await release(world, cookie, may_delete=False)
+    assert len(await Changes(world.store, world.cluster.root, world.clock).newest(9)) == 1
     assert await Incarnations(world.store, world.cluster.root).read(US)
 
 
