@@ -1,4 +1,4 @@
-"""Twenty bookies lose two: what is repaired first, how long it takes, and what a writer notices meanwhile.
+"""Twenty bookies lose two: what is repaired first, how long it takes, and what a writer notices of it.
 
 One machine runs ZooKeeper, the bookies, the Spark audit, the replicators and a writer, all as processes of their own
 but the writer. The ledgers have 3/3/2 and 4/4/3 copies, so the loss of two bookies leaves ledgers with one, two and

@@ -98,9 +98,9 @@ class _Repaired:
     cpu_s: float
     """Processor time of the whole process, its start included."""
     bookies_cpu_s: float
-    """Processor time of all bookies meanwhile."""
+    """Processor time of all bookies during the repair."""
     requests: int
-    """Packets that ZooKeeper received meanwhile, a few pings included."""
+    """Packets that ZooKeeper received during the repair, a few pings included."""
 
 
 async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pulling: bool = False) -> dict[str, Any]:

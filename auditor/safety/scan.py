@@ -126,7 +126,7 @@ def _note(result: ScanResult, seen: Glance) -> None:
 
 
 async def ledger_chunks(ledgers: LedgerStore) -> AsyncGenerator[tuple[list[LedgerId], list[bytes | None]], None]:
-    """Yield the ids of all ledgers with their metadata, a part at a time; None: it was deleted meanwhile.
+    """Yield the ids of all ledgers with their metadata, a part at a time; None: it was deleted since.
 
     Raises:
         NotAClusterError, StoreUnavailableError: see ``scan``.

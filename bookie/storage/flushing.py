@@ -2,7 +2,7 @@
 
 The invariant: while a disk is full the store refuses adds, and attempts a checkpoint at intervals until one succeeds,
 because only a checkpoint frees journal files. Any failure of a disk other than a full one stops the journal, since an
-entry that cannot leave the cache would otherwise stay in memory for good.
+entry that cannot leave the cache would otherwise stay in memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Storing copies on their new bookie: in full batches, throttled, offered again while the bookie is busy.
 
-A busy bookie is waited for, but not for ever: another one would get the whole position again (R44). Meanwhile one lane
+A busy bookie is waited for, but not for ever: another one would get the whole position again (R44). Then one lane
 asks, and the others wait.
 
 R rules are defined in docs/failure-model.md.
@@ -31,7 +31,7 @@ PULL_TIMEOUT_S: Final = 20.0
 BUSY_S_MAX: Final = 60.0
 """How long a target may be busy without accepting anything. Another target would get the whole position again."""
 LONG_S: Final = 1.0
-"""A longer wait for the rate is long: the copy may have to end meanwhile."""
+"""A longer wait for the rate is long: the copy may have to end before that."""
 _BROKEN_ATTEMPTS_MAX: Final = 3
 """Adds to a target that does not answer: enough to ride out a broken connection, not a dead bookie."""
 _BROKEN: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE})

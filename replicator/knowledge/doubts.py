@@ -12,7 +12,7 @@ are too few: the recovery stops, and the ledger stays in recovery until another 
 The repair (``repair.ledger_repair``) records the doubt in ZooKeeper first, and only then copies to the bookie or begins
 a recovery: after either, the bookie has entries again, and its loss cannot be seen any more. So a crash at any point
 leaves a record that the next worker reads before its own recovery. When nothing of the ledger is missing, the record is
-deleted in one transaction with the task and the lock, so that it cannot be one that another worker wrote meanwhile.
+deleted in one transaction with the task and the lock, so that it cannot be one that another worker wrote later.
 If a member of an unclosed ledger is awaited (not registered, within its lost-bookie delay), the record stays when the
 task goes: that member may have entries that only it and a doubted member had. A record without a task is deleted once
 the ledger is closed or deleted (``queue.task_queue``).

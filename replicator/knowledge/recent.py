@@ -7,7 +7,7 @@ earlier. So the requests for these answers grow with time and not with the numbe
 An outdated answer must not change what happens to data. Each question has its own argument:
 
 * Registered bookies. Metadata first, bookies second (R2): an answer that is older than the metadata may lack a bookie
-  that joined in between. So a kept answer serves only if it contains every member that the task does not name;
+  that joined since. So a kept answer serves only if it contains every member that the task does not name;
   otherwise the bookies are listed again. A member that the task names may have returned since: the installation reads
   its registration again (R5), and so it does for each target. A member that disappeared since is found by the auditor,
   whose mark changes the task (R13). Members that the task names and that are registered are checked by the transaction

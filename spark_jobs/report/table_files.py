@@ -34,7 +34,7 @@ _KIND: Final = "ReportTables"
 _API_VERSION: Final = "bkheal/v1"
 _DAY: Final = re.compile(r"day=\d{4}-\d{2}-\d{2}")
 _LOOKS_MAX: Final = 8
-"""At a directory that changes meanwhile: a change takes milliseconds, and happens once for each run."""
+"""At a directory that changes during the look: a change takes milliseconds, and happens once for each run."""
 _MAGIC: Final = b"PAR1"
 
 
@@ -79,7 +79,7 @@ def table_files(report_dir: Path, table: str) -> TableFiles:
     Raises:
         ReportDirError: the directory cannot be read, or changes all the time.
     """
-    # First the flat ones: meanwhile they move into directories of days, never back.
+    # First the flat ones: they may move at any time into directories of days, never back.
     directory = table_dir(report_dir, table)
     flat = {name for name in _children(directory) if _is_table(name) and (directory / name).is_file()}
     partitioned = [

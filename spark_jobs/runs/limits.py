@@ -4,7 +4,7 @@ A run that marks a million ledgers at once fills the tree of tasks and commits t
 a run marks the ledgers with the fewest copies first, and holds back the rest.
 
 The invariant: marks that exist already are free. So each run gets further than the one before, also if no worker has
-repaired anything in between, and the order of severity is kept: after the first ledger that the limits do not admit, no
+repaired anything before, and the order of severity is kept: after the first ledger that the limits do not admit, no
 other new one is marked. The first new ledger is always admitted, however large it is. A run that held something back
 does not count as the audit of a loss, so the service starts another one.
 

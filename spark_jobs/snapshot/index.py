@@ -2,7 +2,7 @@
 
 One pass, before anything of the snapshot is used: a file that is damaged anywhere, or of another cluster, gives nothing
 (R99). Later readers read the parts that the index names, and compare each with its checksum, so a file that was
-replaced meanwhile gives nothing either.
+replaced during the pass gives nothing either.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def index_snapshot(file: Path, cluster: Cluster, on_block: Callable[[], None] | 
     Args:
         file: the snapshot, plain or compressed.
         cluster: the live cluster, which the snapshot has to be of.
-        on_block: called before each block of 1 MiB; what it raises ends the pass.
+        on_block: called before each block of 1 MiB; what it raises stops the pass.
 
     Raises:
         SnapshotError: the file cannot be read, is no snapshot, is damaged or cut off, is of another cluster, or the

@@ -89,7 +89,8 @@ def allow(
         refuse(f"{name} holds back no collection: `bkheal collection list` shows which bookies do")
     most = f"at most {ledgers} ledgers" if ledgers else "these, or up to a tenth more"
     confirm(
-        f"{name} would delete {held['ledgers']} of its {held['known']} ledgers for good. Allow {most}?", is_sure=is_sure
+        f"{name} would delete {held['ledgers']} of its {held['known']} ledgers permanently. Allow {most}?",
+        is_sure=is_sure,
     )
     document = run(_allow(at, name, seconds, ledgers))
     line = f"{name} may delete up to {document['allowed_ledgers']} ledgers until {document['allowed_until']}"

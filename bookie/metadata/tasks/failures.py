@@ -7,7 +7,7 @@ record for each task.
 The record holds a duration and no date, as clocks differ. Each worker waits for the pause from the moment when it first
 saw this record, so it waits too long by the age of its list, and never too short. The token of a record distinguishes
 it from the one before: a worker that has locked a ledger compares it with the one that it listed, and does nothing if
-another worker has tried meanwhile.
+another worker has tried since.
 
 A lost record costs another attempt; a damaged one counts as none.
 

@@ -28,7 +28,7 @@ from bookie.server.joining.directories import VERSION_FILE, LocalDirectory
 from bookie.storage.port import Disk, DiskError
 
 _KEPT: Final = (VERSION_FILE, ".")
-"""Beginnings of names that stay until the end: the cookie, and the lock, which stays for good."""
+"""Beginnings of names that stay until the end: the cookie, and the lock, which always stays."""
 
 
 class FormatRefusedError(PermanentError):
@@ -80,7 +80,7 @@ async def release_cookie(
     Raises:
         FormatRefusedError: the directories are of another cluster; the bookie is registered; its cookie is that of
             other disks; or there is one and ``may_delete`` is False.
-        CookieConflictError: the cookie was changed meanwhile.
+        CookieConflictError: the cookie was changed since it was read.
         InvalidCookieError: the cookie in ZooKeeper is damaged.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; nothing was erased.
     """
