@@ -71,12 +71,12 @@ def run(spark: SparkSession, settings: BenchSettings) -> Mapping[str, Any]:
         StoreUnavailableError: no answer.
     """
     with asyncio.Runner() as runner:
-        context = _filled(settings)
+        context = filled(settings)
         store, cluster, fill_s = runner.run(context.__aenter__())
         try:
             baselines = [_get_async(settings, cluster) for _ in range(_BASELINE_PASSES)]
             bulk_s = runner.run(_get_many_data(store, cluster, settings.ledgers))
-            audits = [_audit(spark, settings) for _ in range(settings.warm_runs + 1)]
+            audits = [audited(spark, settings) for _ in range(settings.warm_runs + 1)]
         finally:
             runner.run(context.__aexit__(None, None, None))
     warm_s = sorted(seconds for seconds, _ in audits[1:])
@@ -97,7 +97,12 @@ def run(spark: SparkSession, settings: BenchSettings) -> Mapping[str, Any]:
     }
 
 
-def _audit(spark: SparkSession, settings: BenchSettings) -> tuple[float, Mapping[str, float]]:
+def audited(spark: SparkSession, settings: BenchSettings) -> tuple[float, Mapping[str, float]]:
+    """Audit once as a dry run; return the seconds, also of each phase.
+
+    Raises:
+        AssertionError: the audit did not see every ledger.
+    """
     from spark_jobs.runs.run import run_audit
 
     clock = SystemClock()
@@ -150,7 +155,7 @@ async def _get_many_data(store: MetadataStore, cluster: Cluster, ledgers: int) -
 
 
 @asynccontextmanager
-async def _filled(settings: BenchSettings) -> AsyncIterator[tuple[MetadataStore, Cluster, float]]:
+async def filled(settings: BenchSettings) -> AsyncIterator[tuple[MetadataStore, Cluster, float]]:
     """Create ledgers and registrations; the registrations last as long as the context."""
     rng = random.Random(settings.seed)
     store = await ZooKeeperStore.connect(settings.hosts)

@@ -114,6 +114,23 @@ def scan(
     _show("ScanBenchmark", run(measure(ledgers)), output)
 
 
+@app.command("executors")
+def executors(
+    ledgers: Annotated[int, typer.Option(min=1, max=10_000_000, help="Ledgers in the embedded ZooKeeper.")] = 80_000,
+    bytes_per_s: Annotated[
+        int, typer.Option(min=10_000, help="Bytes per second that ZooKeeper sends to each connection.")
+    ] = 1_000_000,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """The audit by one, two and four Spark executors, of a ZooKeeper whose answers are slow.
+
+    Each executor is a process of about 1 GiB.
+    """
+    from auditor.bench.executors import run as measure
+
+    _show("ExecutorBenchmark", run(measure(ledgers, bytes_per_s)), output)
+
+
 @app.command("audit")
 def audit(
     ledgers: Annotated[int, typer.Option(min=100, max=10_000_000, help="Ledgers in the embedded ZooKeeper.")] = 100_000,

@@ -1,0 +1,114 @@
+"""Audits by one, two and four Spark executors, of a ZooKeeper whose answers are slow.
+
+On a machine with few cores, more executors cannot compute faster. What they can do is wait at the same time: a proxy
+sends the answers of each connection at a fixed rate, as a distant or busy ensemble would. Executors are processes with one core
+each, of Spark's ``local-cluster`` master.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from auditor.bench.scan_measurement import BenchSettings, audited, filled
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.runtime.tasks import cancel, guarded
+from spark_jobs.session import SessionSettings, spark_session
+
+EXECUTORS: Final = (1, 2, 4)
+BYTES_PER_S: Final = 1_000_000
+"""Of each connection: some 5,000 ledgers per second."""
+_CHUNK_BYTES: Final = 16 * 1024
+_WORKER_MIB: Final = 1024
+_EXECUTOR_MIB: Final = 512
+_HEAP_MIB: Final = 1024
+
+
+async def run(ledgers: int, bytes_per_s: int = BYTES_PER_S) -> dict[str, Any]:
+    """Fill an embedded ZooKeeper, and audit it through the proxy with each number of executors.
+
+    Args:
+        ledgers: in ZooKeeper; each node of the ledger tree has 10,000, and one task reads a node.
+        bytes_per_s: that the proxy sends to each connection.
+    """
+    with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as directory:
+        where = Path(directory)
+        async with await EmbeddedZooKeeper.start(where / "zookeeper", heap_mib=_HEAP_MIB, is_durable=False) as server:
+            settings = BenchSettings(server.connect_string, where / "reports", ledgers)
+            async with filled(settings), slow_proxy(server.connect_string, bytes_per_s) as proxy:
+                through = replace(settings, hosts=proxy)
+                seconds = [await asyncio.to_thread(_audit_with, through, count) for count in EXECUTORS]
+    return {
+        "ledgers": ledgers,
+        "bytes_per_s_of_a_connection": bytes_per_s,
+        "executors": list(EXECUTORS),
+        "audit_s": [round(each, 2) for each in seconds],
+        "baseline": "one executor",
+        "ratio_to_baseline": [round(seconds[0] / each, 2) for each in seconds],
+    }
+
+
+def _audit_with(settings: BenchSettings, executors: int) -> float:
+    """Seconds of the second audit: the first one also starts the executors' Python workers."""
+    session = SessionSettings(
+        master=f"local-cluster[{executors},1,{_WORKER_MIB}]",
+        extra=(("spark.executor.memory", f"{_EXECUTOR_MIB}m"), ("spark.cores.max", str(executors))),
+    )
+    with spark_session(session) as spark:
+        return [audited(spark, settings)[0] for _ in range(2)][-1]
+
+
+@asynccontextmanager
+async def slow_proxy(target: str, bytes_per_s: int) -> AsyncIterator[str]:
+    """Pass connections on to ``target``, and its answers back at a rate for each connection; yield host and port."""
+    host, port = target.rsplit(":", 1)
+    open_connections: set[asyncio.Task[None]] = set()
+
+    async def back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        free_s = loop.time()
+        while data := await reader.read(_CHUNK_BYTES):
+            free_s = max(free_s, loop.time()) + len(data) / bytes_per_s
+            await asyncio.sleep(free_s - loop.time())
+            writer.write(data)
+            await writer.drain()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection(host, int(port))
+        returning = guarded("slow answers", _until_closed(back(answers, writer)))
+        try:
+            while data := await reader.read(_CHUNK_BYTES):
+                requests.write(data)
+                await requests.drain()
+        finally:
+            await cancel(returning)
+            requests.close()
+            writer.close()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = guarded("slow proxy", _until_closed(pass_on(reader, writer)))
+        open_connections.add(task)
+        task.add_done_callback(open_connections.discard)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield _address(server.sockets)
+    finally:
+        server.close()
+        for task in list(open_connections):
+            await cancel(task)
+
+
+async def _until_closed(work: Any) -> None:
+    with suppress(ConnectionError):
+        await work
+
+
+def _address(sockets: Sequence[Any]) -> str:
+    host, port = sockets[0].getsockname()[:2]
+    return f"{host}:{port}"
