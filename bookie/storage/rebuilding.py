@@ -49,34 +49,22 @@ from bookie.storage.entry_logs.entry_log import (
     log_path,
 )
 from bookie.storage.entry_logs.log_ends import ends_at
+from bookie.storage.findings import Findings, read_with_gaps
 from bookie.storage.journal import replay
 from bookie.storage.journal.mark import MarkSlots
 from bookie.storage.ledger_state import LedgerState
-from bookie.storage.port import Disk, DiskError, DiskFile, EntryIndex
+from bookie.storage.port import Disk, DiskFile, EntryIndex
 
 WINDOW_BYTES: Final = 8 << 20
 """Read at a time; more than the largest record."""
-_PIECE_BYTES: Final = 64 << 10
-"""Read at a time where the device reports errors."""
-FINDINGS_MAX: Final = 100
-"""Findings that are described; all of them are counted."""
 _TRIED_BYTES_MAX: Final = 1 << 30
 """Bytes over which checksums are computed in the search for the next record of one window."""
 _HEAD: Final = struct.Struct(">IIqq")
 """Size, CRC32C, ledger id, entry id: the beginning of every record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something in the entry logs that could not be used."""
-
-    path: str
-    offset: int
-    what: str
-
-
 @dataclass(slots=True)
-class RebuiltIndex:
+class RebuiltIndex(Findings):
     """What was found in the entry logs.
 
     Attributes:
@@ -84,22 +72,12 @@ class RebuiltIndex:
         entries: entries in the index.
         ledgers: ledgers with at least one entry.
         superseded: older copies of entries that were stored again.
-        finding_count: all findings.
-        findings: the first ``FINDINGS_MAX``.
     """
 
     logs: int = 0
     entries: int = 0
     ledgers: int = 0
     superseded: int = 0
-    finding_count: int = 0
-    findings: list[Finding] = field(default_factory=list)
-
-    def report(self, path: str, offset: int, what: str) -> None:
-        """Add a finding."""
-        self.finding_count += 1
-        if len(self.findings) < FINDINGS_MAX:
-            self.findings.append(Finding(path, offset, what))
 
 
 async def rebuild(journal: Disk, ledgers: Disk, index: EntryIndex) -> RebuiltIndex:
@@ -231,19 +209,7 @@ class _Rebuilding:
         ]
 
     async def _read(self, file: DiskFile, log_id: int, offset: int, size: int) -> bytes:
-        """Return bytes of a log, with zeros in place of what the device cannot read."""
-        try:
-            return (await file.read([(offset, size)]))[0]
-        except DiskError:
-            parts = []
-            for start in range(offset, offset + size, _PIECE_BYTES):
-                length = min(_PIECE_BYTES, offset + size - start)
-                try:
-                    parts.append((await file.read([(start, length)]))[0])
-                except DiskError as error:
-                    self.result.report(log_path(log_id), start, str(error))
-                    parts.append(bytes(length))
-            return b"".join(parts)
+        return await read_with_gaps(file, log_path(log_id), offset, size, self.result)
 
     def _report_damage(self, log_id: int, begin: int, end: int) -> None:
         self.result.report(log_path(log_id), begin, f"{end - begin} bytes are no intact records")

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.clock import SystemClock
-from bookie.storage import rebuilding
+from bookie.storage import findings, rebuilding
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_ids, log_path
 from bookie.storage.errors import DamagedJournalError, LostIndexError
@@ -241,7 +241,7 @@ class _FailingDisk(MemoryDisk):
 
 
 async def test_what_the_device_cannot_read_costs_the_entries_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rebuilding, "_PIECE_BYTES", 16)
+    monkeypatch.setattr(findings, "_PIECE_BYTES", 16)
     journal, ledgers, index = MemoryDisk(), _FailingDisk(), MemoryIndex()
     store = await opened(journal, ledgers, index)
     await add(store, L1, *range(4))
