@@ -107,7 +107,7 @@ async def salvage(journal: Disk, ledgers: Disk, index: EntryIndex, settings: Sto
             await apply_records(batch, caches, states)
             for ledger_id in {LedgerId(record.ledger_id) for record in batch}:
                 async with states.using(ledger_id) as state:
-                    state.is_limbo = state.is_fenced = state.is_fence_durable = True
+                    _suspect(state, is_collected=False)
                     states.changed(state)
             if caches.active.size >= settings.cache_bytes_max:
                 await checkpointer.run(lambda: mark.sequence)
@@ -152,10 +152,15 @@ async def _enter_limbo(index: EntryIndex) -> int:
         for key, value in pairs:
             state = LedgerState(LedgerId(ledger_id_of_state(key)))
             state.restore(value)
-            state.is_fenced = state.is_fence_durable = True
-            state.is_limbo = state.is_limbo or not state.is_collected
+            _suspect(state, is_collected=state.is_collected)
             count += state.is_limbo
             puts.append((key, state.encode()))
         await index.write(puts)
         after = ledger_id_of_state(pairs[-1][0])
     return count
+
+
+def _suspect(state: LedgerState, *, is_collected: bool) -> None:
+    """The journal may have had a fence, and entries unless the ledger was collected."""
+    state.is_fenced = state.is_fence_durable = True
+    state.is_limbo = state.is_limbo or not is_collected

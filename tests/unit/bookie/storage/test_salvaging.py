@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -231,10 +232,25 @@ async def test_a_salvage_that_is_interrupted_at_any_step_can_be_repeated() -> No
     assert 5 < steps < 100
 
 
+async def outcome(disks: Disks) -> str:
+    """What a start makes of the disks; refused ones are salvaged."""
+    try:
+        store = await disks.open()
+    except DamagedJournalError:
+        await disks.salvaged()
+        store = await disks.open()
+        await check(store)
+        await store.close()
+        return "salvaged"
+    await check_whole(store)
+    await store.close()
+    return "opened"
+
+
 async def test_random_flips_and_cuts_anywhere_never_give_wrong_data_nor_a_store_that_does_not_open() -> None:
     used_disks = await used()
     rng = random.Random(7)
-    outcomes = {"opened": 0, "salvaged": 0}
+    outcomes = Counter[str]()
     for _ in range(300):
         disks = used_disks.copy()
         for path in rng.sample(disks.journal.paths(), rng.choice((1, 1, 2))):
@@ -247,17 +263,65 @@ async def test_random_flips_and_cuts_anywhere_never_give_wrong_data_nor_a_store_
                 case _:
                     offset = rng.randrange(size)
                     disks.journal.overwrite(path, offset, rng.randbytes(rng.randint(1, size - offset)))
-        try:
-            store = await disks.open()
-            await check_whole(store)
-            outcomes["opened"] += 1
-        except DamagedJournalError:
-            await disks.salvaged()
-            store = await disks.open()
-            await check(store)
-            outcomes["salvaged"] += 1
-        await store.close()
-    assert min(outcomes.values()) > 10
+        outcomes[await outcome(disks)] += 1
+    assert min(outcomes["opened"], outcomes["salvaged"]) > 10
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_every_cut_and_every_flipped_bit_of_the_journal_never_gives_wrong_data() -> None:
+    used_disks = await used()
+    outcomes = Counter[str]()
+    for path in used_disks.journal.paths():
+        size = len(used_disks.journal.content(path))
+        for place in range(size):
+            for bit in (None, *range(8)):
+                disks = used_disks.copy()
+                if bit is None:
+                    disks.journal.cut(path, place)
+                else:
+                    disks.journal.flip_bit(path, place * 8 + bit)
+                outcomes[await outcome(disks)] += 1
+    assert min(outcomes["opened"], outcomes["salvaged"]) > 1000
+
+
+async def damaged_log_is_served_in_part(logs: Disks, path: str, place: int, bit: int | None) -> None:
+    """Cut or change an entry log of a copy of the disks, and read everything."""
+    disks = logs.copy()
+    if bit is None:
+        disks.ledgers.cut(path, place)
+    else:
+        disks.ledgers.flip_bit(path, place * 8 + bit)
+    store = await disks.open()
+    for ledger_id, entry_ids in ACKNOWLEDGED.items():
+        for entry_id, (status, packet) in zip(entry_ids, await read(store, ledger_id, *entry_ids), strict=True):
+            assert (status, packet) == (Status.OK, entry(ledger_id, entry_id)) or status is Status.CORRUPT
+        assert (await listed(store, ledger_id)) == (Status.OK, list(entry_ids))
+    await store.close()
+
+
+async def logs_in_use() -> Disks:
+    disks = await used()
+    await (await disks.open()).close()
+    return disks.copy()
+
+
+async def test_an_entry_log_that_is_cut_or_changed_is_served_without_what_is_damaged() -> None:
+    logs, rng = await logs_in_use(), random.Random(9)
+    for _ in range(100):
+        path = rng.choice(logs.ledgers.paths())
+        place = rng.randrange(len(logs.ledgers.content(path)))
+        await damaged_log_is_served_in_part(logs, path, place, rng.choice((None, rng.randrange(8))))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_every_cut_and_every_flipped_bit_of_an_entry_log_never_gives_wrong_data() -> None:
+    logs = await logs_in_use()
+    for path in logs.ledgers.paths():
+        for place in range(len(logs.ledgers.content(path))):
+            for bit in (None, *range(8)):
+                await damaged_log_is_served_in_part(logs, path, place, bit)
 
 
 async def test_a_journal_that_can_be_used_has_no_damage_and_a_lost_index_is_not_replaced() -> None:
