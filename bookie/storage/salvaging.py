@@ -139,7 +139,7 @@ async def _checkpoint_mark(index: EntryIndex) -> CheckpointMark:
     [value] = await index.get_many([MARK_KEY])
     if value is None:
         raise LostIndexError(
-            "the entry index is lost as well as the journal: replace this bookie's disks as a new incarnation"
+            "the entry index is lost as well as the journal: first make it again with `bkheal bookie rebuild-index`"
         )
     return CheckpointMark.decode(value)
 

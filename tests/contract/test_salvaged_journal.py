@@ -19,7 +19,7 @@ from bookie.storage.disks.files import FileDisk
 from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.salvaging import SalvagedJournal
 from bookie.wire.port import AddBatch, Status
-from tests.contract.test_rebuilt_index import identity, lose_index, store_in
+from tests.contract.test_rebuilt_index import again, identity, lose_index, store_in
 from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, add, entry, listed, read
 
 STEPS = 8
@@ -169,13 +169,17 @@ async def test_a_journal_that_can_be_used_and_a_running_bookie_are_left_alone(tm
     assert not (tmp_path / "journal" / CURRENT / LIMBO_FILE).exists()
 
 
-async def test_without_an_index_nothing_is_salvaged(tmp_path: Path) -> None:
+async def test_a_lost_index_is_made_again_before_the_journal_is_salvaged(tmp_path: Path) -> None:
     await filled(tmp_path)
     damage(tmp_path)
     lose_index(tmp_path)
-    with pytest.raises(LostIndexError):
+    with pytest.raises(LostIndexError, match="first make it again with `bkheal bookie rebuild-index`"):
         await salvaged(tmp_path)
-    assert journal_files(tmp_path)
+    await again(tmp_path)
+    await check_refused(tmp_path)
+    await salvaged(tmp_path)
+    assert len(identity(tmp_path)) == 1
+    await check_served(tmp_path, 2, 3)
 
 
 async def test_a_start_salvages_a_journal_once_and_goes_on_with_a_salvage_that_was_interrupted(tmp_path: Path) -> None:

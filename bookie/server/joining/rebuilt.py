@@ -50,7 +50,6 @@ async def rebuild_index(
     Raises:
         NoBookieError, MendingRefusedError: these are not the directories of one bookie, or the index is not lost.
         DirectoryInUseError: the bookie runs.
-        DamagedJournalError: the journal is lost as well.
         DiskError: a disk failed, or has no space for a second index.
     """
     async with stopped_disks(journal_dir, ledger_dir) as disks:

@@ -113,7 +113,9 @@ async def _salvage(
 ) -> SalvagedJournal:
     before, resumed = predecessor(_identified(disks.directories, is_lost=is_lost))
     if not await asyncio.to_thread((disks.current / INDEX_DIRECTORY).is_dir):
-        raise LostIndexError(f"there is no index in {disks.current}: without it, the journal cannot be salvaged")
+        raise LostIndexError(
+            f"there is no index in {disks.current}: first make it again with `bkheal bookie rebuild-index`"
+        )
     index = await RocksIndex.open(disks.current / INDEX_DIRECTORY)
     try:
         if await damage_of(disks.journal, index) is None:

@@ -16,6 +16,7 @@ from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE,
 from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.port import DiskError, DiskFile
 from bookie.storage.rebuilding import RebuiltIndex, next_record, rebuild
+from bookie.storage.salvaging import begin_journal, salvage
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
@@ -284,10 +285,26 @@ async def test_a_rebuild_that_is_interrupted_at_any_write_leaves_an_index_that_i
     pytest.fail("the rebuild never ended")
 
 
-async def test_a_lost_journal_is_refused() -> None:
-    _, ledgers = await used()
-    with pytest.raises(DamagedJournalError, match="the journal was lost"):
-        await rebuild(MemoryDisk(), ledgers, MemoryIndex())
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_with_a_journal_that_is_lost_as_well_the_store_waits_for_its_salvage(is_lost: bool) -> None:
+    journal, ledgers = await used()
+    for path in journal.paths():
+        if is_lost:
+            journal.lose(path)
+        elif "mark" in path:
+            journal.cut(path, 5)
+    index = MemoryIndex()
+    await rebuild(journal, ledgers, index)
+    with pytest.raises(DamagedJournalError, match="salvage-journal"):
+        await opened(journal, ledgers, index)
+    found = await salvage(journal, ledgers, index, SETTINGS)
+    for path in journal.paths():
+        journal.lose(path)
+    await begin_journal(journal, index, found.epoch + 1)
+    store = await opened(journal, ledgers, index)
+    assert await listed(store, L1) == (Status.LIMBO, list(range(10)))
+    assert await listed(store, L4) == ((Status.NO_LEDGER, []) if is_lost else (Status.LIMBO, [0, 1, 2]))
+    await store.close()
 
 
 async def test_without_any_journal_file_the_mark_is_the_beginning() -> None:
