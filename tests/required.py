@@ -28,6 +28,7 @@ NAMES: Final = (
     "pulsar",
     "kerberos",
     "moto",
+    "loop",
 )
 
 
@@ -94,6 +95,12 @@ def _moto() -> str:
     return "" if found else "moto is not installed: pip install 'moto[server]>=5' installs it"
 
 
+def _loop() -> str:
+    if os.geteuid():
+        return "mounting a file system on a loop device needs root"
+    return _not_on_path("mkfs.ext4", "mount", "umount")
+
+
 def _not_on_path(*programs: str) -> str:
     absent = [name for name in programs if shutil.which(name) is None]
     return f"{', '.join(absent)} not on the path" if absent else ""
@@ -106,4 +113,5 @@ _FOUND_BY: Final[Mapping[str, Callable[[], str]]] = {
     "schemathesis": _schemathesis,
     "kerberos": _kerberos,
     "moto": _moto,
+    "loop": _loop,
 }

@@ -43,6 +43,7 @@ from bookie.server.grpc.server import GrpcServer
 from bookie.server.joining.admission import Admission, Place, admit
 from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, Role
 from bookie.server.joining.limbo import finish_start
+from bookie.server.joining.salvaged import salvage_at_start
 from bookie.server.measured import MeasuredService, TimedDisk
 from bookie.server.metrics import COLLECTED, COLLECTION_HELD, LEDGERS, REGISTERED, WRITABLE, Sampler, bookie_metrics
 from bookie.server.service import BookieIdentity, BookieService
@@ -55,6 +56,7 @@ from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service
 from bookie.server.upkeep.scrubber import Scrubber
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.errors import DamagedJournalError
 from bookie.storage.port import Disk
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
@@ -239,19 +241,32 @@ async def _join(
         Place(Role.LEDGERS, settings.ledger_dir, disks.ledgers),
     )
     port = listeners.port if listeners.apache_port is None else listeners.apache_port
-    admission = await admit(
-        store,
-        cluster,
-        places,
-        settings.bookie_id or "",
-        f"{settings.advertised}:{port}",
-        clock,
-        rng,
-        may_be_new_incarnation=settings.is_new_incarnation,
-        speaks_apache=listeners.apache_port is not None,
-    )
+
+    async def admitted() -> Admission:
+        return await admit(
+            store,
+            cluster,
+            places,
+            settings.bookie_id or "",
+            f"{settings.advertised}:{port}",
+            clock,
+            rng,
+            may_be_new_incarnation=settings.is_new_incarnation,
+            speaks_apache=listeners.apache_port is not None,
+        )
+
+    admission = await admitted()
     journal = TimedDisk(disks.journal, context.metrics, clock)
-    storage = await _storage(settings, journal, disks.ledgers, clock, context.stack)
+    try:
+        storage = await _storage(settings, journal, disks.ledgers, clock, context.stack)
+    except DamagedJournalError as error:
+        if not settings.may_salvage_journal:
+            raise
+        await salvage_at_start(
+            disks.journal, disks.ledgers, settings.journal_dir, settings.ledger_dir, error, rng, clock
+        )
+        admission = await admitted()
+        storage = await _storage(settings, journal, disks.ledgers, clock, context.stack)
     await finish_start(
         store, cluster, places, admission, storage, clock, rng, takeover_deadline_s=settings.takeover_deadline_s
     )
@@ -397,8 +412,12 @@ async def _storage(
     settings: BookieSettings, journal: Disk, ledgers: FileDisk, clock: Clock, stack: AsyncExitStack
 ) -> LedgerStorage:
     index = await RocksIndex.open(settings.ledger_dir / CURRENT / INDEX_DIRECTORY)
+    try:
+        storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), clock)
+    except BaseException:
+        await index.close()
+        raise
     stack.push_async_callback(index.close)
-    storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), clock)
     stack.push_async_callback(storage.close)
     return storage
 

@@ -68,6 +68,10 @@ class BookieSettings:
     ] = False
     """Start although the directories are empty and the bookie id had others: what these held counts as unknown and is
     copied to this bookie again."""
+    may_salvage_journal: Annotated[
+        bool, Option("If the journal is damaged, salvage it at the start instead of refusing.", "salvage_journal")
+    ] = False
+    """What the journal held then counts as unknown, and is copied to this bookie again (docs/bookie.md#disks)."""
     session_timeout_s: Annotated[
         float,
         Option("Seconds without a sign of life after which ZooKeeper ends its session.", "session_timeout", above=0),

@@ -127,6 +127,10 @@ class Checkpointer:
                 ):
                     await self._name_entries(flush, log, puts)
                     puts = []
+                    if log.size >= self.settings.entry_log_bytes:
+                        flush.complete.append(log.log_id)
+                        ended, log = log, None
+                        await ended.file.close()
             if log is not None and puts:
                 await self._name_entries(flush, log, puts)
             if log is not None:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from bookie.model.errors import FatalError
+
+SALVAGE: Final = (
+    "let `bkheal bookie salvage-journal` keep what can be read; the rest then counts as unknown, and repair restores it"
+)
+"""The remedy for a journal of which there is no copy."""
 
 
 class DamagedJournalError(FatalError):

@@ -10,6 +10,9 @@ Entries of ledgers that were collected are found again if their logs still exist
 If an entry is found more than once, the copy in the log with the greatest id counts, as after a crash. A log is read to
 its end: what cannot be read is a finding and is skipped up to the next intact record. Nothing in the logs is changed.
 
+The journal may be damaged or lost as well. Then the store with the new index refuses to open for that reason, until the
+journal is salvaged (``bookie.storage.salvaging``).
+
 The mark of the checkpoint is written last. It lets the next start replay every journal file that exists, because
 entries can be in the journal alone. Without the mark, a store refuses to open, so an unfinished index is never used.
 
@@ -18,6 +21,7 @@ Source: docs/failure-model.md#lost-index; S rules are defined in docs/invariants
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -49,34 +53,25 @@ from bookie.storage.entry_logs.entry_log import (
     log_path,
 )
 from bookie.storage.entry_logs.log_ends import ends_at
+from bookie.storage.errors import DamagedJournalError
+from bookie.storage.findings import Findings, read_with_gaps
 from bookie.storage.journal import replay
 from bookie.storage.journal.mark import MarkSlots
 from bookie.storage.ledger_state import LedgerState
-from bookie.storage.port import Disk, DiskError, DiskFile, EntryIndex
+from bookie.storage.port import Disk, DiskFile, EntryIndex
+
+_log = logging.getLogger(__name__)
 
 WINDOW_BYTES: Final = 8 << 20
 """Read at a time; more than the largest record."""
-_PIECE_BYTES: Final = 64 << 10
-"""Read at a time where the device reports errors."""
-FINDINGS_MAX: Final = 100
-"""Findings that are described; all of them are counted."""
 _TRIED_BYTES_MAX: Final = 1 << 30
 """Bytes over which checksums are computed in the search for the next record of one window."""
 _HEAD: Final = struct.Struct(">IIqq")
 """Size, CRC32C, ledger id, entry id: the beginning of every record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something in the entry logs that could not be used."""
-
-    path: str
-    offset: int
-    what: str
-
-
 @dataclass(slots=True)
-class RebuiltIndex:
+class RebuiltIndex(Findings):
     """What was found in the entry logs.
 
     Attributes:
@@ -84,22 +79,12 @@ class RebuiltIndex:
         entries: entries in the index.
         ledgers: ledgers with at least one entry.
         superseded: older copies of entries that were stored again.
-        finding_count: all findings.
-        findings: the first ``FINDINGS_MAX``.
     """
 
     logs: int = 0
     entries: int = 0
     ledgers: int = 0
     superseded: int = 0
-    finding_count: int = 0
-    findings: list[Finding] = field(default_factory=list)
-
-    def report(self, path: str, offset: int, what: str) -> None:
-        """Add a finding."""
-        self.finding_count += 1
-        if len(self.findings) < FINDINGS_MAX:
-            self.findings.append(Finding(path, offset, what))
 
 
 async def rebuild(journal: Disk, ledgers: Disk, index: EntryIndex) -> RebuiltIndex:
@@ -111,20 +96,29 @@ async def rebuild(journal: Disk, ledgers: Disk, index: EntryIndex) -> RebuiltInd
         index: an empty index. If this call does not return, no store opens with it.
 
     Raises:
-        DamagedJournalError: the journal is lost, or the record of its end is unreadable.
         DiskError: a directory cannot be read, or the index cannot be written.
     """
-    slots = MarkSlots(journal, replay.DIRECTORY)
-    await slots.load()
-    replay.check_same_store(has_checkpoint=True, has_entry_logs=True, mark=slots.mark, file_count=0)
-    assert slots.mark is not None
-    sequence = await replay.first_sequence(journal, slots.mark)
+    sequence = await _first_sequence(journal)
     rebuilding = _Rebuilding(ledgers, index)
     ids = await log_ids(ledgers)
     for log_id in ids:
         await rebuilding.read_log(log_id)
     await rebuilding.finish(CheckpointMark(sequence, max(ids, default=0) + 1, rebuilding.result.ledgers))
     return rebuilding.result
+
+
+async def _first_sequence(journal: Disk) -> int:
+    """Return the sequence from which on every journal file that exists is replayed; 0 if the journal is lost.
+
+    A journal whose marks are lost is never replayed, but salvaged. So the sequence must not be too great for that.
+    """
+    slots = MarkSlots(journal, replay.DIRECTORY)
+    try:
+        await slots.load()
+        return 0 if slots.mark is None else await replay.first_sequence(journal, slots.mark)
+    except DamagedJournalError as error:
+        _log.warning("journal damaged as well", extra={"error": str(error)})
+        return 0
 
 
 @dataclass(slots=True)
@@ -231,19 +225,7 @@ class _Rebuilding:
         ]
 
     async def _read(self, file: DiskFile, log_id: int, offset: int, size: int) -> bytes:
-        """Return bytes of a log, with zeros in place of what the device cannot read."""
-        try:
-            return (await file.read([(offset, size)]))[0]
-        except DiskError:
-            parts = []
-            for start in range(offset, offset + size, _PIECE_BYTES):
-                length = min(_PIECE_BYTES, offset + size - start)
-                try:
-                    parts.append((await file.read([(start, length)]))[0])
-                except DiskError as error:
-                    self.result.report(log_path(log_id), start, str(error))
-                    parts.append(bytes(length))
-            return b"".join(parts)
+        return await read_with_gaps(file, log_path(log_id), offset, size, self.result)
 
     def _report_damage(self, log_id: int, begin: int, end: int) -> None:
         self.result.report(log_path(log_id), begin, f"{end - begin} bytes are no intact records")

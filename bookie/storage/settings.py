@@ -29,6 +29,9 @@ class StorageSettings:
     """Bytes per sync of an entry log and the following index write: large enough that a flush needs few syncs of the
     journal's disk, small enough that no sync delays the journal for long."""
     flush_sync_entries: int = 4000
+    entry_log_bytes: int = 128 << 20
+    """Size at which an entry log is ended, checked at each of its syncs. A flush usually fills less; after a start with
+    a full ledger disk it may hold many caches. A log is compacted as a whole, so its size bounds the space for that."""
     flush_retry_s: float = 5.0
     """Pause before a flush is retried after the disk was full."""
     ledgers_in_memory: int = 100_000

@@ -1,4 +1,4 @@
-"""What a bookie's store promises, on the twins in memory and on real files with RocksDB."""
+"""What a bookie's store promises, on the twins in memory, on real files with RocksDB, and restarted at each step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -32,7 +33,9 @@ from bookie.wire.port import (
     ReadReply,
     Status,
 )
+from tests.contract.restarting_store import RestartingStore
 
+RESTARTED = ", restarted at each step"
 LEDGER = LedgerId(7)
 KEY = b"k" * 20
 DUMMY = digest_for(DigestType.DUMMY, b"")
@@ -65,14 +68,26 @@ class Bookie:
     )
 
     async def start(self) -> None:
-        if self.kind == "memory":
+        store = await self._open()
+        if self.kind.endswith(RESTARTED):
+            self.store = cast("LedgerStorage", RestartingStore(store, self._next))
+        else:
+            self.store = store
+
+    async def _open(self) -> LedgerStorage:
+        if self.kind.startswith("memory"):
             journal, ledgers, index = self.twins
             self.twins = journal.restarted(), ledgers.restarted(), index.restarted()
-            self.store = await LedgerStorage.open(*self.twins, self.settings, SystemClock())
-            return
+            return await LedgerStorage.open(*self.twins, self.settings, SystemClock())
         self.disks = [await FileDisk.acquire(self.root / name) for name in ("journal", "ledgers")]
         rocks = await RocksIndex.open(self.root / "ledgers" / "index")
-        self.store = await LedgerStorage.open(self.disks[0], self.disks[1], rocks, self.settings, SystemClock())
+        return await LedgerStorage.open(self.disks[0], self.disks[1], rocks, self.settings, SystemClock())
+
+    async def _next(self, store: LedgerStorage, cleanly: bool) -> LedgerStorage:
+        await (store.close() if cleanly else store.abort())
+        for disk in self.disks:
+            await disk.close()
+        return await self._open()
 
     async def stop(self, *, cleanly: bool = True) -> None:
         await (self.store.close() if cleanly else self.store.abort())
@@ -102,7 +117,9 @@ class Bookie:
         return [result.status for result in reply.results]
 
 
-@pytest.fixture(params=["memory", "files"])
+@pytest.fixture(
+    params=["memory", "files", f"memory{RESTARTED}", pytest.param(f"files{RESTARTED}", marks=pytest.mark.long)]
+)
 async def bookie(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bookie]:
     settings = StorageSettings(cache_bytes_max=1 << 20, journal_file_bytes=1 << 20, list_page_keys=50)
     bookie = Bookie(request.param, tmp_path, settings)

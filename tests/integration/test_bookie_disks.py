@@ -101,6 +101,30 @@ async def test_a_lost_index_is_rebuilt_and_the_bookie_says_unknown_for_what_it_d
     await machine.ready(bookie_id="disks")  # as an ordinary bookie
 
 
+@pytest.mark.long
+async def test_a_lost_journal_disk_is_given_up_and_the_bookie_says_unknown_for_what_it_does_not_have(
+    machine: Machine,
+) -> None:
+    process, bookie = await machine.ready(port=0, bookie_id="disks")
+    await LedgerStore(machine.store, machine.cluster, random.Random(1)).create(LEDGER, naming(bookie))
+    assert await machine.add(bookie, entry(0)) is Status.OK
+    await process.stop()  # with a checkpoint, so that entry 0 is in an entry log
+    shutil.rmtree(machine.home / "journal")
+    (machine.home / "journal").mkdir()
+    assert "salvage-journal --lost" in await machine.refused(ExitCode.CONFIGURATION, bookie_id="disks")
+    places = ["--journal-dir", str(machine.home / "journal"), "--ledger-dir", str(machine.home / "ledgers")]
+    command = [sys.executable, "-m", "auditor.cli.main", "bookie", "salvage-journal", *places, "--lost"]
+    await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True)
+    process, _ = await machine.ready(bookie_id="disks")
+    assert await lists(machine, bookie) is Status.LIMBO
+    assert await machine.read_all(bookie, 1) == [entry(0)]
+    assert await machine.add(bookie, entry(1)) is Status.FENCED
+    [task] = await UnderReplication(machine.store, machine.cluster, SystemClock()).list()
+    assert (task.ledger_id, task.missing) == (LEDGER, (bookie,))
+    await process.stop()
+    await machine.ready(bookie_id="disks")  # as an ordinary bookie
+
+
 async def test_a_closed_ledger_that_moved_elsewhere_is_collected(machine: Machine) -> None:
     _, bookie = await machine.ready(collect_interval=1)
     ledgers = LedgerStore(machine.store, machine.cluster, random.Random(1))

@@ -69,7 +69,7 @@ class Machine:
         self.transport = GrpcTransport(RegistrationResolver(self.registrations, SystemClock()), is_plaintext=True)
 
     def start(self, **options: object) -> ManagedProcess:
-        """Start a bookie; options override those below."""
+        """Start a bookie; options override those below. True is a flag."""
         arguments = {
             "metadata_uri": f"zk+hierarchical://{self.hosts}{self.root}",
             "journal_dir": self.home / "journal",
@@ -79,7 +79,9 @@ class Machine:
             "session_timeout": LONG_SESSION_S,
             **options,
         }
-        words = [word for name, value in arguments.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        words = []
+        for name, value in arguments.items():
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
         self.starts += 1
         process = ManagedProcess.start(
             "bookie", [sys.executable, "-m", "bookie.server", *words], log_path=self.home / f"log-{self.starts}"
@@ -260,7 +262,7 @@ async def test_a_failing_disk_ends_the_process(machine: Machine) -> None:
     assert await machine.registrations.list() == Bookies(frozenset(), frozenset())
 
 
-async def test_a_damaged_journal_is_not_served(machine: Machine) -> None:
+async def test_a_damaged_journal_is_not_served_unless_it_may_be_salvaged(machine: Machine) -> None:
     process, bookie = await machine.ready()
     for n in range(3):
         assert await machine.add(bookie, entry(n)) is Status.OK
@@ -269,7 +271,13 @@ async def test_a_damaged_journal_is_not_served(machine: Machine) -> None:
     data = bytearray(journal.read_bytes())
     data[data.index(entry(0)) + 40] ^= 1
     journal.write_bytes(data)
-    assert "journal" in await machine.refused(74)
+    assert "bkheal bookie salvage-journal" in await machine.refused(74)
+    _, again = await machine.ready(salvage_journal=True)
+    assert again == bookie
+    async with asyncio.timeout(STATE_S):
+        while not (reply := await machine.transport.ask(bookie, Read(LEDGER, [EntryId(1)]), STATE_S)).results:
+            assert reply.status is Status.UNREACHABLE
+    assert reply.results[0].packet == entry(1)
 
 
 async def test_empty_disks_under_a_known_id_are_refused(machine: Machine) -> None:

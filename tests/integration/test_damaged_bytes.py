@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -218,6 +219,45 @@ def test_a_bookie_does_not_start_on_an_index_that_lost_what_was_durable(world: D
     shutil.copytree(tmp_path / "index", index)
     world.do(world.start_again(second))
     assert world.do(world.statuses(second, ledger_id, DAMAGED)) == (Status.OK, (Status.OK,))
+
+
+def test_a_damaged_journal_is_salvaged_and_what_it_lost_is_copied_back(world: Damaged) -> None:
+    second = world.bookies[1]
+    unclosed = world.do(world.abandoned())
+    closed = world.do(world.written())
+    world.do(world.kill(second))
+    wanted = payload(unclosed, DAMAGED)
+    journals = sorted((second.directory / "journal" / CURRENT / "journal").glob("*.journal"))
+    [(path, place)] = [(path, at) for path in journals if (at := path.read_bytes().find(wanted)) >= 0]
+    flip(path, place)
+    assert world.do(refused(second)) == ExitCode.STORAGE_FAILED
+    assert "bkheal bookie salvage-journal" in second.running.log_tail()
+    places = ["--journal-dir", str(second.directory / "journal"), "--ledger-dir", str(second.directory / "ledgers")]
+    command = [sys.executable, "-m", "auditor.cli.main", "bookie", "salvage-journal", *places, "--output", "json"]
+    ended = subprocess.run(command, capture_output=True, check=True, timeout=PROGRAM_S)
+    assert json.loads(ended.stdout)["finding_count"] == 1
+    world.do(world.start_again(second))
+    assert world.do(world.statuses(second, unclosed, DAMAGED)) == (Status.OK, (Status.LIMBO,))
+    assert world.do(world.read(closed)) == [payload(closed, entry) for entry in range(ENTRIES)]
+    assert {unclosed, closed} <= world.do(world.marked())
+    log = world.cluster.directory / "replicator-after-salvage.log"
+    words = [
+        "--metadata-uri",
+        world.cluster.metadata_uri,
+        "--once",
+        "--poll-interval",
+        "0.2",
+        "--open-ledger-grace",
+        "0",
+    ]
+    replicator = ManagedProcess.start("replicator", [sys.executable, "-m", "replicator", *words], log_path=log)
+    assert world.do(replicator.wait(PROGRAM_S)) == 0, replicator.log_tail()
+    for ledger_id in (unclosed, closed):
+        for entry in range(ENTRIES):
+            assert world.do(world.statuses(second, ledger_id, entry)) == (Status.OK, (Status.OK,))
+    metadata = world.do(world.client.recover_ledger(unclosed))
+    assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, ENTRIES - 1)
+    assert world.do(world.read(unclosed)) == [payload(unclosed, entry) for entry in range(ENTRIES)]
 
 
 async def refused(bookie: EmbeddedBookie) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from tests.simulation.defects import DEFECTS
 from tests.simulation.detection import FOUND, REFRESH, differences, outdated, record, search
 from tests.simulation.history import Outcome
-from tests.simulation.profiles import PROFILES
+from tests.simulation.profiles import NAMED
 from tests.simulation.progress import noting, read_progress
 from tests.simulation.runner import Summary, run_one, run_seeds, with_progress
 from tests.simulation.variation import FIRST_WITH_RACKS
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    names = [profile.name for profile in PROFILES]
+    names = [profile.name for profile in NAMED]
     run = commands.add_parser(
         "run",
         help="run many histories and print their results",

@@ -62,6 +62,7 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "fence-forgotten": "new disks",
     "incarnation-unchecked": "new disks",
     "index-not-reopened": "full disk",
+    "journal-damage-skipped": "damaged journal",
     "limbo-ends-early": "beyond quorum",
     "limbo-is-denial": "beyond quorum",
     "list-before-each-task": "repair",

@@ -58,6 +58,7 @@ class Nemesis:
             "power loss of all": self._power_loss_of_all,
             "kill most bookies": self._kill_most,
             "wipe bookie": self._wipe,
+            "damage journal": self._damage_journal,
             "cut link": lambda: self._cut(is_both_ways=True),
             "cut one way": lambda: self._cut(is_both_ways=False),
             "slow link": self._slow_link,
@@ -216,6 +217,20 @@ class Nemesis:
         if self._profile.is_beyond_quorum:
             world.truth.doom()
         world.start_later(node, 1.5 * self._down_s())  # long enough for its ledgers to be moved elsewhere
+        return True
+
+    def _damage_journal(self) -> bool:
+        """Kill a bookie of ours, and let it lose a part of its journal. As after ``wipe bookie``, copies are gone."""
+        world = self._world
+        living = [node for node in world.living_bookies() if not node.is_apache]
+        if self._wipes >= self._profile.wipes_max or not living:
+            return False
+        self._wipes += 1
+        here = [node for node in living if node.process.name == self._where]
+        node = self._rng.choice(here or living)
+        node.crash(is_power_lost=False)
+        node.is_journal_to_be_damaged = True
+        world.start_later(node, 1.5 * self._down_s())
         return True
 
     def _wipe_soon(self) -> bool:

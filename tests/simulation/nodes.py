@@ -45,6 +45,7 @@ from bookie.wire.port import (
     Transport,
 )
 from bookie.wire.requests import Copy, Fence, ListEntries, Read
+from tests.simulation import journals
 from tests.simulation.apache import WithoutLists
 from tests.simulation.loop import Process
 from tests.simulation.network import PORT, SimTransport
@@ -193,6 +194,10 @@ class SimBookie:
         """Whether its start has ended: it is registered, and its collector is that of this life."""
         self.is_retired = False
         self.is_new_incarnation = False
+        self.is_journal_to_be_damaged = False
+        """Whether the next start finds a damaged journal."""
+        self.was_journal_damaged = False
+        """Whether an operator may have salvaged its journal. Nobody does it without such a fault."""
         self.handler: Witnessed
         self.storage: LedgerStorage
         self.store: SimStore
@@ -253,6 +258,16 @@ class SimBookie:
         self._index = MemoryIndex(before=self._before, is_full=self._is_index_full)
         self.is_new_incarnation, self.was_wiped = True, True
         self.world.truth.wiped(self.bookie, is_recorded=not self.is_apache)
+
+    async def damage_journal(self) -> None:
+        """Damage the journal of this bookie, which is about to start."""
+        self.is_journal_to_be_damaged = False
+        if (damaged := await journals.damage(self, self._rng)) is None:
+            return
+        self.world.trace.event(self.process.name, "has a damaged journal")
+        self._journal, self.was_journal_damaged = damaged, True
+        self._journal.before = self._before
+        self.world.truth.wiped(self.bookie)
 
     def resume_session(self) -> None:
         """Connect to the store again after the end of a session."""

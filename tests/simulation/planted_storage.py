@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Generator
 from contextlib import ExitStack
 from typing import Any
 
-from bookie.server.joining import limbo
+from bookie.server.joining import limbo, succession
 from bookie.server.service import BookieService
 from bookie.server.upkeep import collector
 from bookie.server.upkeep.collector_verdict import Verdict
-from bookie.storage import reading, writing
+from bookie.storage import reading, salvaging, writing
 from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
 from bookie.storage.disks.memory import MemoryDisk, _MemoryFile
@@ -116,6 +116,18 @@ def _(stack: ExitStack) -> None:
         return 0
 
     swap(stack, limbo, "enter_limbo", lambda _: nothing)
+
+
+@plants(
+    "journal-damage-skipped", "J3, R107", "a damaged part of the journal is skipped, and the rest is served as before"
+)
+def _(stack: ExitStack) -> None:
+    async def as_before(disks: Any, before: str, resumed: Any, rng: Any) -> str:
+        await asyncio.sleep(0)
+        return before
+
+    swap(stack, succession, "succeed", lambda _: as_before)
+    swap(stack, salvaging, "_suspect", lambda _: lambda state, is_collected: None)
 
 
 @plants("limbo-ends-early", "BP-46", "limbo ends while entries are still missing")

@@ -277,3 +277,24 @@ PROFILES: Final[tuple[Profile, ...]] = (
         joins_max=1,
     ),
 )
+
+NAMED: Final[tuple[Profile, ...]] = (
+    *PROFILES,
+    Profile(
+        "damaged journal",
+        {"recover": 0.3, "kill bookie": 0.1, "delay adds": 0.3, "kill client": 0.05, "damage journal": 0.1},
+        {
+            "sent": (("recover", 0.03), ("damage journal", 0.005)),
+            "acked": (("damage journal", 0.01),),
+            "idle": (("recover", 0.6),),
+            "fenced": (("damage journal", 0.1),),
+            "copied": (("damage journal", 0.02), ("slow workers", 0.2)),
+        },
+        quorums=SAFE,
+        wipes_max=1,
+        add_timeout_s=3.0,
+        is_idle=True,
+        trouble_s=16.0,
+    ),
+)
+"""All profiles that have a name: those that seeds draw, and those that are drawn only by name."""

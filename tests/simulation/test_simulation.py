@@ -18,7 +18,7 @@ import pytest
 from tests.simulation.command import read_corpus
 from tests.simulation.defects import DEFECTS, SAFETY_RULES, SEARCHED_IN
 from tests.simulation.detection import REFRESH, TABLE, read_found, table
-from tests.simulation.profiles import PROFILES
+from tests.simulation.profiles import NAMED, PROFILES
 
 HISTORIES: Final = 500
 ROOT: Final = Path(__file__).parents[2]
@@ -83,7 +83,7 @@ def test_each_safety_rule_is_broken_by_a_planted_defect() -> None:
     assert list(SAFETY_RULES) == [f"S{number}" for number in range(1, 21)]
     assert {name for names in SAFETY_RULES.values() for name in names} <= set(DEFECTS)
     assert set(SEARCHED_IN) <= set(DEFECTS)
-    assert set(SEARCHED_IN.values()) <= {profile.name for profile in PROFILES}
+    assert set(SEARCHED_IN.values()) <= {profile.name for profile in NAMED}
 
 
 def test_a_run_that_was_interrupted_is_continued(tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.topology import Topology
-from bookie.server.joining.admission import Place, admit
+from bookie.server.joining.admission import Admission, Place, admit
 from bookie.server.joining.limbo import finish_start
 from bookie.server.upkeep.collector import Collector
+from bookie.storage.errors import DamagedJournalError
 from bookie.storage.store import LedgerStorage
-from tests.simulation import apache
+from tests.simulation import apache, journals
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.network import SimNetwork
 from tests.simulation.nodes import SESSION_S, SimBookie, SimClient, place_paths
@@ -123,24 +124,38 @@ class SimWorld:
 
     async def open_storage(self, node: SimBookie) -> tuple[LedgerStorage, str]:
         """Decide who a starting bookie is and open its disks, as the real process does; its storage and incarnation."""
-        disks = dict(zip(("journal", "ledgers"), node.disks, strict=True))
-        places = [Place(role, path, disks[path.name]) for role, path in place_paths(node.process.name)]
+        if node.is_journal_to_be_damaged:
+            await node.damage_journal()
         name = node.process.name
         if node.is_apache:
             await apache.join(node, self.cluster)
             return await LedgerStorage.open(*node.disks, node.index, self.variation.storage, node.clock), ""
-        admitted = await admit(
-            node.store,
-            self.cluster,
-            places,
-            name,
-            name,
-            node.clock,
-            self.rng,
-            may_be_new_incarnation=node.is_new_incarnation,
-            speaks_apache=True,
-        )
-        storage = await LedgerStorage.open(*node.disks, node.index, self.variation.storage, node.clock)
+        disks = dict(zip(("journal", "ledgers"), node.disks, strict=True))
+        places = [Place(role, path, disks[path.name]) for role, path in place_paths(name)]
+
+        async def admitted_now() -> Admission:
+            return await admit(
+                node.store,
+                self.cluster,
+                places,
+                name,
+                name,
+                node.clock,
+                self.rng,
+                may_be_new_incarnation=node.is_new_incarnation,
+                speaks_apache=True,
+            )
+
+        admitted = await admitted_now()
+        try:
+            storage = await LedgerStorage.open(*node.disks, node.index, self.variation.storage, node.clock)
+        except DamagedJournalError:
+            if not node.was_journal_damaged:
+                raise
+            await journals.salvage(node, places, self.rng)
+            admitted = await admitted_now()
+            storage = await LedgerStorage.open(*node.disks, node.index, self.variation.storage, node.clock)
+            await self._note_salvaged(node, storage)
         await finish_start(
             node.store,
             self.cluster,
@@ -152,6 +167,14 @@ class SimWorld:
             takeover_deadline_s=3 * self.session_s,
         )
         return storage, admitted.incarnation
+
+    async def _note_salvaged(self, node: SimBookie, storage: LedgerStorage) -> None:
+        """What is still there after a salvage is promised again."""
+        after = -1
+        while ledger_ids := await storage.ledger_ids(after):
+            for ledger_id in ledger_ids:
+                self.truth.listed(node.bookie, ledger_id, frozenset(), await storage.list_entries(ledger_id))
+            after = ledger_ids[-1]
 
     def start_collector(self, node: SimBookie) -> None:
         """Let a bookie collect unneeded ledgers, far too often."""

@@ -6,7 +6,7 @@ import asyncio
 import random
 import struct
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
@@ -70,6 +70,7 @@ class Machine:
     journal: MemoryDisk = field(default_factory=MemoryDisk)
     ledgers: MemoryDisk = field(default_factory=MemoryDisk)
     index: MemoryIndex = field(default_factory=MemoryIndex)
+    settings: StorageSettings = SMALL
 
     async def run(self, work: Coroutine[Any, Any, None], switch: PowerSwitch) -> bool:
         """Run ``work`` until it is done or the power goes; whether it was done."""
@@ -91,14 +92,18 @@ class Machine:
     def after_power_loss(self, seed: int) -> Machine:
         """The machine as a power loss at this moment leaves it; this one can go on."""
         rng = random.Random(seed)
-        return Machine(self.journal.crash(rng), self.ledgers.crash(rng), self.index.crash(rng))
+        return replace(
+            self, journal=self.journal.crash(rng), ledgers=self.ledgers.crash(rng), index=self.index.crash(rng)
+        )
 
     def after_kill(self) -> Machine:
         """The machine as a kill of the process at this moment leaves it; this one can go on."""
-        return Machine(self.journal.restarted(), self.ledgers.restarted(), self.index.restarted())
+        return replace(
+            self, journal=self.journal.restarted(), ledgers=self.ledgers.restarted(), index=self.index.restarted()
+        )
 
     async def open(self) -> LedgerStorage:
-        return await LedgerStorage.open(self.journal, self.ledgers, self.index, SMALL, ManualClock(turns=1))
+        return await LedgerStorage.open(self.journal, self.ledgers, self.index, self.settings, ManualClock(turns=1))
 
 
 def key_of(ledger_id: int) -> bytes:

@@ -19,8 +19,10 @@ from bookie.runtime.human import printable
 
 if TYPE_CHECKING:
     from bookie.server.joining.directories import LocalDirectory
+    from bookie.storage.findings import Findings
     from bookie.storage.inspection import LedgerStatus
     from bookie.storage.rebuilding import RebuiltIndex
+    from bookie.storage.salvaging import SalvagedJournal
     from bookie.storage.scrubbing import DamagedEntry
 
 __all__ = ["bookie_app"]
@@ -211,11 +213,65 @@ def rebuild_index(
         print_json("RebuiltIndex", **_rebuilt_document(found))
         return
     print_line(f"the index has {found.entries} entries of {found.ledgers} ledgers, from {found.logs} entry logs")
+    _print_findings(found)
+    print_line("start the bookie: the ledgers that name it are marked for repair")
+
+
+@bookie_app.command("salvage-journal")
+def salvage_journal(
+    journal_dir: Annotated[Path, typer.Option(help="The bookie's journal directory.", file_okay=False)],
+    ledger_dir: LedgerDirOption,
+    output: OutputOption = OutputFormat.TABLE,
+    is_lost: Annotated[
+        bool,
+        typer.Option("--lost", help="The journal's disk is lost, and this directory is empty.", show_default=False),
+    ] = False,
+) -> None:
+    """Keep what can be read of a stopped bookie's damaged journal, so that the bookie starts again.
+
+    The entries that can be read are moved to the entry logs. What else the journal held is unknown: entries, keys and
+    fences of any ledger. So the disks become a new incarnation that keeps its entries: at its next start the bookie
+    answers "unknown" for what it does not have, takes no more adds of the writers of its ledgers, and every ledger that
+    names it is marked for repair, which copies only what is missing.
+
+    If there is a copy of the damaged files, or the right disk can be mounted, do that instead. The journal that was
+    there is kept as `journal.damaged-…`; delete it when the bookie is whole.
+
+    Exit codes: 0 salvaged, 1 refused, also while the bookie runs (nothing was changed), 2 wrong usage, 70 a disk
+    failed; it is safe to try again.
+
+    Example: `bkheal bookie salvage-journal --journal-dir /journal --ledger-dir /ledgers`
+    """
+    import random
+
+    from bookie.runtime.clock import SystemClock
+    from bookie.server.joining.salvaged import salvage_journal as salvaged
+
+    found = run(salvaged(journal_dir, ledger_dir, SystemClock(), random.SystemRandom(), is_lost=is_lost))
+    if output is OutputFormat.JSON:
+        print_json("SalvagedJournal", **_salvaged_document(found))
+        return
+    print_line(f"{found.records} records of the journal are in the entry logs; {found.ledgers} ledgers are in limbo")
+    _print_findings(found.findings)
+    print_line("start the bookie: the ledgers that name it are marked for repair")
+
+
+def _salvaged_document(found: SalvagedJournal) -> dict[str, Any]:
+    return {"records": found.records, "ledgers": found.ledgers, **_findings_document(found.findings)}
+
+
+def _print_findings(found: Findings) -> None:
     for finding in found.findings:
         print_line(f"damaged: {finding.path} offset {finding.offset}: {finding.what}")
     if found.finding_count > len(found.findings):
         print_line(f"damaged: {found.finding_count - len(found.findings)} more")
-    print_line("start the bookie: the ledgers that name it are marked for repair")
+
+
+def _findings_document(found: Findings) -> dict[str, Any]:
+    return {
+        "finding_count": found.finding_count,
+        "findings": [{"path": each.path, "offset": each.offset, "what": each.what} for each in found.findings],
+    }
 
 
 def _rebuilt_document(found: RebuiltIndex) -> dict[str, Any]:
@@ -224,8 +280,7 @@ def _rebuilt_document(found: RebuiltIndex) -> dict[str, Any]:
         "ledgers": found.ledgers,
         "entry_logs": found.logs,
         "superseded": found.superseded,
-        "finding_count": found.finding_count,
-        "findings": [{"path": each.path, "offset": each.offset, "what": each.what} for each in found.findings],
+        **_findings_document(found),
     }
 
 

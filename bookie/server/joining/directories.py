@@ -3,7 +3,7 @@
 Beside the data, ``current`` in each directory holds ``VERSION`` (the cookie, as Apache's bookies write it) and
 ``incarnation`` (the UUID of this set of disks). While ``limbo-pending`` exists as well, with the same UUID, the bookie
 has not yet put into limbo the entries that earlier disks under its id may have held, and must not serve. If the index
-was rebuilt, the disks count as others, and ``rebuilt-from`` has the UUID that they had before.
+was rebuilt or the journal salvaged, the disks count as others, and ``rebuilt-from`` has the UUID that they had before.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ into the directories, then the history; then every ledger that names this bookie
 repair; only then the cookie and ``VERSION``, and in the end ``limbo-pending`` is removed. As long as it exists, a start
 begins again with the limbo, and nothing is served.
 
-Disks whose index was rebuilt (``rebuilt``) have data and become a new incarnation as well. ``rebuilt-from`` proves that
-they were the last ones under the bookie id: it has the incarnation that the history has last.
+Disks whose index was rebuilt (``rebuilt``), or whose journal was salvaged (``salvaged``), have data and become a new
+incarnation as well. ``rebuilt-from`` proves that they were the last ones under the bookie id: it has the incarnation
+that the history has last.
 """
 
 from __future__ import annotations
@@ -244,11 +245,16 @@ def _lost_disk(bookie: str, empty: Sequence[LocalDirectory], is_everything: bool
             "as unknown, and is copied to it again from the others. Or give another bookie id",
         )
     lost = empty[0]
+    remedy = "start on empty disks with another bookie id; what this bookie held is copied from the others"
+    if lost.role is Role.JOURNAL:
+        remedy = (
+            "`bkheal bookie salvage-journal --lost` gives up what it held alone; that then counts as unknown, and "
+            "repair restores it"
+        )
     return IdentityError(
         Refusal.EMPTY_JOURNAL if lost.role is Role.JOURNAL else Refusal.EMPTY_LEDGERS,
         f"the {lost.role.value} directory {lost.path} of bookie {bookie} has no file VERSION, its other directory "
-        "does: mount the disk that belongs there. If it is lost, start on empty disks with another bookie id; what "
-        "this bookie held is copied from the others",
+        f"does: mount the disk that belongs there. If it is lost, {remedy}",
     )
 
 

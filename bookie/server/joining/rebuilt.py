@@ -18,21 +18,13 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bookie.model.errors import PermanentError
 from bookie.runtime.clock import Clock
-from bookie.server.joining.directories import (
-    INCARNATION_FILE,
-    INDEX_DIRECTORY,
-    LIMBO_FILE,
-    REBUILT_FILE,
-    LocalDirectory,
-)
+from bookie.server.joining.directories import INDEX_DIRECTORY
 from bookie.server.joining.stopped import stopped_disks
+from bookie.server.joining.succession import MendingRefusedError, predecessor, succeed
 from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.disks.index_format import MARK_KEY
 from bookie.storage.disks.rocks import RocksIndex
@@ -41,10 +33,6 @@ from bookie.storage.rebuilding import RebuiltIndex, rebuild
 
 _UNFINISHED: Final = "index.rebuilding"
 _SET_ASIDE: Final = "index.lost"
-
-
-class RebuildRefusedError(PermanentError):
-    """The index of these directories must not be rebuilt. Nothing was changed."""
 
 
 async def rebuild_index(
@@ -60,16 +48,15 @@ async def rebuild_index(
         may_replace: whether an index that can be used is replaced as well.
 
     Raises:
-        NoBookieError, RebuildRefusedError: these are not the directories of one bookie, or the index is not lost.
+        NoBookieError, MendingRefusedError: these are not the directories of one bookie, or the index is not lost.
         DirectoryInUseError: the bookie runs.
-        DamagedJournalError: the journal is lost as well.
         DiskError: a disk failed, or has no space for a second index.
     """
     async with stopped_disks(journal_dir, ledger_dir) as disks:
         journal, ledgers, current = disks.journal, disks.ledgers, disks.current
         before, resumed = predecessor(disks.directories)
         if not may_replace and await _is_usable(current / INDEX_DIRECTORY):
-            raise RebuildRefusedError(
+            raise MendingRefusedError(
                 f"the index in {current} can be used: start the bookie. If it is damaged nevertheless, --replace "
                 "rebuilds it"
             )
@@ -80,43 +67,10 @@ async def rebuild_index(
             result = await rebuild(journal, ledgers, index)
         finally:
             await index.close()
-        incarnation = resumed or str(uuid.UUID(int=rng.getrandbits(128), version=4))
-        for name, content in ((REBUILT_FILE, before), (LIMBO_FILE, incarnation), (INCARNATION_FILE, incarnation)):
-            for disk in (journal, ledgers):
-                await disk.replace(name, content.encode())
+        await succeed((journal, ledgers), before, resumed, rng)
         await asyncio.to_thread(_swap, current, clock.epoch_ms())
         await ledgers.sync_directory("")
     return result
-
-
-def predecessor(directories: Sequence[LocalDirectory]) -> tuple[str, str | None]:
-    """Return the incarnation that the disks had, and the new one if an earlier rebuild was interrupted.
-
-    Raises:
-        RebuildRefusedError: these are not the directories of one bookie that has joined a cluster.
-    """
-    for directory in directories:
-        if directory.version is None:
-            raise RebuildRefusedError(f"{directory.path} has no file VERSION: it is not that of a bookie that ever ran")
-    if len({directory.version for directory in directories}) > 1:
-        raise RebuildRefusedError(f"{_paths(directories)} belong to different bookies by their files VERSION")
-    pending = {directory.pending for directory in directories if directory.pending is not None}
-    rebuilt = {directory.rebuilt_from for directory in directories if directory.rebuilt_from is not None}
-    found = {directory.incarnation for directory in directories}
-    if not pending:
-        if len(found) == 1 and (incarnation := found.pop()) is not None:
-            return incarnation, None
-        raise RebuildRefusedError(f"{_paths(directories)} belong to different incarnations of the bookie")
-    if len(pending) == len(rebuilt) == 1 and found <= pending | rebuilt:
-        return rebuilt.pop(), pending.pop()
-    raise RebuildRefusedError(
-        f"{_paths(directories)} are those of a new incarnation whose start was interrupted: empty them, and start the "
-        "bookie with --new-incarnation"
-    )
-
-
-def _paths(directories: Sequence[LocalDirectory]) -> str:
-    return " and ".join(directory.path for directory in directories)
 
 
 async def _is_usable(path: Path) -> bool:

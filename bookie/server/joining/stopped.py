@@ -49,11 +49,20 @@ async def stopped_disks(journal_dir: Path, ledger_dir: Path) -> AsyncIterator[St
         stack.push_async_callback(journal.close)
         ledgers = await FileDisk.acquire(ledger_dir / CURRENT)
         stack.push_async_callback(ledgers.close)
-        directories = [
-            await look(Role.JOURNAL, str(journal_dir), journal),
-            await look(Role.LEDGERS, str(ledger_dir), ledgers),
-        ]
-        yield StoppedDisks(journal, ledgers, ledger_dir / CURRENT, directories)
+        yield await opened_disks(journal, ledgers, journal_dir, ledger_dir)
+
+
+async def opened_disks(journal: FileDisk, ledgers: FileDisk, journal_dir: Path, ledger_dir: Path) -> StoppedDisks:
+    """Look at directories that this process has locked, and in which no storage is open.
+
+    Raises:
+        DiskError: a directory cannot be read.
+    """
+    directories = [
+        await look(Role.JOURNAL, str(journal_dir), journal),
+        await look(Role.LEDGERS, str(ledger_dir), ledgers),
+    ]
+    return StoppedDisks(journal, ledgers, ledger_dir / CURRENT, directories)
 
 
 @asynccontextmanager

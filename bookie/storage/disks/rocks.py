@@ -54,6 +54,8 @@ _STALLED: Final = "Write stall"
 _LOG_FILES: Final = "*.log"
 _REOPEN_SPARE_BYTES: Final = 1 << 20
 """Beyond the size of its log, which is written to tables when the database is opened."""
+_DAMAGED: Final = "Corruption"
+_REMEDY: Final = ". If the bookie does not start, make the index again with `bkheal bookie rebuild-index --replace`"
 _NO_SPACE: Final = "No space left on device"
 _LOCKED: Final = ("lock hold by current process", "While lock file")
 
@@ -171,7 +173,8 @@ class RocksIndex(EntryIndex):
             raise
         except Exception as error:
             kind = DiskFullError if _NO_SPACE in str(error) else DiskError
-            raise kind(f"cannot {verb} the index {self._path}: {error}") from error
+            remedy = _REMEDY if _DAMAGED in str(error) else ""
+            raise kind(f"cannot {verb} the index {self._path}: {error}{remedy}") from error
         finally:
             self._running -= 1
             if self._is_reopening and not self._running:

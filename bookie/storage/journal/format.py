@@ -139,8 +139,8 @@ def decode_file_header(data: bytes) -> FileHeader | None:
     return None if fields is None else FileHeader(*fields)
 
 
-def decode_batch_header(data: bytes, offset: int, epoch: int) -> BatchHeader | None:
-    """Return the header of a batch of ``epoch`` that belongs at ``offset``, or None if there is none.
+def decode_batch_header(data: bytes, offset: int, epoch: int | None) -> BatchHeader | None:
+    """Return the header of a batch of ``epoch`` (None: any) that belongs at ``offset``, or None if there is none.
 
     Raises:
         UnsupportedFormatError: the header is intact but has another format version.
@@ -149,12 +149,12 @@ def decode_batch_header(data: bytes, offset: int, epoch: int) -> BatchHeader | N
     if fields is None:
         return None
     header = BatchHeader(*fields)
-    is_here = header.epoch == epoch and header.offset == offset and header.size <= BATCH_BYTES_MAX
+    is_here = epoch in (None, header.epoch) and header.offset == offset and header.size <= BATCH_BYTES_MAX
     return header if is_here else None
 
 
-def find_batch_header(data: bytes, offset: int, epoch: int) -> BatchHeader | None:
-    """Return the first batch header of ``epoch`` at or after ``offset`` that is at its own recorded offset, or None.
+def find_batch_header(data: bytes, offset: int, epoch: int | None) -> BatchHeader | None:
+    """Return the first batch header of ``epoch`` (None: any) from ``offset`` on that is where it says, or None.
 
     Because of the recorded offset, a copy of a journal stored as a payload is not mistaken for a batch.
     """

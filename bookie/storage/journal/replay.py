@@ -9,11 +9,12 @@ here writes: the writer always begins a new file with a higher epoch, so it neve
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from bookie.storage.errors import DamagedJournalError, LostIndexError
+from bookie.storage.errors import SALVAGE, DamagedJournalError, LostIndexError
 from bookie.storage.journal.format import (
     FILE_HEADER_SIZE,
     Record,
@@ -23,12 +24,13 @@ from bookie.storage.journal.format import (
     find_batch_header,
 )
 from bookie.storage.journal.mark import JournalMark
-from bookie.storage.port import Disk
+from bookie.storage.port import Disk, DiskError
 
 _log = logging.getLogger(__name__)
 
 DIRECTORY: Final = "journal"
 _SUFFIX: Final = ".journal"
+_NAME: Final = re.compile(rf"([0-9a-f]{{16}}){re.escape(_SUFFIX)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,11 @@ class JournalReplay:
         Raises:
             DamagedJournalError: acknowledged records cannot be read; the message names the file and the offset.
             UnsupportedFormatError: a file was written by a newer version.
-            DiskError: a file cannot be read.
+            DiskError: the directory cannot be read.
         """
         for number in await file_numbers(self.disk):
             path, last = file_path(number), self.reached
-            for sequence, records in self._scan(path, number, await _content(self.disk, path)):
+            for sequence, records in self._scan(path, number, await self._readable(path)):
                 last = max(last, sequence)
                 if sequence > self.reached:
                     self.reached = sequence
@@ -86,6 +88,14 @@ class JournalReplay:
         if self._damage:
             _log.warning("torn journal tail ignored", extra={"place": self._damage, "sequence": self.reached})
 
+    async def _readable(self, path: str) -> bytes:
+        try:
+            return await _content(self.disk, path)
+        except DiskError as error:
+            raise DamagedJournalError(
+                f"{path} cannot be read: {error}. If the disk is whole otherwise, try again; or {SALVAGE}"
+            ) from error
+
     def _scan(self, path: str, number: int, data: bytes) -> Iterator[tuple[int, list[Record]]]:
         """Yield each intact batch of one file as (sequence, records)."""
         header = decode_file_header(data)
@@ -95,7 +105,8 @@ class JournalReplay:
         if header.number != number or header.epoch < self.epoch:
             raise DamagedJournalError(
                 f"{path} has the header of file {header.number} of epoch {header.epoch}, expected file {number} of "
-                f"epoch {self.epoch} or later: it was renamed or belongs to another journal. Take it out and check"
+                f"epoch {self.epoch} or later: it was renamed or belongs to another journal. Take it out and check, or "
+                f"{SALVAGE}"
             )
         self.epoch = header.epoch
         self._prove(header.durable_sequence, f"{path} offset 0")
@@ -161,7 +172,7 @@ def check_same_store(has_checkpoint: bool, has_entry_logs: bool, mark: JournalMa
     if has_checkpoint and mark is None:
         raise DamagedJournalError(
             f"the journal directory ({DIRECTORY}/) has no mark, but the entry index is in use: the journal was lost. "
-            "Mount the right journal disk, or replace this bookie's disks as a new incarnation"
+            f"Mount the right journal disk, or {SALVAGE}"
         )
 
 
@@ -171,16 +182,14 @@ def file_path(number: int) -> str:
 
 
 async def file_numbers(disk: Disk) -> list[int]:
-    """Return the numbers of the journal files, ascending."""
-    names = await disk.names(DIRECTORY)
-    return sorted(int(name.removesuffix(_SUFFIX), 16) for name in names if name.endswith(_SUFFIX))
+    """Return the numbers of the journal files, ascending. Files with other names are not the journal's."""
+    return sorted(int(found[1], 16) for name in await disk.names(DIRECTORY) if (found := _NAME.fullmatch(name)))
 
 
 def _lost(place: str, what: str) -> DamagedJournalError:
     return DamagedJournalError(
         f"damaged journal at {place}: it lost {what}. Acknowledged entries may be missing, so the bookie does not "
-        "start. Restore the file from a copy, or replace this bookie's disks as a new incarnation and let repair "
-        "restore the entries"
+        f"start. Restore the file from a copy, or {SALVAGE}"
     )
 
 

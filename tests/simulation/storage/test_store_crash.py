@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -24,10 +24,11 @@ from bookie.storage.disks.memory import MemoryDisk, Operation
 from bookie.storage.entry_logs.entry_log import EntryLogWriter
 from bookie.storage.journal.journal import Journal
 from bookie.storage.port import DiskFullError
+from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.storage.write_cache import WriteCache
 from bookie.wire.port import AddBatch, Status
-from tests.worlds.machine import Machine, PowerSwitch, entry, key_of
+from tests.worlds.machine import SMALL, Machine, PowerSwitch, entry, key_of
 
 LEDGERS = [LedgerId(number) for number in (3, 7, 11)]
 ENTRIES = range(40)
@@ -135,9 +136,16 @@ async def check_state(store: LedgerStorage, known: Known, ledger_id: LedgerId) -
         assert (await store.add(AddBatch(ledger_id, key_of(ledger_id), new))).status is Status.FENCED
 
 
-async def moments(seed: int, take: Callable[[Machine, int], Machine]) -> list[tuple[Machine, Known]]:
+def settings_of(seed: int) -> StorageSettings:
+    """Every other history ends an entry log at its first sync, so that a flush fills several."""
+    return replace(SMALL, entry_log_bytes=1) if seed % 2 else SMALL
+
+
+async def moments(
+    seed: int, take: Callable[[Machine, int], Machine], settings: StorageSettings = SMALL
+) -> list[tuple[Machine, Known]]:
     """What ``take`` makes of the machine before each operation and after the last one, with what is known by then."""
-    machine, known, found = Machine(), Known(), list[tuple[Machine, Known]]()
+    machine, known, found = Machine(settings=settings), Known(), list[tuple[Machine, Known]]()
 
     def note() -> None:
         found.append((take(machine, seed * 1000 + len(found)), known.copy()))
@@ -149,7 +157,7 @@ async def moments(seed: int, take: Callable[[Machine, int], Machine]) -> list[tu
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_power_loss_at_every_operation_loses_nothing_acknowledged(seed: int) -> None:
-    lost = await moments(seed, Machine.after_power_loss)
+    lost = await moments(seed, Machine.after_power_loss, settings_of(seed))
     assert len(lost) > 100
     for machine, known in lost:
         await check(machine, known)
@@ -166,7 +174,7 @@ async def test_kill_at_every_operation_loses_nothing_even_if_the_power_goes_late
 @pytest.mark.parametrize("seed", range(6))
 async def test_power_loss_on_disks_that_are_full_now_and_then_loses_nothing(seed: int) -> None:
     for last in itertools.count(seed, 7):
-        machine, known = Machine(), Known()
+        machine, known = Machine(settings=settings_of(seed)), Known()
         try:
             is_done = await machine.run(history(machine, known, seed), PowerSwitch(last, full_seed=seed))
         except DiskFullError:
@@ -190,7 +198,7 @@ async def test_power_loss_during_recovery_loses_nothing_either(seed: int) -> Non
 @pytest.mark.parametrize("seed", range(40))
 async def test_life_of_kills_power_losses_and_full_disks_loses_nothing(seed: int) -> None:
     rng = random.Random(seed)
-    machine, known = Machine(), Known()
+    machine, known = Machine(settings=settings_of(seed)), Known()
     for life in range(8):
         switch = PowerSwitch(rng.randrange(150), full_seed=rng.choice((None, seed + life)))
         with suppress(DiskFullError):  # too full to be opened

@@ -10,12 +10,13 @@ from typing_extensions import override
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.clock import SystemClock
-from bookie.storage import rebuilding
+from bookie.storage import findings, rebuilding
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_ids, log_path
 from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.port import DiskError, DiskFile
 from bookie.storage.rebuilding import RebuiltIndex, next_record, rebuild
+from bookie.storage.salvaging import begin_journal, salvage
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
@@ -241,7 +242,7 @@ class _FailingDisk(MemoryDisk):
 
 
 async def test_what_the_device_cannot_read_costs_the_entries_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rebuilding, "_PIECE_BYTES", 16)
+    monkeypatch.setattr(findings, "_PIECE_BYTES", 16)
     journal, ledgers, index = MemoryDisk(), _FailingDisk(), MemoryIndex()
     store = await opened(journal, ledgers, index)
     await add(store, L1, *range(4))
@@ -284,10 +285,26 @@ async def test_a_rebuild_that_is_interrupted_at_any_write_leaves_an_index_that_i
     pytest.fail("the rebuild never ended")
 
 
-async def test_a_lost_journal_is_refused() -> None:
-    _, ledgers = await used()
-    with pytest.raises(DamagedJournalError, match="the journal was lost"):
-        await rebuild(MemoryDisk(), ledgers, MemoryIndex())
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_with_a_journal_that_is_lost_as_well_the_store_waits_for_its_salvage(is_lost: bool) -> None:
+    journal, ledgers = await used()
+    for path in journal.paths():
+        if is_lost:
+            journal.lose(path)
+        elif "mark" in path:
+            journal.cut(path, 5)
+    index = MemoryIndex()
+    await rebuild(journal, ledgers, index)
+    with pytest.raises(DamagedJournalError, match="salvage-journal"):
+        await opened(journal, ledgers, index)
+    found = await salvage(journal, ledgers, index, SETTINGS)
+    for path in journal.paths():
+        journal.lose(path)
+    await begin_journal(journal, index, found.epoch + 1)
+    store = await opened(journal, ledgers, index)
+    assert await listed(store, L1) == (Status.LIMBO, list(range(10)))
+    assert await listed(store, L4) == ((Status.NO_LEDGER, []) if is_lost else (Status.LIMBO, [0, 1, 2]))
+    await store.close()
 
 
 async def test_without_any_journal_file_the_mark_is_the_beginning() -> None:

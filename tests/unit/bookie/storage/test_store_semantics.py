@@ -14,6 +14,7 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.storage.disks.index_format import MARK_KEY, state_key
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.entry_logs import entry_log
+from bookie.storage.entry_logs.log_ends import uncounted
 from bookie.storage.errors import DamagedJournalError, LostIndexError, UnsupportedFormatError
 from bookie.storage.journal.replay import DIRECTORY as JOURNAL
 from bookie.storage.port import DiskError, DiskFullError
@@ -326,6 +327,19 @@ async def test_rotten_last_entry_keeps_its_true_id(world: StorageWorld) -> None:
     assert (await world.store.read_last(LEDGER)).results == [EntryResult(EntryId(1), Status.CORRUPT)]
     reply = await world.store.fence(LEDGER, KEY)
     assert (reply.status, reply.last_entry) == (Status.OK, EntryResult(EntryId(1), Status.CORRUPT))
+
+
+async def test_an_entry_log_ends_at_its_own_size_whatever_a_flush_holds(world: StorageWorld) -> None:
+    await world.restart(flush_page_entries=2, flush_sync_entries=2, entry_log_bytes=4 * len(entry(0)))
+    await world.add(*range(10))
+    await world.store.checkpoint()
+    sizes = [len(world.ledgers.content(path)) for path in world.ledgers.paths()]
+    assert len(sizes) == 3
+    assert max(sizes) < 6 * len(entry(0))
+    assert await uncounted(world.index) == []  # every log was ended in order
+    for _ in range(2):
+        assert [await world.status_of(number) for number in range(10)] == [Status.OK] * 10
+        await world.restart()
 
 
 async def test_lost_entry_log_is_corrupt_not_absent(world: StorageWorld) -> None:

@@ -1,0 +1,164 @@
+"""The salvage of a bookie's damaged or lost journal (docs/failure-model.md#damaged-journal).
+
+The invariant: a bookie whose journal was damaged never serves as the incarnation that wrote it. What the journal held
+may be any acknowledged entry and any fence. So the disks become a new incarnation with their data, as after the rebuild
+of an index: its start puts every ledger that names the bookie in limbo and marks it for repair, and copies and
+acknowledgements of the earlier incarnation no longer count.
+
+The order of the steps makes this safe. After a crash between any two of them the storage does not open, because the
+damaged journal is still there, or none is; and the advice is to run this again.
+
+1. move what can be read of the journal to the entry logs and the index, and fence every ledger of the index;
+2. write ``rebuilt-from`` to each directory, then ``limbo-pending``, then ``incarnation``, durably;
+3. rename the journal, durably;
+4. begin a new journal: its first file is the mark, without which no store opens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from bookie.runtime.clock import Clock
+from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, LocalDirectory
+from bookie.server.joining.stopped import StoppedDisks, opened_disks, stopped_disks
+from bookie.server.joining.succession import MendingRefusedError, predecessor, succeed
+from bookie.storage.disks.files import FileDisk
+from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.errors import DamagedJournalError, LostIndexError
+from bookie.storage.journal.replay import DIRECTORY
+from bookie.storage.port import DiskError
+from bookie.storage.salvaging import SalvagedJournal, begin_journal, damage_of, salvage
+from bookie.storage.settings import StorageSettings
+
+_log = logging.getLogger(__name__)
+
+_SET_ASIDE: Final = f"{DIRECTORY}.damaged"
+
+
+async def salvage_journal(
+    journal_dir: Path, ledger_dir: Path, clock: Clock, rng: random.Random, *, is_lost: bool = False
+) -> SalvagedJournal:
+    """Salvage the damaged journal of a stopped bookie. The files that were there are kept as ``journal.damaged-…``.
+
+    Args:
+        journal_dir: the bookie's journal directory.
+        ledger_dir: the bookie's ledger directory.
+        clock: time.
+        rng: makes the UUID of the new incarnation.
+        is_lost: whether the journal directory may be a new, empty one, because the disk of the earlier one is lost.
+
+    Raises:
+        NoBookieError, MendingRefusedError: these are not the directories of one bookie, the journal is not damaged, or
+            it is lost and this was not confirmed.
+        DirectoryInUseError: the bookie runs.
+        LostIndexError: the index is lost as well.
+        UnsupportedFormatError: a file was written by a newer version.
+        DiskError: a disk failed, or has no space for the entries of the journal. It is safe to try again.
+    """
+    if is_lost and await asyncio.to_thread((ledger_dir / CURRENT).is_dir):
+        await asyncio.to_thread((journal_dir / CURRENT).mkdir, exist_ok=True)
+    async with stopped_disks(journal_dir, ledger_dir) as disks:
+        return await _salvage(disks, journal_dir / CURRENT, clock, rng, is_lost=is_lost)
+
+
+async def salvage_at_start(
+    journal: FileDisk,
+    ledgers: FileDisk,
+    journal_dir: Path,
+    ledger_dir: Path,
+    damage: DamagedJournalError,
+    rng: random.Random,
+    clock: Clock,
+) -> None:
+    """Salvage the damaged journal of the bookie that this process is about to be, once.
+
+    Args:
+        journal: the disk of the journal.
+        ledgers: the disk of the entry logs.
+        journal_dir: the bookie's journal directory.
+        ledger_dir: the bookie's ledger directory.
+        damage: why the storage does not open.
+        rng: makes the UUID of the new incarnation.
+        clock: time.
+
+    Raises:
+        DamagedJournalError: the files of an earlier salvage are still there, so the disk is failing.
+        BkhealError: see ``salvage_journal``.
+    """
+    path = journal_dir / CURRENT
+    if await asyncio.to_thread(_has_earlier_salvage, path):
+        raise DamagedJournalError(
+            f"the journal was salvaged before, and {path} still has the files of then ({_SET_ASIDE}-…): the disk may "
+            f"be failing. Look at it, delete these files, and start again. {damage}"
+        ) from damage
+    _log.error("journal damaged: what can be read is kept, the rest is unknown", extra={"problem": str(damage)})
+    disks = await opened_disks(journal, ledgers, journal_dir, ledger_dir)
+    found = await _salvage(disks, path, clock, rng, is_lost=False)
+    for finding in found.findings.findings:
+        _log.error(
+            "damaged part of the journal",
+            extra={"path": finding.path, "offset": finding.offset, "problem": finding.what},
+        )
+    _log.warning("journal salvaged", extra={"records": found.records, "ledgers": found.ledgers})
+
+
+async def _salvage(
+    disks: StoppedDisks, journal_path: Path, clock: Clock, rng: random.Random, *, is_lost: bool
+) -> SalvagedJournal:
+    before, resumed = predecessor(_identified(disks.directories, is_lost=is_lost))
+    if not await asyncio.to_thread((disks.current / INDEX_DIRECTORY).is_dir):
+        raise LostIndexError(
+            f"there is no index in {disks.current}: first make it again with `bkheal bookie rebuild-index`"
+        )
+    index = await RocksIndex.open(disks.current / INDEX_DIRECTORY)
+    try:
+        if await damage_of(disks.journal, index) is None:
+            raise MendingRefusedError(f"the journal in {journal_path} can be used: start the bookie")
+        found = await salvage(disks.journal, disks.ledgers, index, StorageSettings())
+        await succeed((disks.journal, disks.ledgers), before, resumed, rng)
+        await asyncio.to_thread(_set_aside, journal_path, clock.epoch_ms())
+        await disks.journal.sync_directory("")
+        await begin_journal(disks.journal, index, max(found.epoch + 1, clock.epoch_ms()))
+    finally:
+        await index.close()
+    return found
+
+
+def _identified(directories: Sequence[LocalDirectory], *, is_lost: bool) -> Sequence[LocalDirectory]:
+    """The directories, with the identity of the ledger directory for an empty journal directory.
+
+    Raises:
+        MendingRefusedError: the journal directory is empty, and this was not confirmed.
+    """
+    journal, ledgers = directories
+    if journal.version is not None or (journal.has_data and journal.rebuilt_from is None):
+        return directories
+    if not is_lost:
+        raise MendingRefusedError(
+            f"the journal directory {journal.path} is empty: mount the right disk. If the journal is lost permanently, "
+            "--lost gives up what it held alone"
+        )
+    return [replace(journal, version=ledgers.version, incarnation=journal.incarnation or ledgers.incarnation), ledgers]
+
+
+def _set_aside(current: Path, now_ms: int) -> None:
+    journal = current / DIRECTORY
+    if journal.exists():
+        journal.rename(current / f"{_SET_ASIDE}-{now_ms}")
+
+
+def _has_earlier_salvage(journal_path: Path) -> bool:
+    """Whether an earlier salvage was completed, and its files are still there."""
+    try:
+        if not any(path.name.startswith(_SET_ASIDE) for path in journal_path.iterdir()):
+            return False
+        journal = journal_path / DIRECTORY
+        return journal.is_dir() and any(journal.iterdir())
+    except OSError as error:
+        raise DiskError(f"{journal_path} cannot be read: {error.strerror}") from error

@@ -1,0 +1,57 @@
+"""What the mending of a bookie's files found and could not use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from bookie.storage.port import DiskError, DiskFile
+
+FINDINGS_MAX: Final = 100
+"""Findings that are described; all of them are counted."""
+_PIECE_BYTES: Final = 64 << 10
+"""Read at a time where the device reports errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A part of a file that could not be used."""
+
+    path: str
+    offset: int
+    what: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """Findings in order.
+
+    Attributes:
+        finding_count: all findings.
+        findings: the first ``FINDINGS_MAX``.
+    """
+
+    finding_count: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    def report(self, path: str, offset: int, what: str) -> None:
+        """Add a finding."""
+        self.finding_count += 1
+        if len(self.findings) < FINDINGS_MAX:
+            self.findings.append(Finding(path, offset, what))
+
+
+async def read_with_gaps(file: DiskFile, path: str, offset: int, size: int, findings: Findings) -> bytes:
+    """Return bytes of a file, with zeros in place of what the device cannot read; each gap is a finding."""
+    try:
+        return (await file.read([(offset, size)]))[0]
+    except DiskError:
+        parts = []
+        for start in range(offset, offset + size, _PIECE_BYTES):
+            length = min(_PIECE_BYTES, offset + size - start)
+            try:
+                parts.append((await file.read([(start, length)]))[0])
+            except DiskError as error:
+                findings.report(path, start, str(error))
+                parts.append(bytes(length))
+        return b"".join(parts)

@@ -1,0 +1,110 @@
+"""What can still be read of a damaged journal (rule R107).
+
+A batch is used if its checksum matches, if it is at the offset and in the file that it names, and if its sequence is
+greater than that of every batch before it. What is between such batches is a finding. Whether something behind the last
+batch was lost cannot be determined, so the caller must treat the journal as incomplete also if there is no finding.
+
+Nothing here writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+from bookie.storage.errors import DamagedJournalError
+from bookie.storage.findings import Findings, read_with_gaps
+from bookie.storage.journal.format import (
+    FILE_HEADER_SIZE,
+    BatchHeader,
+    Record,
+    decode_batch_header,
+    decode_file_header,
+    decode_records,
+    find_batch_header,
+)
+from bookie.storage.journal.replay import file_numbers, file_path
+from bookie.storage.port import Disk, DiskError
+
+
+@dataclass(slots=True)
+class JournalSalvage:
+    """One pass over the files of a damaged journal.
+
+    Attributes:
+        disk: the disk of the journal.
+        reached: the greatest sequence used so far, at first that of the checkpoint.
+        epoch: the greatest epoch found.
+        findings: what could not be read.
+        record_count: the number of records yielded.
+    """
+
+    disk: Disk
+    reached: int
+    epoch: int = 0
+    findings: Findings = field(default_factory=Findings)
+    record_count: int = 0
+
+    async def batches(self) -> AsyncIterator[list[Record]]:
+        """Yield the records after ``reached`` that can be read, batch by batch, in the order of the journal.
+
+        Raises:
+            UnsupportedFormatError: a file was written by a newer version.
+            DiskError: the directory cannot be read.
+        """
+        for number in await file_numbers(self.disk):
+            path = file_path(number)
+            data = await self._content(path)
+            for batch, records in self._scan(path, number, data):
+                if batch.sequence > self.reached:
+                    self.reached = batch.sequence
+                    self.record_count += len(records)
+                    yield records
+
+    def _scan(self, path: str, number: int, data: bytes) -> Iterator[tuple[BatchHeader, list[Record]]]:
+        header = decode_file_header(data)
+        if header is None:
+            self.findings.report(path, 0, "its header is damaged")
+        elif header.number != number or header.epoch < self.epoch:
+            self.findings.report(path, 0, f"it is file {header.number} of epoch {header.epoch} by its header: not used")
+            return
+        epoch = None if header is None else header.epoch
+        offset = FILE_HEADER_SIZE
+        while offset < len(data):
+            batch = decode_batch_header(data, offset, epoch)
+            if batch is not None and batch.epoch >= self.epoch:
+                self.epoch = epoch = batch.epoch
+                if (records := self._records(path, data, batch)) is not None:
+                    yield batch, records
+                offset = batch.end  # the size in an intact header is right, and the content may look like a batch
+                continue
+            found = find_batch_header(data, offset + 1, epoch)
+            end = len(data) if found is None else found.offset
+            self.findings.report(path, offset, f"{end - offset} bytes are no intact batch")
+            offset = end
+        self.epoch = max(self.epoch, epoch or 0)
+
+    def _records(self, path: str, data: bytes, batch: BatchHeader) -> list[Record] | None:
+        try:
+            records, problem = decode_records(data, batch), "its checksum does not match, or its end is missing"
+        except DamagedJournalError as error:
+            records, problem = None, str(error)
+        if records is None:
+            what = f"batch {batch.sequence} with {batch.record_count} records is damaged: {problem}"
+            self.findings.report(path, batch.offset, what)
+        return records
+
+    async def _content(self, path: str) -> bytes:
+        """Return the bytes of a file, with zeros in place of what the device cannot read."""
+        try:
+            file = await self.disk.open(path)
+        except (DiskError, FileNotFoundError) as error:
+            self.findings.report(path, 0, f"it cannot be opened: {error}")
+            return b""
+        try:
+            return await read_with_gaps(file, path, 0, await file.size(), self.findings)
+        except DiskError as error:
+            self.findings.report(path, 0, str(error))
+            return b""
+        finally:
+            await file.close()

@@ -1,0 +1,166 @@
+"""The salvage of a damaged or lost journal: what can be read of it is kept, and the rest counts as unknown (rule R107).
+
+What the journal held after the last checkpoint, and nothing else has, may be any entry, key or fence of any ledger.
+Which ledgers got one is written in the journal alone. So the salvage bounds nothing by time:
+
+- each ledger that the index or a readable record of the journal names is fenced, and in limbo: the status of an entry
+  that is not stored here is "unknown", never "absent" (S6), and no old writer gets an acknowledgement, because a fence
+  may be among the lost records (S17);
+- of a ledger that was collected only the fence is needed. If the metadata names the bookie for it again, the caller
+  puts it in limbo, with all other ledgers that the metadata names (``bookie.server.joining.salvaged``).
+
+The entries that can be read are moved to the entry logs, so that a copy which is the last one survives. The mark of the
+checkpoint does not move, and nothing in the journal is changed. So until the caller takes the journal out, the store
+does not open, and this can be repeated.
+
+Source: docs/failure-model.md#damaged-journal; S rules are defined in docs/invariants.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from bookie.model.ids import LedgerId
+from bookie.storage.checkpoint import Checkpointer
+from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark, ledger_id_of_state, states_after
+from bookie.storage.entry_logs import entry_log
+from bookie.storage.entry_logs.entry_log import EntryLogs
+from bookie.storage.entry_logs.leftovers import remove_leftovers
+from bookie.storage.entry_logs.log_ends import last_recorded
+from bookie.storage.errors import DamagedJournalError, LostIndexError
+from bookie.storage.findings import Findings
+from bookie.storage.journal import replay
+from bookie.storage.journal.mark import JournalMark, MarkSlots
+from bookie.storage.journal.replay import JournalReplay
+from bookie.storage.journal.salvage import JournalSalvage
+from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.opening import apply_records
+from bookie.storage.port import Disk, EntryIndex
+from bookie.storage.settings import StorageSettings
+from bookie.storage.write_cache import Caches
+
+_PAGE_KEYS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SalvagedJournal:
+    """What was read of a damaged journal.
+
+    Attributes:
+        records: records of the journal that the entry logs and the index did not have.
+        ledgers: ledgers that are in limbo now. Ledgers that only the metadata names come later.
+        epoch: the greatest epoch found in the journal.
+        findings: what could not be read.
+    """
+
+    records: int
+    ledgers: int
+    epoch: int
+    findings: Findings = field(repr=False)
+
+
+async def damage_of(journal: Disk, index: EntryIndex) -> DamagedJournalError | None:
+    """Return why a store with this journal does not open; None if the journal can be replayed.
+
+    Raises:
+        LostIndexError: the index is lost as well.
+        UnsupportedFormatError: a file was written by a newer version.
+        DiskError: the directory or the index cannot be read.
+    """
+    mark = await _checkpoint_mark(index)
+    slots = MarkSlots(journal, replay.DIRECTORY)
+    try:
+        await slots.load()
+        replay.check_same_store(has_checkpoint=True, has_entry_logs=True, mark=slots.mark, file_count=0)
+        async for _ in JournalReplay(journal, mark.sequence).batches(slots.mark):
+            pass
+    except DamagedJournalError as error:
+        return error
+    return None
+
+
+async def salvage(journal: Disk, ledgers: Disk, index: EntryIndex, settings: StorageSettings) -> SalvagedJournal:
+    """Move what can be read of a journal to the entry logs and the index, and fence every ledger of the index.
+
+    Args:
+        journal: the disk of the journal; only read.
+        ledgers: the disk of the entry logs.
+        index: the index of the bookie.
+        settings: the limits of the store.
+
+    Raises:
+        LostIndexError: the index is lost as well.
+        UnsupportedFormatError: a file was written by a newer version.
+        DiskError: a disk failed or is full. Call it again when it has space.
+    """
+    mark = await _checkpoint_mark(index)
+    await ledgers.make_directory(entry_log.DIRECTORY)
+    log_ids = await entry_log.log_ids(ledgers)
+    last_id = max([*log_ids, await last_recorded(index)], default=0)
+    caches, states = Caches(), LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)
+    logs = EntryLogs(ledgers, max(mark.next_log_id, last_id + 1), settings.open_logs)
+    checkpointer = Checkpointer(caches, states, logs, index, settings, mark)
+    reading = JournalSalvage(journal, mark.sequence)
+    try:
+        async for batch in reading.batches():
+            await apply_records(batch, caches, states)
+            for ledger_id in {LedgerId(record.ledger_id) for record in batch}:
+                async with states.using(ledger_id) as state:
+                    _suspect(state, is_collected=False)
+                    states.changed(state)
+            if caches.active.size >= settings.cache_bytes_max:
+                await checkpointer.run(lambda: mark.sequence)
+        await checkpointer.run(lambda: mark.sequence)
+    finally:
+        await logs.close()
+    await remove_leftovers(ledgers, index, [log_id for log_id in log_ids if log_id >= mark.next_log_id])
+    return SalvagedJournal(reading.record_count, await _enter_limbo(index), reading.epoch, reading.findings)
+
+
+async def begin_journal(journal: Disk, index: EntryIndex, epoch: int) -> None:
+    """Begin a journal in a directory without one: from now on the store opens.
+
+    Args:
+        journal: the disk of the journal, without ``journal``.
+        index: after ``salvage``.
+        epoch: greater than any epoch of the earlier journal.
+
+    Raises:
+        DiskError: it could not be made durable.
+    """
+    mark = await _checkpoint_mark(index)
+    await journal.make_directory(replay.DIRECTORY)
+    slots = MarkSlots(journal, replay.DIRECTORY)
+    await slots.write(JournalMark(mark.sequence, epoch))
+
+
+async def _checkpoint_mark(index: EntryIndex) -> CheckpointMark:
+    [value] = await index.get_many([MARK_KEY])
+    if value is None:
+        raise LostIndexError(
+            "the entry index is lost as well as the journal: first make it again with `bkheal bookie rebuild-index`"
+        )
+    return CheckpointMark.decode(value)
+
+
+async def _enter_limbo(index: EntryIndex) -> int:
+    """Fence every ledger, and put those that were not collected in limbo; returns how many these are."""
+    count, after = 0, -1
+    while pairs := await index.range(*states_after(after), _PAGE_KEYS):
+        puts = []
+        for key, value in pairs:
+            state = LedgerState(LedgerId(ledger_id_of_state(key)))
+            state.restore(value)
+            _suspect(state, is_collected=state.is_collected)
+            count += state.is_limbo
+            puts.append((key, state.encode()))
+        await index.write(puts)
+        after = ledger_id_of_state(pairs[-1][0])
+    return count
+
+
+def _suspect(state: LedgerState, *, is_collected: bool) -> None:
+    """The journal may have had a fence, and entries unless the ledger was collected."""
+    state.is_fenced = state.is_fence_durable = True
+    state.is_limbo = state.is_limbo or not is_collected

@@ -1,0 +1,69 @@
+"""A file system of its own that loses power: everything that was not synced is gone, as after a pulled plug.
+
+ext4 on a loop device has an ioctl that shuts it down at once and drops what is in the page cache and in its journal in
+memory. After it is mounted again, it has what reached the device.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.deadlines import PROGRAM_S
+from tests.required import missing
+
+_SHUTDOWN: Final = 0x8004587D
+"""EXT4_IOC_SHUTDOWN."""
+_WITHOUT_FLUSHING: Final = struct.pack("I", 2)
+_IMAGE_BYTES: Final = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FragileDisk:
+    """A mounted file system."""
+
+    image: Path
+    root: Path
+
+    def cut_power(self) -> None:
+        """Lose everything that was not synced. Every later operation fails, until ``power_on``."""
+        descriptor = os.open(self.root, os.O_RDONLY)
+        try:
+            fcntl.ioctl(descriptor, _SHUTDOWN, _WITHOUT_FLUSHING)
+        finally:
+            os.close(descriptor)
+
+    def power_on(self) -> None:
+        """Mount the file system again. No process may use it."""
+        _run("umount", str(self.root))
+        _run("mount", "-o", "loop", str(self.image), str(self.root))
+
+
+@contextmanager
+def fragile_disk(directory: Path) -> Iterator[FragileDisk]:
+    """Make and mount a file system in ``directory``. Where this is not possible, the test is skipped."""
+    disk = FragileDisk(directory / "image", directory / "disk")
+    disk.root.mkdir()
+    with disk.image.open("wb") as file:
+        file.truncate(_IMAGE_BYTES)
+    try:
+        _run("mkfs.ext4", "-q", "-F", str(disk.image))
+        _run("mount", "-o", "loop", str(disk.image), str(disk.root))
+    except subprocess.CalledProcessError as error:
+        missing("loop", f"no file system on a loop device can be mounted here: {error.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        _run("umount", "--lazy", str(disk.root))
+        disk.image.unlink()
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=PROGRAM_S)

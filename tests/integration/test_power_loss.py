@@ -1,0 +1,62 @@
+"""The page cache of a real file system is lost under a store: what was acknowledged is there, since it was synced."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bookie.model.errors import FatalError
+from tests.integration.power_cut import FragileDisk, fragile_disk
+from tests.integration.test_storage_kill9 import CHILD, check
+
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.needs("loop")]
+
+LIVES = 12
+UNSYNCED = (
+    "import os, runpy, sys; os.fsync = os.fdatasync = lambda descriptor: None; "
+    "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+"""Runs a program that never syncs a file by itself."""
+
+
+def life_until_power_loss(disk: FragileDisk, command: list[str], life: int, count: int) -> list[list[str]]:
+    """Start the child, cut the power after ``count`` acknowledgements, and return all that were given."""
+    child = subprocess.Popen([*command, str(CHILD), str(disk.root), str(life)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    lines = []
+    try:
+        for _ in range(count):
+            line = child.stdout.readline()
+            assert line, f"the child ended by itself with {child.wait()}"
+            lines.append(line)
+    finally:
+        disk.cut_power()
+        child.kill()
+    lines += child.stdout.read().splitlines(keepends=True)
+    child.stdout.close()
+    child.wait()
+    disk.power_on()
+    return [line.split() for line in lines if line.endswith("\n")]
+
+
+@pytest.mark.timeout(600)
+def test_nothing_acknowledged_is_lost_with_the_page_cache(tmp_path: Path) -> None:
+    rng, acknowledged = random.Random(3), list[list[str]]()
+    with fragile_disk(tmp_path) as disk:
+        for life in range(LIVES):
+            found = life_until_power_loss(disk, [sys.executable], life, rng.randint(1, 1500))
+            acknowledged += found
+            asyncio.run(check(disk.root, acknowledged if life == LIVES - 1 else found))
+    assert {words[0] for words in acknowledged} == {"added", "fenced"}
+
+
+def test_the_loss_of_the_page_cache_shows_a_store_that_does_not_sync(tmp_path: Path) -> None:
+    with fragile_disk(tmp_path) as disk:
+        acknowledged = life_until_power_loss(disk, [sys.executable, "-c", UNSYNCED], 0, 300)
+        with pytest.raises((AssertionError, FatalError)):
+            asyncio.run(check(disk.root, acknowledged))

@@ -1,0 +1,63 @@
+"""A part of a dead bookie's journal is lost, and the next start salvages the rest."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+from bookie.server.joining import succession
+from bookie.server.joining.admission import Place
+from bookie.server.joining.directories import look
+from bookie.storage import salvaging
+from bookie.storage.disks.memory import MemoryDisk
+from bookie.storage.journal.replay import file_numbers, file_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.simulation.nodes import SimBookie
+
+_ATTEMPTS: Final = 8
+
+
+async def damage(node: SimBookie, rng: random.Random) -> MemoryDisk | None:
+    """Return a copy of the journal's disk with damage that a start notices; None if a few attempts made none.
+
+    A start does not notice the loss of the last batch that was answered shortly before the crash (J12).
+    """
+    for _ in range(_ATTEMPTS):
+        journal, _ = node.disks
+        damaged = journal.restarted()
+        paths = [path for number in await file_numbers(damaged) if damaged.content(path := file_path(number))]
+        if not paths:
+            return None
+        _harm(damaged, rng.choice(paths), rng)
+        if await salvaging.damage_of(damaged.restarted(), node.index.restarted()) is not None:
+            return damaged
+    return None
+
+
+def _harm(disk: MemoryDisk, path: str, rng: random.Random) -> None:
+    size = len(disk.content(path))
+    match rng.randrange(4):
+        case 0:
+            disk.flip_bit(path, rng.randrange(8 * size))
+        case 1:
+            disk.cut(path, rng.randrange(size))
+        case 2:
+            disk.lose(path)
+        case _:
+            disk.overwrite(path, rng.randrange(size), rng.randbytes(20))
+
+
+async def salvage(node: SimBookie, places: Sequence[Place], rng: random.Random) -> None:
+    """Salvage the journal of a starting bookie, in the order of the real process."""
+    directories = [await look(place.role, str(place.path), place.disk) for place in places]
+    before, resumed = succession.predecessor(directories)
+    journal, ledgers = node.disks
+    found = await salvaging.salvage(journal, ledgers, node.index, node.world.variation.storage)
+    await succession.succeed((journal, ledgers), before, resumed, rng)
+    for name in await journal.names("journal"):
+        await journal.unlink(f"journal/{name}")
+    await journal.sync_directory("journal")
+    await salvaging.begin_journal(journal, node.index, found.epoch + 1)

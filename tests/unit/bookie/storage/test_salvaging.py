@@ -1,0 +1,344 @@
+"""A damaged journal is salvaged: what can be read is served, the rest is unknown, and no old writer gets an answer."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from bookie.model.ids import LedgerId
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.errors import DamagedJournalError, LostIndexError
+from bookie.storage.journal.format import FILE_HEADER_SIZE
+from bookie.storage.journal.replay import DIRECTORY
+from bookie.storage.port import DiskError
+from bookie.storage.salvaging import SalvagedJournal, begin_journal, damage_of, salvage
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, Status
+from tests.unit.bookie.storage.test_rebuilding import (
+    KEY,
+    L1,
+    L2,
+    L3,
+    L4,
+    SETTINGS,
+    add,
+    collect,
+    entry,
+    listed,
+    opened,
+    read,
+)
+
+ACKNOWLEDGED = {L1: range(6), L2: range(3), L3: range(1)}
+
+
+class Disks:
+    """The disks of a stopped store."""
+
+    def __init__(self) -> None:
+        self.journal, self.ledgers, self.index = MemoryDisk(), MemoryDisk(), MemoryIndex()
+
+    async def open(self) -> LedgerStorage:
+        return await opened(self.journal, self.ledgers, self.index)
+
+    def copy(self) -> Disks:
+        other = Disks()
+        other.journal, other.ledgers = self.journal.restarted(), self.ledgers.restarted()
+        other.index = self.index.restarted()
+        return other
+
+    def files(self) -> list[str]:
+        return [path for path in self.journal.paths() if path.endswith(".journal")]
+
+    async def salvaged(self) -> SalvagedJournal:
+        """All steps of a salvage; the journal is taken out by deleting it."""
+        assert await damage_of(self.journal, self.index) is not None
+        found = await salvage(self.journal, self.ledgers, self.index, SETTINGS)
+        with pytest.raises(DamagedJournalError):
+            await self.open()
+        for path in self.journal.paths():
+            self.journal.lose(path)
+        await begin_journal(self.journal, self.index, found.epoch + 1)
+        return found
+
+
+async def used() -> Disks:
+    """A store that was killed: checkpointed entries of L1, the rest of it, L2 and L3 with its fence in the journal."""
+    disks = Disks()
+    store = await disks.open()
+    await add(store, L4, 0)
+    await add(store, L1, 0, 1)
+    await store.checkpoint()
+    await collect(store, L4)
+    await store.checkpoint()
+    await add(store, L1, 2, 3)
+    await add(store, L2, 0, 1, 2)
+    assert (await store.fence(L2, KEY)).status is Status.OK
+    await add(store, L3, 0)
+    await add(store, L1, 4, 5)
+    await store.abort()
+    return disks.copy()
+
+
+async def check(store: LedgerStorage) -> set[tuple[LedgerId, int]]:
+    """After a salvage no acknowledged entry is denied, and no old writer is answered; returns what is served."""
+    await store.set_limbo(list(ACKNOWLEDGED))  # as a start does with the ledgers that the metadata names
+    served = set()
+    for ledger_id, entry_ids in ACKNOWLEDGED.items():
+        for entry_id, (status, packet) in zip(entry_ids, await read(store, ledger_id, *entry_ids), strict=True):
+            assert status in (Status.OK, Status.LIMBO)
+            if status is Status.OK:
+                assert packet == entry(ledger_id, entry_id)
+                served.add((ledger_id, entry_id))
+        assert (await store.add(AddBatch(ledger_id, KEY, [entry(ledger_id, 100)]))).status is Status.FENCED
+    return served
+
+
+async def check_whole(store: LedgerStorage) -> None:
+    """Nothing is missing, except perhaps the last batch (J12), and no fence."""
+    for ledger_id, entry_ids in ACKNOWLEDGED.items():
+        found = await read(store, ledger_id, *entry_ids)
+        last = (Status.NO_ENTRY, b"")
+        for entry_id, result in zip(entry_ids, found, strict=True):
+            assert result == (Status.OK, entry(ledger_id, entry_id)) or (result == last and entry_id >= 4)
+    assert (await store.add(AddBatch(L2, KEY, [entry(L2, 100)]))).status is Status.FENCED
+
+
+def lose(number: int) -> Callable[[Disks], None]:
+    return lambda disks: disks.journal.lose(disks.files()[number])
+
+
+def flip(number: int, byte: int) -> Callable[[Disks], None]:
+    return lambda disks: disks.journal.flip_bit(disks.files()[number], byte * 8)
+
+
+def cut(number: int, size: int) -> Callable[[Disks], None]:
+    return lambda disks: disks.journal.cut(disks.files()[number], size)
+
+
+def lose_marks(disks: Disks) -> None:
+    for path in disks.journal.paths():
+        if "mark" in path:
+            disks.journal.overwrite(path, 10, b"rubbish")
+
+
+@pytest.mark.parametrize(
+    ("damage", "lost"),
+    [
+        (flip(0, FILE_HEADER_SIZE + 80), {(L1, 2), (L1, 3)}),
+        (flip(0, FILE_HEADER_SIZE + 3), {(L1, 2), (L1, 3)}),
+        (flip(0, 3), set()),
+        (cut(1, FILE_HEADER_SIZE + 20), {(L2, 0), (L2, 1), (L2, 2)}),
+        (lose(1), {(L2, 0), (L2, 1), (L2, 2)}),
+        (lose(2), set()),
+        (lose(3), {(L3, 0)}),
+        (lose_marks, set()),
+    ],
+    ids=[
+        "record",
+        "batch header",
+        "file header",
+        "cut",
+        "file with a key",
+        "file with a fence",
+        "file with a ledger",
+        "marks",
+    ],
+)
+async def test_everything_that_can_be_read_is_served_and_the_rest_is_unknown(
+    damage: Callable[[Disks], None], lost: set[tuple[LedgerId, int]]
+) -> None:
+    disks = await used()
+    damage(disks)
+    with pytest.raises(DamagedJournalError, match="bkheal bookie salvage-journal"):
+        await disks.open()
+    found = await disks.salvaged()
+    assert found.findings.finding_count == (0 if damage is lose_marks or "lose" in damage.__qualname__ else 1)
+    store = await disks.open()
+    assert await store.limbo_ids() == sorted({L1, L2, L3} - ({L3} if lost == {(L3, 0)} else set()))
+    acknowledged = {(ledger_id, entry_id) for ledger_id, ids in ACKNOWLEDGED.items() for entry_id in ids}
+    assert await check(store) == acknowledged - lost
+    assert (await listed(store, L1))[0] is Status.LIMBO
+    assert await listed(store, L4) == (Status.OK, [])  # it was collected, and stays fenced
+    assert (await store.add(AddBatch(L4, KEY, [entry(L4, 1)]))).status is Status.FENCED
+    await store.close()
+
+
+async def test_the_salvaged_store_takes_adds_of_repairs_and_survives_a_crash() -> None:
+    disks = await used()
+    lose(0)(disks)
+    await disks.salvaged()
+    store = await disks.open()
+    await add(store, L1, 2, 3, is_recovery=True)
+    await store.abort()
+    again = await disks.copy().open()
+    assert await listed(again, L1) == (Status.LIMBO, list(range(6)))
+    assert await check(again) == {(each, number) for each, numbers in ACKNOWLEDGED.items() for number in numbers}
+    await again.close()
+    assert await damage_of(disks.copy().journal, disks.copy().index) is None
+
+
+async def test_a_file_that_the_device_cannot_read_is_damage_and_the_others_are_kept() -> None:
+    disks = await used()
+    bad = disks.files()[0]
+
+    async def before(operation: Operation, path: str) -> None:
+        if operation is Operation.READ and path == bad:
+            raise DiskError("input/output error")
+
+    disks.journal.before = before
+    with pytest.raises(DamagedJournalError, match=r"cannot be read.*salvage-journal"):
+        await disks.open()
+    found = await disks.salvaged()
+    assert "input/output error" in found.findings.findings[0].what
+    store = await disks.open()
+    assert {entry_id for ledger_id, entry_id in await check(store) if ledger_id == L1} == {0, 1, 4, 5}
+    await store.close()
+
+
+async def test_a_salvage_that_is_interrupted_at_any_step_can_be_repeated() -> None:
+    steps = 0
+    for at in range(200):
+        disks = await used()
+        flip(0, FILE_HEADER_SIZE + 80)(disks)
+        left = at
+
+        async def before(operation: Operation, path: str) -> None:
+            nonlocal left, steps
+            if operation in (Operation.READ, Operation.LIST, Operation.INDEX_READ, Operation.OPEN):
+                return
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+
+        disks.ledgers.before = disks.index.before = before
+        rng = random.Random(at)
+        try:
+            await salvage(disks.journal, disks.ledgers, disks.index, SETTINGS)
+        except KeyboardInterrupt:
+            steps += 1
+        else:
+            break
+        crashed = disks.copy()
+        crashed.journal = disks.journal.restarted()
+        crashed.ledgers, crashed.index = disks.ledgers.crash(rng), disks.index.crash(rng)
+        await crashed.salvaged()
+        store = await crashed.open()
+        assert len(await check(store)) == 8
+        await store.close()
+    assert 5 < steps < 100
+
+
+async def outcome(disks: Disks) -> str:
+    """What a start makes of the disks; refused ones are salvaged."""
+    try:
+        store = await disks.open()
+    except DamagedJournalError:
+        await disks.salvaged()
+        store = await disks.open()
+        await check(store)
+        await store.close()
+        return "salvaged"
+    await check_whole(store)
+    await store.close()
+    return "opened"
+
+
+async def test_random_flips_and_cuts_anywhere_never_give_wrong_data_nor_a_store_that_does_not_open() -> None:
+    used_disks = await used()
+    rng = random.Random(7)
+    outcomes = Counter[str]()
+    for _ in range(300):
+        disks = used_disks.copy()
+        for path in rng.sample(disks.journal.paths(), rng.choice((1, 1, 2))):
+            size = len(disks.journal.content(path))
+            match rng.randrange(3):
+                case 0:
+                    disks.journal.flip_bit(path, rng.randrange(size * 8))
+                case 1:
+                    disks.journal.cut(path, rng.randrange(size))
+                case _:
+                    offset = rng.randrange(size)
+                    disks.journal.overwrite(path, offset, rng.randbytes(rng.randint(1, size - offset)))
+        outcomes[await outcome(disks)] += 1
+    assert min(outcomes["opened"], outcomes["salvaged"]) > 10
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_every_cut_and_every_flipped_bit_of_the_journal_never_gives_wrong_data() -> None:
+    used_disks = await used()
+    outcomes = Counter[str]()
+    for path in used_disks.journal.paths():
+        size = len(used_disks.journal.content(path))
+        for place in range(size):
+            for bit in (None, *range(8)):
+                disks = used_disks.copy()
+                if bit is None:
+                    disks.journal.cut(path, place)
+                else:
+                    disks.journal.flip_bit(path, place * 8 + bit)
+                outcomes[await outcome(disks)] += 1
+    assert min(outcomes["opened"], outcomes["salvaged"]) > 1000
+
+
+async def damaged_log_is_served_in_part(logs: Disks, path: str, place: int, bit: int | None) -> None:
+    """Cut or change an entry log of a copy of the disks, and read everything."""
+    disks = logs.copy()
+    if bit is None:
+        disks.ledgers.cut(path, place)
+    else:
+        disks.ledgers.flip_bit(path, place * 8 + bit)
+    store = await disks.open()
+    for ledger_id, entry_ids in ACKNOWLEDGED.items():
+        for entry_id, (status, packet) in zip(entry_ids, await read(store, ledger_id, *entry_ids), strict=True):
+            assert (status, packet) == (Status.OK, entry(ledger_id, entry_id)) or status is Status.CORRUPT
+        assert (await listed(store, ledger_id)) == (Status.OK, list(entry_ids))
+    await store.close()
+
+
+async def logs_in_use() -> Disks:
+    disks = await used()
+    await (await disks.open()).close()
+    return disks.copy()
+
+
+async def test_an_entry_log_that_is_cut_or_changed_is_served_without_what_is_damaged() -> None:
+    logs, rng = await logs_in_use(), random.Random(9)
+    for _ in range(100):
+        path = rng.choice(logs.ledgers.paths())
+        place = rng.randrange(len(logs.ledgers.content(path)))
+        await damaged_log_is_served_in_part(logs, path, place, rng.choice((None, rng.randrange(8))))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_every_cut_and_every_flipped_bit_of_an_entry_log_never_gives_wrong_data() -> None:
+    logs = await logs_in_use()
+    for path in logs.ledgers.paths():
+        for place in range(len(logs.ledgers.content(path))):
+            for bit in (None, *range(8)):
+                await damaged_log_is_served_in_part(logs, path, place, bit)
+
+
+async def test_a_journal_that_can_be_used_has_no_damage_and_a_lost_index_is_not_replaced() -> None:
+    disks = await used()
+    assert await damage_of(disks.journal, disks.index) is None
+    for asked in (
+        damage_of(disks.journal, MemoryIndex()),
+        salvage(disks.journal, disks.ledgers, MemoryIndex(), SETTINGS),
+    ):
+        with pytest.raises(LostIndexError, match="lost as well"):
+            await asked
+
+
+async def test_files_with_other_names_are_not_the_journals() -> None:
+    disks = await used()
+    file = await disks.journal.create(f"{DIRECTORY}/copy.journal")
+    await file.append([b"rubbish"])
+    store = await disks.open()
+    await check_whole(store)
+    await store.close()
