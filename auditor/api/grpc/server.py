@@ -17,12 +17,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
 
 from auditor.api import control_pb2_grpc as rpc
-from auditor.api.access.access import Access
 from auditor.api.access.tls import check_pair
 from auditor.api.control import Control
 from auditor.api.grpc.servicer import ControlServicer
 from auditor.api.idempotency import Intents
 from auditor.api.settings import ApiSettings, ServerTls, check_settings
+from bookie.runtime.access.access import Access
 from bookie.runtime.clock import Clock
 from bookie.runtime.listening import address_in_use, host_and_port
 from bookie.runtime.tasks import cancel, guarded
