@@ -22,6 +22,7 @@ from bookie.runtime.tasks import guarded
 from bookie.server.copying import Copying
 from bookie.server.damaged_entries import DamagedEntries
 from bookie.server.lac_board import LacBoard, check_packet, proven_lac
+from bookie.server.read_places import ReadPlaces
 from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
@@ -100,7 +101,8 @@ class ServiceLimits:
     add_bytes_max: int = 256 << 20
     """Bytes of adds that may be with the storage at once; beyond, TOO_MANY_REQUESTS."""
     reads_max: int = 32
-    """Reads that may be with the storage at once; later ones wait. Each may hold ``READ_BYTES_MAX`` in memory."""
+    """Reads that may be with the storage at once; later ones wait, those of recoveries first
+    (``bookie.server.read_places``). Each may hold ``READ_BYTES_MAX`` in memory."""
     lac_wait_s_max: float = 30.0
     """Longest wait of a long poll, for any requested time."""
     lac_waiters_max: int = 128
@@ -153,8 +155,7 @@ class BookieService(BookieHandler):
         self._is_shutting_down = False
         self._running = RunningRequests()
         self._add_bytes = 0
-        self._reads = asyncio.Semaphore(self._limits.reads_max)
-        self._free_reads, self._waiting_reads = self._limits.reads_max, 0
+        self._reads = ReadPlaces(self._limits.reads_max)
         self._lacs = LacBoard(ledgers_max=self._limits.explicit_lacs_max, waiters_max=self._limits.lac_waiters_max)
 
     @override
@@ -225,10 +226,12 @@ class BookieService(BookieHandler):
             if fenced.status is not Status.OK:
                 return ReadReply(fenced.status, detail=fenced.detail)
         entry_ids = read.entry_ids[:1] if fault_point("service.short_read") else read.entry_ids
-        return await self._entries(read.ledger_id, entry_ids)
+        return await self._entries(read.ledger_id, entry_ids, is_urgent=read.is_urgent)
 
-    async def _entries(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
-        return await self._in_turn(lambda: self._read_noting(ledger_id, entry_ids), ReadReply)
+    async def _entries(
+        self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], *, is_urgent: bool = False
+    ) -> ReadReply:
+        return await self._in_turn(lambda: self._read_noting(ledger_id, entry_ids), ReadReply, is_urgent=is_urgent)
 
     async def _read_noting(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
         """Read, and note what is damaged."""
@@ -296,30 +299,24 @@ class BookieService(BookieHandler):
         )
         return InfoReply(Status.OK, info)
 
-    async def _in_turn(self, read: Callable[[], Coroutine[Any, Any, ReplyT]], failed: Failed[ReplyT]) -> ReplyT:
+    async def _in_turn(
+        self, read: Callable[[], Coroutine[Any, Any, ReplyT]], failed: Failed[ReplyT], *, is_urgent: bool = False
+    ) -> ReplyT:
         """Run ``read`` once there is room among the reads. It keeps its place to its own end, not to its caller's."""
-        self._waiting_reads += 1
-        try:
-            await self._reads.acquire()
-        finally:
-            self._waiting_reads -= 1
-        self._free_reads -= 1
+        await self._reads.take(is_urgent=is_urgent)
 
         async def placed() -> ReplyT:
             try:
                 return await read()
             finally:
-                self._free_reads += 1
-                self._reads.release()
+                self._reads.give_back()
 
         return await self._running.to_the_end(placed(), failed)
 
     @property
     def load(self) -> ServiceLoad:
         """What is with the storage now."""
-        return ServiceLoad(
-            self._add_bytes, self._limits.reads_max - self._free_reads, self._waiting_reads, self._running.count
-        )
+        return ServiceLoad(self._add_bytes, self._reads.taken, self._reads.waiting, self._running.count)
 
     def refuse_everything(self) -> None:
         """From now on each new request answers SHUTTING_DOWN, and each long poll that still waits."""
