@@ -35,7 +35,7 @@ from bookie.wire.administration import (
 from bookie.wire.port import AddBatch, Status
 from bookie.wire.requests import ListEntries
 from bookie.wire.resolver import BookieAddress
-from bookie.wire.security import PLAINTEXT
+from bookie.wire.security import PLAINTEXT, TlsSettings
 from tests.deadlines import STATE_S
 from tests.unit.bookie.storage.test_rebuilding import KEY, entry
 from tests.worlds.administered import OPERATE, READ, US, Administered, administered
@@ -132,6 +132,24 @@ def test_without_a_token_changes_are_possible_only_if_the_bookie_admits_them(tmp
 def test_a_token_never_passes_a_network_in_the_clear() -> None:
     with pytest.raises(PlaintextTokenError, match="in the clear"):
         Administration(BookieAddress("bk1.example.org", 3181), PLAINTEXT, "secret")
+
+
+@pytest.mark.needs("openssl")
+def test_with_tls_a_client_needs_a_certificate_and_for_changes_a_token(
+    tmp_path: Path, certificates: dict[str, TlsSettings]
+) -> None:
+    mine = certificates["client"]
+    assert mine.cert is not None
+    assert mine.key is not None
+    files = ["--tls-ca", str(mine.ca), "--tls-cert", str(mine.cert), "--tls-key", str(mine.key)]
+    with administered(tmp_path, tls=certificates["bookie"]) as bookie:
+        words = ["bookie", "readonly", "set", "--at", bookie.at, "-o", "json"]
+        done = CliRunner().invoke(app, [*files, *words], env={"BKHEAL_TOKEN": OPERATE.token})
+        assert json.loads(done.stdout)["read_only"] is True
+        refused = CliRunner().invoke(app, [*files, *words], env={"BKHEAL_TOKEN": ""})
+        assert isinstance(refused.exception, AdministrationRefusedError)
+        stranger = CliRunner().invoke(app, ["--tls-ca", str(mine.ca), "bookie", "status", "--at", bookie.at])
+        assert isinstance(stranger.exception, AdministrationUnavailableError)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service
 from bookie.server.upkeep.scrubber import Scrubber
 from bookie.wire.administration import Administration
 from bookie.wire.resolver import BookieAddress
-from bookie.wire.security import PLAINTEXT
+from bookie.wire.security import PLAINTEXT, TlsSettings
 from tests.worlds.cluster import MemoryCluster, open_bookie
 
 US = BookieId("us:3181")
@@ -58,7 +58,11 @@ class Administered:
 
 @contextmanager
 def administered(
-    home: Path, *, allow_anonymous_read: bool = True, allow_anonymous_write: bool = False
+    home: Path,
+    *,
+    allow_anonymous_read: bool = True,
+    allow_anonymous_write: bool = False,
+    tls: TlsSettings | None = None,
 ) -> Iterator[Administered]:
     """A bookie with the tokens of ``OPERATE`` and ``READ``, which neither scrubs nor collects before it is asked to."""
     tokens = home / "tokens"
@@ -71,7 +75,7 @@ def administered(
         cluster = await MemoryCluster(clock).found()
         bookie = await open_bookie(clock)
         server = GrpcServer(concurrent_requests_max=100)
-        port = server.bind("127.0.0.1", 0, None)
+        port = server.bind("127.0.0.1", 0, tls)
         servicer = AdministrationServicer(Access(access, clock))
         await server.start(bookie.service, servicer)
         info = service_info("127.0.0.1", port, "uuid")
