@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from auditor.api.access.access import ForbiddenError, RateLimitedError, UnauthenticatedError
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
 from auditor.api.idempotency import InvalidKeyError, KeyReusedError
 from auditor.api.upkeep_port import StillWorkingError
@@ -15,6 +14,7 @@ from auditor.operating.client import NotThereError, RefusedError
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.runtime.access.access import ForbiddenError, RateLimitedError, UnauthenticatedError
 
 PROBLEM_TYPE: Final = "application/problem+json"
 _PREFIX: Final = "urn:bkheal:problem:"

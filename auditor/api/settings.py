@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from auditor.api.access.proxies import Network
+from bookie.runtime.access.access import anonymous_write_problems
 from bookie.runtime.configuration.settings import ConfigurationError
+
+START_AND_STOP: Final = "start and stop runs"
+"""What callers without a token could do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class ApiSettings:
     grpc_port: int = 8081
     """0: any free one."""
     tokens_file: Path | None = None
-    """File of the tokens (``auditor.api.access.tokens``); None: no tokens."""
+    """File of the tokens (``bookie.runtime.access.tokens``); None: no tokens."""
     allow_anonymous_read: bool = True
     allow_anonymous_write: bool = False
     """Only together with addresses of this machine alone."""
@@ -64,26 +67,6 @@ class ApiSettings:
     """Clients whose rate is remembered; the one not seen for longest is forgotten."""
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a listener on ``host``. A name other than localhost is taken not to be."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def anonymous_write_problems(hosts: Iterable[str]) -> list[str]:
-    """The reason why changes without a token are impossible for listeners on ``hosts``; empty: they are possible."""
-    open_hosts = sorted({host for host in hosts if not is_loopback(host)})
-    if not open_hosts:
-        return []
-    who = ", ".join(open_hosts)
-    advice = "listen on 127.0.0.1, or give callers tokens (tokens_file)"
-    return [f"allow_anonymous_write would let every client that reaches {who} start and stop runs: {advice}"]
-
-
 def check_settings(settings: ApiSettings) -> None:
     """Refuse settings that would admit everyone, or cannot work.
 
@@ -92,7 +75,7 @@ def check_settings(settings: ApiSettings) -> None:
     """
     problems = []
     if settings.allow_anonymous_write:
-        problems += anonymous_write_problems((settings.http_host, settings.grpc_host))
+        problems += anonymous_write_problems((settings.http_host, settings.grpc_host), START_AND_STOP)
     if settings.requests_per_second <= 0:
         problems.append(f"requests_per_second must be more than 0, not {settings.requests_per_second:g}")
     files = [settings.tokens_file]

@@ -186,7 +186,7 @@ async def _repair(cluster: EmbeddedCluster, ledgers: int, options: Sequence[str]
     """Run a replicator process to its end; the sums of its reported repairs."""
     arguments = ["-m", "replicator", "--metadata-uri", cluster.metadata_uri, "--once", "--output", "json", *options]
     requests, cpu_s = (await counters(cluster.zookeeper.port)).received, _children_cpu_s()
-    bookies_cpu_s = _bookies_cpu_s(cluster)
+    bookies_before_s = bookies_cpu_s(cluster)
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
@@ -214,7 +214,7 @@ async def _repair(cluster: EmbeddedCluster, ledgers: int, options: Sequence[str]
         sum(each["bytes"] for each in repaired),
         ended_s - started_s,
         _children_cpu_s() - cpu_s,
-        _bookies_cpu_s(cluster) - bookies_cpu_s,
+        bookies_cpu_s(cluster) - bookies_before_s,
         (await counters(cluster.zookeeper.port)).received - requests,
     )
 
@@ -225,7 +225,7 @@ def _children_cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _bookies_cpu_s(cluster: EmbeddedCluster) -> float:
+def bookies_cpu_s(cluster: EmbeddedCluster) -> float:
     """Processor time of the bookies that run, as Linux counts it."""
     total = 0.0
     for bookie in cluster.bookies:

@@ -40,6 +40,24 @@ def add(
     _show("AddBenchmark", run(measure(entries, entry_bytes, shape)), output)
 
 
+@app.command("bookies")
+def several_bookies(
+    bookies: Annotated[int, typer.Option(min=2, max=64, help="Bookie processes, and clients.")] = 2,
+    entries: Annotated[int, typer.Option(min=64, help="Entries to write in each round.")] = 200_000,
+    entry_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Payload bytes.")] = 1024,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Pairs of rounds: one bookie, then all.")] = 3,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Durable adds to one bookie process and to several on this machine, by the same number of client processes.
+
+    The bookies share the disks of the temporary directory. On a host with disks of its own for each bookie, more is to
+    be gained.
+    """
+    from auditor.bench.several_bookies import run as measure
+
+    _show("SeveralBookiesBenchmark", run(measure(bookies, entries, entry_bytes, rounds)), output)
+
+
 @app.command("repair")
 def repair(
     entries: Annotated[int, typer.Option(min=0, help="Entries lost with the bookie, in all ledgers.")] = 100_000,

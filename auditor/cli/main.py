@@ -39,7 +39,15 @@ from auditor.cli.configuration.settings import with_options
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.ledgers import ledger, log, simpletest
 from auditor.cli.output import print_error, print_line
-from auditor.cli.services import auditor, bookie_cookie, bookie_format, exporter, processes, stopped_bookie
+from auditor.cli.services import (
+    auditor,
+    bookie_cookie,
+    bookie_format,
+    bookie_upkeep,
+    exporter,
+    processes,
+    stopped_bookie,
+)
 from bookie.metadata.access import VARIABLES, use_access
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
@@ -94,7 +102,7 @@ app.command("auditor-token")(remote.auditor_token)
 app.command("bookies")(bookies.bookies)
 stopped_bookie.bookie_app.add_typer(bookie_cookie.app, name="cookie")
 stopped_bookie.bookie_app.command("format")(bookie_format.format_directories)
-app.add_typer(stopped_bookie.bookie_app, name="bookie")
+app.add_typer(bookie_upkeep.bookie_app, name="bookie")
 app.command("replicator")(processes.replicator)
 app.command("simpletest")(simpletest.simpletest)
 app.add_typer(ledger.app, name="ledger")

@@ -5,6 +5,7 @@ gRPC does not report the reason, so a plain socket is opened to find it.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 
@@ -57,3 +58,13 @@ def _why_not(host: str, port: int) -> str:
 def _words(error: OSError) -> str:
     """Return the reason without the address that asyncio adds. Failed name look-ups have negative error numbers."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a listener on ``host``. A name other than localhost is taken not to be."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

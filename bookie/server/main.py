@@ -15,6 +15,7 @@ import sys
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -28,6 +29,7 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode, bookie_exit_code
+from bookie.runtime.access.access import Access
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.configuration.file_watch import following
 from bookie.runtime.configuration.reload import ConfigSource
@@ -36,8 +38,12 @@ from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.telemetry.metrics import SESSION, MetricSet
 from bookie.runtime.telemetry.telemetry import observable
 from bookie.runtime.version import installed_version
+from bookie.server import metrics as names
+from bookie.server.administration.node import Node
+from bookie.server.administration.servicer import AdministrationServicer
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.listener import ApacheListener
+from bookie.server.collection_figures import show_collection
 from bookie.server.copying import Copying
 from bookie.server.grpc.server import GrpcServer
 from bookie.server.joining.admission import Admission, Place, admit
@@ -45,13 +51,14 @@ from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, Role
 from bookie.server.joining.limbo import finish_start
 from bookie.server.joining.salvaged import salvage_at_start
 from bookie.server.measured import MeasuredService, TimedDisk
-from bookie.server.metrics import COLLECTED, COLLECTION_HELD, LEDGERS, REGISTERED, WRITABLE, Sampler, bookie_metrics
+from bookie.server.metrics import Sampler, bookie_metrics
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.settings import BookieSettings
-from bookie.server.upkeep.collector import Collector, CollectorReport, CollectorSettings
+from bookie.server.upkeep.collector import Collector, CollectorSettings
 from bookie.server.upkeep.damage_repair import DamageRepair
 from bookie.server.upkeep.disk_watch import DiskWatch, StalledDiskError, free_bytes, should_be_read_only
 from bookie.server.upkeep.drain_watch import DrainWatch
+from bookie.server.upkeep.operator_read_only import OperatorReadOnly, read_wish
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.server.upkeep.scrubber import Scrubber
 from bookie.storage.disks.files import FileDisk
@@ -143,8 +150,16 @@ class _Context:
 class _Listeners:
     server: GrpcServer
     apache: ApacheListener
+    administration: AdministrationServicer
     port: int
     apache_port: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Upkeep:
+    watch: DiskWatch
+    scrubber: Scrubber | None
+    collector: Collector
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +182,7 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     answers.
     """
     context, readiness = _Context(settings, stack, bookie_metrics(installed_version())), _Readiness()
+    begun_s = context.clock.monotonic_s()
     await _serve_metrics(context, readiness)
     listeners = _bind(context)
     disks = await _open_disks(context)
@@ -175,14 +191,31 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     service = await _serve(context, listeners, disks, metadata, storage, admission)
     drain = DrainWatch(Drains(metadata.store, metadata.cluster.root), admission.bookie_id, context.clock)
     await drain.look()
+    read_only = OperatorReadOnly(disks.ledgers, await read_wish(disks.ledgers))
     is_low = should_be_read_only(
         False, await free_bytes((disks.journal, disks.ledgers)), settings.read_only_below_bytes
     )
-    service.is_read_only = is_low or storage.is_full or drain.is_drained
+    is_asked = drain.is_drained or read_only.wish is not None
+    service.is_read_only = is_low or storage.is_full or is_asked
     keeper = await _register(context, listeners, metadata, admission, is_read_only=service.is_read_only)
     readiness.keeper = keeper
-    _watch(context.metrics, storage, service, keeper)
-    _start_upkeep(context, disks, metadata, admission, storage, service, keeper, drain)
+    _watch(context.metrics, storage, service, listeners.server, keeper)
+    upkeep = _start_upkeep(context, disks, metadata, admission, storage, service, keeper, drain, read_only)
+    listeners.administration.node = Node(
+        admission.bookie_id,
+        BookieIdentity(admission.incarnation, installed_version()),
+        storage,
+        service,
+        {"journal": disks.journal, "ledgers": disks.ledgers},
+        upkeep.watch,
+        drain,
+        read_only,
+        upkeep.collector,
+        upkeep.scrubber,
+        lambda: listeners.server.unsent_bytes,
+        context.clock,
+        begun_s,
+    )
     await listeners.server.say_serving()
     if listeners.apache_port is not None:
         _say(f"bookie speaks Apache's protocol on {settings.advertised}:{listeners.apache_port}")
@@ -209,7 +242,8 @@ def _bind(context: _Context) -> _Listeners:
     port, apache_port = server.bind(settings.host, settings.port, settings.tls), None
     if settings.apache_port is not None:
         apache_port = apache.bind(settings.host, settings.apache_port, settings.tls)
-    return _Listeners(server, apache, port, apache_port)
+    administration = AdministrationServicer(Access(settings.access, context.clock))
+    return _Listeners(server, apache, administration, port, apache_port)
 
 
 async def _open_disks(context: _Context) -> _Disks:
@@ -284,7 +318,7 @@ async def _serve(
     identity = BookieIdentity(admission.incarnation, installed_version())
     service = BookieService(storage, disks.ledgers, identity, copying=_copying(context, metadata))
     measured = MeasuredService(service, context.metrics, context.clock)
-    await listeners.server.start(measured)
+    await listeners.server.start(measured, listeners.administration)
     if listeners.apache_port is not None:
         await listeners.apache.start(measured)
     return service
@@ -332,7 +366,8 @@ def _start_upkeep(
     service: BookieService,
     keeper: RegistrationKeeper,
     drain: DrainWatch,
-) -> None:
+    read_only: OperatorReadOnly,
+) -> _Upkeep:
     """Start what goes on beside the requests: samples, watches of disks and drains, scrubs, the garbage collector."""
     settings, clock = context.settings, context.clock
     sampler = Sampler(context.metrics, {"journal": disks.journal, "ledgers": disks.ledgers}, storage, clock)
@@ -344,10 +379,11 @@ def _start_upkeep(
         keeper,
         clock,
         read_only_below_bytes=settings.read_only_below_bytes,
-        is_drained=lambda: drain.is_drained,
+        is_drained=lambda: drain.is_drained or read_only.wish is not None,
     )
     context.run_until_the_end("disk watch", watch.run())
     context.run_until_the_end("drain watch", drain.run(watch.look))
+    scrubber = None
     if settings.scrub_interval_s > 0:
         ledgers = LedgerStore(metadata.store, metadata.cluster, context.rng)
         repair = DamageRepair(ledgers, service, admission.bookie_id, admission.incarnation)
@@ -360,18 +396,13 @@ def _start_upkeep(
             interval_s=settings.scrub_interval_s,
             bytes_per_s=settings.scrub_bytes_per_second,
             repair=repair.repair,
+            service=service,
         )
         context.run_until_the_end("scrubber", scrubber.run())
-    if settings.collect_interval_s > 0:
-        store, cluster, pace = metadata.store, metadata.cluster, _pace(settings)
-        collector = Collector(store, cluster, storage, admission.bookie_id, clock, context.rng, pace)
-        collected, held = context.metrics.counter(COLLECTED), context.metrics.gauge(COLLECTION_HELD)
-
-        def show(report: CollectorReport) -> None:
-            collected.inc(report.collected)
-            held.set(report.held)
-
-        context.run_until_the_end("collector", collector.run(show))
+    store, cluster, pace = metadata.store, metadata.cluster, _pace(settings)
+    collector = Collector(store, cluster, storage, admission.bookie_id, clock, context.rng, pace)
+    context.run_until_the_end("collector", collector.run(partial(show_collection, context.metrics)))
+    return _Upkeep(watch, scrubber, collector)
 
 
 def _pace(settings: BookieSettings) -> CollectorSettings:
@@ -390,11 +421,24 @@ class _Readiness:
         return "" if self.keeper is not None and self.keeper.is_registered else "not registered in ZooKeeper"
 
 
-def _watch(metrics: MetricSet, storage: LedgerStorage, service: BookieService, keeper: RegistrationKeeper) -> None:
+def _watch(
+    metrics: MetricSet,
+    storage: LedgerStorage,
+    service: BookieService,
+    server: GrpcServer,
+    keeper: RegistrationKeeper,
+) -> None:
     """Figures from plain attributes, read at the time of a scrape."""
-    metrics.watch(LEDGERS, lambda: storage.ledger_count)
-    metrics.watch(REGISTERED, lambda: keeper.is_registered)
-    metrics.watch(WRITABLE, lambda: keeper.is_registered and not service.is_read_only)
+    metrics.watch(names.LEDGERS, lambda: storage.ledger_count)
+    metrics.watch(names.REGISTERED, lambda: keeper.is_registered)
+    metrics.watch(names.WRITABLE, lambda: keeper.is_registered and not service.is_read_only)
+    metrics.watch(names.DAMAGED, lambda: service.damaged.count)
+    metrics.watch(names.ADDS_WAITING, lambda: service.load.add_bytes)
+    metrics.watch(names.READS_RUNNING, lambda: service.load.reads_running)
+    metrics.watch(names.READS_WAITING, lambda: service.load.reads_waiting)
+    metrics.watch(names.JOURNAL_WAITING, lambda: storage.memory.journal_bytes)
+    metrics.watch(names.WRITE_CACHE, lambda: storage.memory.cache_bytes)
+    metrics.watch(names.UNSENT, lambda: server.unsent_bytes)
 
 
 def _say(line: str) -> None:

@@ -49,6 +49,7 @@ class MeasuredService(BookieHandler):
         self._service = service
         self._add = _Operation(metrics, clock, names.ADD)
         self._others = {kind: _Operation(metrics, clock, name) for kind, name in names.OPERATION_OF.items()}
+        self._batch_entries = metrics.histogram(names.ADD_BATCH).observe
         self._added_entries = metrics.counter(names.ADDED_ENTRIES)
         self._added_bytes = metrics.counter(names.ADDED_BYTES)
         self._read_entries = metrics.counter(names.READ_ENTRIES)
@@ -58,6 +59,7 @@ class MeasuredService(BookieHandler):
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
         reply = await self._add(self._service.add(incarnation, batch))
         if reply.status is Status.OK:
+            self._batch_entries(len(batch.entries))
             self._added_entries.inc(len(batch.entries))
             self._added_bytes.inc(sum(map(len, batch.entries)))
         return reply
@@ -80,11 +82,12 @@ class MeasuredService(BookieHandler):
 
 
 class TimedDisk:
-    """A ``Disk`` that times each group commit (``append_and_sync``) of files it creates. Failures are not timed."""
+    """A ``Disk`` that times and sizes each group commit (``append_and_sync``) of files it creates, unless it fails."""
 
     def __init__(self, disk: Disk, metrics: MetricSet, clock: Clock) -> None:
         self._disk = disk
         self._observe = metrics.histogram(names.SYNC_DURATION).observe
+        self._observe_size = metrics.histogram(names.JOURNAL_BATCH).observe
         self._clock = clock
         self.open = disk.open
         self.replace = disk.replace
@@ -96,13 +99,15 @@ class TimedDisk:
 
     async def create(self, path: str) -> DiskFile:
         """A ``Disk`` with its operations measured."""
-        return _TimedFile(await self._disk.create(path), self._observe, self._clock)
+        return _TimedFile(await self._disk.create(path), self._observe, self._observe_size, self._clock)
 
 
 class _TimedFile:
-    def __init__(self, file: DiskFile, observe: Callable[[float], None], clock: Clock) -> None:
+    def __init__(
+        self, file: DiskFile, observe: Callable[[float], None], observe_size: Callable[[float], None], clock: Clock
+    ) -> None:
         self._append_and_sync = file.append_and_sync
-        self._observe = observe
+        self._observe, self._observe_size = observe, observe_size
         self._clock = clock
         self.append = file.append
         self.sync = file.sync
@@ -114,4 +119,5 @@ class _TimedFile:
         begun_s = self._clock.monotonic_s()
         size = await self._append_and_sync(parts)
         self._observe(self._clock.monotonic_s() - begun_s)
+        self._observe_size(sum(map(len, parts)))
         return size

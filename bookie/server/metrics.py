@@ -55,12 +55,28 @@ LEDGERS: Final = "bkheal_bookie_ledgers"
 LIMBO: Final = "bkheal_bookie_limbo_ledgers"
 COLLECTED: Final = "bkheal_bookie_collected_ledgers_total"
 COLLECTION_HELD: Final = "bkheal_bookie_collection_held_ledgers"
+COLLECTION_FREED: Final = "bkheal_bookie_compaction_freed_bytes_total"
+COLLECTION_COPIED: Final = "bkheal_bookie_compaction_copied_bytes_total"
+COLLECTION_STOPPED: Final = "bkheal_bookie_collections_stopped_total"
+COLLECTION_FINISHED: Final = "bkheal_bookie_collection_finished_timestamp_seconds"
+ADDS_WAITING: Final = "bkheal_bookie_adds_waiting_bytes"
+JOURNAL_WAITING: Final = "bkheal_bookie_journal_waiting_bytes"
+WRITE_CACHE: Final = "bkheal_bookie_write_cache_bytes"
+READS_RUNNING: Final = "bkheal_bookie_reads_running"
+READS_WAITING: Final = "bkheal_bookie_reads_waiting"
+UNSENT: Final = "bkheal_bookie_unsent_bytes"
+ADD_BATCH: Final = "bkheal_bookie_add_batch_entries"
+JOURNAL_BATCH: Final = "bkheal_bookie_journal_batch_bytes"
 SCRUBBED_ENTRIES: Final = "bkheal_bookie_scrubbed_entries_total"
 SCRUBBED_BYTES: Final = "bkheal_bookie_scrubbed_bytes_total"
 DAMAGED: Final = "bkheal_bookie_damaged_entries"
 REPLACED: Final = "bkheal_bookie_replaced_entries_total"
 SCRUB_FINISHED: Final = "bkheal_bookie_scrub_finished_timestamp_seconds"
 SYNC_DURATION: Final = "bkheal_bookie_journal_sync_duration_seconds"
+
+BATCH_BUCKETS: Final = (1.0, 2.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0)
+JOURNAL_BATCH_BUCKETS: Final = tuple(float(1 << power) for power in range(10, 23, 2))
+"""1 KiB to 4 MiB, which is the largest batch."""
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
 _BY_OPERATION: Final[Mapping[str, tuple[str, ...]]] = {"operation": OPERATIONS}
@@ -121,13 +137,60 @@ BOOKIE: Final = (
         "Ledgers that the last garbage collection kept because they were implausibly many; 0 if it kept none for this",
         watch="it is above 0: see `bkheal collection list`; the space of deleted ledgers is not given back",
     ),
+    Definition(COLLECTION_FREED, _COUNTER, "Bytes of entry logs that compaction removed"),
+    Definition(
+        COLLECTION_COPIED,
+        _COUNTER,
+        "Bytes of live entries that compaction copied before it removed their entry logs",
+        watch="it grows faster than the freed bytes: the disk is kept busy for little space",
+    ),
+    Definition(
+        COLLECTION_STOPPED,
+        _COUNTER,
+        "Garbage collections that ended early; the log has the reason",
+        watch="it increases at each collection",
+    ),
+    Definition(COLLECTION_FINISHED, _GAUGE, "When the last garbage collection ended; 0: none has ended"),
+    Definition(
+        ADDS_WAITING,
+        _GAUGE,
+        "Bytes of entries in adds that are not answered yet; at 256 MiB further adds are refused",
+        watch="it stays near the limit: clients send more than the journal's disk can store",
+    ),
+    Definition(JOURNAL_WAITING, _GAUGE, "Bytes of records that wait for a write to the journal's disk"),
+    Definition(
+        WRITE_CACHE,
+        _GAUGE,
+        "Bytes of entries in memory that are in the journal and not in the entry logs yet, with their overhead",
+        watch="it stays above 64 MiB: the ledger disk cannot keep up with the journal",
+    ),
+    Definition(READS_RUNNING, _GAUGE, "Reads and lists that are with the storage; at most 32"),
+    Definition(
+        READS_WAITING,
+        _GAUGE,
+        "Reads and lists that wait for one of these places",
+        watch="it is above 0 for minutes: the ledger disk is slow, or clients read more than it can serve",
+    ),
+    Definition(
+        UNSENT,
+        _GAUGE,
+        "Bytes of answers on the gRPC port that clients did not take yet; at 256 MiB further reads are refused",
+    ),
+    Definition(ADD_BATCH, _HISTOGRAM, "Entries in one batch of adds", buckets=BATCH_BUCKETS),
+    Definition(
+        JOURNAL_BATCH,
+        _HISTOGRAM,
+        "Bytes of one group commit of the journal; batches grow with the load, and share the time of a sync",
+        buckets=JOURNAL_BATCH_BUCKETS,
+    ),
     Definition(SCRUBBED_ENTRIES, _COUNTER, "Stored entries that background scrubs have verified"),
     Definition(SCRUBBED_BYTES, _COUNTER, "Bytes of those entries, with headers and digests"),
     Definition(
         DAMAGED,
         _GAUGE,
-        "Damaged entries that the scrub found and did not replace in its last pass, or so far in the present one",
-        watch="it is above 0: the log names the entries; other copies are read instead",
+        "Damaged entries that are known, by a scrub or a read, and were not replaced yet",
+        watch="it is above 0 for longer than an audit of the replicas and a repair take; `bkheal bookie scrub --at` "
+        "lists the entries, and other copies are read instead",
     ),
     Definition(REPLACED, _COUNTER, "Damaged entries that the scrub replaced by copies of other bookies"),
     Definition(SCRUB_FINISHED, _GAUGE, "When the last pass of the scrub ended; 0: none has ended"),

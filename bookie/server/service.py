@@ -20,11 +20,14 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import guarded
 from bookie.server.copying import Copying
+from bookie.server.damaged_entries import DamagedEntries
 from bookie.server.lac_board import LacBoard, check_packet, proven_lac
+from bookie.server.read_places import ReadPlaces
 from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import (
+    READ_ENTRIES_MAX,
     AddBatch,
     AddReply,
     BookieInfo,
@@ -33,6 +36,7 @@ from bookie.wire.port import (
     Failed,
     InfoReply,
     LacReply,
+    ListReply,
     ReadReply,
     Reply,
     ReplyT,
@@ -50,6 +54,11 @@ class RunningRequests:
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._running)
 
     async def to_the_end(self, work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -> ReplyT:
         """Run ``work`` so that a caller who is cancelled does not stop it half-way; what it raises becomes IO_ERROR."""
@@ -92,7 +101,8 @@ class ServiceLimits:
     add_bytes_max: int = 256 << 20
     """Bytes of adds that may be with the storage at once; beyond, TOO_MANY_REQUESTS."""
     reads_max: int = 32
-    """Reads that may be with the storage at once; later ones wait. Each may hold ``READ_BYTES_MAX`` in memory."""
+    """Reads that may be with the storage at once; later ones wait, those of recoveries first
+    (``bookie.server.read_places``). Each may hold ``READ_BYTES_MAX`` in memory."""
     lac_wait_s_max: float = 30.0
     """Longest wait of a long poll, for any requested time."""
     lac_waiters_max: int = 128
@@ -109,6 +119,19 @@ class BookieIdentity:
     version: str
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceLoad:
+    """The requests that are with the storage."""
+
+    add_bytes: int
+    """Of entries in adds."""
+    reads_running: int
+    reads_waiting: int
+    """Reads that wait for their turn."""
+    requests: int
+    """All of them."""
+
+
 class BookieService(BookieHandler):
     """``bookie.wire.handler.BookieHandler`` on a ledger storage."""
 
@@ -120,6 +143,8 @@ class BookieService(BookieHandler):
         limits: ServiceLimits | None = None,
         copying: Copying | None = None,
     ) -> None:
+        self.damaged = DamagedEntries()
+        """Known damage, which is left out of lists."""
         self.is_read_only = False
         """True if plain adds are refused; set by the disk watch."""
         self._storage = storage
@@ -130,7 +155,7 @@ class BookieService(BookieHandler):
         self._is_shutting_down = False
         self._running = RunningRequests()
         self._add_bytes = 0
-        self._reads = asyncio.Semaphore(self._limits.reads_max)
+        self._reads = ReadPlaces(self._limits.reads_max)
         self._lacs = LacBoard(ledgers_max=self._limits.explicit_lacs_max, waiters_max=self._limits.lac_waiters_max)
 
     @override
@@ -152,6 +177,7 @@ class BookieService(BookieHandler):
             self._add_bytes -= size
         if reply.status is Status.OK:
             self._lacs.stored(batch.ledger_id, batch.entries)
+            self.damaged.stored(batch.ledger_id, batch.entries)
         return reply
 
     @override
@@ -177,7 +203,7 @@ class BookieService(BookieHandler):
             case WriteLac():
                 return await self._in_turn(lambda: self._write_lac(request), request.failed)
             case ListEntries():
-                return await self._in_turn(lambda: self._storage.list_entries(request.ledger_id), request.failed)
+                return await self._in_turn(lambda: self._list(request.ledger_id), request.failed)
             case Copy():
                 return await self._running.to_the_end(self._copy(incarnation, request), request.failed)
             case Info():
@@ -200,10 +226,30 @@ class BookieService(BookieHandler):
             if fenced.status is not Status.OK:
                 return ReadReply(fenced.status, detail=fenced.detail)
         entry_ids = read.entry_ids[:1] if fault_point("service.short_read") else read.entry_ids
-        return await self._entries(read.ledger_id, entry_ids)
+        return await self._entries(read.ledger_id, entry_ids, is_urgent=read.is_urgent)
 
-    async def _entries(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
-        return await self._in_turn(lambda: self._storage.read(ledger_id, entry_ids), ReadReply)
+    async def _entries(
+        self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], *, is_urgent: bool = False
+    ) -> ReadReply:
+        return await self._in_turn(lambda: self._read_noting(ledger_id, entry_ids), ReadReply, is_urgent=is_urgent)
+
+    async def _read_noting(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
+        """Read, and note what is damaged."""
+        with self.damaged.reading(ledger_id):
+            reply = await self._storage.read(ledger_id, entry_ids)
+            self.damaged.read(ledger_id, reply.results)
+        return reply
+
+    async def _list(self, ledger_id: LedgerId) -> ListReply:
+        """List what can be served."""
+        return self.damaged.list_of(ledger_id, await self._storage.list_entries(ledger_id))
+
+    async def verify(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
+        """Read entries, so that the damaged ones among them are noted, and the others are no longer."""
+        for start in range(0, len(entry_ids), READ_ENTRIES_MAX):
+            rest = entry_ids[start : start + READ_ENTRIES_MAX]
+            while rest and (reply := await self._entries(ledger_id, rest)).results:
+                rest = rest[len(reply.results) :]
 
     async def _last(self, ledger_id: LedgerId) -> ReadReply:
         return await self._in_turn(lambda: self._storage.read_last(ledger_id), ReadReply)
@@ -253,17 +299,24 @@ class BookieService(BookieHandler):
         )
         return InfoReply(Status.OK, info)
 
-    async def _in_turn(self, read: Callable[[], Coroutine[Any, Any, ReplyT]], failed: Failed[ReplyT]) -> ReplyT:
+    async def _in_turn(
+        self, read: Callable[[], Coroutine[Any, Any, ReplyT]], failed: Failed[ReplyT], *, is_urgent: bool = False
+    ) -> ReplyT:
         """Run ``read`` once there is room among the reads. It keeps its place to its own end, not to its caller's."""
-        await self._reads.acquire()
+        await self._reads.take(is_urgent=is_urgent)
 
         async def placed() -> ReplyT:
             try:
                 return await read()
             finally:
-                self._reads.release()
+                self._reads.give_back()
 
         return await self._running.to_the_end(placed(), failed)
+
+    @property
+    def load(self) -> ServiceLoad:
+        """What is with the storage now."""
+        return ServiceLoad(self._add_bytes, self._reads.taken, self._reads.waiting, self._running.count)
 
     def refuse_everything(self) -> None:
         """From now on each new request answers SHUTTING_DOWN, and each long poll that still waits."""

@@ -11,14 +11,27 @@ from typing import Annotated, Final
 from bookie.metadata.uri import uri_problems
 from bookie.model.ids import InvalidIdError, bookie_id
 from bookie.model.option import Group, Option
+from bookie.runtime.access.access import anonymous_write_problems
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
+from bookie.runtime.listening import is_loopback
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from bookie.wire.security import TlsSettings
 
 DEFAULT_PORT: Final = 3181
 """Apache's."""
 LOOPBACK: Final = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class AdministrationAccess:
+    """Who may call the administration; see ``bookie.runtime.access.access.AccessSettings``."""
+
+    tokens_file: Path | None
+    allow_anonymous_read: bool
+    allow_anonymous_write: bool
+    requests_per_second: float = 20.0
+    clients_max: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +122,19 @@ class BookieSettings:
     ] = 604800.0
     scrub_bytes_per_second: Annotated[int, Option("Bytes that a scrub reads in a second.", minimum=1)] = 2 << 20
     """The default is 1 TB in six days."""
+    tokens_file: Annotated[
+        Path | None,
+        Option("File with tokens and their roles, for `bkheal bookie ... --at`; as the auditor's.", is_file=True),
+    ] = None
+    """It is read again when it changes (``bookie.runtime.access.tokens``)."""
+    allow_anonymous_read: Annotated[bool, Option("Show status and ledgers to operators without a token.")] = True
+    allow_anonymous_write: Annotated[
+        bool,
+        Option(
+            "Let operators without a token start scrubs and garbage collections, and make the bookie read-only; for "
+            "loopback addresses only."
+        ),
+    ] = False
     drain_deadline_s: float = 20.0
     """How long requests may take to end once a stop was asked for; below Kubernetes' grace period of 30 s."""
     is_plaintext: Annotated[bool, Option("No TLS on an address others can reach.", "plaintext")] = False
@@ -125,6 +151,11 @@ class BookieSettings:
         """Host for clients."""
         return self.advertised_host or self.host
 
+    @property
+    def access(self) -> AdministrationAccess:
+        """Who may call the administration."""
+        return AdministrationAccess(self.tokens_file, self.allow_anonymous_read, self.allow_anonymous_write)
+
     def _problems(self) -> Iterator[str]:
         """The contradictions between the values."""
         if self.apache_port is not None and self.apache_port == self.port != 0:
@@ -137,10 +168,14 @@ class BookieSettings:
             yield "both TLS and plaintext were asked for: choose one"
         if self.tls is not None and (self.tls.cert is None or self.tls.key is None):
             yield "tls_ca needs tls_cert and tls_key: clients look at the certificate of a bookie"
-        if self.tls is None and not self.is_plaintext and not _is_loopback(self.host):
+        if self.tls is None and not self.is_plaintext and not is_loopback(self.host):
             yield f"host {self.host} is reachable from outside: give TLS files, or ask for plaintext"
         if _is_wildcard(self.advertised):
             yield f"clients cannot connect to {self.advertised}: give an advertised host"
+        if self.allow_anonymous_write:
+            yield from anonymous_write_problems((self.host,), "change the state of this bookie")
+        if self.tokens_file is not None and not self.tokens_file.is_file():
+            yield f"tokens_file: there is no file {self.tokens_file}"
         if self.http is not None:
             yield from self.http.problems()
 
@@ -151,13 +186,6 @@ def _id_problems(text: str) -> list[str]:
     except InvalidIdError as error:
         return [str(error)]
     return []
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _is_wildcard(host: str) -> bool:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -38,6 +39,7 @@ from bookie.storage.entry_logs.collection import Collection, Mark, Marks
 from bookie.storage.entry_logs.compaction import CompactionResult, Compactor
 from bookie.storage.errors import UnsupportedFormatError
 from bookie.storage.flushing import Flusher
+from bookie.storage.inspection import LedgerStatus
 from bookie.storage.journal.journal import JournalBusyError, JournalStoppedError
 from bookie.storage.opening import Parts, open_parts
 from bookie.storage.port import Disk, DiskError, DiskFullError, EntryIndex
@@ -54,6 +56,17 @@ _LIMBO_CHUNK: Final = 1000
 
 REQUEST_FAILURES: Final = (DiskError, UnsupportedFormatError, JournalBusyError, JournalStoppedError)
 """The failures of one request: an unreadable index, an unreadable ledger state, a full queue, a stopped journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes on their way to the disks."""
+
+    journal_bytes: int
+    """Records that wait for the journal."""
+    cache_bytes: int
+    """Entries that are not in the entry logs yet, with their overhead."""
+    is_flushing: bool
 
 
 class LedgerStorage:
@@ -237,6 +250,23 @@ class LedgerStorage:
         """
         return await self._states.page(after, 1 if fault_point("storage.tiny_id_page") else limit)
 
+    async def ledger(self, ledger_id: LedgerId) -> LedgerStatus:
+        """Return the state of a ledger and its entries. Unlike ``list_entries``, it leaves a mark of ``mark`` set.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        async with self._states.using(ledger_id) as state:
+            flags = state.is_known, state.is_fenced, state.is_limbo, state.is_collected
+            return LedgerStatus(ledger_id, *flags, await self._reader.runs(ledger_id))
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What is held in memory on its way to the disks."""
+        flushing = self._caches.flushing
+        cached = self._caches.active.size + (0 if flushing is None else flushing.size)
+        return MemoryUse(self._journal.waiting_bytes, cached, is_flushing=flushing is not None)
+
     def mark(self, ledger_id: LedgerId) -> Mark:
         """Mark a ledger for ``collect``, replacing any earlier mark. Adds, fences, limbo and listings clear it."""
         mark = self._marks[ledger_id] = Mark()
@@ -273,14 +303,16 @@ class LedgerStorage:
         """Verify the entries in the entry logs, from the one after ``after``; see ``bookie.storage.scrubbing``."""
         return scrub(self._index, self._parts.logs, after)
 
-    async def compact(self) -> CompactionResult:
-        """Free the space of collected entries. One call at a time.
+    async def compact(self, below: float | None = None) -> CompactionResult:
+        """Free the space of collected entries, in logs with a smaller live share than ``below`` (default: the setting).
+
+        One call at a time.
 
         Raises:
             DiskFullError: not done, or only in part.
             DiskError: a disk failed.
         """
-        return await self._flusher.noting_full(self._compactor.run())
+        return await self._flusher.noting_full(self._compactor.run(below))
 
     async def clear_limbo(self, ledger_id: LedgerId) -> None:
         """End the limbo of a ledger durably. The caller must have restored all its entries here. It stays fenced.

@@ -41,6 +41,11 @@ class Read(Request[ReadReply]):
     """
     failed: ClassVar = ReadReply
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it goes before other reads: those that fence are a recovery's."""
+        return self.fence_key is not None
+
 
 @dataclass(frozen=True, slots=True)
 class ReadLast(Request[ReadReply]):

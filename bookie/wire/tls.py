@@ -2,16 +2,24 @@
 
 The peer is always verified: a client checks the bookie's certificate and host name against ``ca``, and a bookie asks
 every client for a certificate that ``ca`` signed. There is no way to switch that off other than no TLS at all.
+
+A server follows its files: when they change, new connections use the new ones, as short-lived certificates require. A
+change that cannot be used, such as a certificate whose key has not arrived yet, leaves the old ones in use. A client
+reads its files once, when it is made.
 """
 
 from __future__ import annotations
 
+import logging
+import ssl
 from pathlib import Path
 
 import grpc
 
 from bookie.model.errors import PermanentError
 from bookie.wire.security import TlsSettings
+
+_log = logging.getLogger(__name__)
 
 
 class TlsFilesError(PermanentError):
@@ -34,16 +42,123 @@ def channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials:
 
 
 def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials:
-    """Server-side credentials that demand a client certificate, read from the files now.
+    """Server-side credentials that demand a client certificate and follow their files.
 
     Raises:
-        TlsFilesError: unreadable, or no certificate and key.
+        TlsFilesError: unusable now, or no certificate and key.
     """
     if tls.cert is None or tls.key is None:
         raise TlsFilesError("a TLS server needs a certificate and its key: give both")
-    return grpc.ssl_server_credentials(
-        [(_read(tls.key), _read(tls.cert))], root_certificates=_read(tls.ca), require_client_auth=True
+    return following_credentials(tls.cert, tls.key, tls.ca)
+
+
+def following_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:
+    """Credentials of a server whose changed files are read again for the next connection.
+
+    Args:
+        cert: certificate chain.
+        key: its private key.
+        client_ca: clients must show a certificate that one of these signed; None: they need none.
+
+    Raises:
+        TlsFilesError: unusable now.
+    """
+    check_pair(cert, key)
+
+    def read() -> tuple[bytes, bytes, bytes | None]:
+        return _read(key), _read(cert), None if client_ca is None else _read(client_ca)
+
+    seen = [read()]
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        try:
+            now = read()
+            if now == seen[0]:
+                return None
+            check_pair(cert, key)
+        except TlsFilesError as error:
+            _log.warning("the old certificate stays in use", extra={"error": str(error)})
+            return None
+        seen[0] = now
+        _log.info("certificate read again", extra={"path": str(cert)})
+        return _configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(seen[0]),
+        changed,  # type: ignore[arg-type]  # the stubs forget None, "no change"
+        client_ca is not None,
     )
+
+
+class ServerContext:
+    """The ``ssl`` context of a server that demands a client certificate; it follows its files."""
+
+    def __init__(self, tls: TlsSettings) -> None:
+        """Read the files.
+
+        Raises:
+            TlsFilesError: they cannot be used.
+        """
+        self._tls = tls
+        self._seen = self._stamp()
+        self._context = self._made()
+
+    def current(self) -> ssl.SSLContext:
+        """Return the context for a new connection. Files that cannot be used leave it as it was."""
+        try:
+            stamp = self._stamp()
+            if stamp != self._seen:
+                self._context, self._seen = self._made(), stamp
+                _log.info("certificate read again", extra={"path": str(self._tls.cert)})
+        except TlsFilesError as error:
+            _log.warning("the old certificate stays in use", extra={"error": str(error)})
+        return self._context
+
+    def _made(self) -> ssl.SSLContext:
+        cert, key = self._tls.cert, self._tls.key
+        if cert is None or key is None:
+            raise TlsFilesError("a TLS server needs a certificate and its key: give both")
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(cafile=str(self._tls.ca))
+            context.load_cert_chain(cert, key, password=no_password)
+        except (OSError, ValueError) as error:
+            raise TlsFilesError(f"cannot use the TLS files {self._tls.ca}, {cert}, {key}: {error}") from error
+        return context
+
+    def _stamp(self) -> tuple[tuple[int, int, int], ...]:
+        paths = [path for path in (self._tls.ca, self._tls.cert, self._tls.key) if path is not None]
+        try:
+            stats = [path.stat() for path in paths]
+        except OSError as error:
+            raise TlsFilesError(f"cannot find a TLS file: {error}") from error
+        return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
+
+
+def check_pair(cert: Path, key: Path) -> None:
+    """Refuse a certificate without its key, as both are in the midst of a rotation.
+
+    Loading such a pair into a context that serves would leave it with neither the old nor the new one.
+
+    Raises:
+        TlsFilesError: they do not go together, or one cannot be used.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=no_password)
+    except (OSError, ValueError) as error:
+        raise TlsFilesError(f"cannot use the certificate {cert} with the key {key}: {error}") from error
+
+
+def no_password() -> str:
+    """Refuse an encrypted key, instead of the prompt of OpenSSL."""
+    raise ValueError("the key is encrypted, and a service cannot ask for its password")
+
+
+def _configuration(files: tuple[bytes, bytes, bytes | None]) -> grpc.ServerCertificateConfiguration:
+    key, cert, client_ca = files
+    return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
 
 
 def _read(path: Path) -> bytes:

@@ -21,6 +21,8 @@ class FindingKind(enum.Enum):
     """A fragment has a member outside the topology, so its placement was not judged."""
     MISSING_ENTRIES = "MISSING_ENTRIES"
     """A registered bookie lacks entries of a fragment that it should hold."""
+    DAMAGED_ENTRIES = "DAMAGED_ENTRIES"
+    """A registered bookie has damaged copies of entries of a fragment, which it cannot serve; it may lack others."""
     UNREFERENCED_LEDGER = "UNREFERENCED_LEDGER"
     """Nothing in Pulsar refers to a ledger of Pulsar. Its copies are in order, and take up space."""
     DANGLING_REFERENCE = "DANGLING_REFERENCE"

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import pytest
@@ -322,6 +325,35 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsSetti
         "client": make_certificate(directory, "client", "our-ca", "DNS:client"),
         "stranger": make_certificate(directory, "stranger", "strange-ca", "IP:127.0.0.1,DNS:client"),
     }
+
+
+@dataclass
+class RotatedFiles:
+    """The TLS files of a server, which another process replaces."""
+
+    tls: TlsSettings
+    known: dict[str, TlsSettings]
+
+    def put(self, name: str, *, only_cert: bool = False) -> None:
+        """Replace the files by those of ``name``, each in one step."""
+        new = self.known[name]
+        for source, path in ((new.key, self.tls.key), (new.cert, self.tls.cert)):
+            if source == new.key and only_cert:
+                continue
+            assert source is not None
+            assert path is not None
+            beside = path.with_suffix(".new")
+            shutil.copyfile(source, beside)
+            beside.replace(path)
+
+
+@pytest.fixture
+def rotated(certificates: dict[str, TlsSettings], tmp_path: Path) -> RotatedFiles:
+    """A server's files, which are those of ``bookie`` at first."""
+    tls = TlsSettings(certificates["bookie"].ca, tmp_path / "tls.crt", tmp_path / "tls.key")
+    files = RotatedFiles(tls, certificates)
+    files.put("bookie")
+    return files
 
 
 @pytest.fixture

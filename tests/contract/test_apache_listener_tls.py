@@ -21,6 +21,7 @@ from bookie.wire.security import PLAINTEXT, BookieSecurity, SaslCredentials, Tls
 from bookie.wire.tls import TlsFilesError
 from tests.apache.recording_proxy import RecordingProxy
 from tests.contract.apache_listener_world import DEADLINE_S, Client, Listening, listening
+from tests.contract.conftest import RotatedFiles
 from tests.contract.scripted_apache_bookie import BOOKIE, Directory, batch
 from tests.worlds.apache_listener import KEY, LEDGER, add, entry, read, request
 
@@ -177,6 +178,26 @@ async def test_a_handshake_that_does_not_come_is_not_waited_for(certificates: di
         assert (await stopping.ask(request(pb.START_TLS))).status == pb.EOK
         await world.listener.stop()
         assert await stopping.is_closed()
+
+
+async def test_a_renewed_certificate_is_used_for_new_connections_without_a_restart(
+    certificates: dict[str, TlsSettings], rotated: RotatedFiles
+) -> None:
+    mine = context(certificates["client"])
+    async with listening(tls=rotated.tls) as world:
+        standing = await encrypted(world, mine)
+        rotated.put("elsewhere")  # for another host, so that clients notice it
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await encrypted(world, mine)
+        rotated.put("bookie", only_cert=True)  # half of a rotation
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await encrypted(world, mine)
+        rotated.put("bookie")
+        renewed = await encrypted(world, mine)
+        assert rotated.tls.cert is not None
+        rotated.tls.cert.unlink()
+        for client in (standing, renewed, await encrypted(world, mine)):
+            assert (await client.ask(add(entry(0)))).status == pb.EOK
 
 
 def test_incomplete_files_are_refused_with_their_names(certificates: dict[str, TlsSettings], tmp_path: Path) -> None:

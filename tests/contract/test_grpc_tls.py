@@ -17,6 +17,7 @@ from bookie.wire.requests import Info
 from bookie.wire.resolver import BookieAddress
 from bookie.wire.security import TlsSettings
 from bookie.wire.tls import TlsFilesError, channel_credentials, server_credentials
+from tests.contract.conftest import RotatedFiles
 from tests.deadlines import STATE_S
 from tests.worlds.cluster import open_bookie
 
@@ -66,6 +67,39 @@ async def test_nobody_else_does(service: BookieService, certificates: dict[str, 
         assert await info_status(service, bookie, other) is Status.UNREACHABLE
     assert await info_status(service, certificates["elsewhere"], client) is Status.UNREACHABLE  # another host's name
     assert await info_status(service, stranger, client) is Status.UNREACHABLE
+
+
+async def test_a_renewed_certificate_is_used_for_new_connections_without_a_restart(
+    service: BookieService, certificates: dict[str, TlsSettings], rotated: RotatedFiles
+) -> None:
+    server = GrpcServer(concurrent_requests_max=10)
+    port = server.bind("127.0.0.1", 0, rotated.tls)
+    await server.start(service)
+
+    async def status_of_new_connection() -> Status:
+        transport = GrpcTransport(Directory(port), tls=certificates["client"])
+        try:
+            return (await transport.ask(BOOKIE, Info(), STATE_S)).status
+        finally:
+            await transport.close()
+
+    standing = GrpcTransport(Directory(port), tls=certificates["client"])
+    try:
+        assert (await standing.ask(BOOKIE, Info(), STATE_S)).status is Status.OK
+        rotated.put("elsewhere")  # for another host, so that clients notice it
+        assert await status_of_new_connection() is Status.UNREACHABLE
+        assert (await standing.ask(BOOKIE, Info(), STATE_S)).status is Status.OK
+        rotated.put("bookie", only_cert=True)  # half of a rotation
+        assert await status_of_new_connection() is Status.UNREACHABLE
+        rotated.put("bookie")
+        assert await status_of_new_connection() is Status.OK
+        rotated.put("bookie")
+        assert rotated.tls.cert is not None
+        rotated.tls.cert.write_text("damaged")
+        assert await status_of_new_connection() is Status.OK
+    finally:
+        await standing.close()
+        await server.stop()
 
 
 def test_incomplete_files_are_refused_with_their_names(certificates: dict[str, TlsSettings], tmp_path: Path) -> None:

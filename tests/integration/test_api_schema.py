@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from auditor.api.access.tokens import Role
+from bookie.runtime.access.tokens import Role
 from tests.deadlines import PROGRAM_S
 from tests.worlds.api import running
 

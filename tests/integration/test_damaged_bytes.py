@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -28,8 +29,8 @@ from bookie.model.run import RunKind
 from bookie.server.joining.directories import CURRENT
 from bookie.storage.disks.index_format import pack_entry_key
 from bookie.wire.port import Status
-from bookie.wire.requests import Read
-from spark_jobs.report.summary import Verdict
+from bookie.wire.requests import ListEntries, Read
+from spark_jobs.report.files import FINDINGS
 from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.settings import AuditSettings
 from tests.deadlines import PROGRAM_S, STATE_S
@@ -56,18 +57,22 @@ class Damaged(EmbeddedWorld):
     closed: LedgerId = NO_LEDGER
     short: LedgerId = NO_LEDGER
     """Bookie 2 lacks two entries. Bookie 0 has a damaged copy of the first, and bookie 1 of the second."""
+    met: LedgerId = NO_LEDGER
+    """Bookie 0 has a damaged copy."""
     indexed: LedgerId = NO_LEDGER
 
     async def damage(self) -> None:
         self.unclosed = await self.abandoned()
         self.closed = await self.written()
         self.short = await self.written()
+        self.met = await self.written()
         self.indexed = await self.written(entries=INDEXED)
         first, second, third = self.bookies
         await self.settle(first, second, third)
         for bookie in (first, second):
             damage_entry(bookie, self.unclosed, DAMAGED)
             damage_entry(bookie, self.closed, DAMAGED)
+        damage_entry(first, self.met, DAMAGED)
         for bookie, entry in zip((first, second), FORGOTTEN, strict=True):
             damage_entry(bookie, self.short, entry)
             await forget_entry(third, self.short, entry)
@@ -83,8 +88,20 @@ class Damaged(EmbeddedWorld):
         )
         return run_check(spark, RunKind.REPLICAS, settings)
 
+    def repair(self) -> Path:
+        """Repair what is marked, in a process; its log."""
+        log = self.cluster.directory / f"replicator-{len(list(self.cluster.directory.glob('replicator-*')))}.log"
+        words = ["--metadata-uri", self.cluster.metadata_uri, "--once", "--poll-interval", "0.2", "--output", "json"]
+        replicator = ManagedProcess.start("replicator", [sys.executable, "-m", "replicator", *words], log_path=log)
+        assert self.do(replicator.wait(PROGRAM_S)) == 0, replicator.log_tail()
+        return log
+
     async def marked(self) -> set[LedgerId]:
         return {task.ledger_id for task in await self.client.ports.tasks.list()}
+
+    async def listed(self, bookie: EmbeddedBookie, ledger_id: LedgerId) -> tuple[Status, list[EntryId]]:
+        reply = await self.client.ports.transport.ask(bookie.bookie_id, ListEntries(ledger_id), STATE_S)
+        return reply.status, list(reply.entries)
 
     async def statuses(
         self, bookie: EmbeddedBookie, ledger_id: LedgerId, entry: int
@@ -131,11 +148,30 @@ def test_readers_get_the_entry_from_the_bookie_whose_copy_is_intact(world: Damag
     assert world.do(world.read(world.closed)) == [payload(world.closed, entry) for entry in range(ENTRIES)]
 
 
-def test_the_replicas_check_takes_a_listed_entry_for_a_stored_one(spark: SparkSession, world: Damaged) -> None:
-    """Bookies list what their index names. No check reads the bytes, so only a reader or a repair finds the damage."""
-    result = world.check(spark, world.closed)
-    assert (result.summary.verdict, result.summary.is_complete) == (Verdict.CLEAN, True)
-    assert world.closed not in world.do(world.marked())
+def test_a_damaged_entry_that_was_met_is_a_finding_and_is_repaired_in_place(
+    spark: SparkSession, world: Damaged
+) -> None:
+    """A bookie leaves an entry out of its lists once a read or a scrub has found it damaged."""
+    first = world.bookies[0]
+    assert world.do(world.listed(first, world.met)) == (Status.OK, [*range(ENTRIES)]), "nothing has read it yet"
+    assert world.do(world.statuses(first, world.met, DAMAGED)) == (Status.OK, (Status.CORRUPT,))
+    rest = [entry for entry in range(ENTRIES) if entry != DAMAGED]
+    assert world.do(world.listed(first, world.met)) == (Status.CORRUPT, rest)
+
+    result = world.check(spark, world.met)
+    assert (result.summary.is_complete, result.summary.problems) == (True, ())
+    [finding] = pq.read_table(result.summary_path.parent / FINDINGS).to_pylist()
+    assert (finding["kind"], list(finding["missing"])) == ("DAMAGED_ENTRIES", [first.bookie_id])
+    assert finding["detail"].endswith(f"has damaged copies of 1 of {ENTRIES} entries, the first is {DAMAGED}")
+    assert world.met in world.do(world.marked())
+
+    world.repair()
+    assert world.met not in world.do(world.marked())
+    assert world.do(world.statuses(first, world.met, DAMAGED)) == (Status.OK, (Status.OK,))
+    assert world.do(world.listed(first, world.met)) == (Status.OK, [*range(ENTRIES)])
+    assert world.do(world.client.ports.ledgers.read(world.met)).metadata.members() == {
+        each.bookie_id for each in world.bookies
+    }
 
 
 def test_a_repair_passes_over_a_damaged_copy_reports_it_and_replaces_it(world: Damaged) -> None:
@@ -145,10 +181,7 @@ def test_a_repair_passes_over_a_damaged_copy_reports_it_and_replaces_it(world: D
         assert world.do(world.statuses(third, ledger_id, entry)) == (Status.OK, (Status.NO_ENTRY,))
     world.do(tasks.initialize())
     world.do(tasks.marking.mark(ledger_id, [third.bookie_id]))
-    log = world.cluster.directory / "replicator.log"
-    words = ["--metadata-uri", world.cluster.metadata_uri, "--once", "--poll-interval", "0.2", "--output", "json"]
-    replicator = ManagedProcess.start("replicator", [sys.executable, "-m", "replicator", *words], log_path=log)
-    assert world.do(replicator.wait(PROGRAM_S)) == 0, replicator.log_tail()
+    log = world.repair()
     assert ledger_id not in world.do(world.marked())
     for entry in FORGOTTEN:
         assert world.do(world.statuses(third, ledger_id, entry)) == (Status.OK, (Status.OK,))

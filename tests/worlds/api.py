@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import aiohttp
 import jsonschema
 
-from auditor.api.access.tokens import NewToken, Role, make_token
 from auditor.api.control import (
     Backlog,
     LostBookie,
@@ -52,6 +51,7 @@ from bookie.metadata.tasks.switches import DELAY_S_MAX, InvalidDelayError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
+from bookie.runtime.access.tokens import NewToken, Role, make_token
 from bookie.runtime.telemetry.metrics import Exposition
 from tests.worlds.clocks import EPOCH_MS, ManualClock
 from tests.worlds.commands import CommandCluster

@@ -1,4 +1,1 @@
-"""Who may call the API: tokens, roles, rate limits, TLS and the trail of changes.
-
-Start with ``access``.
-"""
+"""What the listening sides of the API need beside ``bookie.runtime.access``: proxies and TLS."""

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 
 from auditor.api.settings import ServerTls
-from bookie.wire.tls import TlsFilesError
+from bookie.wire.tls import TlsFilesError, check_pair, no_password
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ class ReloadingContext:
         return True
 
     def _load(self) -> None:
-        check_pair(self._tls)
-        self.context.load_cert_chain(self._tls.cert, self._tls.key, password=_no_password)
+        check_pair(self._tls.cert, self._tls.key)
+        self.context.load_cert_chain(self._tls.cert, self._tls.key, password=no_password)
 
     def _load_ca(self, path: Path) -> None:
         try:
@@ -60,21 +60,3 @@ class ReloadingContext:
         except OSError as error:
             raise TlsFilesError(f"cannot find a TLS file: {error}") from error
         return tuple((stat.st_mtime_ns, stat.st_ino) for stat in stats)
-
-
-def check_pair(tls: ServerTls) -> None:
-    """Refuse a certificate without its key, as it lies there in the midst of a rotation.
-
-    Loading such a pair into a context that serves would leave it with neither the old nor the new one.
-
-    Raises:
-        TlsFilesError: they do not go together, or one cannot be used.
-    """
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password=_no_password)
-    except (OSError, ValueError) as error:
-        raise TlsFilesError(f"cannot use the certificate {tls.cert} with the key {tls.key}: {error}") from error
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted, and a service cannot ask for its password")

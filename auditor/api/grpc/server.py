@@ -17,16 +17,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
 
 from auditor.api import control_pb2_grpc as rpc
-from auditor.api.access.access import Access
-from auditor.api.access.tls import check_pair
 from auditor.api.control import Control
 from auditor.api.grpc.servicer import ControlServicer
 from auditor.api.idempotency import Intents
 from auditor.api.settings import ApiSettings, ServerTls, check_settings
+from bookie.runtime.access.access import Access
 from bookie.runtime.clock import Clock
 from bookie.runtime.listening import address_in_use, host_and_port
 from bookie.runtime.tasks import cancel, guarded
-from bookie.wire.tls import TlsFilesError
+from bookie.wire.tls import following_credentials
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +107,7 @@ class GrpcFace:
         try:
             if self._settings.tls is None:
                 return server.add_insecure_port(address)
-            return server.add_secure_port(address, server_credentials(self._settings.tls))
+            return server.add_secure_port(address, _credentials(self._settings.tls))
         except RuntimeError as error:
             raise address_in_use(host, port, "gRPC", ("--grpc-port", "--grpc-host")) from error
 
@@ -124,44 +123,8 @@ class GrpcFace:
         await self._health.set(READINESS, response.SERVING if is_ready else response.NOT_SERVING)
 
 
-def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """Credentials that follow the certificate's files: changed files are read again for the next connection.
-
-    Raises:
-        TlsFilesError: unusable now.
-    """
-    check_pair(tls)
-    seen = [_read(tls)]
-
-    def changed() -> grpc.ServerCertificateConfiguration | None:
-        try:
-            now = _read(tls)
-            if now == seen[0]:
-                return None
-            check_pair(tls)
-        except TlsFilesError as error:
-            _log.warning("the old certificate stays in use", extra={"error": str(error)})
-            return None
-        seen[0] = now
-        return _configuration(now)
-
-    return grpc.dynamic_ssl_server_credentials(
-        _configuration(seen[0]),
-        changed,  # type: ignore[arg-type]  # the stubs forget None, "no change"
-        tls.client_ca is not None,
-    )
-
-
-def _configuration(files: tuple[bytes, bytes, bytes | None]) -> grpc.ServerCertificateConfiguration:
-    key, cert, client_ca = files
-    return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
-
-
-def _read(tls: ServerTls) -> tuple[bytes, bytes, bytes | None]:
-    try:
-        return tls.key.read_bytes(), tls.cert.read_bytes(), tls.client_ca.read_bytes() if tls.client_ca else None
-    except OSError as error:
-        raise TlsFilesError(f"cannot read a TLS file: {error}") from error
+def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    return following_credentials(tls.cert, tls.key, tls.client_ca)
 
 
 def _options(settings: ApiSettings) -> list[tuple[str, int]]:

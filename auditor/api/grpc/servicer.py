@@ -6,16 +6,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, NoReturn, TypeVar
-from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
 from auditor.api import control_pb2 as pb
 from auditor.api import control_pb2_grpc as rpc
-from auditor.api.access.access import Access, Principal, UnauthenticatedError, bearer_token
-from auditor.api.access.tokens import Role
-from auditor.api.access.trail import Trail
 from auditor.api.control import Control
 from auditor.api.grpc.messages import kind_of, options_of, run_message, status_message
 from auditor.api.http.queries import StartRequest, run_options
@@ -24,6 +20,9 @@ from auditor.api.idempotency import Intents
 from auditor.api.problems import InvalidRequestError, OverloadedError, Problem, problem_of
 from auditor.api.settings import ApiSettings
 from bookie.model.run import RunCause, RunRecord
+from bookie.runtime.access.access import Access, Principal, metadata_token, peer_address
+from bookie.runtime.access.tokens import Role
+from bookie.runtime.access.trail import Trail
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +48,6 @@ _CODES: Final = {
     "conflict": grpc.StatusCode.ABORTED,
 }
 """By the name of the problem; any other is INTERNAL."""
-_PEER_KINDS: Final = ("ipv4:", "ipv6:")
 
 
 class ControlServicer(rpc.AuditorServiceServicer):
@@ -160,7 +158,9 @@ class ControlServicer(rpc.AuditorServiceServicer):
 
     async def _reading(self, context: Context, work: Callable[[], Awaitable[T]]) -> T:
         try:
-            self._access.admit(peer_address(context.peer()), _token(context), Role.READ)
+            self._access.admit(
+                peer_address(context.peer()), metadata_token(context.invocation_metadata() or ()), Role.READ
+            )
             async with asyncio.timeout(self._settings.request_deadline_s):
                 return await work()
         except Exception as error:  # noqa: BLE001  # a request's boundary
@@ -171,7 +171,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
     ) -> pb.Run:
         trail = Trail("grpc", action, peer_address(context.peer()))
         try:
-            who = self._access.admit(trail.address, _token(context), Role.OPERATE)
+            who = self._access.admit(trail.address, metadata_token(context.invocation_metadata() or ()), Role.OPERATE)
             trail.who = who.name
             async with asyncio.timeout(self._settings.request_deadline_s):
                 record = await work(who, trail)
@@ -183,23 +183,6 @@ class ControlServicer(rpc.AuditorServiceServicer):
         trail.check, trail.run_id = record.kind.value, record.run_id
         trail.record("ok", is_refused=False)
         return run_message(record)
-
-
-def peer_address(peer: str) -> str:
-    """The IP address in gRPC's name of a peer, such as ``ipv4:10.0.0.1:5123`` or ``ipv6:%5B::1%5D:5123``."""
-    for kind in _PEER_KINDS:
-        if peer.startswith(kind):
-            return unquote(peer.removeprefix(kind)).rpartition(":")[0].strip("[]")
-    return peer
-
-
-def _token(context: Context) -> str | None:
-    for name, value in context.invocation_metadata() or ():
-        if name == "authorization":
-            if isinstance(value, bytes):
-                raise UnauthenticatedError("the authorization metadata must be text")
-            return bearer_token(value)
-    return None
 
 
 def _told(action: str, error: Exception) -> Problem:

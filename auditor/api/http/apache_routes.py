@@ -12,7 +12,6 @@ from typing import Final
 
 from aiohttp import web
 
-from auditor.api.access.tokens import Role
 from auditor.api.control import Control, RunBusyError
 from auditor.api.http.queries import TRUTH_PATTERN, delay_request, truth, whole_number
 from auditor.api.http.routes import JSON, TEXT, Answer, Call, Handler, Parameter, Route
@@ -23,6 +22,7 @@ from auditor.api.upkeep_port import Upkeep
 from auditor.operating.client import Actor
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from bookie.model.run import RunCause, RunKind
+from bookie.runtime.access.tokens import Role
 
 _AUTORECOVERY: Final = "/api/v1/autorecovery"
 _BOOKIE: Final = "/api/v1/bookie"

@@ -11,10 +11,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from auditor.api.access.access import Access, Principal, bearer_token
 from auditor.api.access.proxies import TrustedProxies
-from auditor.api.access.tokens import ANONYMOUS
-from auditor.api.access.trail import Trail
 from auditor.api.http.routes import Call, Route, changing
 from auditor.api.problems import (
     PROBLEM_TYPE,
@@ -24,7 +21,11 @@ from auditor.api.problems import (
     http_problem,
     problem_of,
 )
-from auditor.api.settings import ApiSettings, is_loopback
+from auditor.api.settings import ApiSettings
+from bookie.runtime.access.access import Access, Principal, bearer_token
+from bookie.runtime.access.tokens import ANONYMOUS
+from bookie.runtime.access.trail import Trail
+from bookie.runtime.listening import is_loopback
 
 _log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from auditor.api.access.tokens import Role
 from auditor.api.http.routes import JSON, Answer, Parameter, Route
 from auditor.api.http.schemas import SCHEMAS
 from auditor.api.problems import PROBLEM_TYPE
+from bookie.runtime.access.tokens import Role
 
 OPENAPI_VERSION: Final = "3.1.0"
 

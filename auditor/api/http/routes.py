@@ -9,9 +9,9 @@ from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
-from auditor.api.access.access import Principal
-from auditor.api.access.tokens import Role
-from auditor.api.access.trail import Trail
+from bookie.runtime.access.access import Principal
+from bookie.runtime.access.tokens import Role
+from bookie.runtime.access.trail import Trail
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"

@@ -7,7 +7,6 @@ from typing import Final
 
 from aiohttp import web
 
-from auditor.api.access.tokens import Role
 from auditor.api.control import Control
 from auditor.api.http.documents import document, run_document, run_list, schedule_document
 from auditor.api.http.queries import StartRequest, refuse_unknown, run_kind, run_request, whole_number
@@ -18,6 +17,7 @@ from auditor.api.upkeep_port import Upkeep
 from auditor.operating.client import Actor
 from auditor.operating.runs import PAUSE_S_MIN, SPAN_S_MAX, list_schedules, pause_schedule
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.access.tokens import Role
 
 RUNS: Final = "/api/v1/runs"
 SCHEDULES: Final = "/api/v1/schedules"

@@ -9,7 +9,6 @@ from typing import Final
 
 from aiohttp import web
 
-from auditor.api.access.access import Access
 from auditor.api.access.tls import ReloadingContext
 from auditor.api.control import Control
 from auditor.api.http.apache_routes import ApacheRoutes
@@ -27,6 +26,7 @@ from auditor.api.operations_port import Operations
 from auditor.api.peer_port import PeerReports
 from auditor.api.settings import ApiSettings, check_settings
 from auditor.api.upkeep_port import Upkeep
+from bookie.runtime.access.access import Access
 from bookie.runtime.clock import Clock
 from bookie.runtime.listening import address_in_use
 from bookie.runtime.tasks import cancel, guarded

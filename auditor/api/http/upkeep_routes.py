@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from auditor.api.access.tokens import Role
 from auditor.api.http import upkeep_queries as queries
 from auditor.api.http.documents import document
 from auditor.api.http.queries import json_integer, json_object, json_truth, refuse_unknown, truth, whole_number
@@ -26,6 +25,7 @@ from bookie.metadata.tasks.changes import CHANGES_MAX
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.metadata.tasks.switches import DELAY_S_MAX
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, LedgerId
+from bookie.runtime.access.tokens import Role
 
 _API: Final = "/api/v1"
 _PAGE_DEFAULT: Final = 100

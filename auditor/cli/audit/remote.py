@@ -19,14 +19,14 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
-from auditor.api.access.tokens import Role, make_token
-from auditor.api.settings import is_loopback
 from auditor.cli.output import API_VERSION, OutputFormat, print_json, print_line, print_note
 from auditor.cli.running import OutputOption
 from bookie.model.errors import ConflictError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunState
+from bookie.runtime.access.tokens import Role, make_token
 from bookie.runtime.configuration.settings import ConfigurationError
+from bookie.runtime.listening import is_loopback
 
 if TYPE_CHECKING:
     import httpx

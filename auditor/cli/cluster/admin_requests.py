@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
-from auditor.api.settings import is_loopback
 from auditor.cli.audit.remote import RemoteSettings, base_url, tls_context
 from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.runtime.human import printable
+from bookie.runtime.listening import is_loopback
 
 if TYPE_CHECKING:
     import httpx

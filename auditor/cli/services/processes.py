@@ -35,7 +35,7 @@ class _ProcessOrCommand(TyperGroup):
 bookie_app = typer.Typer(
     cls=_ProcessOrCommand,
     invoke_without_command=True,
-    help="Run a bookie until SIGTERM, or work on the directories of a stopped one.\n\n"
+    help="Run a bookie until SIGTERM, look into a running one, or work on the directories of a stopped one.\n\n"
     "Without a command it runs, and prints one line once it is registered.",
 )
 

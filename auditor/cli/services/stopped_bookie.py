@@ -1,4 +1,4 @@
-"""The commands below ``bkheal bookie``: look into the directories of a stopped bookie, or mend them."""
+"""The commands below ``bkheal bookie`` that look into a bookie: a running one, or the directories of a stopped one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,35 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table
-from auditor.cli.running import OutputOption, run
+from auditor.cli.cluster.watching import IntervalOption, WatchOption
+from auditor.cli.output import (
+    OutputFormat,
+    StreamFormat,
+    print_json,
+    print_json_line,
+    print_line,
+    print_table,
+)
+from auditor.cli.running import OutputOption, StreamOutputOption, run
+from auditor.cli.services.bookie_lines import scrub_lines, status_lines
+from auditor.cli.services.bookie_place import (
+    EXIT_CODES,
+    OptionalJournalDirOption,
+    OptionalLedgerDirOption,
+    first_then,
+    place_of,
+    print_document,
+    refuse_watch,
+    show_looks,
+)
 from auditor.cli.services.processes import bookie_app
+from auditor.cli.services.running_bookie import AtOption, RunningBookie, TokenFileOption
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.runtime.human import printable
 
 if TYPE_CHECKING:
+    from bookie.model.availability import EntryRuns
     from bookie.server.joining.directories import LocalDirectory
     from bookie.storage.findings import Findings
     from bookie.storage.inspection import LedgerStatus
@@ -35,38 +56,62 @@ _RUNS_MAX: Final = 100
 JournalDirOption = Annotated[Path, typer.Option(help="The bookie's journal directory.", file_okay=False, exists=True)]
 LedgerDirOption = Annotated[Path, typer.Option(help="The bookie's ledger directory.", file_okay=False, exists=True)]
 LedgerArgument = Annotated[int, typer.Argument(min=0, max=LEDGER_ID_MAX, metavar="LEDGER", help="A ledger id.")]
-_EXIT_CODES: Final = (
-    "The bookie must be stopped; nothing is changed. Exit codes: 0 done, 1 these are not the directories of a bookie, "
-    "or the bookie runs, 2 wrong usage, 70 the storage is damaged."
-)
 
 
-@bookie_app.command("status", epilog=_EXIT_CODES)
+@bookie_app.command("status", epilog=EXIT_CODES)
 def status(
-    journal_dir: JournalDirOption, ledger_dir: LedgerDirOption, output: OutputOption = OutputFormat.TABLE
+    journal_dir: OptionalJournalDirOption = None,
+    ledger_dir: OptionalLedgerDirOption = None,
+    at: AtOption = None,
+    token_file: TokenFileOption = None,
+    output: StreamOutputOption = StreamFormat.TABLE,
+    is_watched: WatchOption = False,
+    interval: IntervalOption = 2.0,
 ) -> None:
-    """Show what the directories of a stopped bookie are, and how much is in them."""
-    document = run(_status(journal_dir, ledger_dir))
-    if output is OutputFormat.JSON:
-        print_json("StoppedBookie", **document)
+    """Show what a bookie does and holds, or what the directories of a stopped one are.
+
+    Of a running bookie: queues, disks, why it is read-only, its scrub and its garbage collection.
+
+    Example: `bkheal bookie status --at bk1:3181 --watch`
+    """
+    place = place_of(at, token_file, journal_dir, ledger_dir)
+    if isinstance(place, RunningBookie):
+        show_looks(output, "RunningBookie", status_lines, lambda: run(place.status()), interval if is_watched else None)
+        return
+    refuse_watch(is_watched=is_watched)
+    document = run(_status(*place))
+    if output is not StreamFormat.TABLE:
+        print_document(output, "StoppedBookie", document)
         return
     for name, value in document.items():
         print_line(f"{name.replace('_', ' ')}: {printable(str('-' if value is None else value))}")
 
 
-@bookie_app.command("ledgers", epilog=_EXIT_CODES)
+@bookie_app.command("ledgers", epilog=EXIT_CODES)
 def ledgers(
-    journal_dir: JournalDirOption,
-    ledger_dir: LedgerDirOption,
-    output: OutputOption = OutputFormat.TABLE,
+    journal_dir: OptionalJournalDirOption = None,
+    ledger_dir: OptionalLedgerDirOption = None,
+    at: AtOption = None,
+    token_file: TokenFileOption = None,
+    output: StreamOutputOption = StreamFormat.TABLE,
     after: Annotated[int, typer.Option(min=-1, help="Only ledgers with a greater id.")] = -1,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most ledgers to list.")] = 1000,
     only_limbo: Annotated[bool, typer.Option("--limbo", help="Only ledgers in limbo.")] = False,
 ) -> None:
-    """List the ledgers that have entries on a stopped bookie, or are in limbo there."""
-    rows = run(_ledgers(journal_dir, ledger_dir, after, limit, only_limbo=only_limbo))
-    if output is OutputFormat.JSON:
-        print_json("StoppedBookieLedgers", items=rows, next_after=rows[-1]["ledger_id"] if len(rows) == limit else None)
+    """List the ledgers that have entries on a bookie, or are in limbo there.
+
+    Example: `bkheal bookie ledgers --at bk1:3181 --output jsonl --limit 100000`
+    """
+    place = place_of(at, token_file, journal_dir, ledger_dir)
+    rows = run(_all_ledgers(place, after, limit, only_limbo=only_limbo))
+    next_after = rows[-1]["ledger_id"] if len(rows) == limit else None
+    if output is StreamFormat.JSONL:
+        for row in rows:
+            print_json_line("BookieLedger", **row)
+        return
+    if output is StreamFormat.JSON:
+        kind = "RunningBookieLedgers" if isinstance(place, RunningBookie) else "StoppedBookieLedgers"
+        print_json(kind, items=rows, next_after=next_after)
         return
     print_table(
         ("LEDGER", "ENTRIES", "LAST", "FENCED", "LIMBO"),
@@ -82,51 +127,60 @@ def ledgers(
         ],
         right=(0, 1, 2),
     )
+    if next_after is not None:
+        print_line(f"more may follow: --after {next_after}")
 
 
-@bookie_app.command("entries", epilog=_EXIT_CODES)
+@bookie_app.command("entries", epilog=EXIT_CODES)
 def entries(
     ledger: LedgerArgument,
-    journal_dir: JournalDirOption,
-    ledger_dir: LedgerDirOption,
+    journal_dir: OptionalJournalDirOption = None,
+    ledger_dir: OptionalLedgerDirOption = None,
+    at: AtOption = None,
+    token_file: TokenFileOption = None,
     output: OutputOption = OutputFormat.TABLE,
     after: Annotated[int, typer.Option(min=-1, help="Only entries with a greater id.")] = -1,
 ) -> None:
-    """List the entries of a ledger on a stopped bookie, as ranges: at most 100 in one call."""
-    found = run(_ledger(journal_dir, ledger_dir, LedgerId(ledger)))
+    """List the entries of a ledger on a bookie, as ranges: at most 100 in one call."""
+    place = place_of(at, token_file, journal_dir, ledger_dir)
+    kind = "RunningBookieEntries" if isinstance(place, RunningBookie) else "StoppedBookieEntries"
+    row, held = run(_one_ledger(place, LedgerId(ledger)))
     runs: list[tuple[int, int]] = []
-    for first, last in found.entries.within(after + 1, LEDGER_ID_MAX):
+    for first, last in held.within(after + 1, LEDGER_ID_MAX):
         if len(runs) == _RUNS_MAX:
             break
         runs.append((first, last))
-    is_cut = bool(runs) and runs[-1][1] < found.entries.groups[-1].last
+    is_cut = bool(runs) and runs[-1][1] < held.groups[-1].last
     if output is OutputFormat.JSON:
         ranges = [{"first": first, "last": last} for first, last in runs]
-        print_json("StoppedBookieEntries", **_row(found), ranges=ranges, next_after=runs[-1][1] if is_cut else None)
+        print_json(kind, **row, ranges=ranges, next_after=runs[-1][1] if is_cut else None)
         return
-    state = [word for word, is_so in (("fenced", found.is_fenced), ("in limbo", found.is_limbo)) if is_so]
-    print_line(f"ledger {ledger}: {len(found.entries)} entries{''.join(f', {word}' for word in state)}")
+    state = [word for word, is_so in (("fenced", row["fenced"]), ("in limbo", row["limbo"])) if is_so]
+    print_line(f"ledger {ledger}: {len(held)} entries{''.join(f', {word}' for word in state)}")
     for first, last in runs:
         print_line(str(first) if first == last else f"{first}-{last}")
     if is_cut:
         print_line(f"more follow: --after {runs[-1][1]}")
 
 
-@bookie_app.command("read", epilog=_EXIT_CODES)
+@bookie_app.command("read", epilog=EXIT_CODES)
 def read(
     ledger: LedgerArgument,
     entry: Annotated[int, typer.Argument(min=0, max=LEDGER_ID_MAX, metavar="ENTRY", help="An entry id.")],
-    journal_dir: JournalDirOption,
-    ledger_dir: LedgerDirOption,
+    journal_dir: OptionalJournalDirOption = None,
+    ledger_dir: OptionalLedgerDirOption = None,
+    at: AtOption = None,
+    token_file: TokenFileOption = None,
     output: OutputOption = OutputFormat.TABLE,
     is_raw: Annotated[bool, typer.Option("--raw", help="Write the stored bytes to standard output.")] = False,
 ) -> None:
-    """Show an entry as a stopped bookie has it: its header, its size, and whether its checksum is right.
+    """Show an entry as a bookie has it: its header, its size, and whether its checksum is right.
 
     The stored bytes are a header of 32 bytes, the digest of the ledger, and the payload. Exit code 1: the entry cannot
     be served; the status says why.
     """
-    result = run(_read(journal_dir, ledger_dir, LedgerId(ledger), EntryId(entry)))
+    place = place_of(at, token_file, journal_dir, ledger_dir)
+    result = run(_read(place, LedgerId(ledger), EntryId(entry)))
     if is_raw and result["status"] == "ok":
         sys.stdout.buffer.write(result["packet"])
         sys.stdout.flush()
@@ -143,29 +197,57 @@ def read(
 
 @bookie_app.command("scrub")
 def scrub(
-    journal_dir: JournalDirOption,
-    ledger_dir: LedgerDirOption,
-    output: OutputOption = OutputFormat.TABLE,
+    journal_dir: OptionalJournalDirOption = None,
+    ledger_dir: OptionalLedgerDirOption = None,
+    at: AtOption = None,
+    token_file: TokenFileOption = None,
+    output: StreamOutputOption = StreamFormat.TABLE,
     after: Annotated[
         str | None,
-        typer.Option(metavar="LEDGER:ENTRY", help="Go on behind this entry.", show_default=False),
+        typer.Option(metavar="LEDGER:ENTRY", help="Stopped: go on behind this entry.", show_default=False),
     ] = None,
-    bytes_max: Annotated[int | None, typer.Option(min=1, help="Stop after so many bytes.", show_default=False)] = None,
-    bytes_per_second: Annotated[int | None, typer.Option(min=1, help="Read no faster.", show_default=False)] = None,
+    bytes_max: Annotated[
+        int | None, typer.Option(min=1, help="Stopped: end after so many bytes.", show_default=False)
+    ] = None,
+    bytes_per_second: Annotated[
+        int | None, typer.Option(min=1, help="Stopped: read no faster.", show_default=False)
+    ] = None,
+    is_started: Annotated[bool, typer.Option("--start", help="Running: continue or begin a scrub now.")] = False,
+    is_stopped: Annotated[bool, typer.Option("--stop", help="Running: interrupt the scrub until --start.")] = False,
+    is_new: Annotated[bool, typer.Option("--from-beginning", help="With --start: begin a new pass.")] = False,
+    is_watched: WatchOption = False,
+    interval: IntervalOption = 2.0,
 ) -> None:
-    """Verify every entry in the entry logs of a stopped bookie against its checksum. Nothing is changed.
+    """Show or control the scrub of a running bookie, or verify every entry of a stopped one against its checksum.
 
-    A damaged entry is never served: readers, recoveries and repairs take other copies, and a repair that meets it
-    replaces it. With --bytes-max a scrub is done in parts: each prints where the next one goes on.
+    A damaged entry is never served: readers, recoveries and repairs take other copies. A running bookie fetches it back
+    from another bookie if the ledger is closed. What it could not replace is listed here and left out of the lists of
+    the bookie, so `bkheal audit run --kind replicas` marks the ledger, and replicators store a good copy in its place.
 
-    Exit codes: 0 nothing is damaged, 1 something is, or the bookie runs, 2 wrong usage, 70 the storage cannot be
-    opened.
+    The scrub of a stopped bookie changes nothing. With --bytes-max it is done in parts: each prints where the next one
+    goes on.
 
-    Example: `bkheal bookie scrub --journal-dir /journal --ledger-dir /ledgers --bytes-max 100000000000`
+    Exit codes: 0 nothing is damaged, 1 something is, or the call is refused, 2 wrong usage, 69 the running bookie did
+    not answer, 70 the storage cannot be opened.
+
+    Example: `bkheal bookie scrub --at bk1:3181 --start --watch`
     """
-    document = run(_scrub(journal_dir, ledger_dir, _position(after), bytes_max, bytes_per_second))
-    if output is OutputFormat.JSON:
-        print_json("Scrub", **document)
+    place = place_of(at, token_file, journal_dir, ledger_dir)
+    if isinstance(place, RunningBookie):
+        if after is not None or bytes_max is not None or bytes_per_second is not None:
+            raise typer.BadParameter(
+                "--after, --bytes-max and --bytes-per-second are for a stopped bookie", param_hint="--at"
+            )
+        if (is_started and is_stopped) or (is_new and not is_started):
+            raise typer.BadParameter("give --start, --start --from-beginning, or --stop", param_hint="--start")
+        _running_scrub(place, output, is_started, is_stopped, is_new, interval if is_watched else None)
+        return
+    if is_started or is_stopped or is_new:
+        raise typer.BadParameter("is for a running bookie: give --at", param_hint="--start / --stop")
+    refuse_watch(is_watched=is_watched)
+    document = run(_scrub(*place, _position(after), bytes_max, bytes_per_second))
+    if output is not StreamFormat.TABLE:
+        print_document(output, "Scrub", document)
     else:
         for row in document["damaged"]:
             where = f"{row['path']} offset {row['offset']}"
@@ -176,6 +258,21 @@ def scrub(
         if document["next_after"] is not None:
             print_line(f"to go on: --after {document['next_after']}")
     if document["damaged_count"]:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _running_scrub(
+    bookie: RunningBookie,
+    output: StreamFormat,
+    is_started: bool,
+    is_stopped: bool,
+    is_new: bool,
+    interval_s: float | None,
+) -> None:
+    action = "START" if is_started else "STOP" if is_stopped else "SHOW"
+    first = run(bookie.scrub(action, from_beginning=is_new))
+    show_looks(output, "BookieScrub", scrub_lines, first_then(first, lambda: run(bookie.scrub())), interval_s)
+    if first["unrepaired_count"]:
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -295,6 +392,23 @@ def _position(text: str | None) -> tuple[LedgerId, EntryId] | None:
     return LedgerId(int(ledger)), EntryId(int(entry))
 
 
+async def _all_ledgers(
+    place: RunningBookie | tuple[Path, Path], after: int, limit: int, *, only_limbo: bool
+) -> list[dict[str, Any]]:
+    if isinstance(place, RunningBookie):
+        return [row async for row in place.ledgers(after, limit, only_limbo=only_limbo)]
+    return await _ledgers(*place, after, limit, only_limbo=only_limbo)
+
+
+async def _one_ledger(
+    place: RunningBookie | tuple[Path, Path], ledger_id: LedgerId
+) -> tuple[dict[str, Any], EntryRuns]:
+    if isinstance(place, RunningBookie):
+        return await place.ledger(ledger_id)
+    found = await _ledger(*place, ledger_id)
+    return _row(found), found.entries
+
+
 def _row(found: LedgerStatus) -> dict[str, Any]:
     return {
         "ledger_id": found.ledger_id,
@@ -359,22 +473,33 @@ async def _ledger(journal_dir: Path, ledger_dir: Path, ledger_id: LedgerId) -> L
         return await storage.ledger(ledger_id)
 
 
-async def _read(journal_dir: Path, ledger_dir: Path, ledger_id: LedgerId, entry_id: EntryId) -> dict[str, Any]:
+async def _read(place: RunningBookie | tuple[Path, Path], ledger_id: LedgerId, entry_id: EntryId) -> dict[str, Any]:
     from bookie.model.packet import HEADER_SIZE, header_of
+
+    if isinstance(place, RunningBookie):
+        status, packet = await place.read(ledger_id, entry_id)
+    else:
+        status, packet = await _read_stopped(*place, ledger_id, entry_id)
+    header = header_of(packet) if len(packet) >= HEADER_SIZE else None
+    return {
+        "ledger_id": ledger_id,
+        "entry_id": entry_id,
+        "status": status,
+        "bytes": len(packet),
+        "last_add_confirmed": None if header is None else header[0],
+        "ledger_length": None if header is None else header[1],
+        "packet": packet,
+    }
+
+
+async def _read_stopped(
+    journal_dir: Path, ledger_dir: Path, ledger_id: LedgerId, entry_id: EntryId
+) -> tuple[str, bytes]:
     from bookie.server.joining.stopped import stopped_disks, stopped_storage
 
     async with stopped_disks(journal_dir, ledger_dir) as disks, stopped_storage(disks) as storage:
         [result] = await storage.read(ledger_id, [entry_id])
-    header = header_of(result.packet) if len(result.packet) >= HEADER_SIZE else None
-    return {
-        "ledger_id": ledger_id,
-        "entry_id": entry_id,
-        "status": result.status.name.lower(),
-        "bytes": len(result.packet),
-        "last_add_confirmed": None if header is None else header[0],
-        "ledger_length": None if header is None else header[1],
-        "packet": result.packet,
-    }
+    return result.status.name.lower(), result.packet
 
 
 async def _scrub(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from typing import Final
 
 from bookie.runtime.clock import Clock, SystemClock
@@ -16,7 +15,7 @@ from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.room import SharedRoom
 from bookie.wire.handler import BookieHandler
 from bookie.wire.security import TlsSettings
-from bookie.wire.tls import TlsFilesError
+from bookie.wire.tls import ServerContext
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class ApacheListener:
         self._limits = limits or ListenerLimits()
         self._clock = clock or SystemClock()
         self._socket: socket.socket | None = None
-        self._tls: ssl.SSLContext | None = None
+        self._tls: ServerContext | None = None
         self._server: asyncio.Server | None = None
         self._connections: set[ApacheConnection] = set()
         self._is_full = False
@@ -50,7 +49,7 @@ class ApacheListener:
             AddressInUseError: it cannot be had.
             TlsFilesError: the TLS files cannot be used.
         """
-        self._tls = _context(tls) if tls is not None else None
+        self._tls = ServerContext(tls) if tls is not None else None
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -71,7 +70,8 @@ class ApacheListener:
         answering, room = RequestAnswerer(handler, self._clock), SharedRoom.within(self._limits)
 
         def connection() -> ApacheConnection:
-            return ApacheConnection(answering, self._limits, room, self._tls, self._joined, self._connections.discard)
+            tls = None if self._tls is None else self._tls.current()
+            return ApacheConnection(answering, self._limits, room, tls, self._joined, self._connections.discard)
 
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(connection, sock=self._socket, backlog=_BACKLOG)
@@ -105,17 +105,3 @@ class ApacheListener:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-
-def _context(tls: TlsSettings) -> ssl.SSLContext:
-    if tls.cert is None or tls.key is None:
-        raise TlsFilesError("a TLS server needs a certificate and its key: give both")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_mode = ssl.CERT_REQUIRED
-    try:
-        context.load_verify_locations(cafile=str(tls.ca))
-        context.load_cert_chain(str(tls.cert), str(tls.key))
-    except (OSError, ssl.SSLError) as error:
-        raise TlsFilesError(f"cannot use the TLS files {tls.ca}, {tls.cert}, {tls.key}: {error}") from error
-    return context

@@ -11,6 +11,7 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  #
 from bookie.runtime.listening import address_in_use, host_and_port
 from bookie.server.grpc.servicer import BookieServicer
 from bookie.wire import bookie_pb2_grpc as rpc
+from bookie.wire.administration_pb2_grpc import AdministrationServicer, add_AdministrationServicer_to_server
 from bookie.wire.bookie_pb2 import DESCRIPTOR
 from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX, METADATA_BYTES_MAX
 from bookie.wire.handler import BookieHandler
@@ -61,9 +62,16 @@ class GrpcServer:
         except RuntimeError as error:
             raise address_in_use(host, port, "gRPC", ("--port", "--host")) from error
 
-    async def start(self, handler: BookieHandler) -> None:
-        """Serve ``handler``. Health checks hear "not serving" until ``say_serving``."""
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that clients did not take yet."""
+        return 0 if self._servicer is None else self._servicer.unsent.bytes
+
+    async def start(self, handler: BookieHandler, administration: AdministrationServicer | None = None) -> None:
+        """Serve ``handler`` and ``administration``. Health checks hear "not serving" until ``say_serving``."""
         self._servicer = BookieServicer(handler)
+        if administration is not None:
+            add_AdministrationServicer_to_server(administration, self._server)  # type: ignore[no-untyped-call]
         rpc.add_BookieServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)

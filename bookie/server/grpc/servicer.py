@@ -78,7 +78,7 @@ class BookieServicer(rpc.BookieServicer):
         entry_ids = cast(list[EntryId], list(request.entry_ids))
         read = Read(LedgerId(request.ledger_id), entry_ids, fence_key)
         answer = partial(self._handler.answer, request.incarnation, read)
-        async with self.unsent.answering(context.peer(), answer) as reply:
+        async with self.unsent.answering(context.peer(), answer, is_urgent=read.is_urgent) as reply:
             is_taken = await self._is_taken(context, read_to_wire(reply))
         if not is_taken:  # gRPC still holds one message, and closes the call once the client takes it or goes
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not taken in time")

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from bookie.server.read_places import ReadPlaces
 from bookie.wire.port import ReadReply, Status
 
 
@@ -49,20 +50,25 @@ class UnsentAnswers:
         self.limits = limits or UnsentLimits()
         self.bytes = 0
         """Bytes of entries in answers that are not sent."""
-        self._places = asyncio.Semaphore(self.limits.reads_max)
+        self._places = ReadPlaces(self.limits.reads_max)
         self._connections: dict[str, _Connection] = {}
         """Those with a read under way."""
 
     @asynccontextmanager
-    async def answering(self, peer: str, read: Callable[[], Awaitable[ReadReply]]) -> AsyncIterator[ReadReply]:
-        """Call ``read`` if there is room, and count its answer until the context ends, so until it was sent."""
+    async def answering(
+        self, peer: str, read: Callable[[], Awaitable[ReadReply]], *, is_urgent: bool = False
+    ) -> AsyncIterator[ReadReply]:
+        """Call ``read`` if there is room, and count its answer until the context ends, so until it was sent.
+
+        ``is_urgent``: whether it goes before the others that wait.
+        """
         connection = self._connections.setdefault(peer, _Connection())
         connection.calls += 1
         size = 0
         try:
             reply = None
             while reply is None:
-                async with self._places:
+                async with self._places.place(is_urgent=is_urgent):
                     if self.bytes >= self.limits.total_bytes_max:
                         reply = ReadReply(Status.TOO_MANY_REQUESTS, detail="too many answers were not taken yet")
                     elif connection.bytes < self.limits.connection_bytes_max:

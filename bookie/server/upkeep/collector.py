@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -59,6 +60,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.waiting import in_turns
 from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
+from bookie.server.upkeep.pauses import Pause
 from bookie.storage.entry_logs.collection import Mark
 from bookie.storage.entry_logs.compaction import CompactionResult
 from bookie.storage.store import LedgerStorage
@@ -76,6 +78,11 @@ _RELEASE_S: Final = 30.0
 _SETTLE_PAUSE_S: Final = 30.0
 """Between two attempts to release a lock whose release had no answer."""
 _RELEASE_WHEN_STOPPING_S: Final = 1.0
+_LOOK_S: Final = 3600.0
+"""The longest wait at a time."""
+MAJOR_BELOW: Final = 0.8
+"""Live share below which a major collection compacts an entry log: up to four live bytes are copied for each freed one,
+which an operator may want on a disk that is nearly full."""
 _LOST: Final = "the session ended"
 
 
@@ -115,6 +122,12 @@ class CollectorReport:
     stopped: str = ""
     """Why the pass ended early; empty: it did not."""
     compacted: CompactionResult | None = None
+    begun_ms: int = 0
+    """Epoch milliseconds."""
+    ended_ms: int = 0
+    """0: it has not ended."""
+    is_major: bool = False
+    """Whether entry logs were compacted down to a smaller dead part."""
 
     @property
     def collected(self) -> int:
@@ -153,6 +166,13 @@ class Collector:
         self._held = HeldCollections(store, cluster.root)
         self._is_holding: bool | None = None
         """Whether there is a record of this bookie; None: an earlier process may have made one."""
+        self._pause = Pause(clock)
+        self._asked: bool | None = None
+        """Whether the next pass is a major one, if it was asked for; None: it was not."""
+        self.present: CollectorReport | None = None
+        """The pass that runs."""
+        self.last: CollectorReport | None = None
+        """The last one that ended."""
         self._unsettled: dict[LedgerId, HeldLock | None] = {}
         """Ledgers whose lock may remain, because an answer was lost; None if the lock itself had no answer."""
 
@@ -161,24 +181,50 @@ class Collector:
         while True:
             # Bookies that were started together shall not ask all at once for ever.
             await self._rest(self._settings.interval_s * self._rng.uniform(1.0, 1.1))
-            report = await self.run_pass()
+            is_major, self._asked = bool(self._asked), None
+            report = await self.run_pass(is_major=is_major)
             if on_pass is not None:
                 on_pass(report)
 
+    def start(self, *, is_major: bool) -> bool:
+        """Begin a pass now; False if one runs already, or was asked for."""
+        if self.is_pending:
+            return False
+        self._asked = is_major
+        self._pause.end()
+        return True
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a pass runs, or was asked for and begins now."""
+        return self.present is not None or self._asked is not None
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether passes begin by themselves."""
+        return self._settings.interval_s > 0
+
     async def _rest(self, seconds: float) -> None:
         """Wait for the next pass. Release remaining locks before it: each keeps repair off a ledger."""
-        end_s = self._clock.monotonic_s() + seconds
-        while (left_s := end_s - self._clock.monotonic_s()) > 0:
-            await self._clock.sleep(min(left_s, _SETTLE_PAUSE_S) if self._unsettled else left_s)
+        end_s = self._clock.monotonic_s() + (seconds if self.is_scheduled else math.inf)
+        while self._asked is None and (left_s := end_s - self._clock.monotonic_s()) > 0:
+            await self._pause.rest(min(left_s, _SETTLE_PAUSE_S if self._unsettled else _LOOK_S))
             with suppress(BkhealError):  # the store does not answer; the next round tries again
                 await self._settle_locks()
 
-    async def run_pass(self) -> CollectorReport:
-        """One pass and the compaction after it.
+    async def run_pass(self, *, is_major: bool = False) -> CollectorReport:
+        """One pass and the compaction after it. A major one compacts more entry logs.
 
         Never raises for errors of the store or the disk.
         """
-        report = CollectorReport()
+        report = self.present = CollectorReport(begun_ms=self._clock.epoch_ms(), is_major=is_major)
+        try:
+            return await self._run_pass(report)
+        finally:
+            report.ended_ms = self._clock.epoch_ms()
+            self.present, self.last = None, report
+
+    async def _run_pass(self, report: CollectorReport) -> CollectorReport:
         self._epoch = self._store.session.epoch
         try:
             await self._check_cluster()
@@ -189,7 +235,7 @@ class Collector:
         except (_PassEndedError, BkhealError) as error:
             report.stopped = str(error)
         with suppress(FatalError):  # the storage itself reports when it cannot continue
-            report.compacted = await self._storage.compact()
+            report.compacted = await self._storage.compact(MAJOR_BELOW if report.is_major else None)
         level = logging.WARNING if report.stopped else logging.INFO
         _log.log(level, "collector pass", extra={"bookie_id": self._bookie, "report": str(report)})
         return report

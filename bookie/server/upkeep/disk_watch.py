@@ -82,7 +82,7 @@ class DiskWatch:
         read_only_below_bytes: int,
         is_drained: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Prepare to look; ``is_drained`` is asked each time whether the bookie should be read-only for that reason."""
+        """Prepare to look; ``is_drained`` is asked each time whether an operator wants the bookie to be read-only."""
         self._disks = disks
         self._storage = storage
         self._service = service
@@ -91,11 +91,22 @@ class DiskWatch:
         self._read_only_below_bytes = read_only_below_bytes
         self._is_drained = is_drained
         self._is_low = service.is_read_only and not is_drained()
+        self._is_stalled = False
         self._looking = asyncio.Lock()
         self._was_full_at_s: float | None = None
         self._write: int | None = None
         """The write to the journal that the last look saw, and when it was seen first."""
         self._write_since_s = 0.0
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the disks keep the bookie read-only, as of the last look."""
+        found = {
+            "stalled-disk": self._is_stalled,
+            "disk-full": self._was_full_lately(),
+            "disk-space": self._is_low,
+        }
+        return tuple(name for name, is_so in found.items() if is_so)
 
     async def run(self) -> None:
         """Look again and again; ends by cancellation alone."""
@@ -115,8 +126,8 @@ class DiskWatch:
             return
         await self._look_at_space()
         was_read_only = self._service.is_read_only
-        is_stalled = stalled_s >= STALL_READ_ONLY_S
-        is_read_only = is_stalled or self._was_full_lately() or self._is_low or self._is_drained()
+        self._is_stalled = stalled_s >= STALL_READ_ONLY_S
+        is_read_only = self._is_stalled or self._was_full_lately() or self._is_low or self._is_drained()
         if is_read_only == was_read_only:
             return
         _log.warning("read-only mode changes", extra={"is_read_only": is_read_only, "stalled_s": stalled_s})

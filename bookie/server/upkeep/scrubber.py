@@ -1,24 +1,29 @@
 """The background scrub of a running bookie: every entry in its logs is verified from time to time, and slowly.
 
 The invariant: a scrub itself only reads and reports. A damaged entry is offered to the repair of the bookie
-(``damage_repair``), which replaces it or leaves it as it is: CORRUPT for every reader, so other copies are used. A pass
-goes on after a restart where it ended, to a minute.
+(``damage_repair``), which replaces it or leaves it as it is: CORRUPT for every reader, so other copies are used. What
+is left is noted (``bookie.server.damaged_entries``), also after a restart, so that an audit and a repair find it. A
+pass goes on after a restart where it ended, to a minute. An operator can begin, interrupt and continue it.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from itertools import groupby
+from typing import Final, Protocol, TypeAlias
 
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 from bookie.runtime.clock import Clock
 from bookie.runtime.telemetry.metrics import MetricSet
+from bookie.server.damaged_entries import DamagedEntries
 from bookie.server.metrics import DAMAGED, REPLACED, SCRUB_FINISHED, SCRUBBED_BYTES, SCRUBBED_ENTRIES
+from bookie.server.upkeep.pauses import Pause
 from bookie.storage.port import Disk, DiskFullError
 from bookie.storage.scrubbing import DamagedEntry, ScrubStep
 from bookie.storage.store import LedgerStorage
@@ -40,6 +45,33 @@ _LOGGED_MAX: Final = 100
 REPAIRED_MAX: Final = 1000
 """Damaged entries of one pass that are offered to the repair. A disk with more of them is failing."""
 
+UNREPAIRED_MAX: Final = 1000
+"""Damaged entries that are kept with the progress, some 20 bytes each."""
+
+
+class Verifies(Protocol):
+    """The part of ``BookieService`` that is needed."""
+
+    @property
+    def damaged(self) -> DamagedEntries:
+        """Known damage."""
+        ...
+
+    async def verify(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
+        """Note the damaged ones among these entries."""
+        ...
+
+
+class ScrubPhase(enum.Enum):
+    """What a scrubber does now."""
+
+    WAITING = "waiting"
+    """Until the next pass is due."""
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """Until an operator starts it, or the process starts again."""
+
+
 Repair: TypeAlias = Callable[[Sequence[DamagedEntry]], Awaitable[int]]
 """Replaces damaged entries if it can, and returns how many it did; see ``DamageRepair.repair``."""
 
@@ -59,6 +91,11 @@ class ScrubProgress:
     """When the pass ended; 0: it goes on."""
     replaced: int = 0
     """Of the damaged entries, those that were replaced by good copies of other bookies."""
+    entries: int = 0
+    """Entries that were verified, and their bytes."""
+    bytes: int = 0
+    unrepaired: tuple[tuple[LedgerId, EntryId], ...] = ()
+    """Known damage that was not replaced, ascending, at most ``UNREPAIRED_MAX``."""
 
     @property
     def after(self) -> tuple[LedgerId, EntryId] | None:
@@ -80,6 +117,7 @@ class Scrubber:
         interval_s: float,
         bytes_per_s: float,
         repair: Repair | None = None,
+        service: Verifies | None = None,
     ) -> None:
         """Do nothing yet.
 
@@ -92,7 +130,11 @@ class Scrubber:
             interval_s: between the beginnings of two passes.
             bytes_per_s: the most that is read, on average.
             repair: for damaged entries; None: they are only reported.
+            service: notes what is still damaged then; None: nothing does.
         """
+        self.progress: ScrubProgress | None = None
+        """The pass that goes on, or the last one; None: it is not read yet."""
+        self.phase = ScrubPhase.WAITING
         self._storage = storage
         self._disk = disk
         self._bookie = bookie
@@ -100,6 +142,11 @@ class Scrubber:
         self._interval_s = interval_s
         self._bytes_per_s = bytes_per_s
         self._repair = repair
+        self._service = service
+        self._pause = Pause(clock)
+        self._is_start_asked = self._is_stop_asked = False
+        self._is_pass_asked = False
+        """Whether a new pass begins, even if one is interrupted."""
         self._entries = metrics.counter(SCRUBBED_ENTRIES)
         self._bytes = metrics.counter(SCRUBBED_BYTES)
         self._damaged = metrics.gauge(DAMAGED)
@@ -108,23 +155,45 @@ class Scrubber:
 
     async def run(self) -> None:
         """Pass after pass; ends by cancellation alone."""
-        progress: ScrubProgress | None = None
-        await self._clock.sleep(min(START_S, self._interval_s))
+        await self._pause.rest(min(START_S, self._interval_s))
         while True:
             try:
-                if progress is None:
-                    progress = await self._load()
-                if progress.finished_ms:
-                    await self._wait_due(progress)
-                    progress = ScrubProgress(self._clock.epoch_ms())
-                progress = await self.run_pass(progress)
+                await self._go_on()
             except BkhealError as error:
                 _log.warning("scrub interrupted", extra={"bookie_id": self._bookie, "error": str(error)})
-                progress = None
-                await self._clock.sleep(_RETRY_S)
+                self.progress, self.phase = None, ScrubPhase.WAITING
+                await self._pause.rest(_RETRY_S)
+
+    def start(self, *, from_beginning: bool = False) -> None:
+        """Go on with an interrupted pass, or begin the next one now; ``from_beginning`` begins one in any case."""
+        self._is_stop_asked = False
+        self._is_pass_asked = self._is_pass_asked or from_beginning
+        self._is_start_asked = self.phase is not ScrubPhase.RUNNING
+        self._pause.end()
+
+    def stop(self) -> None:
+        """Interrupt the pass after its present step, which takes some seconds at most."""
+        self._is_stop_asked = True
+        self._pause.end()
+
+    async def _go_on(self) -> None:
+        """Do what is next: load, wait, or a pass."""
+        progress = self.progress = self.progress or await self._load()
+        self.phase = ScrubPhase.STOPPED if self._is_stop_asked else ScrubPhase.WAITING
+        left_s = progress.begun_ms / 1000 + self._interval_s - self._clock.epoch_ms() / 1000
+        is_asked = self._is_start_asked or self._is_pass_asked
+        is_waiting = progress.finished_ms > 0 and left_s > 0 and not is_asked
+        if self._is_stop_asked or is_waiting:
+            await self._pause.rest(_LOOK_S if self._is_stop_asked else min(left_s, _LOOK_S))
+            return
+        if self._is_pass_asked or progress.finished_ms:
+            progress = ScrubProgress(self._clock.epoch_ms())
+        self._is_start_asked = self._is_pass_asked = False
+        self.phase = ScrubPhase.RUNNING
+        self.progress = await self.run_pass(progress)
 
     async def run_pass(self, progress: ScrubProgress) -> ScrubProgress:
-        """Verify everything after ``progress``; return the progress of the ended pass.
+        """Verify everything after ``progress``; return the progress of the pass, which ended unless it was interrupted.
 
         Raises:
             DiskError: the index cannot be read, or the disk fails; not if it is full.
@@ -133,11 +202,14 @@ class Scrubber:
         async with aclosing(self._storage.scrub(progress.after)) as steps:
             async for step in steps:
                 replaced = await self._replace(step.damaged[: max(REPAIRED_MAX - progress.damaged, 0)])
-                progress = self._count(progress, step, replaced)
-                if self._clock.monotonic_s() - saved_s >= _SAVE_S:
+                await self._note((found.ledger_id, found.entry_id) for found in step.damaged)
+                progress = self.progress = self._count(progress, step, replaced)
+                if self._clock.monotonic_s() - saved_s >= _SAVE_S or self._is_stop_asked or self._is_pass_asked:
                     await self._save(progress)
                     saved_s = self._clock.monotonic_s()
-                await self._clock.sleep(step.bytes / self._bytes_per_s)
+                await self._pause.rest(step.bytes / self._bytes_per_s)
+                if self._is_stop_asked or self._is_pass_asked:
+                    return progress
         progress = replace(progress, ledger_id=None, entry_id=None, finished_ms=self._clock.epoch_ms())
         await self._save(progress)
         self._show(progress)
@@ -148,6 +220,12 @@ class Scrubber:
             extra={"bookie_id": self._bookie, "damaged": progress.damaged, "replaced": progress.replaced},
         )
         return progress
+
+    async def _note(self, damaged: Iterable[tuple[LedgerId, EntryId]]) -> None:
+        """Note which of these entries, in the order of their ledgers, are damaged still."""
+        if self._service is not None:
+            for ledger_id, found in groupby(damaged, lambda each: each[0]):
+                await self._service.verify(ledger_id, [entry_id for _, entry_id in found])
 
     async def _replace(self, damaged: Sequence[DamagedEntry]) -> int:
         if not damaged or self._repair is None:
@@ -165,19 +243,20 @@ class Scrubber:
         damaged, replaced = progress.damaged + len(step.damaged), progress.replaced + replaced
         if step.damaged:
             self._damaged.set(damaged - replaced)
-        return replace(progress, ledger_id=ledger_id, entry_id=entry_id, damaged=damaged, replaced=replaced)
+        return replace(
+            progress,
+            ledger_id=ledger_id,
+            entry_id=entry_id,
+            damaged=damaged,
+            replaced=replaced,
+            entries=progress.entries + step.entries,
+            bytes=progress.bytes + step.bytes,
+        )
 
     def _show(self, progress: ScrubProgress) -> None:
         self._damaged.set(progress.damaged - progress.replaced)
         if progress.finished_ms:
             self._finished.set(progress.finished_ms / 1000)
-
-    async def _wait_due(self, progress: ScrubProgress) -> None:
-        while True:
-            left_s = progress.begun_ms / 1000 + self._interval_s - self._clock.epoch_ms() / 1000
-            if left_s <= 0:
-                return
-            await self._clock.sleep(min(left_s, _LOOK_S))
 
     async def _load(self) -> ScrubProgress:
         """The progress that an earlier process has left; that of a new pass if there is none, or it is unreadable."""
@@ -195,9 +274,14 @@ class Scrubber:
         finally:
             await file.close()
         self._show(progress)
+        await self._note(progress.unrepaired)
         return progress
 
     async def _save(self, progress: ScrubProgress) -> None:
+        if self._service is not None:
+            known = self._service.damaged.ledgers(UNREPAIRED_MAX)
+            left = tuple((ledger_id, entry_id) for ledger_id, entry_ids in known for entry_id in entry_ids)
+            progress = replace(progress, unrepaired=left)
         try:
             await self._disk.replace(PROGRESS_FILE, encode_record(progress))
         except DiskFullError as error:  # a restart begins the pass again

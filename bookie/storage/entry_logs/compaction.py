@@ -100,15 +100,18 @@ class Compactor:
     clock: Clock
     _damaged: set[int] = field(default_factory=set)
 
-    async def run(self) -> CompactionResult:
+    async def run(self, below: float | None = None) -> CompactionResult:
         """Remove or compact every log with too few live bytes, beginning with the fewest, relative to its size.
+
+        Args:
+            below: live share below which a log is compacted; None: that of the settings.
 
         Raises:
             DiskFullError: no space for a copy; logs finished so far stay compacted.
             DiskError: a disk failed.
         """
         done = CompactionResult()
-        for log_id, size in await self._candidates():
+        for log_id, size in await self._candidates(self.settings.compact_below if below is None else below):
             if log_id in self._damaged:
                 done.kept_damaged += 1
                 continue
@@ -125,7 +128,7 @@ class Compactor:
             done.freed_bytes += size
         return done
 
-    async def _candidates(self) -> list[tuple[int, int]]:
+    async def _candidates(self, below: float) -> list[tuple[int, int]]:
         found: list[tuple[float, int, int]] = []
         first, end = dead_range()
         while page := await self.index.range(first, end, _PAGE_KEYS):
@@ -136,7 +139,7 @@ class Compactor:
                     await self.index.write((), [key, end_key(log_id)])
                     continue
                 live_ratio = 1 - unpack_dead(value) / max(size - HEADER_SIZE, 1)
-                if live_ratio < self.settings.compact_below or fault_point("compaction.anyway"):
+                if live_ratio < below or fault_point("compaction.anyway"):
                     found.append((live_ratio, log_id, size))
             first = page[-1][0] + b"\0"
         return [(log_id, size) for _, log_id, size in sorted(found)]

@@ -174,6 +174,11 @@ class Journal:
         self._wake.set()
         return done
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of records that wait for the disk."""
+        return self._waiting_bytes
+
     async def trim(self, sequence: int) -> None:
         """Remove the files covered by a durable checkpoint at ``sequence``. May be called concurrently.
 

@@ -48,7 +48,9 @@ _SILENCE: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLV
 _SURE: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY})
 """Answers of a healthy bookie: what they do not list is not there."""
 _NOTHING: Final = EntryRuns(())
-_LISTS: Final = _SURE | {Status.LIMBO}
+_LACKS: Final = _SURE | {Status.CORRUPT}
+"""Answers of a bookie that cannot serve what it does not list: it is not there, or it is damaged (R105)."""
+_LISTS: Final = _LACKS | {Status.LIMBO}
 """Answers whose list counts. A bookie in limbo has the entries in its list; about the others it has no knowledge."""
 
 
@@ -62,6 +64,16 @@ class Said:
     is_sampled: bool = False
     detail: str = ""
     """Its own reason for an unknown answer, or the transport's."""
+
+    @property
+    def has_list(self) -> bool:
+        """Whether ``entries`` counts. One damaged entry of a sample says nothing about the others."""
+        return self.status in _LISTS and not (self.is_sampled and self.status is Status.CORRUPT)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the bookie cannot serve what it does not list."""
+        return self.has_list and self.status in _LACKS
 
 
 class ReadsLedgers(Protocol):
@@ -167,7 +179,7 @@ class Asker:
     def _count(self, ledger: SettledLedger, replies: Mapping[BookieId, Said], answers: Answers) -> None:
         for bookie, reply in replies.items():
             answers.expected += ledger.expected(bookie)
-            if reply.status not in _SURE and not ledger.is_whole(bookie, reply.entries):
+            if not reply.is_sure and not ledger.is_whole(bookie, reply.entries):
                 answers.unknown[bookie, reply.status.name] += 1
                 if reply.detail:
                     answers.details.setdefault((bookie, reply.status.name), reply.detail[:_DETAIL_MAX])
@@ -192,8 +204,8 @@ class Asker:
                 if said.status not in _RETRIED or attempt == ATTEMPTS_MAX:
                     break
                 await self._clock.sleep(_BACKOFF_S * 2**attempt)
-            if said.status not in _LISTS:
-                said = Said(said.status, detail=said.detail)
+            if not said.has_list:
+                said = Said(said.status, is_sampled=said.is_sampled, detail=said.detail)
             if said.status in _SILENCE:
                 silent.append(said)
             else:
@@ -212,17 +224,17 @@ class Asker:
 
 
 def _deniers(ledger: SettledLedger, replies: Mapping[BookieId, Said]) -> set[BookieId]:
-    return {
-        bookie
-        for bookie, reply in replies.items()
-        if reply.status in _SURE and not ledger.is_whole(bookie, reply.entries)
-    }
+    return {bookie for bookie, reply in replies.items() if reply.is_sure and not ledger.is_whole(bookie, reply.entries)}
 
 
 def _holdings(ledger: SettledLedger, replies: Mapping[BookieId, Said]) -> Mapping[BookieId, Holdings]:
     """Only of bookies that store something; the others cannot lack anything."""
     return {
-        bookie: Holdings(replies[bookie].entries, replies[bookie].status in _SURE)
+        bookie: Holdings(
+            replies[bookie].entries,
+            is_sure=replies[bookie].is_sure,
+            is_damaged=replies[bookie].status is Status.CORRUPT,
+        )
         for bookie in ledger.holders()
         if bookie in replies
     }

@@ -152,7 +152,7 @@ def is_accepted(finding: FragmentFinding, accepted: Iterable[LostFragment]) -> b
 def _row(ledger: SettledLedger, finding: FragmentFinding) -> dict[str, Any]:
     part = finding.fragment
     return {
-        "kind": FindingKind.MISSING_ENTRIES.value,
+        "kind": (FindingKind.DAMAGED_ENTRIES if finding.is_damaged else FindingKind.MISSING_ENTRIES).value,
         "ledger_id": ledger.ledger_id,
         "fragment_index": part.index,
         "fragment_first_entry_id": part.first,

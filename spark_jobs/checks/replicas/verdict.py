@@ -2,7 +2,8 @@
 
 Of each entry that some bookie denies, its other copies are counted. A bookie that lists an entry holds it. A registered
 one with an unknown answer counts as holding it (S6: unknown is never absent), and an unregistered one as a copy that
-may return, as in the bookie check. ``LOST`` needs every single holder to deny the entry (S13).
+may return, as in the bookie check. So does a damaged copy, which the bookie leaves out of its list (R105): its bytes
+may be read by other means. ``LOST`` needs every single holder to deny the entry (S13).
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Holdings:
     entries: EntryRuns = _NOTHING
     """What it lists."""
     is_sure: bool = False
-    """Whether what it does not list it never stored: a healthy answer."""
+    """Whether it cannot serve what it does not list."""
+    is_damaged: bool = False
+    """Whether some of what it does not list is damaged, and not absent."""
     is_registered: bool = True
 
 
@@ -52,6 +55,8 @@ class FragmentFinding:
     """Copies that are not there."""
     bytes_estimate: int | None
     detail: str
+    is_damaged: bool = False
+    """Whether some of the copies are damaged rather than absent."""
 
 
 def findings(ledger: SettledLedger, holdings: Mapping[BookieId, Holdings]) -> Iterator[FragmentFinding]:
@@ -91,6 +96,7 @@ class _Fragment:
             absent,
             None if size is None else round(size * absent),
             "; ".join(self._detail(position, count) for position, count in list(lacking.items())[:_NAMED_MAX]),
+            any(self._of(position).is_damaged for position in lacking),
         )
 
     @property
@@ -132,10 +138,12 @@ class _Fragment:
             listed = [first in self._of(position).entries for position in range(self._size)]
             for start in self._stripe.starts(first, last):
                 where = self._stripe.write_set(start)
-                absent = sum(not listed[each] and self._of(each).is_sure for each in where)
-                if absent:
-                    away = sum(not listed[each] and not self._of(each).is_registered for each in where)
-                    yield self._level(absent, away)
+                lacking = [self._of(each) for each in where if not listed[each]]
+                sure = [each for each in lacking if each.is_sure]
+                if sure:
+                    damaged = sum(each.is_damaged for each in sure)
+                    away = sum(not each.is_registered for each in lacking)
+                    yield self._level(len(sure) - damaged, away + damaged)
 
     def _stretches(self) -> Iterator[tuple[int, int]]:
         """The fragment, cut at the start and end of each member's list."""
@@ -162,4 +170,5 @@ class _Fragment:
         expected = self._stored(position, self.fragment.first, self.fragment.last)
         firsts = (self._stripe.first_entry(position, first, last) for first, last in self._gaps(position))
         first = next(entry for entry in firsts if entry is not None)
-        return f"{self.fragment.members[position]} lacks {count} of {expected} entries, the first is {first}"
+        what = "has damaged copies of" if self._of(position).is_damaged else "lacks"
+        return f"{self.fragment.members[position]} {what} {count} of {expected} entries, the first is {first}"

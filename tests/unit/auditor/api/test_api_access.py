@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
-from auditor.api.access.access import client_of
 from auditor.api.access.proxies import TrustedProxies, parse_proxies
-from auditor.api.access.tokens import Role, Tokens, TokensFileError, make_token, parse_tokens
 from auditor.api.grpc.server import GrpcFace
 from auditor.api.http.routes import Route
 from auditor.api.http.server import HttpFace
-from auditor.api.settings import ApiSettings, is_loopback
+from auditor.api.settings import ApiSettings
+from bookie.runtime.access.access import client_of
+from bookie.runtime.access.tokens import Role, Tokens, TokensFileError, make_token, parse_tokens
 from bookie.runtime.configuration.settings import ConfigurationError
+from bookie.runtime.listening import is_loopback
 from tests.worlds.api import ApiWorld, TwinControl, TwinOperations, TwinUpkeep, running
 from tests.worlds.clocks import ManualClock
 

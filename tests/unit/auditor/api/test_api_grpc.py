@@ -16,13 +16,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from auditor.api import control_pb2 as pb
 from auditor.api import control_pb2_grpc as rpc
-from auditor.api.access.tokens import Role
 from auditor.api.grpc.messages import KINDS, STATES
 from auditor.api.grpc.server import LIVENESS, READINESS, GrpcFace
-from auditor.api.grpc.servicer import peer_address
 from bookie.metadata.bookies.maintenance import Window
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind, RunState
+from bookie.runtime.access.access import peer_address
+from bookie.runtime.access.tokens import Role
 from tests.deadlines import STATE_S
 from tests.worlds.api import EVIL, NOW_MS, TwinControl, settings_in
 from tests.worlds.clocks import ManualClock

@@ -11,9 +11,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from auditor.api.access.tokens import Role
 from auditor.api.http import cluster_routes
 from bookie.model.run import RunKind, RunRecord, RunState
+from bookie.runtime.access.tokens import Role
 from tests.worlds.api import EVIL, ApiWorld, Reply, running
 
 

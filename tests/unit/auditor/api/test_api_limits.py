@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.api.access.rate_limit import RateLimit
-from auditor.api.access.tokens import Role
 from auditor.api.idempotency import KEPT_S, KEYS_MAX, Intents, KeyReusedError, LostFirstError
+from bookie.runtime.access.rate_limit import RateLimit
+from bookie.runtime.access.tokens import Role
 from tests.deadlines import STATE_S
 from tests.worlds.api import running
 from tests.worlds.clocks import ManualClock

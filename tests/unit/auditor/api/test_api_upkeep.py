@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from auditor.api.access.tokens import Role
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.tasks.boosts import Boosts
@@ -19,6 +18,7 @@ from bookie.metadata.tasks.copy_limits import CopyLimitsStore
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.ids import BookieId
 from bookie.model.times import rfc3339
+from bookie.runtime.access.tokens import Role
 from tests.unit.auditor.api.test_api_http import good
 from tests.worlds.api import ApiWorld, running
 from tests.worlds.clocks import EPOCH_MS

@@ -18,7 +18,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from auditor.api.access.tokens import Role, Tokens
 from auditor.cli.audit.remote import (
     Remote,
     RemoteBusyError,
@@ -31,6 +30,7 @@ from auditor.cli.audit.remote import (
     read_token,
 )
 from bookie.model.run import RunKind, RunState
+from bookie.runtime.access.tokens import Role, Tokens
 from bookie.runtime.configuration.settings import ConfigurationError
 from tests.worlds.api import ApiWorld, running
 

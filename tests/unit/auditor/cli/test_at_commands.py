@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from auditor.api.access.tokens import Role
 from auditor.cli.audit import report_there
 from auditor.cli.cluster import status
 from auditor.cli.cluster.drain_status import look_or_wait
@@ -31,6 +30,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.run import RunKind
 from bookie.model.times import rfc3339
+from bookie.runtime.access.tokens import Role
 from tests.unit.auditor.api.test_api_findings import RUN, write_findings
 from tests.worlds import report as report_world
 from tests.worlds.api import ApiWorld, running

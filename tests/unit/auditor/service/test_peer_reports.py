@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from auditor.api.access.tokens import Role
 from auditor.api.peer_port import PeerAnswer, PeerReports
 from auditor.service import peer_reports
 from auditor.service.peer_reports import OtherAuditors
 from bookie.metadata.port import StoreUnavailableError
+from bookie.runtime.access.tokens import Role
 from tests.worlds.api import ApiWorld, running
 
 RUN = "20261120T101500Z-0a1b2c"

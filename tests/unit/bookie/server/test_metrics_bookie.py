@@ -14,11 +14,14 @@ from bookie.model.packet import pack
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.server import metrics as names
+from bookie.server.collection_figures import show_collection
 from bookie.server.copying import Copying
 from bookie.server.measured import MeasuredService, TimedDisk
 from bookie.server.metrics import Sampler, bookie_metrics
 from bookie.server.service import BookieIdentity, BookieService
+from bookie.server.upkeep.collector import CollectorReport
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.entry_logs.compaction import CompactionResult
 from bookie.storage.port import DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
@@ -26,6 +29,7 @@ from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, Status
 from bookie.wire.requests import Copy, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 from bookie.wire.resolver import BookieAddress
+from tests.deadlines import STATE_S
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -78,6 +82,9 @@ async def test_adds_are_counted_once_a_batch_and_by_what_they_carry(bookie: Book
     assert bookie.value(names.ADDED_BYTES) == sum(map(len, entries))
     assert bookie.value(f"{names.REQUEST_DURATION}_count", operation="add") == 2
     assert bookie.value(f"{names.SYNC_DURATION}_count") >= 1
+    assert (bookie.value(f"{names.ADD_BATCH}_count"), bookie.value(f"{names.ADD_BATCH}_sum")) == (1, 5)
+    assert bookie.value(f"{names.JOURNAL_BATCH}_count") == bookie.value(f"{names.SYNC_DURATION}_count")
+    assert bookie.value(f"{names.JOURNAL_BATCH}_sum") >= sum(map(len, entries))
 
 
 async def test_copies_are_counted_as_what_they_add(bookie: Bookie) -> None:
@@ -179,3 +186,37 @@ def test_limbo_is_counted_again_until_there_is_none() -> None:
         await storage.abort()
 
     run()
+
+
+def test_a_collection_is_shown_with_what_compaction_did() -> None:
+    metrics = bookie_metrics("1")
+    compacted = CompactionResult(removed_logs=1, freed_bytes=1000, copied_bytes=300)
+    show_collection(metrics, CollectorReport(collected_gone=2, held=7, compacted=compacted, ended_ms=5000))
+    show_collection(metrics, CollectorReport(stopped="the session ended", ended_ms=6000))
+
+    def value(name: str) -> float | None:
+        return metrics.registry.get_sample_value(name)
+
+    assert (value(names.COLLECTED), value(names.COLLECTION_HELD), value(names.COLLECTION_STOPPED)) == (2, 0, 1)
+    assert (value(names.COLLECTION_FREED), value(names.COLLECTION_COPIED)) == (1000, 300)
+    assert value(names.COLLECTION_FINISHED) == 6.0
+
+
+async def test_what_waits_is_seen_while_a_disk_does_not_answer(bookie: Bookie) -> None:
+    is_open = asyncio.Event()
+
+    async def wait(operation: Operation, path: str) -> None:
+        await is_open.wait()
+
+    bookie.journal.before = wait
+    adding = asyncio.ensure_future(bookie.service.add("uuid", AddBatch(LEDGER, KEY, [entry(0)])))
+    more = asyncio.ensure_future(bookie.service.add("uuid", AddBatch(LEDGER, KEY, [entry(1)])))
+    async with asyncio.timeout(STATE_S):
+        while not bookie.storage.memory.journal_bytes:  # noqa: ASYNC110 (another task)
+            await asyncio.sleep(0)
+    load = bookie.plain.load
+    assert (load.add_bytes, load.requests, load.reads_running) == (2 * len(entry(0)), 2, 0)
+    is_open.set()
+    assert [(await each).status for each in (adding, more)] == [Status.OK, Status.OK]
+    assert (bookie.plain.load.add_bytes, bookie.storage.memory.journal_bytes) == (0, 0)
+    assert bookie.storage.memory.cache_bytes > 0

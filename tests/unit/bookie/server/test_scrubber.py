@@ -10,7 +10,8 @@ import pytest
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.server.metrics import DAMAGED, SCRUB_FINISHED, SCRUBBED_BYTES, SCRUBBED_ENTRIES, bookie_metrics
-from bookie.server.upkeep.scrubber import PROGRESS_FILE, START_S, Scrubber, ScrubProgress
+from bookie.server.service import BookieIdentity, BookieService
+from bookie.server.upkeep.scrubber import PROGRESS_FILE, START_S, Scrubber, ScrubPhase, ScrubProgress
 from bookie.storage import scrubbing
 from bookie.storage.disks.memory import MemoryDisk, Operation
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
@@ -32,6 +33,7 @@ class World:
     clock: VirtualClock
     disk: MemoryDisk
     storage: LedgerStorage
+    service: BookieService
     metrics: MetricSet
 
     def scrubber(self, bytes_per_s: float = 1e9) -> Scrubber:
@@ -43,6 +45,7 @@ class World:
             self.clock,
             interval_s=WEEK_S,
             bytes_per_s=bytes_per_s,
+            service=self.service,
         )
 
     def value(self, name: str) -> float:
@@ -62,7 +65,7 @@ async def world() -> World:
     await add(bookie.storage, L1, *range(10))
     await add(bookie.storage, L2, *range(10))
     await bookie.storage.checkpoint()
-    return World(clock, bookie.ledgers, bookie.storage, bookie_metrics("1"))
+    return World(clock, bookie.ledgers, bookie.storage, bookie.service, bookie_metrics("1"))
 
 
 @in_virtual_time
@@ -203,3 +206,61 @@ def test_what_compaction_moves_and_a_deletion_removes_meanwhile_is_no_damage(mon
 def test_progress_names_a_position_or_none() -> None:
     assert ScrubProgress(1).after is None
     assert ScrubProgress(1, LedgerId(2), EntryId(3)).after == (2, 3)
+
+
+@in_virtual_time
+async def test_known_damage_is_kept_over_a_restart_until_it_is_whole() -> None:
+    at = await world()
+    at.damage(3)
+    await at.scrubber().run_pass(ScrubProgress(at.clock.epoch_ms()))
+    assert at.service.damaged.ledgers(10) == [(L1, [EntryId(3)])]
+    at.service = BookieService(at.storage, at.disk, BookieIdentity("uuid", "1"))
+    running = asyncio.ensure_future(at.scrubber().run())
+    await asyncio.sleep(START_S + 1)
+    assert at.service.damaged.ledgers(10) == [(L1, [EntryId(3)])]
+    running.cancel()
+    at.damage(3)  # back: the record of the earlier process is not believed
+    at.service = BookieService(at.storage, at.disk, BookieIdentity("uuid", "1"))
+    running = asyncio.ensure_future(at.scrubber().run())
+    await asyncio.sleep(START_S + 1)
+    assert at.service.damaged.count == 0
+    running.cancel()
+
+
+def test_an_operator_interrupts_continues_and_begins_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrubbing, "_STEP_BYTES", SIZE)
+
+    @in_virtual_time
+    async def scenario() -> None:
+        at = await world()
+        scrubber = at.scrubber(SIZE / 50)  # an entry in 50 s
+
+        def phase() -> ScrubPhase:
+            return scrubber.phase
+
+        running = asyncio.ensure_future(scrubber.run())
+        await asyncio.sleep(START_S + 501)
+        scrubber.stop()
+        await asyncio.sleep(1)
+        assert phase() is ScrubPhase.STOPPED
+        assert scrubber.progress is not None
+        assert scrubber.progress.after is not None
+        verified = at.value(SCRUBBED_ENTRIES)
+        await asyncio.sleep(5000)
+        assert at.value(SCRUBBED_ENTRIES) == verified
+        scrubber.start()
+        await asyncio.sleep(1000)
+        assert at.value(SCRUBBED_ENTRIES) == 20  # it went on where it was
+        assert scrubber.progress.finished_ms > 0
+        scrubber.start()
+        await asyncio.sleep(501)
+        assert phase() is ScrubPhase.RUNNING
+        verified = at.value(SCRUBBED_ENTRIES)
+        scrubber.start()  # one that runs goes on
+        scrubber.start(from_beginning=True)
+        await asyncio.sleep(1500)
+        assert at.value(SCRUBBED_ENTRIES) == verified + 20
+        assert phase() is ScrubPhase.WAITING
+        running.cancel()
+
+    scenario()

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
+from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity
@@ -96,6 +97,33 @@ async def test_only_a_healthy_denial_is_absence(status: Status) -> None:
         assert answers.unknown == {(BookieId("c"), status.name): 1}
         assert answers.details[BookieId("c"), status.name].startswith("its own words!")
         assert len(answers.details[BookieId("c"), status.name]) == 200
+
+
+@in_virtual_time
+async def test_an_entry_that_a_bookie_leaves_out_as_damaged_is_a_finding_of_its_own() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        whole = await world.bookies.transport.ask(BookieId("c"), ListEntries(LedgerId(1)), 1)
+        damaged = whole.entries.without(EntryRuns.of([5]))
+        world.bookies["c"].list_replies = [ListReply(Status.CORRUPT, damaged, "1 damaged: 5")] * 2
+        answers = await ask(world, 1)
+        assert (missing(answers), dict(answers.unknown)) == ({1: {BookieId("c")}}, {})
+        ((_, (found,)),) = answers.found
+        assert (found.is_damaged, found.absent, found.severity) == (True, 1, Severity.CRITICAL)
+        assert found.detail == "c has damaged copies of 1 of 6 entries, the first is 5"
+
+
+@in_virtual_time
+async def test_an_entry_of_which_every_copy_is_damaged_is_not_lost() -> None:
+    """Its bytes are there, and may be read by other means."""
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        for name in ("b", "c"):
+            whole = await world.bookies.transport.ask(BookieId(name), ListEntries(LedgerId(1)), 1)
+            damaged = ListReply(Status.CORRUPT, whole.entries.without(EntryRuns.of([4])))
+            world.bookies[name].list_replies = [damaged] * 2
+        ((_, (found,)),) = (await ask(world, 1)).found
+        assert (found.severity, found.copies_min, found.is_damaged) == (Severity.NO_LIVE_COPY, 0, True)
 
 
 @in_virtual_time

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import unquote
 
-from auditor.api.access.rate_limit import RateLimit
-from auditor.api.access.tokens import ANONYMOUS, Role, Tokens
-from auditor.api.settings import ApiSettings
 from bookie.model.errors import PermanentError, TransientError
+from bookie.runtime.access.rate_limit import RateLimit
+from bookie.runtime.access.tokens import ANONYMOUS, Role, Tokens
 from bookie.runtime.clock import Clock
+from bookie.runtime.listening import is_loopback
 
+_PEER_KINDS: Final = ("ipv4:", "ipv6:")
 _IPV6_CLIENT_BITS: Final = 64
 """One client usually has a whole network of this size, so addresses in it count as one."""
 
@@ -65,10 +69,54 @@ class Principal:
         return f"address {client_of(self.address)}" if self.is_anonymous else f"token {self.name}"
 
 
+class AccessSettings(Protocol):
+    """What decides who is admitted."""
+
+    @property
+    def tokens_file(self) -> Path | None:
+        """File of the tokens (``bookie.runtime.access.tokens``); None: no tokens."""
+        ...
+
+    @property
+    def allow_anonymous_read(self) -> bool:
+        """Whether callers without a token may read."""
+        ...
+
+    @property
+    def allow_anonymous_write(self) -> bool:
+        """Whether they may change things: only together with addresses of this machine alone."""
+        ...
+
+    @property
+    def requests_per_second(self) -> float:
+        """Of one client, over time; twice as many at once."""
+        ...
+
+    @property
+    def clients_max(self) -> int:
+        """Clients whose rate is remembered."""
+        ...
+
+
+def anonymous_write_problems(hosts: Iterable[str], what: str) -> list[str]:
+    """The reason why changes without a token are impossible for listeners on ``hosts``; empty: they are possible.
+
+    Args:
+        hosts: addresses of the listeners.
+        what: what every client that reaches them could do.
+    """
+    open_hosts = sorted({host for host in hosts if not is_loopback(host)})
+    if not open_hosts:
+        return []
+    who = ", ".join(open_hosts)
+    advice = "listen on 127.0.0.1, or give callers tokens (tokens_file)"
+    return [f"allow_anonymous_write would let every client that reaches {who} {what}: {advice}"]
+
+
 class Access:
     """Admits callers of one face."""
 
-    def __init__(self, settings: ApiSettings, clock: Clock) -> None:
+    def __init__(self, settings: AccessSettings, clock: Clock) -> None:
         self._clock = clock
         self._tokens = Tokens(settings.tokens_file)
         self._limit = RateLimit(settings.requests_per_second, settings.clients_max, clock)
@@ -132,6 +180,28 @@ def bearer_token(header: str | None) -> str | None:
     if scheme.lower() != "bearer" or not token.strip():
         raise UnauthenticatedError("the Authorization header must be `Bearer TOKEN`")
     return token.strip()
+
+
+def metadata_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """The token in the metadata of a gRPC call; None without one.
+
+    Raises:
+        UnauthenticatedError: it is of another kind.
+    """
+    for name, value in metadata:
+        if name == "authorization":
+            if isinstance(value, bytes):
+                raise UnauthenticatedError("the authorization metadata must be text")
+            return bearer_token(value)
+    return None
+
+
+def peer_address(peer: str) -> str:
+    """The IP address in gRPC's name of a peer, such as ``ipv4:10.0.0.1:5123`` or ``ipv6:%5B::1%5D:5123``."""
+    for kind in _PEER_KINDS:
+        if peer.startswith(kind):
+            return unquote(peer.removeprefix(kind)).rpartition(":")[0].strip("[]")
+    return peer
 
 
 def client_of(address: str) -> str:

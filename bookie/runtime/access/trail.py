@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from auditor.api.access.tokens import ANONYMOUS
+from bookie.runtime.access.tokens import ANONYMOUS
 
 _log: Final = logging.getLogger("bkheal.audit")
 

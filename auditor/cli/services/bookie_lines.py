@@ -1,0 +1,67 @@
+"""The documents of a running bookie (``running_bookie``) as lines for people."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from bookie.runtime.human import printable
+
+SHOWN_MAX: Final = 100
+"""Ledgers with damage that are shown, and entries of each."""
+
+
+def status_lines(document: dict[str, Any]) -> list[str]:
+    """Return the state of a running bookie."""
+    queues, disks = document["queues"], document["disks"]
+    who = f"bookie {document['bookie_id']}, incarnation {document['incarnation']}, version {document['version']}"
+    flushing = ", being flushed" if queues["is_flushing"] else ""
+    return [
+        printable(f"{who}, up for {document['uptime_s']} s"),
+        *read_only_lines(document),
+        f"{document['ledgers']} ledgers",
+        *(f"{disk['role']} disk: {disk['free_bytes']} of {disk['total_bytes']} bytes free" for disk in disks),
+        f"adds: {queues['add_bytes']} bytes; {queues['journal_bytes']} bytes of them wait for the journal",
+        f"write cache: {queues['write_cache_bytes']} bytes{flushing}",
+        f"reads: {queues['reads_running']} running, {queues['reads_waiting']} waiting",
+        f"answers that clients did not take yet: {queues['unsent_bytes']} bytes",
+        *scrub_lines(document["scrub"]),
+        *collection_lines(document["collection"]),
+    ]
+
+
+def read_only_lines(document: dict[str, Any]) -> list[str]:
+    """Return the read-only mode, and who asked for it."""
+    mode = "read-only" if document["read_only"] else "writable"
+    why = f": {', '.join(document['read_only_reasons'])}" if document["read_only_reasons"] else ""
+    who = f" (by {document['read_only_asked_by']}, {document['read_only_asked_at']})"
+    return [printable(f"{mode}{why}{who if document['read_only_asked_by'] else ''}")]
+
+
+def scrub_lines(document: dict[str, Any]) -> list[str]:
+    """Return a scrub, and the damage that was not repaired."""
+    where = f" at {document['position']}" if document["position"] else ""
+    verified = f"{document['entries']} entries, {document['bytes']} bytes verified since {document['begun_at'] or '-'}"
+    damage = f"{document['damaged_count']} damaged, {document['replaced_count']} replaced"
+    lines = [f"scrub {document['phase']}{where}: {verified}; {damage}"]
+    for each in document["unrepaired"][:SHOWN_MAX]:
+        ids = ", ".join(str(entry_id) for entry_id in each["entry_ids"][:SHOWN_MAX])
+        lines.append(f"damaged and not replaced: ledger {each['ledger_id']} entries {ids}")
+    if document["unrepaired_count"]:
+        lines.append(f"{document['unrepaired_count']} damaged entries are not replaced")
+    return lines
+
+
+def collection_lines(document: dict[str, Any]) -> list[str]:
+    """Return a garbage collection that runs, or the last one."""
+    if document["running"]:
+        return [f"garbage collection runs ({document['level']}) since {document['begun_at'] or '-'}"]
+    if document["finished_at"] is None:
+        return ["garbage collection: none has ended since the start of the process"]
+    deleted = f"{document['collected']} of {document['known']} ledgers deleted"
+    compacted = f"{document['removed_logs']} entry logs removed, {document['freed_bytes']} bytes freed"
+    copied = f"{document['copied_bytes']} bytes copied"
+    when = f"garbage collection ({document['level']}) ended {document['finished_at']}"
+    lines = [f"{when}: {deleted}, {compacted}, {copied}"]
+    if document["stopped"]:
+        lines.append(printable(f"it ended early: {document['stopped']}"))
+    return lines

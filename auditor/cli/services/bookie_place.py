@@ -1,0 +1,77 @@
+"""The options of commands that look into one bookie: a running one, or the directories of a stopped one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from auditor.cli.cluster.watching import watched
+from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
+from auditor.cli.services.running_bookie import RunningBookie
+
+OptionalJournalDirOption = Annotated[
+    Path | None,
+    typer.Option("--journal-dir", help="The journal directory of a stopped bookie.", file_okay=False, exists=True),
+]
+OptionalLedgerDirOption = Annotated[
+    Path | None,
+    typer.Option("--ledger-dir", help="The ledger directory of a stopped bookie.", file_okay=False, exists=True),
+]
+EXIT_CODES: Final = (
+    "Without --at, the bookie must be stopped; nothing is changed. Exit codes: 0 done, 1 refused: these are not the "
+    "directories of a bookie, it runs, or a token is missing; 2 wrong usage, 69 the running bookie did not answer, 70 "
+    "the storage is damaged."
+)
+
+
+def place_of(
+    at: str | None, token_file: Path | None, journal_dir: Path | None, ledger_dir: Path | None
+) -> RunningBookie | tuple[Path, Path]:
+    """What the options name; anything but one bookie ends the command with exit code 2."""
+    if at is not None:
+        if journal_dir is not None or ledger_dir is not None:
+            raise typer.BadParameter("is for a running bookie, directories are for a stopped one", param_hint="--at")
+        return RunningBookie.at(at, token_file)
+    if journal_dir is None or ledger_dir is None:
+        raise typer.BadParameter(
+            "give HOST:PORT of a running bookie, or --journal-dir and --ledger-dir of a stopped one", param_hint="--at"
+        )
+    return journal_dir, ledger_dir
+
+
+def show_looks(
+    output: StreamFormat,
+    kind: str,
+    lines: Callable[[dict[str, Any]], Sequence[str]],
+    look: Callable[[], dict[str, Any]],
+    interval_s: float | None,
+) -> None:
+    """Show one look, or one after the other."""
+    if interval_s is not None:
+        watched(output, lambda document: "; ".join(lines(document)), lines, kind, look, interval_s)
+    document = look()
+    if output is StreamFormat.TABLE:
+        for line in lines(document):
+            print_line(line)
+    else:
+        print_document(output, kind, document)
+
+
+def first_then(first: dict[str, Any], look: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """Looks of which the first one was made already."""
+    made = [first]
+    return lambda: made.pop() if made else look()
+
+
+def refuse_watch(*, is_watched: bool) -> None:
+    """End the command with exit code 2 if ``--watch`` is given for a stopped bookie."""
+    if is_watched:
+        raise typer.BadParameter("is for a running bookie: give --at", param_hint="--watch")
+
+
+def print_document(output: StreamFormat, kind: str, document: dict[str, Any]) -> None:
+    """Print a document, in one line or several."""
+    (print_json_line if output is StreamFormat.JSONL else print_json)(kind, **document)

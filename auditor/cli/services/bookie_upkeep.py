@@ -1,0 +1,146 @@
+"""``bkheal bookie gc``, ``readonly`` and ``force``: what an operator makes a bookie do."""
+
+from __future__ import annotations
+
+import enum
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from auditor.cli.cluster.changing import whoami
+from auditor.cli.cluster.watching import IntervalOption
+from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_line, print_note
+from auditor.cli.running import OutputOption, StreamOutputOption, run
+from auditor.cli.services.bookie_lines import collection_lines, read_only_lines
+from auditor.cli.services.bookie_place import (
+    EXIT_CODES,
+    OptionalJournalDirOption,
+    OptionalLedgerDirOption,
+    place_of,
+    print_document,
+)
+from auditor.cli.services.processes import bookie_app
+from auditor.cli.services.running_bookie import AtOption, RunningBookie, TokenFileOption
+from bookie.model.exit_codes import ExitCode
+
+__all__ = ["bookie_app"]
+
+
+@bookie_app.command("gc")
+def collect(
+    at: AtOption = None,
+    token_file: TokenFileOption = None,
+    output: StreamOutputOption = StreamFormat.TABLE,
+    is_minor: Annotated[
+        bool, typer.Option("--minor", help="Start: deleted and moved ledgers, then logs less than half live.")
+    ] = False,
+    is_major: Annotated[
+        bool, typer.Option("--major", help="Start: the same, and logs less than four fifths live.")
+    ] = False,
+    is_waiting: Annotated[bool, typer.Option("--wait", help="Wait for the end of the collection.")] = False,
+    interval: IntervalOption = 2.0,
+) -> None:
+    """Start a garbage collection of a running bookie, or show the last one.
+
+    A collection deletes the entries of ledgers that were deleted or moved to other bookies, after the same checks as
+    each hour, and then compacts entry logs. A major one frees more space and copies up to four bytes for each. A
+    collection of a stopped bookie is impossible: it needs ZooKeeper.
+
+    Exit codes: 0 shown, started, or ended as it should; 1 refused (one runs already, or a token is missing), or with
+    --wait: it ended early, and the output says why; 2 wrong usage; 69 the bookie did not answer.
+
+    Example: `bkheal bookie gc --at bk1:3181 --major --wait`
+    """
+    if at is None:
+        raise typer.BadParameter("is needed: a collection needs ZooKeeper and a running bookie", param_hint="--at")
+    if is_minor and is_major:
+        raise typer.BadParameter("give one of --minor and --major", param_hint="--minor / --major")
+    bookie = RunningBookie.at(at, token_file)
+    document = run(bookie.collect("MAJOR" if is_major else "MINOR" if is_minor else "SHOW"))
+    while is_waiting and document["running"]:
+        print_note(collection_lines(document)[0])
+        time.sleep(interval)
+        document = run(bookie.collect())
+    if output is not StreamFormat.TABLE:
+        print_document(output, "BookieCollection", document)
+    else:
+        for line in collection_lines(document):
+            print_line(line)
+    if is_waiting and document["stopped"]:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+class ReadOnlyAction(enum.StrEnum):
+    """What to do with the read-only mode."""
+
+    SHOW = "show"
+    SET = "set"
+    CLEAR = "clear"
+
+
+@bookie_app.command("readonly", epilog=EXIT_CODES)
+def readonly(
+    action: Annotated[ReadOnlyAction, typer.Argument(help="Show, set or end it.")] = ReadOnlyAction.SHOW,
+    journal_dir: OptionalJournalDirOption = None,
+    ledger_dir: OptionalLedgerDirOption = None,
+    at: AtOption = None,
+    token_file: TokenFileOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Make a bookie refuse new data, end this, or show whether it does and why.
+
+    It goes on to serve reads, and to take the copies of recoveries and repairs. The wish is recorded in the ledger
+    directory, so a restart keeps it; of a stopped bookie it counts from the next start. `clear` ends only the wish of
+    an operator: a full disk or a drain keeps the bookie read-only.
+
+    Example: `bkheal bookie readonly set --at bk1:3181`
+    """
+    place = place_of(at, token_file, journal_dir, ledger_dir)
+    if isinstance(place, RunningBookie):
+        document = run(place.read_only(action.name))
+    else:
+        document = run(_stopped_read_only(*place, action))
+    if output is OutputFormat.JSON:
+        print_json("BookieReadOnly", **document)
+        return
+    for line in read_only_lines(document):
+        print_line(line)
+
+
+@bookie_app.command("force")
+def force(at: AtOption = None, token_file: TokenFileOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Let a running bookie move everything from its journal to its entry logs and its index, and sync both.
+
+    Every acknowledged entry is on the journal's disk without this. After it, the ledger directory alone has all entries
+    that were acknowledged before the call: use it before a copy of that directory is made, or before the journal's disk
+    is replaced.
+
+    Exit codes: 0 done, 1 refused, 2 wrong usage, 69 the bookie did not answer, or not in time.
+    """
+    if at is None:
+        raise typer.BadParameter("is needed: a stopped bookie has done this already", param_hint="--at")
+    document = run(RunningBookie.at(at, token_file).force())
+    if output is OutputFormat.JSON:
+        print_json("BookieForced", **document)
+    else:
+        print_line(f"everything is in the entry logs, after {document['took_ms']} ms")
+
+
+async def _stopped_read_only(journal_dir: Path, ledger_dir: Path, action: ReadOnlyAction) -> dict[str, Any]:
+    from bookie.model.times import rfc3339_if_known
+    from bookie.server.joining.stopped import stopped_disks
+    from bookie.server.upkeep.operator_read_only import ReadOnlyWish, read_wish, write_wish
+
+    async with stopped_disks(journal_dir, ledger_dir) as disks:
+        if action is not ReadOnlyAction.SHOW:
+            wish = ReadOnlyWish(whoami(), time.time_ns() // 1_000_000) if action is ReadOnlyAction.SET else None
+            await write_wish(disks.ledgers, wish)
+        found = await read_wish(disks.ledgers)
+    return {
+        "read_only": found is not None,
+        "read_only_reasons": [] if found is None else ["operator"],
+        "read_only_asked_by": (found.asked_by if found else "") or None,
+        "read_only_asked_at": rfc3339_if_known(found.asked_ms, "seconds") if found else None,
+    }

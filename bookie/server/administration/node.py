@@ -1,0 +1,295 @@
+"""The state of a running bookie and the changes that an operator may ask for. Who may ask is decided by the face.
+
+Every method is short or bounded: a change only starts what runs in the background, and an inventory has limits of
+ledgers, bytes and time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bookie.model.errors import PermanentError, TransientError
+from bookie.model.ids import LEDGER_ID_MAX, BookieId, LedgerId
+from bookie.runtime.clock import Clock
+from bookie.server.service import BookieIdentity, BookieService
+from bookie.server.upkeep.collector import Collector, CollectorReport
+from bookie.server.upkeep.disk_watch import DiskWatch
+from bookie.server.upkeep.drain_watch import DrainWatch
+from bookie.server.upkeep.operator_read_only import OperatorReadOnly, ReadOnlyWish
+from bookie.server.upkeep.scrubber import Scrubber, ScrubPhase
+from bookie.storage.inspection import LedgerStatus
+from bookie.storage.port import Disk
+from bookie.storage.store import LedgerStorage
+from bookie.wire import administration_pb2 as pb
+
+INVENTORY_LEDGERS_MAX: Final = 10_000
+"""Ledgers of one call."""
+_BATCH_LEDGERS: Final = 200
+_BATCH_BYTES: Final = 1 << 20
+_INVENTORY_S: Final = 60.0
+"""For one call, from its begin to its last list. A list that takes longer ends the call behind it."""
+_INVENTORIES_MAX: Final = 2
+"""Calls at once: each holds the list of one ledger in memory."""
+_UNREPAIRED_SHOWN: Final = 1000
+_LOOK_S: Final = 5.0
+"""How long a disk may take to report its space."""
+
+_PHASES: Final = {
+    ScrubPhase.WAITING: pb.ScrubState.WAITING,
+    ScrubPhase.RUNNING: pb.ScrubState.RUNNING,
+    ScrubPhase.STOPPED: pb.ScrubState.STOPPED,
+}
+
+
+class WrongRequestError(PermanentError):
+    """The request can never succeed. Nothing was changed."""
+
+
+class NotNowError(TransientError):
+    """The bookie cannot do this in its present state. Nothing was changed."""
+
+
+class TooManyInventoriesError(TransientError):
+    """Too many inventories are under way."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One running bookie."""
+
+    bookie: BookieId
+    identity: BookieIdentity
+    storage: LedgerStorage
+    service: BookieService
+    disks: Mapping[str, Disk]
+    """By role: ``journal`` and ``ledgers``."""
+    watch: DiskWatch
+    drain: DrainWatch
+    read_only: OperatorReadOnly
+    collector: Collector
+    scrubber: Scrubber | None
+    """None: scrubs are disabled."""
+    unsent_bytes: Callable[[], int]
+    clock: Clock
+    begun_s: float
+    """When the process started, on the clock's monotonic time."""
+    _inventories: int = 0
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def status(self) -> pb.NodeStatus:
+        """Return what the process does and holds."""
+        load, memory = self.service.load, self.storage.memory
+        return pb.NodeStatus(
+            bookie_id=self.bookie,
+            incarnation=self.identity.incarnation,
+            version=self.identity.version,
+            ledgers=self.storage.ledger_count,
+            queues=pb.Queues(
+                add_bytes=load.add_bytes,
+                journal_bytes=memory.journal_bytes,
+                write_cache_bytes=memory.cache_bytes,
+                is_flushing=memory.is_flushing,
+                reads_running=load.reads_running,
+                reads_waiting=load.reads_waiting,
+                requests=load.requests,
+                unsent_bytes=self.unsent_bytes(),
+            ),
+            disks=[await self._space(role, disk) for role, disk in self.disks.items()],
+            read_only=self._read_only(),
+            scrub=self._scrub(),
+            collection=self._collection(),
+            uptime_ms=int((self.clock.monotonic_s() - self.begun_s) * 1000),
+        )
+
+    async def _space(self, role: str, disk: Disk) -> pb.DiskSpace:
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                total, free = await disk.space()
+        except TimeoutError as error:
+            raise NotNowError(f"the disk of the {role} directory does not answer") from error
+        return pb.DiskSpace(role=role, total_bytes=total, free_bytes=free)
+
+    async def inventory(self, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
+        """Yield the ledgers that the request selects; see the ``.proto`` file.
+
+        Raises:
+            WrongRequestError: an id or a limit is impossible.
+            TooManyInventoriesError: ``_INVENTORIES_MAX`` calls are under way.
+            DiskError: the index cannot be read.
+        """
+        is_one = request.HasField("ledger_id")
+        is_in_range = -1 <= request.after <= LEDGER_ID_MAX and 0 <= request.ledger_id <= LEDGER_ID_MAX
+        if not is_in_range:
+            raise WrongRequestError("the ledger id is out of range")
+        if request.limit > INVENTORY_LEDGERS_MAX:
+            raise WrongRequestError(f"the limit is {request.limit}, allowed are {INVENTORY_LEDGERS_MAX}")
+        if self._inventories >= _INVENTORIES_MAX:
+            raise TooManyInventoriesError(f"{self._inventories} inventories are under way: try again later")
+        self._inventories += 1
+        try:
+            async for batch in self._inventory(request, is_one=is_one):
+                yield batch
+        finally:
+            self._inventories -= 1
+
+    async def _inventory(
+        self, request: pb.InventoryRequest, *, is_one: bool
+    ) -> AsyncGenerator[pb.InventoryBatch, None]:
+        end_s = self.clock.monotonic_s() + _INVENTORY_S
+        left = 1 if is_one else request.limit or INVENTORY_LEDGERS_MAX
+        batch, size, after, is_more = pb.InventoryBatch(), 0, request.after, True
+        while is_more:
+            ids = [LedgerId(request.ledger_id)] if is_one else await self._page(after, left, request.only_limbo)
+            is_more = bool(ids) and not is_one
+            for ledger_id in ids:
+                for message in _ledger_pieces(await self.storage.ledger(ledger_id)):
+                    if size >= _BATCH_BYTES or len(batch.ledgers) >= _BATCH_LEDGERS:
+                        yield batch
+                        batch, size = pb.InventoryBatch(), 0
+                    batch.ledgers.append(message)
+                    size += len(message.availability)
+                after, left = ledger_id, left - 1
+                if not is_one and (left <= 0 or self.clock.monotonic_s() >= end_s):
+                    is_more = False
+                    if await self._page(after, 1, request.only_limbo):
+                        batch.next_after = after
+                    break
+        batch.is_last = True
+        yield batch
+
+    async def _page(self, after: int, limit: int, only_limbo: bool) -> list[LedgerId]:
+        pages = self.storage.limbo_ids if only_limbo else self.storage.ledger_ids
+        return (await pages(after, min(limit, _BATCH_LEDGERS)))[:limit]
+
+    async def force(self) -> pb.ForceResponse:
+        """Move what was acknowledged before the call to the entry logs and the index, and sync both.
+
+        Raises:
+            DiskFullError: not done; nothing is lost.
+            DiskError: a disk failed; the process ends.
+        """
+        begun_s = self.clock.monotonic_s()
+        await self.storage.checkpoint()
+        return pb.ForceResponse(took_ms=int((self.clock.monotonic_s() - begun_s) * 1000))
+
+    def scrub(self, request: pb.ScrubRequest) -> pb.ScrubState:
+        """Start, interrupt or show the scrub.
+
+        Raises:
+            WrongRequestError: an unknown action.
+            NotNowError: scrubs are disabled.
+        """
+        if request.action not in (pb.ScrubRequest.SHOW, pb.ScrubRequest.START, pb.ScrubRequest.STOP):
+            raise WrongRequestError(f"action {request.action} is unknown")
+        if request.from_beginning and request.action != pb.ScrubRequest.START:
+            raise WrongRequestError("only the start of a scrub can be from the beginning")
+        if request.action != pb.ScrubRequest.SHOW:
+            if self.scrubber is None:
+                raise NotNowError("scrubs are disabled: start the bookie with --scrub-interval above 0")
+            if request.action == pb.ScrubRequest.START:
+                self.scrubber.start(from_beginning=request.from_beginning)
+            else:
+                self.scrubber.stop()
+        return self._scrub()
+
+    def collect(self, request: pb.CollectRequest) -> pb.CollectionState:
+        """Start a garbage collection, or show the last one.
+
+        Raises:
+            WrongRequestError: an unknown action.
+            NotNowError: one runs already.
+        """
+        if request.action not in (pb.CollectRequest.SHOW, pb.CollectRequest.MINOR, pb.CollectRequest.MAJOR):
+            raise WrongRequestError(f"action {request.action} is unknown")
+        if request.action != pb.CollectRequest.SHOW and not self.collector.start(
+            is_major=request.action == pb.CollectRequest.MAJOR
+        ):
+            raise NotNowError("a garbage collection runs already")
+        return self._collection()
+
+    async def set_read_only(self, request: pb.SetReadOnlyRequest, who: str) -> pb.ReadOnlyState:
+        """Record and follow the wish of an operator, or show it. On return, clients are answered by it.
+
+        Raises:
+            WrongRequestError: an unknown action.
+            DiskError: the wish could not be recorded; nothing has changed.
+        """
+        if request.action not in (pb.SetReadOnlyRequest.SHOW, pb.SetReadOnlyRequest.SET, pb.SetReadOnlyRequest.CLEAR):
+            raise WrongRequestError(f"action {request.action} is unknown")
+        if request.action != pb.SetReadOnlyRequest.SHOW:
+            async with self._changing:
+                is_set = request.action == pb.SetReadOnlyRequest.SET
+                await self.read_only.set(ReadOnlyWish(who, self.clock.epoch_ms()) if is_set else None)
+                await self.watch.look()
+        return self._read_only()
+
+    def _read_only(self) -> pb.ReadOnlyState:
+        wish = self.read_only.wish
+        reasons = [*(["operator"] if wish else []), *(["drain"] if self.drain.is_drained else []), *self.watch.reasons]
+        return pb.ReadOnlyState(
+            is_read_only=self.service.is_read_only,
+            reasons=reasons,
+            asked_by="" if wish is None else wish.asked_by,
+            asked_ms=0 if wish is None else wish.asked_ms,
+        )
+
+    def _scrub(self) -> pb.ScrubState:
+        damaged = self.service.damaged
+        state = pb.ScrubState(
+            phase=pb.ScrubState.DISABLED,
+            unrepaired=[
+                pb.DamagedLedger(ledger_id=ledger_id, entry_ids=entry_ids)
+                for ledger_id, entry_ids in damaged.ledgers(_UNREPAIRED_SHOWN)
+            ],
+            unrepaired_count=damaged.count,
+        )
+        if self.scrubber is None:
+            return state
+        state.phase = _PHASES[self.scrubber.phase]
+        progress = self.scrubber.progress
+        if progress is not None:
+            state.begun_ms, state.finished_ms = progress.begun_ms, progress.finished_ms
+            state.entries, state.bytes = progress.entries, progress.bytes
+            state.damaged, state.replaced = progress.damaged, progress.replaced
+            if progress.after is not None:
+                state.ledger_id, state.entry_id = progress.after
+        return state
+
+    def _collection(self) -> pb.CollectionState:
+        present, last = self.collector.present, self.collector.last
+        state = pb.CollectionState(is_running=self.collector.is_pending, is_scheduled=self.collector.is_scheduled)
+        if last is not None:
+            _fill(state, last)
+        if present is not None:
+            state.begun_ms, state.finished_ms, state.is_major = present.begun_ms, 0, present.is_major
+        return state
+
+
+def _fill(state: pb.CollectionState, last: CollectorReport) -> None:
+    state.begun_ms, state.finished_ms, state.is_major = last.begun_ms, last.ended_ms, last.is_major
+    state.known, state.suspects, state.collected = last.known, last.suspects, last.collected
+    state.kept, state.locked, state.unknown, state.held = last.kept, last.locked, last.unknown, last.held
+    state.stopped = last.stopped
+    if last.compacted is not None:
+        state.removed_logs, state.freed_bytes = last.compacted.removed_logs, last.compacted.freed_bytes
+        state.copied_bytes = last.compacted.copied_bytes
+
+
+def _ledger_pieces(found: LedgerStatus) -> Sequence[pb.InventoryLedger]:
+    """The messages of one ledger, with pieces of some 120 KB each."""
+    pieces = [
+        pb.InventoryLedger(
+            ledger_id=found.ledger_id,
+            availability=piece,
+            is_known=found.is_known,
+            is_fenced=found.is_fenced,
+            is_limbo=found.is_limbo,
+            is_collected=found.is_collected,
+        )
+        for piece in found.entries.encoded()
+    ]
+    pieces[-1].is_complete = True
+    return pieces

@@ -1,0 +1,176 @@
+"""The gRPC face of the administration: who may call, deadlines, the record of each change, errors as statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Final, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+from bookie.model.errors import BkhealError
+from bookie.runtime.access.access import (
+    Access,
+    ForbiddenError,
+    RateLimitedError,
+    UnauthenticatedError,
+    metadata_token,
+    peer_address,
+)
+from bookie.runtime.access.tokens import ANONYMOUS, Role
+from bookie.runtime.access.trail import Trail
+from bookie.server.administration.node import Node, NotNowError, TooManyInventoriesError, WrongRequestError
+from bookie.wire import administration_pb2 as pb
+from bookie.wire import administration_pb2_grpc as rpc
+
+_log = logging.getLogger(__name__)
+
+_DEADLINE_S: Final = 30.0
+"""For a call that is no stream."""
+_FORCE_DEADLINE_S: Final = 120.0
+"""Two write caches and the index on a slow disk."""
+_TAKEN_WITHIN_S: Final = 30.0
+"""For one message of an inventory; a client that does not take it in time is disconnected."""
+
+Context = grpc.aio.ServicerContext[object, object]
+InventoryContext = grpc.aio.ServicerContext[pb.InventoryRequest, pb.InventoryBatch]
+T = TypeVar("T")
+
+_CODES: Final = {
+    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
+    RateLimitedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    TooManyInventoriesError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    WrongRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    NotNowError: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+class AdministrationServicer(rpc.AdministrationServicer):
+    """Serves ``node`` once it is set; UNAVAILABLE until then."""
+
+    def __init__(self, access: Access) -> None:
+        """Store ``access``, which decides who may call."""
+        self.node: Node | None = None
+        self._access = access
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.NodeStatus:  # noqa: N802
+        """The methods are documented in the ``.proto`` file."""
+        return await self._reading(context, lambda node: node.status())
+
+    async def Inventory(  # noqa: N802
+        self, request: pb.InventoryRequest, context: InventoryContext
+    ) -> None:
+        """Send the batches, each only when the one before was taken."""
+        try:
+            node = self._admitted(context, Role.READ)
+            async with aclosing(node.inventory(request)) as batches:
+                async for batch in batches:
+                    async with asyncio.timeout(_TAKEN_WITHIN_S):
+                        await context.write(batch)
+        except Exception as error:  # noqa: BLE001  # a request's boundary
+            await _refuse(context, "inventory", error)
+
+    async def Force(self, request: pb.ForceRequest, context: Context) -> pb.ForceResponse:  # noqa: N802
+        """Make a checkpoint."""
+        return await self._changing(context, "force", "", lambda node, who: node.force(), _FORCE_DEADLINE_S)
+
+    async def Scrub(self, request: pb.ScrubRequest, context: Context) -> pb.ScrubState:  # noqa: N802
+        """Start, interrupt or show the scrub."""
+
+        async def work(node: Node, who: str = "") -> pb.ScrubState:
+            return node.scrub(request)
+
+        if request.action == pb.ScrubRequest.SHOW:
+            return await self._reading(context, work)
+        return await self._changing(context, "scrub", _name(pb.ScrubRequest.Action, request.action), work)
+
+    async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectionState:  # noqa: N802
+        """Start a garbage collection, or show the last one."""
+
+        async def work(node: Node, who: str = "") -> pb.CollectionState:
+            return node.collect(request)
+
+        if request.action == pb.CollectRequest.SHOW:
+            return await self._reading(context, work)
+        return await self._changing(context, "collect", _name(pb.CollectRequest.Action, request.action), work)
+
+    async def SetReadOnly(self, request: pb.SetReadOnlyRequest, context: Context) -> pb.ReadOnlyState:  # noqa: N802
+        """Set, end or show the read-only mode."""
+
+        async def work(node: Node, who: str = "") -> pb.ReadOnlyState:
+            return await node.set_read_only(request, who)
+
+        if request.action == pb.SetReadOnlyRequest.SHOW:
+            return await self._reading(context, work)
+        return await self._changing(context, "read_only", _name(pb.SetReadOnlyRequest.Action, request.action), work)
+
+    def _admitted(self, context: Context | InventoryContext, needed: Role) -> Node:
+        """The node, for a caller that may do what ``needed`` may."""
+        self._access.admit(peer_address(context.peer()), metadata_token(context.invocation_metadata() or ()), needed)
+        return self._ready()
+
+    def _ready(self) -> Node:
+        if self.node is None:
+            raise _NotReadyError
+        return self.node
+
+    async def _reading(self, context: Context, work: Callable[[Node], Awaitable[T]]) -> T:
+        try:
+            node = self._admitted(context, Role.READ)
+            async with asyncio.timeout(_DEADLINE_S):
+                return await work(node)
+        except Exception as error:  # noqa: BLE001  # a request's boundary
+            await _refuse(context, "read", error)
+
+    async def _changing(
+        self,
+        context: Context,
+        action: str,
+        detail: str,
+        work: Callable[[Node, str], Awaitable[T]],
+        deadline_s: float = _DEADLINE_S,
+    ) -> T:
+        """Do what needs the role ``operate``, and record it."""
+        trail = Trail("bookie", action, peer_address(context.peer()), detail=detail)
+        try:
+            token = metadata_token(context.invocation_metadata() or ())
+            caller = self._access.admit(trail.address, token, Role.OPERATE)
+            trail.who = caller.name
+            who = f"{ANONYMOUS} at {caller.address}" if caller.is_anonymous else caller.name
+            async with asyncio.timeout(deadline_s):
+                result = await work(self._ready(), who)
+        except Exception as error:  # noqa: BLE001  # a request's boundary
+            if not isinstance(error, RateLimitedError):
+                trail.record(str(error) or type(error).__name__, is_refused=True)
+            await _refuse(context, action, error)
+        trail.record("ok", is_refused=False)
+        return result
+
+
+class _NotReadyError(Exception):
+    """The bookie starts; stays in this module."""
+
+
+def _name(actions: Callable[[int], str] | object, number: int) -> str:
+    """The name of an action for the record."""
+    try:
+        return str(actions.Name(number)).lower()  # type: ignore[union-attr]
+    except ValueError:
+        return str(number)
+
+
+async def _refuse(context: Context | InventoryContext, action: str, error: Exception) -> NoReturn:
+    code, text = _CODES.get(type(error), grpc.StatusCode.INTERNAL), str(error)
+    if isinstance(error, _NotReadyError):
+        code, text = grpc.StatusCode.UNAVAILABLE, "the bookie starts"
+    elif isinstance(error, TimeoutError):
+        code, text = grpc.StatusCode.DEADLINE_EXCEEDED, "the bookie did not finish this in time"
+    elif code is grpc.StatusCode.INTERNAL and not isinstance(error, BkhealError):
+        _log.error("request failed", extra={"operation": action}, exc_info=error)
+        text = "internal error of the bookie, see its log"
+    await context.abort(code, text)
+    raise AssertionError("abort raises")

@@ -1,0 +1,122 @@
+"""The entries of this bookie that are known not to verify, and that were not replaced yet.
+
+A read that finds an entry damaged notes it here, and so does the scrub. The bookie then leaves these entries out of its
+lists, with the status CORRUPT: "what is not in the list is damaged, or not here". An audit reports them, and a repair
+stores a good copy in their place, as it does for an entry that is missing (R105). They stay CORRUPT for readers, which
+is never "absent" (S6). An add of the entry ends the note.
+
+The notes are hints: one too many makes a repair store a good copy once more.
+
+Source: docs/failure-model.md#R105; S rules are defined in docs/invariants.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Final
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.packet import packet_ids
+from bookie.wire.port import EntryResult, ListReply, Status
+
+ENTRIES_MAX: Final = 10_000
+"""Entries that are noted, about a megabyte. A disk with more is failing; the others stay CORRUPT for readers only."""
+_SHOWN_RUNS: Final = 5
+
+
+class DamagedEntries:
+    """The known damage of one bookie."""
+
+    def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
+        """Start with none."""
+        self.count = 0
+        """Entries that are noted."""
+        self._entries_max = entries_max
+        self._ledgers: dict[LedgerId, set[EntryId]] = {}
+        self._reads: dict[LedgerId, int] = {}
+        """Reads under way of each ledger, and the entries that were stored during them."""
+        self._stored: dict[LedgerId, set[EntryId]] = {}
+
+    @contextmanager
+    def reading(self, ledger_id: LedgerId) -> Iterator[None]:
+        """While this lasts, entries that are stored are not noted by a read that began before."""
+        self._reads[ledger_id] = self._reads.get(ledger_id, 0) + 1
+        try:
+            yield
+        finally:
+            left = self._reads[ledger_id] - 1
+            if left:
+                self._reads[ledger_id] = left
+            else:
+                del self._reads[ledger_id]
+                self._stored.pop(ledger_id, None)
+
+    def read(self, ledger_id: LedgerId, results: Sequence[EntryResult]) -> None:
+        """Note what a read found, within ``reading``."""
+        is_noted = ledger_id in self._ledgers
+        for result in results:
+            if result.status is Status.CORRUPT:
+                self._note(ledger_id, result.entry_id)
+            elif is_noted and result.status is Status.OK:
+                self._end(ledger_id, (result.entry_id,))
+
+    def stored(self, ledger_id: LedgerId, entries: Sequence[bytes]) -> None:
+        """Entries of a ledger were stored: they replace the damaged ones."""
+        is_read = ledger_id in self._reads
+        if not is_read and ledger_id not in self._ledgers:
+            return
+        entry_ids = [packet_ids(entry)[1] for entry in entries]
+        if is_read:
+            self._stored.setdefault(ledger_id, set()).update(entry_ids)
+        self._end(ledger_id, entry_ids)
+
+    def list_of(self, ledger_id: LedgerId, reply: ListReply) -> ListReply:
+        """Return the list of a ledger without its damaged entries; CORRUPT if there are some and it was OK."""
+        damaged = self._ledgers.get(ledger_id)
+        is_list = reply.status in (Status.OK, Status.LIMBO) or reply.status.is_absent
+        if not damaged or not is_list:
+            return reply
+        self._end(ledger_id, [entry_id for entry_id in damaged if entry_id not in reply.entries])  # deleted since
+        if not damaged:
+            return reply
+        runs = EntryRuns.of(sorted(damaged))
+        status = Status.CORRUPT if reply.status is Status.OK else reply.status
+        return ListReply(status, reply.entries.without(runs), _detail(runs, len(damaged)))
+
+    def ledgers(self, entries_max: int) -> list[tuple[LedgerId, list[EntryId]]]:
+        """Return the noted entries by ledger, ascending, at most so many."""
+        found: list[tuple[LedgerId, list[EntryId]]] = []
+        left = entries_max
+        for ledger_id, damaged in sorted(self._ledgers.items()):
+            if left <= 0:
+                break
+            found.append((ledger_id, sorted(damaged)[:left]))
+            left -= len(found[-1][1])
+        return found
+
+    def _note(self, ledger_id: LedgerId, entry_id: EntryId) -> None:
+        noted = self._ledgers.get(ledger_id, set())
+        is_new = entry_id not in noted and entry_id not in self._stored.get(ledger_id, ())
+        if is_new and self.count < self._entries_max:
+            noted.add(entry_id)
+            self._ledgers[ledger_id] = noted
+            self.count += 1
+
+    def _end(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
+        noted = self._ledgers.get(ledger_id)
+        if noted is None:
+            return
+        before = len(noted)
+        noted.difference_update(entry_ids)
+        self.count -= before - len(noted)
+        if not noted:
+            del self._ledgers[ledger_id]
+
+
+def _detail(runs: EntryRuns, count: int) -> str:
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in islice(runs.runs, _SHOWN_RUNS + 1)]
+    more = ", ..." if len(shown) > _SHOWN_RUNS else ""
+    return f"{count} damaged: {', '.join(shown[:_SHOWN_RUNS])}{more}"

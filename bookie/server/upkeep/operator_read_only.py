@@ -1,0 +1,76 @@
+"""The wish of an operator that a bookie takes no new data: a file in the ledger directory, so that a restart keeps it.
+
+The record is durable before the bookie acts on it, in both directions. A record that cannot be read counts as a wish:
+the bookie is read-only, and an operator decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.model.records import UnreadableRecordError, decode_record, encode_record
+from bookie.storage.port import Disk
+
+_log = logging.getLogger(__name__)
+
+READ_ONLY_FILE: Final = "read-only"
+"""In the ledger directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOnlyWish:
+    """Who asked for it, and when (epoch milliseconds; 0: unknown)."""
+
+    asked_by: str = ""
+    asked_ms: int = 0
+
+
+async def read_wish(ledgers: Disk) -> ReadOnlyWish | None:
+    """Return the wish that is recorded; None if there is none.
+
+    Raises:
+        DiskError: the disk cannot be read.
+    """
+    try:
+        file = await ledgers.open(READ_ONLY_FILE)
+    except FileNotFoundError:
+        return None
+    try:
+        [data] = await file.read([(0, await file.size())])
+        return decode_record(data, ReadOnlyWish)
+    except UnreadableRecordError as error:
+        _log.warning("the record of the read-only mode is unreadable", extra={"error": str(error)})
+        return ReadOnlyWish()
+    finally:
+        await file.close()
+
+
+async def write_wish(ledgers: Disk, wish: ReadOnlyWish | None) -> None:
+    """Record a wish, or that there is none. Durable on return.
+
+    Raises:
+        DiskFullError: there is no space for the record.
+        DiskError: the disk failed.
+    """
+    if wish is not None:
+        await ledgers.replace(READ_ONLY_FILE, encode_record(wish))
+        return
+    await ledgers.unlink(READ_ONLY_FILE)
+    await ledgers.sync_directory("")
+
+
+class OperatorReadOnly:
+    """The wish of one running bookie."""
+
+    def __init__(self, ledgers: Disk, wish: ReadOnlyWish | None) -> None:
+        """Begin with the recorded ``wish``."""
+        self._ledgers = ledgers
+        self.wish = wish
+        """None: there is none."""
+
+    async def set(self, wish: ReadOnlyWish | None) -> None:
+        """Record and follow a wish, or end it. Raises as ``write_wish``; nothing has changed then."""
+        await write_wish(self._ledgers, wish)
+        self.wish = wish

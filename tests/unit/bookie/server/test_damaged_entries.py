@@ -1,0 +1,75 @@
+"""Known damage: what is left out of lists, and what ends it."""
+
+from __future__ import annotations
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import EntryId, LedgerId
+from bookie.server.damaged_entries import DamagedEntries
+from bookie.wire.port import EntryResult, ListReply, Status
+from tests.unit.bookie.storage.test_rebuilding import entry
+
+L1, L2 = LedgerId(1), LedgerId(2)
+TEN = ListReply(Status.OK, EntryRuns.of(range(10)))
+
+
+def corrupt(*entry_ids: int) -> list[EntryResult]:
+    return [EntryResult(EntryId(entry_id), Status.CORRUPT) for entry_id in entry_ids]
+
+
+def noted(*entry_ids: int) -> DamagedEntries:
+    board = DamagedEntries()
+    with board.reading(L1):
+        board.read(L1, corrupt(*entry_ids))
+    return board
+
+
+def test_damaged_entries_are_left_out_of_the_list_of_their_ledger_alone() -> None:
+    board = noted(3, 4, 8)
+    reply = board.list_of(L1, TEN)
+    assert (reply.status, list(reply.entries)) == (Status.CORRUPT, [0, 1, 2, 5, 6, 7, 9])
+    assert reply.detail == "3 damaged: 3-4, 8"
+    assert board.list_of(L2, TEN) is TEN
+    assert (board.count, board.ledgers(2)) == (3, [(L1, [3, 4])])
+
+
+def test_a_list_in_limbo_stays_in_limbo_and_a_failed_one_is_not_touched() -> None:
+    board = noted(3)
+    reply = board.list_of(L1, ListReply(Status.LIMBO, TEN.entries))
+    assert (reply.status, 3 in reply.entries) == (Status.LIMBO, False)
+    failed = ListReply(Status.IO_ERROR)
+    assert board.list_of(L1, failed) is failed
+    assert board.count == 1
+
+
+def test_an_entry_that_is_stored_or_read_again_is_whole() -> None:
+    board = noted(3, 4)
+    board.stored(L1, [entry(L1, 3)])
+    assert board.ledgers(10) == [(L1, [4])]
+    with board.reading(L1):
+        board.read(L1, [EntryResult(EntryId(4), Status.OK, b"")])
+    assert (board.count, board.list_of(L1, TEN)) == (0, TEN)
+
+
+def test_entries_that_were_deleted_are_forgotten() -> None:
+    board = noted(3)
+    gone = ListReply(Status.NO_LEDGER)
+    assert board.list_of(L1, gone) is gone
+    assert board.count == 0
+
+
+def test_a_read_that_began_before_an_add_notes_nothing_of_what_was_added() -> None:
+    board = DamagedEntries()
+    with board.reading(L1):
+        board.stored(L1, [entry(L1, 3)])
+        board.read(L1, corrupt(3, 4))
+    assert board.ledgers(10) == [(L1, [4])]
+    with board.reading(L1):
+        board.read(L1, corrupt(3))  # it is damaged now
+    assert board.ledgers(10) == [(L1, [3, 4])]
+
+
+def test_the_number_of_notes_is_bounded() -> None:
+    board = DamagedEntries(entries_max=2)
+    with board.reading(L1):
+        board.read(L1, corrupt(1, 2, 3))
+    assert (board.count, board.ledgers(10)) == (2, [(L1, [1, 2])])

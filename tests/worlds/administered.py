@@ -1,0 +1,137 @@
+"""One bookie on disks in memory, served on a loopback port with its administration, in a thread of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bookie.metadata.bookies.drains import Drains
+from bookie.model.ids import BookieId
+from bookie.runtime.access.access import Access
+from bookie.runtime.access.tokens import Role, make_token
+from bookie.runtime.clock import SystemClock
+from bookie.runtime.loop_thread import LoopThread
+from bookie.server.administration.node import Node
+from bookie.server.administration.servicer import AdministrationServicer
+from bookie.server.grpc.server import GrpcServer
+from bookie.server.metrics import bookie_metrics
+from bookie.server.service import BookieIdentity
+from bookie.server.settings import AdministrationAccess
+from bookie.server.upkeep.collector import Collector, CollectorSettings
+from bookie.server.upkeep.disk_watch import DiskWatch
+from bookie.server.upkeep.drain_watch import DrainWatch
+from bookie.server.upkeep.operator_read_only import OperatorReadOnly, read_wish
+from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
+from bookie.server.upkeep.scrubber import Scrubber
+from bookie.wire.administration import Administration
+from bookie.wire.resolver import BookieAddress
+from bookie.wire.security import PLAINTEXT, TlsSettings
+from tests.worlds.cluster import MemoryCluster, open_bookie
+
+US = BookieId("us:3181")
+OPERATE, READ = make_token("olga", Role.OPERATE), make_token("rita", Role.READ)
+
+
+@dataclass
+class Administered:
+    """``thread`` runs everything; a test calls from its own."""
+
+    thread: LoopThread
+    cluster: MemoryCluster
+    node: Node
+    servicer: AdministrationServicer
+    port: int
+
+    @property
+    def at(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def client(self, token: str | None = OPERATE.token) -> Administration:
+        return Administration(BookieAddress("127.0.0.1", self.port), PLAINTEXT, token)
+
+    def stop(self) -> None:
+        self.thread.stop()
+
+
+@contextmanager
+def administered(
+    home: Path,
+    *,
+    allow_anonymous_read: bool = True,
+    allow_anonymous_write: bool = False,
+    tls: TlsSettings | None = None,
+) -> Iterator[Administered]:
+    """A bookie with the tokens of ``OPERATE`` and ``READ``, which neither scrubs nor collects before it is asked to."""
+    tokens = home / "tokens"
+    tokens.write_text(f"{OPERATE.line}\n{READ.line}\n")
+    thread = LoopThread()
+    access = AdministrationAccess(tokens, allow_anonymous_read, allow_anonymous_write, requests_per_second=10_000)
+
+    async def start() -> tuple[Administered, GrpcServer]:
+        clock, rng = SystemClock(), random.Random(1)
+        cluster = await MemoryCluster(clock).found()
+        bookie = await open_bookie(clock)
+        server = GrpcServer(concurrent_requests_max=100)
+        port = server.bind("127.0.0.1", 0, tls)
+        servicer = AdministrationServicer(Access(access, clock))
+        await server.start(bookie.service, servicer)
+        info = service_info("127.0.0.1", port, "uuid")
+        keeper = RegistrationKeeper(cluster.store, cluster.registrations, US, info, clock, takeover_deadline_s=5)
+        await keeper.start(is_read_only=False)
+        drain = DrainWatch(Drains(cluster.store, cluster.cluster.root), US, clock)
+        read_only = OperatorReadOnly(bookie.ledgers, await read_wish(bookie.ledgers))
+        disks = {"journal": bookie.journal, "ledgers": bookie.ledgers}
+        watch = DiskWatch(
+            tuple(disks.values()),
+            bookie.storage,
+            bookie.service,
+            keeper,
+            clock,
+            read_only_below_bytes=0,
+            is_drained=lambda: drain.is_drained or read_only.wish is not None,
+        )
+        pace = CollectorSettings(interval_s=0, confirm_after_s=0)
+        collector = Collector(cluster.store, cluster.cluster, bookie.storage, US, clock, rng, pace)
+        scrubber = Scrubber(
+            bookie.storage,
+            bookie.ledgers,
+            US,
+            bookie_metrics("1"),
+            clock,
+            interval_s=3600,
+            bytes_per_s=1e9,
+            service=bookie.service,
+        )
+        node = Node(
+            US,
+            BookieIdentity("uuid", "1"),
+            bookie.storage,
+            bookie.service,
+            disks,
+            watch,
+            drain,
+            read_only,
+            collector,
+            scrubber,
+            lambda: server.unsent_bytes,
+            clock,
+            clock.monotonic_s(),
+        )
+        servicer.node = node
+        return Administered(thread, cluster, node, servicer, port), server
+
+    made, server = thread.run(start())
+
+    async def end() -> None:
+        await server.stop()
+        await made.node.storage.abort()
+        await made.cluster.close()
+
+    try:
+        yield made
+    finally:
+        thread.run(end())
+        thread.stop()
