@@ -398,7 +398,8 @@ async def _storage(
 ) -> LedgerStorage:
     index = await RocksIndex.open(settings.ledger_dir / CURRENT / INDEX_DIRECTORY)
     stack.push_async_callback(index.close)
-    storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), clock)
+    bounds = StorageSettings(read_cache_bytes_max=settings.read_cache_bytes)
+    storage = await LedgerStorage.open(journal, ledgers, index, bounds, clock)
     stack.push_async_callback(storage.close)
     return storage
 

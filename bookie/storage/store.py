@@ -41,6 +41,8 @@ from bookie.storage.flushing import Flusher
 from bookie.storage.journal.journal import JournalBusyError, JournalStoppedError
 from bookie.storage.opening import Parts, open_parts
 from bookie.storage.port import Disk, DiskError, DiskFullError, EntryIndex
+from bookie.storage.read_ahead import ReadAhead
+from bookie.storage.read_cache import ReadCache, WatchedIndex
 from bookie.storage.reading import EntryReader
 from bookie.storage.scrubbing import ScrubStep, scrub
 from bookie.storage.settings import StorageSettings
@@ -62,7 +64,9 @@ class LedgerStorage:
     All methods may run concurrently.
     """
 
-    def __init__(self, parts: Parts, index: EntryIndex, settings: StorageSettings, clock: Clock) -> None:
+    def __init__(
+        self, parts: Parts, index: EntryIndex, read_cache: ReadCache, settings: StorageSettings, clock: Clock
+    ) -> None:
         self._parts = parts
         self._caches = parts.caches
         self._states = parts.states
@@ -75,7 +79,15 @@ class LedgerStorage:
         )
         self._collection = Collection(parts.checkpointer, parts.states, index, self._marks, settings.delete_page_keys)
         self._compactor = Compactor(parts.disk, index, parts.logs, parts.checkpointer, settings, clock)
-        self._reader = EntryReader(parts.caches, index, parts.logs, settings.list_page_keys)
+        self.read_cache = read_cache
+        """The read cache, with its hits and misses."""
+        self._reader = EntryReader(
+            parts.caches,
+            index,
+            parts.logs,
+            settings.list_page_keys,
+            ReadAhead(read_cache, index, parts.logs, settings) if settings.read_cache_bytes_max else None,
+        )
         self.takes_no_adds = False
         """True if adds are refused, also those of recovery and repair; set by the disk watch."""
         self._is_closing = False
@@ -92,7 +104,10 @@ class LedgerStorage:
             UnsupportedFormatError: a file was written by a newer version or another program.
             DiskError: a disk failed, or is too full to replay the journal.
         """
-        store = cls(await open_parts(journal, ledgers, index, settings, clock), index, settings, clock)
+        read_cache = ReadCache(settings.read_cache_bytes_max)
+        watched = WatchedIndex(index, read_cache)
+        parts = await open_parts(journal, ledgers, watched, settings, clock)
+        store = cls(parts, watched, read_cache, settings, clock)
         store._flusher.start()
         return store
 

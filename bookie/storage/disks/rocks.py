@@ -186,9 +186,10 @@ class RocksIndex(EntryIndex):
         cursor = self._database.iter(_below(end_key))
         cursor.seek(first_key)
         found: list[tuple[bytes, bytes]] = []
-        while len(found) < limit and cursor.valid():
-            found.append((cursor.key(), cursor.value()))
-            cursor.next()
+        is_valid, key_of, value_of, advance, append = cursor.valid, cursor.key, cursor.value, cursor.next, found.append
+        while len(found) < limit and is_valid():
+            append((key_of(), value_of()))
+            advance()
         cursor.status()
         return found
 
