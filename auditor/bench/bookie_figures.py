@@ -131,6 +131,7 @@ def _engine(engine: Any) -> Iterator[Measured]:
     for each in engine:
         case = f"storage alone, {each['payload_bytes']:,} B"
         yield Measured(case, "adds, MB/s", each["adds"]["mb_per_second"])
+        yield Measured(case, "adds, CPU s/GB", each["adds"]["cpu_seconds_per_gb"])
         if (written := each.get("bytes_written_per_byte_stored")) is not None:
             yield Measured(case, "bytes written", written, "bytes stored", 1.0, written, WRITTEN_AIM, is_least=False)
         for kind, plain, aim in (
@@ -140,9 +141,11 @@ def _engine(engine: Any) -> Iterator[Measured]:
         ):
             ours, bare = each[kind]["mb_per_second"], each[plain]["mb_per_second"]
             yield Measured(case, f"{kind}, MB/s", ours, "plain file", bare, _ratio(ours, bare), aim)
+        yield Measured(case, "cold sequential, CPU s/GB", each["cold sequential"]["cpu_seconds_per_gb"])
         yield Measured(case, "scrub, MB/s", each["scrub"]["mb_per_second"])
         yield Measured(case, "scrub, CPU s/GB", each["scrub"]["cpu_seconds_per_gb"])
         yield Measured(case, "recovery, s for a GiB of journal", each["recovery"]["seconds_per_gib"])
+        yield Measured(case, "recovery, CPU s for a GiB of journal", each["recovery"]["cpu_seconds_per_gib"])
 
 
 def _against(

@@ -71,7 +71,7 @@ async def measure_adds(found: Sequence[Contestant], load: Load, say: Say) -> lis
         for each in found:
             await _write(each.client, payload, 1, min(_WARM_ENTRIES, max(10, _WARM_BYTES // payload_bytes)))
         for writers in load.writers:
-            entries = load.entries(payload_bytes)
+            entries = max(load.entries(payload_bytes), 2 * writers)
             say(f"adds: {entries:,} entries of {payload_bytes:,} B by {writers} writers")
             rates: dict[str, list[float]] = {each.name: [] for each in found}
             used_s = dict.fromkeys(rates, 0.0)

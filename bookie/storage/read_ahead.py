@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
-from bookie.storage.disks.index_format import entry_id_of, entry_range, pack_entry_key, unpack_locations
+from bookie.storage.disks.index_format import entry_range, pack_entry_key, unpack_entry_keys, unpack_locations
 from bookie.storage.entry_logs.entry_log import GAP_BYTES_MAX, EntryLogs
 from bookie.storage.port import DiskError, EntryIndex
 from bookie.storage.read_cache import ReadCache
@@ -102,12 +102,14 @@ class ReadAhead:
         places = unpack_locations([value for _, value in pairs])
         count, start, size = _contiguous(places, self._settings.read_ahead_bytes)
         recent.entries = self._next_entries(count, size)
+        keys = [key for key, _ in pairs[:count]]
         data = await self._logs.read_range(places[0][0], start, size)
         entries: dict[EntryId, bytes] = {}
-        for (key, _), (_, offset, length, crc) in zip(pairs[:count], places, strict=False):
-            body = data[offset - start : offset - start + length]
+        for key, (_, entry_id), (_, offset, length, crc) in zip(keys, unpack_entry_keys(keys), places, strict=False):
+            begin = offset - start
+            body = data[begin : begin + length]
             if len(body) == length and crc32c(body) == crc and body.startswith(key):  # the ids, as in ``is_entry``
-                entries[EntryId(entry_id_of(key))] = body
+                entries[EntryId(entry_id)] = body
         return entries
 
     def _next_entries(self, count: int, size: int) -> int:

@@ -13,13 +13,16 @@ R rules are defined in docs/failure-model.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.storage.disks.index_format import ledger_ids_of
 from bookie.storage.port import EntryIndex
 from bookie.storage.write_cache import ENTRY_OVERHEAD_BYTES
+
+_NOTHING: Final[Mapping[EntryId, bytes]] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -74,10 +77,13 @@ class ReadCache:
         self._loads: dict[LedgerId, Load] = {}
         self._is_closed = False
 
-    def get(self, ledger_id: LedgerId, entry_id: EntryId) -> bytes | None:
-        """Return an entry, or None if it is not here. The caller has looked in the write caches, without a yield."""
+    def entries(self, ledger_id: LedgerId) -> Mapping[EntryId, bytes]:
+        """Return the entries of a ledger that are here, valid until the next yield.
+
+        The caller must look in the write caches first, without a yield in between.
+        """
         found = self._ledgers.get(ledger_id)
-        return None if found is None else found.entries.get(entry_id)
+        return _NOTHING if found is None else found.entries
 
     def loading(self, ledger_id: LedgerId) -> Load | None:
         """Return the load of a ledger that has begun and has not ended."""

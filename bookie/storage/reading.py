@@ -74,14 +74,14 @@ class EntryReader:
                 found[place] = None if value is None else unpack_location(value)
         found = found[: _prefix_within_bounds(found)]
         stored = iter(await self._stored(ledger_id, entry_ids, found))
-        results = []
+        results, is_ok = [], Status.OK
         for entry_id, entry in zip(entry_ids, found, strict=False):
-            if entry is None:
+            if isinstance(entry, bytes):
+                results.append(EntryResult(entry_id, is_ok, entry))
+            elif entry is None:
                 results.append(EntryResult(entry_id, state.absent_status))
-            elif isinstance(entry, Location):
-                results.append(_verified(ledger_id, entry_id, entry, next(stored)))
             else:
-                results.append(EntryResult(entry_id, Status.OK, entry))
+                results.append(_verified(ledger_id, entry_id, entry, next(stored)))
         self._note(ledger_id, entry_ids, found)
         return results
 
@@ -93,11 +93,15 @@ class EntryReader:
         Returns:
             The places still missing, and how many entries were in the read cache.
         """
-        missing, ahead, hits = [], self.ahead, 0
-        for place in places:
-            if (entry := self.caches.get(ledger_id, entry_ids[place])) is not None:
+        missing: list[int] = []
+        newest = self.caches.get if self.caches.has(ledger_id) else None
+        ahead = {} if self.ahead is None else self.ahead.cache.entries(ledger_id)
+        hits = 0
+        for place in places:  # nothing yields here
+            entry_id = entry_ids[place]
+            if newest is not None and (entry := newest(ledger_id, entry_id)) is not None:
                 found[place] = entry.data
-            elif ahead is not None and (data := ahead.cache.get(ledger_id, entry_ids[place])) is not None:
+            elif (data := ahead.get(entry_id)) is not None:
                 found[place] = data
                 hits += 1
             else:
@@ -201,7 +205,7 @@ def _prefix_within_bounds(found: Sequence[_Found]) -> int:
     size = 0
     for count, entry in enumerate(found):
         if entry is not None:
-            size += entry.size if isinstance(entry, Location) else len(entry)
+            size += len(entry) if isinstance(entry, bytes) else entry.size
             if size > READ_BYTES_MAX and count:
                 return count
     return len(found)

@@ -129,6 +129,11 @@ def unpack_location(value: bytes) -> Location:
     return Location(*_LOCATION.unpack(value))
 
 
+def unpack_entry_keys(keys: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Return (ledger id, entry id) of each entry key: one call for many entries."""
+    return list(_ENTRY_KEY.iter_unpack(b"".join(keys)))
+
+
 def unpack_locations(values: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
     """Return (log id, offset, size, CRC32C) of each value: one call for many entries."""
     return list(_LOCATION.iter_unpack(b"".join(values)))

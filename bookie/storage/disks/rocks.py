@@ -271,8 +271,7 @@ def _options(cache_bytes: int) -> Options:
     options.set_max_write_buffer_number(4)
     options.set_max_background_jobs(2)
     options.set_max_open_files(_OPEN_FILES_MAX)
-    options.set_compression_type(DBCompressionType.none())
-    options.set_bottommost_compression_type(DBCompressionType.lz4())
+    options.set_compression_type(DBCompressionType.lz4())  # halves what a flush writes, for no measurable time
     options.set_bytes_per_sync(1 << 20)  # no large bursts beside the journal's syncs
     options.set_max_log_file_size(4 << 20)
     options.set_keep_log_file_num(4)
