@@ -7,6 +7,7 @@ index. An entry that is in the index but does not verify is CORRUPT or IO_ERROR,
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -63,12 +64,12 @@ class EntryReader:
         ledger_id = state.ledger_id
         found: list[_Found] = [None] * len(entry_ids)
         missing, hits = self._look_in_memory(ledger_id, entry_ids, found, range(len(entry_ids)))
-        if self.ahead is not None:
-            self.ahead.cache.hits += hits
-            self.ahead.cache.misses += len(missing)
+        missed = missing
         if missing and self.ahead is not None:
             missing = await self._read_ahead(self.ahead, ledger_id, entry_ids, found, missing)
         if missing:
+            found = found[: _prefix_within_bounds(found)]  # what memory has may fill the answer
+            missing = missing[: bisect_left(missing, len(found))]
             keys = [pack_entry_key(ledger_id, entry_ids[place]) for place in missing]
             for place, value in zip(missing, await self.index.get_many(keys), strict=True):
                 found[place] = None if value is None else unpack_location(value)
@@ -82,7 +83,11 @@ class EntryReader:
                 results.append(EntryResult(entry_id, state.absent_status))
             else:
                 results.append(_verified(ledger_id, entry_id, entry, next(stored)))
-        self._note(ledger_id, entry_ids, found)
+        if self.ahead is not None:
+            misses = bisect_left(missed, len(found))
+            self.ahead.cache.misses += misses
+            self.ahead.cache.hits += min(hits, len(found) - misses)
+            self._note(self.ahead, ledger_id, entry_ids, found)
         return results
 
     def _look_in_memory(
@@ -133,10 +138,12 @@ class EntryReader:
                 break
         return missing
 
-    def _note(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: Sequence[_Found]) -> None:
+    def _note(
+        self, ahead: ReadAhead, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: Sequence[_Found]
+    ) -> None:
         """Remember where a reader is, if there was something to read."""
-        if self.ahead is not None and found and found[-1] is not None:
-            self.ahead.note(ledger_id, entry_ids[: len(found)])
+        if found and found[-1] is not None:
+            ahead.note(ledger_id, entry_ids[: len(found)])
 
     async def _stored(
         self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: list[_Found]

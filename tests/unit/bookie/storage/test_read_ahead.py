@@ -14,7 +14,7 @@ from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.read_cache import ReadCache, WatchedIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
-from bookie.wire.port import AddBatch, Status
+from bookie.wire.port import READ_BYTES_MAX, AddBatch, Status
 from tests.worlds.clocks import ManualClock
 
 LEDGER = LedgerId(7)
@@ -27,6 +27,16 @@ def entry(entry_id: int, mark: bytes = b"a", ledger_id: int = LEDGER) -> bytes:
     return struct.pack(">qqqq", ledger_id, entry_id, -1, 0) + mark * PAYLOAD
 
 
+class CountedIndex(MemoryIndex):
+    """Counts the keys that are looked up."""
+
+    looked_up = 0
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self.looked_up += len(keys)
+        return await super().get_many(keys)
+
+
 class World:
     """A store on twins that counts the reads of entry logs, and holds them on request."""
 
@@ -37,7 +47,7 @@ class World:
         self.is_reading = asyncio.Event()
         self.settings = StorageSettings(**settings)
         self.ledgers = MemoryDisk(before=self._before)
-        self.index = MemoryIndex()
+        self.index = CountedIndex()
         self.store: LedgerStorage
 
     async def _before(self, operation: Operation, path: str) -> None:
@@ -93,6 +103,20 @@ async def test_reads_here_and_there_read_nothing_ahead() -> None:
     await world.read_on([400, 100, 300, 0, 200, 450, 50])
     assert world.reads == 7
     assert world.store.read_cache.size == world.store.read_cache.read_ahead_bytes == 0
+
+
+async def test_what_does_not_fit_into_an_answer_is_not_looked_up() -> None:
+    world = World()
+    await world.start(1)
+    large = b"x" * (1 << 20)
+    for number in range(20):
+        await world.add(struct.pack(">qqqq", LEDGER, number, -1, 0) + large)
+    await world.store.checkpoint()
+    world.index.looked_up = 0
+    found = await world.read(*range(20))
+    assert 0 < len(found) <= READ_BYTES_MAX // len(large)
+    assert world.index.looked_up <= 1
+    assert world.store.read_cache.misses == len(found)
 
 
 async def test_the_memory_is_bounded_and_what_came_first_leaves_first() -> None:
