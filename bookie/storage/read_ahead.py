@@ -3,10 +3,14 @@
 A request is sequential if it follows a recent one of the same ledger, or is long. A load follows the ledger's entries
 in the index, takes those that lie one after the other in one entry log, reads them at once, and verifies each of them.
 What cannot be read or verified is left out, and the request reads it by itself: its answer says what is wrong.
+
+A request waits only for the load that has its entries. What the same reader will ask for next is loaded in the
+background, so that the disk works during the way of the answer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,12 +19,19 @@ from typing import Final
 
 from crc32c import crc32c
 
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import LEDGER_ID_MAX, NO_ENTRY, EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
-from bookie.storage.disks.index_format import entry_range, pack_entry_key, unpack_entry_keys, unpack_locations
+from bookie.runtime.tasks import cancel, guarded
+from bookie.storage.disks.index_format import (
+    entry_id_of,
+    entry_range,
+    pack_entry_key,
+    unpack_entry_keys,
+    unpack_locations,
+)
 from bookie.storage.entry_logs.entry_log import GAP_BYTES_MAX, EntryLogs
 from bookie.storage.port import DiskError, EntryIndex
-from bookie.storage.read_cache import ReadCache
+from bookie.storage.read_cache import Load, ReadCache
 from bookie.storage.settings import StorageSettings
 
 _log = logging.getLogger(__name__)
@@ -33,16 +44,25 @@ _STEP_MAX: Final = 16
 """Entries that a sequential reader may skip: those that only other bookies of the ensemble have."""
 _LONG_REQUEST: Final = 16
 """Entries in one request from which on it counts as sequential by itself."""
+_BACKGROUND_MAX: Final = 4
+"""Loads in the background at once; together they hold so many windows of memory beside the cache."""
 _FIRST_ENTRIES: Final = 64
 """Entries of the first load of a ledger, before their size is known."""
 
 
 @dataclass(slots=True)
 class _Recent:
-    """The recent readers of one ledger: where they are, and how many entries the next load takes."""
+    """The recent readers of one ledger.
+
+    Attributes:
+        positions: where they are.
+        entries: how many entries the next load takes.
+        end: the last entry that the latest load covered, verified or not.
+    """
 
     positions: list[EntryId] = field(default_factory=list)
     entries: int = _FIRST_ENTRIES
+    end: EntryId = NO_ENTRY
 
 
 class ReadAhead:
@@ -54,6 +74,8 @@ class ReadAhead:
         self._logs = logs
         self._settings = settings
         self._recent: OrderedDict[LedgerId, _Recent] = OrderedDict()
+        self._background: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     def note(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
         """Remember that these entries were read."""
@@ -84,11 +106,43 @@ class ReadAhead:
 
         The caller must have seen that no load of this ledger is running, without a yield.
         """
-        load, entries = self.cache.begin(ledger_id, first), dict[EntryId, bytes]()
+        return await self._run(self.cache.begin(ledger_id, first))
+
+    def load_next(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
+        """Begin to load what the reader of ``entry_ids`` will ask for next, unless it is here or on its way."""
+        recent, last = self._recent.get(ledger_id), entry_ids[-1]
+        if recent is None or self._is_closed or len(self._background) >= _BACKGROUND_MAX:
+            return
+        next_last = last + max(last - entry_ids[0], 0) + 1  # of the next request, if it is like this one
+        first = max(recent.end, last) + 1
+        if recent.end >= next_last or first > LEDGER_ID_MAX or self.cache.loading(ledger_id) is not None:
+            return
+        load = self.cache.begin(ledger_id, EntryId(first))
+        task = guarded("read ahead", self._run_in_background(load))
+        self._background.add(task)
+        task.add_done_callback(lambda done: self._finished(done, load))
+
+    async def close(self) -> None:
+        """Stop the loads in the background, and begin no more."""
+        self._is_closed = True
+        for task in list(self._background):
+            await cancel(task)
+
+    async def _run_in_background(self, load: Load) -> None:
+        await self._run(load)
+
+    def _finished(self, task: asyncio.Task[None], load: Load) -> None:
+        self._background.discard(task)
+        if not load.done.is_set():  # cancelled before it ran
+            self.cache.end(load, {})
+
+    async def _run(self, load: Load) -> int:
+        entries: dict[EntryId, bytes] = {}
         try:
-            entries = await self._window(ledger_id, first)
+            entries = await self._window(load.ledger_id, load.first)
         except DiskError as error:
-            _log.debug("nothing read ahead", extra={"ledger_id": ledger_id, "entry_id": first, "error": str(error)})
+            extra = {"ledger_id": load.ledger_id, "entry_id": load.first, "error": str(error)}
+            _log.debug("nothing read ahead", extra=extra)
         finally:
             self.cache.end(load, entries)
         return sum(map(len, entries.values()))
@@ -103,6 +157,7 @@ class ReadAhead:
         count, start, size = _contiguous(places, self._settings.read_ahead_bytes)
         recent.entries = self._next_entries(count, size)
         keys = [key for key, _ in pairs[:count]]
+        recent.end = EntryId(entry_id_of(keys[-1]))
         data = await self._logs.read_range(places[0][0], start, size)
         entries: dict[EntryId, bytes] = {}
         for key, (_, entry_id), (_, offset, length, crc) in zip(keys, unpack_entry_keys(keys), places, strict=False):

@@ -87,7 +87,10 @@ class EntryReader:
             misses = bisect_left(missed, len(found))
             self.ahead.cache.misses += misses
             self.ahead.cache.hits += min(hits, len(found) - misses)
+            is_sequential = bool(hits or missed) and self.ahead.is_wanted(ledger_id, entry_ids[: len(found)])
             self._note(self.ahead, ledger_id, entry_ids, found)
+            if is_sequential and found[-1] is not None:
+                self.ahead.load_next(ledger_id, entry_ids[: len(found)])
         return results
 
     def _look_in_memory(
@@ -192,6 +195,11 @@ class EntryReader:
         if state.is_limbo or last == NO_ENTRY:
             return EntryResult(EntryId(last), state.absent_status)
         return (await self.entries(state, [EntryId(last)]))[0]
+
+    async def close(self) -> None:
+        """Stop what runs in the background."""
+        if self.ahead is not None:
+            await self.ahead.close()
 
     async def runs(self, ledger_id: LedgerId) -> EntryRuns:
         """Return the ids of all entries of a ledger. Gives way to others between parts.

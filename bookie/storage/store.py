@@ -338,6 +338,7 @@ class LedgerStorage:
                 await self.checkpoint()
             except DiskError as error:
                 _log.error("closed without a checkpoint, the journal keeps it", extra={"error": str(error)})
+        await self._reader.close()
         await self._parts.logs.close()
         await self._index.close()
 
@@ -346,6 +347,7 @@ class LedgerStorage:
         self._is_closing = True
         await self._flusher.stop()
         await self._journal.abort()
+        await self._reader.close()
         await self._parts.logs.close()
         await self._index.close()
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.storage.disks.index_format import pack_entry_key
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.read_cache import ReadCache, WatchedIndex
@@ -227,6 +227,47 @@ async def test_two_readers_of_one_ledger_share_a_load() -> None:
     world.may_read.set()
     assert await asyncio.gather(*readers) == [[entry(1)], [entry(2)], [entry(3)]]
     assert world.reads == reads
+
+
+async def settle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_the_next_window_is_loaded_while_the_answer_is_on_its_way() -> None:
+    world = World()
+    await world.start(300)
+    assert await world.read(*range(64)) == [entry(number) for number in range(64)]
+    await settle()
+    reads = world.reads
+    assert await world.read(*range(64, 128)) == [entry(number) for number in range(64, 128)]
+    assert world.reads == reads
+
+
+async def test_loads_in_the_background_are_few_and_end_with_the_store() -> None:
+    world = World()
+    ledgers = [LedgerId(number) for number in range(20, 30)]
+    await world.start(200, *ledgers)
+    for ledger_id in ledgers:
+        for number in (0, 1, 17, 33, 49):  # the first load took 64 entries
+            await world.read(number, ledger_id=ledger_id)
+    reads = world.reads
+    world.may_read.clear()
+    for ledger_id in ledgers:
+        assert await world.read(64, ledger_id=ledger_id) == [entry(64, ledger_id=ledger_id)]
+    await settle()
+    assert world.reads == reads + 4
+    await world.store.close()
+    assert world.store.read_cache.loading(ledgers[0]) is None
+
+
+async def test_the_greatest_entry_id_has_no_next_one() -> None:
+    world = World()
+    await world.start(1)
+    await world.add(*(entry(LEDGER_ID_MAX - number) for number in (1, 0)))
+    await world.store.checkpoint()
+    assert await world.read_on([LEDGER_ID_MAX - 1, LEDGER_ID_MAX]) == [entry(LEDGER_ID_MAX - 1), entry(LEDGER_ID_MAX)]
+    await settle()
 
 
 @pytest.mark.parametrize("key", [pack_entry_key(LEDGER, 1), b"\xff"])
