@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import struct
 from collections.abc import Sequence
 
@@ -45,12 +46,16 @@ class World:
         self.may_read = asyncio.Event()
         self.may_read.set()
         self.is_reading = asyncio.Event()
+        self.pauses: random.Random | None = None
+        """Turns of the loop before each operation of the disk and of the index."""
         self.settings = StorageSettings(**settings)
         self.ledgers = MemoryDisk(before=self._before)
-        self.index = CountedIndex()
+        self.index = CountedIndex(before=self._before)
         self.store: LedgerStorage
 
     async def _before(self, operation: Operation, path: str) -> None:
+        for _ in range(self.pauses.randrange(5) if self.pauses else 0):
+            await asyncio.sleep(0)
         if operation is Operation.READ:
             self.reads += 1
             self.is_reading.set()
@@ -190,6 +195,41 @@ async def test_compaction_moves_entries_between_two_reads() -> None:
         assert await world.store.collect(ledger_id, world.store.mark(ledger_id))
     assert (await world.store.compact()).removed_logs == 1
     assert await world.read_on(range(3, 100)) == [entry(number) for number in range(3, 100)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_no_reader_sees_an_older_version_than_the_last_acknowledged_one(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(read_cache_bytes_max=60_000, read_ahead_bytes=9_000, flush_page_entries=3, flush_sync_entries=5)
+    world.pauses = rng
+    await world.start(40)
+    acknowledged = [0] * 40
+
+    async def write() -> None:
+        for version in range(1, 40):
+            numbers = rng.sample(range(40), 5)
+            await world.add(*(entry(number, bytes([version])) for number in numbers))
+            for number in numbers:
+                acknowledged[number] = version
+            if rng.random() < 0.4:
+                await world.store.checkpoint()
+            if rng.random() < 0.1:
+                await world.store.compact()
+
+    async def read(step: int) -> None:
+        while not writing.done():
+            for number in range(0, 40, step):
+                before = acknowledged[number]
+                [found] = await world.read(number)
+                assert isinstance(found, bytes)
+                version = 0 if found == entry(number) else found[-1]
+                assert version >= before
+                assert found == entry(number, bytes([version]) if version else b"a")
+                await asyncio.sleep(0)
+
+    writing = asyncio.ensure_future(write())
+    await asyncio.gather(read(1), read(1), read(3), writing)
+    assert world.store.read_cache.hits > 20
 
 
 async def test_damage_is_not_cached_and_its_neighbours_are() -> None:
