@@ -63,6 +63,7 @@ soak: $(VENV)/.installed-dev ## Keep a bookie busy for MINUTES=30, with restarts
 .PHONY: bench
 bench: $(VENV)/.installed ## Run every benchmark; each prints ratios against a baseline of the same run
 	$(BIN)/bkheal bench add
+	$(BIN)/bkheal bench bookie
 	$(BIN)/bkheal bench repair
 	$(BIN)/bkheal bench scan
 	$(BIN)/bkheal bench cluster

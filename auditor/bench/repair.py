@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from auditor.bench.process_time import cpu_s
 from auditor.bench.zookeeper_counters import counters
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper, connect
@@ -226,13 +227,8 @@ def _children_cpu_s() -> float:
 
 
 def bookies_cpu_s(cluster: EmbeddedCluster) -> float:
-    """Processor time of the bookies that run, as Linux counts it."""
-    total = 0.0
-    for bookie in cluster.bookies:
-        if bookie.running.is_running:
-            fields = Path(f"/proc/{bookie.running.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
+    """Processor time of the bookies that run."""
+    return sum(cpu_s(bookie.running) for bookie in cluster.bookies)
 
 
 def _copy_file(directory: Path, total_bytes: int) -> float:

@@ -40,7 +40,7 @@ def add(
     _show("AddBenchmark", run(measure(entries, entry_bytes, shape)), output)
 
 
-@app.command("bookies")
+@app.command("several-bookies")
 def several_bookies(
     bookies: Annotated[int, typer.Option(min=2, max=64, help="Bookie processes, and clients.")] = 2,
     entries: Annotated[int, typer.Option(min=64, help="Entries to write in each round.")] = 200_000,
@@ -56,6 +56,49 @@ def several_bookies(
     from auditor.bench.several_bookies import run as measure
 
     _show("SeveralBookiesBenchmark", run(measure(bookies, entries, entry_bytes, rounds)), output)
+
+
+@app.command("bookie")
+def bookie(
+    part: Annotated[str, typer.Option(help="adds, lone, reads, storage or all.")] = "all",
+    entry_bytes: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, max=1 << 20, help="Payload bytes; may be given several times. Default: 100, 1024, 16384 and 1048576."
+        ),
+    ] = None,
+    writers: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=1000, help="Writers at once; may be given several times. Default: 1, 10 and 100."),
+    ] = None,
+    megabytes: Annotated[
+        float, typer.Option(min=0.01, max=100_000, help="Written in each round, and read in each case.")
+    ] = 16.0,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds of adds; the median counts.")] = 3,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """One bookie beside Apache's with DbLedgerStorage under the same load, and beside the bare disk.
+
+    Adds, reads from caches and from the disk, recovery, scrub, and bytes written for each byte stored. `--megabytes 4
+    --rounds 1` takes about a minute. Without Java only `storage` is measured, without Apache's jars only this bookie.
+    """
+    from auditor.bench.bookie import PAYLOADS, WRITERS, BookieBenchmark, Part
+    from auditor.bench.bookie import run as measure
+    from auditor.bench.bookie_figures import HEADINGS, NUMBERS, measured, row
+
+    if part not in tuple(Part):
+        raise typer.BadParameter(f"{part!r}: need one of {', '.join(Part)}", param_hint="--part")
+    settings = BookieBenchmark(Part(part), tuple(entry_bytes or PAYLOADS), tuple(writers or WRITERS), megabytes, rounds)
+    figures = run(measure(settings, print_note))
+    if output is OutputFormat.JSON:
+        print_json("BookieBenchmark", **figures)
+        return
+    for title in ("versions", "machine"):
+        print_line(f"{title}: {_shown(figures[title])}")
+    for left_out in figures["left_out"]:
+        print_line(f"not measured: {left_out}")
+    print_line()
+    print_table(HEADINGS, [row(each) for each in measured(figures)], right=NUMBERS)
 
 
 @app.command("repair")

@@ -457,7 +457,8 @@ async def _storage(
 ) -> LedgerStorage:
     index = await RocksIndex.open(settings.ledger_dir / CURRENT / INDEX_DIRECTORY)
     try:
-        storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), clock)
+        bounds = StorageSettings(read_cache_bytes_max=settings.read_cache_bytes)
+        storage = await LedgerStorage.open(journal, ledgers, index, bounds, clock)
     except BaseException:
         await index.close()
         raise

@@ -7,7 +7,7 @@ limbo) is looked up now and then by ``Sampler``, so that a scrape waits for noth
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from bookie.model.errors import BkhealError
@@ -72,6 +72,9 @@ SCRUBBED_BYTES: Final = "bkheal_bookie_scrubbed_bytes_total"
 DAMAGED: Final = "bkheal_bookie_damaged_entries"
 REPLACED: Final = "bkheal_bookie_replaced_entries_total"
 SCRUB_FINISHED: Final = "bkheal_bookie_scrub_finished_timestamp_seconds"
+CACHE_HITS: Final = "bkheal_bookie_read_cache_hits_total"
+CACHE_MISSES: Final = "bkheal_bookie_read_cache_misses_total"
+READ_AHEAD_BYTES: Final = "bkheal_bookie_read_ahead_bytes_total"
 SYNC_DURATION: Final = "bkheal_bookie_journal_sync_duration_seconds"
 
 BATCH_BUCKETS: Final = (1.0, 2.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0)
@@ -114,6 +117,9 @@ BOOKIE: Final = (
     Definition(ADDED_BYTES, _COUNTER, "Bytes of those entries, with headers and digests"),
     Definition(READ_ENTRIES, _COUNTER, "Entries sent in answers to read and read_last"),
     Definition(READ_BYTES, _COUNTER, "Bytes of those entries, with headers and digests"),
+    Definition(CACHE_HITS, _COUNTER, "Entries that were read from the read cache, because they had been read ahead"),
+    Definition(CACHE_MISSES, _COUNTER, "Entries that were in no cache when they were asked for"),
+    Definition(READ_AHEAD_BYTES, _COUNTER, "Bytes of the entries that were read ahead, with headers and digests"),
     Definition(DISK_TOTAL, _GAUGE, "Size of the device that holds the directory", _BY_DISK),
     Definition(
         DISK_FREE, _GAUGE, "Free space on that device", _BY_DISK, watch="the trend reaches the read-only threshold"
@@ -216,6 +222,19 @@ def bookie_metrics(version: str) -> MetricSet:
     return MetricSet(COMPONENT, version, BOOKIE)
 
 
+class Counted:
+    """A counter that follows a total which is kept elsewhere."""
+
+    def __init__(self, increase: Callable[[float], None]) -> None:
+        self._increase = increase
+        self._total = 0
+
+    def raise_to(self, total: int) -> None:
+        """Increase the counter to a total that never falls."""
+        self._increase(total - self._total)
+        self._total = total
+
+
 class Sampler:
     """Looks up what cannot be read at once."""
 
@@ -226,6 +245,12 @@ class Sampler:
             for name, disk in disks.items()
         ]
         self._limbo = metrics.gauge(LIMBO)
+        cache = storage.read_cache
+        self._counted: list[tuple[Callable[[], int], Counted]] = [
+            (lambda: cache.hits, Counted(metrics.counter(CACHE_HITS).inc)),
+            (lambda: cache.misses, Counted(metrics.counter(CACHE_MISSES).inc)),
+            (lambda: cache.read_ahead_bytes, Counted(metrics.counter(READ_AHEAD_BYTES).inc)),
+        ]
         self._storage = storage
         self._clock = clock
         self._count_again_s: float | None = clock.monotonic_s()
@@ -238,6 +263,8 @@ class Sampler:
 
     async def look(self) -> None:
         """Look once. If a disk does not answer, the last figures stay; requests show its problem."""
+        for total_of, counted in self._counted:
+            counted.raise_to(total_of())
         try:
             for disk, total, free in self._disks:
                 total_bytes, free_bytes = await disk.space()

@@ -16,6 +16,7 @@ from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.listening import is_loopback
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
+from bookie.storage.settings import READ_CACHE_BYTES
 from bookie.wire.security import TlsSettings
 
 DEFAULT_PORT: Final = 3181
@@ -135,6 +136,10 @@ class BookieSettings:
             "loopback addresses only."
         ),
     ] = False
+    read_cache_bytes: Annotated[
+        int,
+        Option("Memory for entries that are read ahead for sequential readers. 0: nothing is read ahead.", minimum=0),
+    ] = READ_CACHE_BYTES
     drain_deadline_s: float = 20.0
     """How long requests may take to end once a stop was asked for; below Kubernetes' grace period of 30 s."""
     is_plaintext: Annotated[bool, Option("No TLS on an address others can reach.", "plaintext")] = False

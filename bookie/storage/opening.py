@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from bookie.model.ids import EntryId, LedgerId
@@ -145,15 +146,16 @@ async def apply_records(records: Sequence[Record], caches: Caches, states: Ledge
     Raises:
         DiskError: the index cannot be read.
     """
-    for record in records:
-        ledger_id = LedgerId(record.ledger_id)
+    for ledger_id, those in groupby(records, lambda record: LedgerId(record.ledger_id)):
         async with states.using(ledger_id) as state:
-            _apply_record(record, state, caches)
-            if record.kind is not RecordKind.ENTRY:
-                caches.active.count_other()
-            if record.kind is not RecordKind.ENTRY or not state.is_known or state.is_collected:
-                state.is_collected = state.is_collected and record.kind is not RecordKind.ENTRY
-                states.changed(state)
+            for record in those:
+                is_entry = record.kind is RecordKind.ENTRY
+                _apply_record(record, state, caches)
+                if not is_entry:
+                    caches.active.count_other()
+                if not is_entry or not state.is_known or state.is_collected:
+                    state.is_collected = state.is_collected and not is_entry
+                    states.changed(state)
 
 
 def _apply_record(record: Record, state: LedgerState, caches: Caches) -> None:

@@ -1,12 +1,13 @@
-"""Reads from the write caches, the index and the entry logs.
+"""Reads from the write caches, the read cache, the index and the entry logs, in this order.
 
-The caches are always checked first, and without yielding: an entry leaves them only once it is in the index. An entry
-that is in the index but does not verify is CORRUPT or IO_ERROR, never absent (S6).
+The caches are always checked first, and without yielding: an entry leaves the write caches only once it is in the
+index. An entry that is in the index but does not verify is CORRUPT or IO_ERROR, never absent (S6).
 """
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -24,8 +25,12 @@ from bookie.storage.disks.index_format import (
 from bookie.storage.entry_logs.entry_log import EntryLogs, is_entry
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.port import DiskError, EntryIndex
-from bookie.storage.write_cache import CachedEntry, Caches
+from bookie.storage.read_ahead import ReadAhead
+from bookie.storage.write_cache import Caches
 from bookie.wire.port import READ_BYTES_MAX, EntryResult, Status
+
+_Found = bytes | Location | None
+"""An entry's bytes, or its location, or None."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,12 +42,18 @@ _MOVES_MAX: Final = 3
 
 @dataclass(slots=True)
 class EntryReader:
-    """The reads of one store. ``list_page_keys``: index keys fetched at a time."""
+    """The reads of one store.
+
+    Attributes:
+        list_page_keys: index keys fetched at a time.
+        ahead: the read-ahead; None without a read cache.
+    """
 
     caches: Caches
     index: EntryIndex
     logs: EntryLogs
     list_page_keys: int
+    ahead: ReadAhead | None = None
 
     async def entries(self, state: LedgerState, entry_ids: Sequence[EntryId]) -> list[EntryResult]:
         """Return results for a prefix of ``entry_ids``: at least one, then as many as fit into ``READ_BYTES_MAX``.
@@ -51,26 +62,94 @@ class EntryReader:
             DiskError: the index cannot be read.
         """
         ledger_id = state.ledger_id
-        found: list[CachedEntry | Location | None] = [self.caches.get(ledger_id, entry_id) for entry_id in entry_ids]
-        missing = [place for place, entry in enumerate(found) if entry is None]
+        found: list[_Found] = [None] * len(entry_ids)
+        missing, hits = self._look_in_memory(ledger_id, entry_ids, found, range(len(entry_ids)))
+        missed = missing
+        if missing and self.ahead is not None:
+            missing = await self._read_ahead(self.ahead, ledger_id, entry_ids, found, missing)
         if missing:
+            found = found[: _prefix_within_bounds(found)]  # what memory has may fill the answer
+            missing = missing[: bisect_left(missing, len(found))]
             keys = [pack_entry_key(ledger_id, entry_ids[place]) for place in missing]
             for place, value in zip(missing, await self.index.get_many(keys), strict=True):
                 found[place] = None if value is None else unpack_location(value)
         found = found[: _prefix_within_bounds(found)]
         stored = iter(await self._stored(ledger_id, entry_ids, found))
-        results = []
+        results, is_ok = [], Status.OK
         for entry_id, entry in zip(entry_ids, found, strict=False):
-            if entry is None:
+            if isinstance(entry, bytes):
+                results.append(EntryResult(entry_id, is_ok, entry))
+            elif entry is None:
                 results.append(EntryResult(entry_id, state.absent_status))
-            elif isinstance(entry, Location):
-                results.append(_verified(ledger_id, entry_id, entry, next(stored)))
             else:
-                results.append(EntryResult(entry_id, Status.OK, entry.data))
+                results.append(_verified(ledger_id, entry_id, entry, next(stored)))
+        if self.ahead is not None:
+            misses = bisect_left(missed, len(found))
+            self.ahead.cache.misses += misses
+            self.ahead.cache.hits += min(hits, len(found) - misses)
+            is_sequential = bool(hits or missed) and self.ahead.is_wanted(ledger_id, entry_ids[: len(found)])
+            self._note(self.ahead, ledger_id, entry_ids, found)
+            if is_sequential and found[-1] is not None:
+                self.ahead.load_next(ledger_id, entry_ids[: len(found)])
         return results
 
+    def _look_in_memory(
+        self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: list[_Found], places: Sequence[int]
+    ) -> tuple[list[int], int]:
+        """Look the entries at ``places`` up in the caches, and correct ``found``.
+
+        Returns:
+            The places still missing, and how many entries were in the read cache.
+        """
+        missing: list[int] = []
+        newest = self.caches.get if self.caches.has(ledger_id) else None
+        ahead = {} if self.ahead is None else self.ahead.cache.entries(ledger_id)
+        hits = 0
+        for place in places:  # nothing yields here
+            entry_id = entry_ids[place]
+            if newest is not None and (entry := newest(ledger_id, entry_id)) is not None:
+                found[place] = entry.data
+            elif (data := ahead.get(entry_id)) is not None:
+                found[place] = data
+                hits += 1
+            else:
+                missing.append(place)
+        return missing, hits
+
+    async def _read_ahead(
+        self,
+        ahead: ReadAhead,
+        ledger_id: LedgerId,
+        entry_ids: Sequence[EntryId],
+        found: list[_Found],
+        missing: list[int],
+    ) -> list[int]:
+        """Read missing entries with those after them if the request is sequential; return the places still missing."""
+        is_wanted, loaded_bytes = ahead.is_wanted(ledger_id, entry_ids), 0
+        while missing and loaded_bytes < READ_BYTES_MAX:
+            first, before = entry_ids[missing[0]], missing[0]
+            if (load := ahead.cache.loading(ledger_id)) is not None:
+                if first < load.first:
+                    break
+                await load.done.wait()
+            elif is_wanted:
+                loaded_bytes += await ahead.load(ledger_id, first)
+            else:
+                break
+            missing, _ = self._look_in_memory(ledger_id, entry_ids, found, missing)
+            if missing and missing[0] == before:
+                break
+        return missing
+
+    def _note(
+        self, ahead: ReadAhead, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: Sequence[_Found]
+    ) -> None:
+        """Remember where a reader is, if there was something to read."""
+        if found and found[-1] is not None:
+            ahead.note(ledger_id, entry_ids[: len(found)])
+
     async def _stored(
-        self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: list[CachedEntry | Location | None]
+        self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: list[_Found]
     ) -> list[bytes | DiskError | None]:
         """Return the bytes at each location in ``found``, and correct ``found`` for moved entries.
 
@@ -91,7 +170,7 @@ class EntryReader:
         self,
         ledger_id: LedgerId,
         entry_ids: Sequence[EntryId],
-        found: list[CachedEntry | Location | None],
+        found: list[_Found],
         places: Sequence[int],
     ) -> bool:
         """Look up the entries at ``places`` again, correct ``found``, and return whether it changed."""
@@ -99,7 +178,7 @@ class EntryReader:
         cached = [self.caches.get(ledger_id, entry_ids[place]) for place in places]
         values = await self.index.get_many([pack_entry_key(ledger_id, entry_ids[place]) for place in places])
         for place, entry, value in zip(places, cached, values, strict=True):
-            found[place] = entry or (None if value is None else unpack_location(value))
+            found[place] = entry.data if entry else (None if value is None else unpack_location(value))
         return before != [found[place] for place in places]
 
     async def last(self, state: LedgerState) -> EntryResult:
@@ -117,6 +196,11 @@ class EntryReader:
             return EntryResult(EntryId(last), state.absent_status)
         return (await self.entries(state, [EntryId(last)]))[0]
 
+    async def close(self) -> None:
+        """Stop what runs in the background."""
+        if self.ahead is not None:
+            await self.ahead.close()
+
     async def runs(self, ledger_id: LedgerId) -> EntryRuns:
         """Return the ids of all entries of a ledger. Gives way to others between parts.
 
@@ -132,11 +216,11 @@ class EntryReader:
         return await in_turns(EntryRuns.uniting(stored.built(), await in_turns(_collecting(cached))))
 
 
-def _prefix_within_bounds(found: Sequence[CachedEntry | Location | None]) -> int:
+def _prefix_within_bounds(found: Sequence[_Found]) -> int:
     size = 0
     for count, entry in enumerate(found):
         if entry is not None:
-            size += entry.size if isinstance(entry, Location) else len(entry.data)
+            size += len(entry) if isinstance(entry, bytes) else entry.size
             if size > READ_BYTES_MAX and count:
                 return count
     return len(found)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+READ_CACHE_BYTES: Final = 32 << 20
+"""Default size of the read cache: sixteen windows of read-ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,12 @@ class StorageSettings:
     While batches follow each other, each one records the end of the one before."""
     cache_bytes_max: int = 64 << 20
     """Size at which a write cache is flushed. During a flush there are two caches."""
+    read_cache_bytes_max: int = READ_CACHE_BYTES
+    """Size of the read cache, with 256 bytes for each entry; 0: no read-ahead. Only sequential reads fill it."""
+    read_ahead_bytes: int = 2 << 20
+    """Most bytes of one read-ahead: large enough that a disk delivers at its full speed."""
+    read_ahead_entries: int = 1000
+    """Most entries of one read-ahead. All of them are verified without a pause: about a millisecond."""
     flush_page_bytes: int = 1 << 20
     """Size of one write to an entry log. A flush yields to other work between pages, so a page must take only about a
     millisecond."""

@@ -43,6 +43,8 @@ from bookie.storage.inspection import LedgerStatus
 from bookie.storage.journal.journal import JournalBusyError, JournalStoppedError
 from bookie.storage.opening import Parts, open_parts
 from bookie.storage.port import Disk, DiskError, DiskFullError, EntryIndex
+from bookie.storage.read_ahead import ReadAhead
+from bookie.storage.read_cache import ReadCache, WatchedIndex
 from bookie.storage.reading import EntryReader
 from bookie.storage.scrubbing import ScrubStep, scrub
 from bookie.storage.settings import StorageSettings
@@ -75,7 +77,9 @@ class LedgerStorage:
     All methods may run concurrently.
     """
 
-    def __init__(self, parts: Parts, index: EntryIndex, settings: StorageSettings, clock: Clock) -> None:
+    def __init__(
+        self, parts: Parts, index: EntryIndex, read_cache: ReadCache, settings: StorageSettings, clock: Clock
+    ) -> None:
         self._parts = parts
         self._caches = parts.caches
         self._states = parts.states
@@ -88,7 +92,15 @@ class LedgerStorage:
         )
         self._collection = Collection(parts.checkpointer, parts.states, index, self._marks, settings.delete_page_keys)
         self._compactor = Compactor(parts.disk, index, parts.logs, parts.checkpointer, settings, clock)
-        self._reader = EntryReader(parts.caches, index, parts.logs, settings.list_page_keys)
+        self.read_cache = read_cache
+        """The read cache, with its hits and misses."""
+        self._reader = EntryReader(
+            parts.caches,
+            index,
+            parts.logs,
+            settings.list_page_keys,
+            ReadAhead(read_cache, index, parts.logs, settings) if settings.read_cache_bytes_max else None,
+        )
         self.takes_no_adds = False
         """True if adds are refused, also those of recovery and repair; set by the disk watch."""
         self._is_closing = False
@@ -105,7 +117,10 @@ class LedgerStorage:
             UnsupportedFormatError: a file was written by a newer version or another program.
             DiskError: a disk failed, or is too full to replay the journal.
         """
-        store = cls(await open_parts(journal, ledgers, index, settings, clock), index, settings, clock)
+        read_cache = ReadCache(settings.read_cache_bytes_max)
+        watched = WatchedIndex(index, read_cache)
+        parts = await open_parts(journal, ledgers, watched, settings, clock)
+        store = cls(parts, watched, read_cache, settings, clock)
         store._flusher.start()
         return store
 
@@ -355,6 +370,7 @@ class LedgerStorage:
                 await self.checkpoint()
             except DiskError as error:
                 _log.error("closed without a checkpoint, the journal keeps it", extra={"error": str(error)})
+        await self._reader.close()
         await self._parts.logs.close()
         await self._index.close()
 
@@ -363,6 +379,7 @@ class LedgerStorage:
         self._is_closing = True
         await self._flusher.stop()
         await self._journal.abort()
+        await self._reader.close()
         await self._parts.logs.close()
         await self._index.close()
 

@@ -45,6 +45,10 @@ class WriteCache:
         """Return an entry, or None if it is not in this cache."""
         return self._ledgers.get(ledger_id, {}).get(entry_id)
 
+    def has(self, ledger_id: LedgerId) -> bool:
+        """Return whether there is an entry of a ledger in this cache."""
+        return ledger_id in self._ledgers
+
     def last(self, ledger_id: LedgerId) -> EntryId | None:
         """Return the greatest entry id of a ledger, or None."""
         return self._last.get(ledger_id)
@@ -81,6 +85,10 @@ class Caches:
         """Return the newest version of an entry, or None if it is in neither cache."""
         found = self.active.get(ledger_id, entry_id)
         return found if found is not None or self.flushing is None else self.flushing.get(ledger_id, entry_id)
+
+    def has(self, ledger_id: LedgerId) -> bool:
+        """Return whether there is an entry of a ledger in either cache."""
+        return any(cache.has(ledger_id) for cache in self._present())
 
     def last(self, ledger_id: LedgerId) -> EntryId | None:
         """Return the greatest entry id of a ledger in either cache, or None."""

@@ -49,3 +49,17 @@ async def test_both_bookies_take_adds(tmp_path: Path) -> None:
     figures = await _bench(tmp_path, "--part", "add", "--megabytes", "0.2")
     for add in figures["add"]:
         assert set(add["results"]) == {"apache", "ours over gRPC", "ours over Apache's protocol"}
+
+
+async def test_one_bookie_of_each_side_is_measured_under_the_same_load() -> None:
+    options = ["--entry-bytes", "1024", "--writers", "3", "--megabytes", "0.2", "--rounds", "1", "--output", "json"]
+    command = [sys.executable, "-m", "auditor.cli.main", "bench", "bookie", *options]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["left_out"] == []
+    contestants = {"apache", "ours over gRPC", "ours over Apache's protocol"}
+    assert {*figures["adds"][0]["results"]} == contestants
+    assert {*figures["reads"][0]["results"]} == contestants | {"plain file"}
+    assert {"fdatasync", *contestants} <= {*figures["lone"]["times"]}
+    assert all(each["ratio"] > 0 for each in figures["comparisons"] if each["baseline"] == "apache")

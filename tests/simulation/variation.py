@@ -37,6 +37,9 @@ SMALL_STORAGE: Final = StorageSettings(
     ledgers_in_memory=2,
     open_logs=2,
     list_page_keys=8,
+    read_cache_bytes_max=12_000,
+    read_ahead_bytes=1500,
+    read_ahead_entries=6,
 )
 SMALL_CLIENT: Final = ClientSettings(
     add_timeout_s=1.0,

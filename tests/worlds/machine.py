@@ -25,6 +25,9 @@ SMALL = StorageSettings(
     ledgers_in_memory=1,
     open_logs=1,
     list_page_keys=3,
+    read_cache_bytes_max=3000,
+    read_ahead_bytes=400,
+    read_ahead_entries=3,
 )
 """Every bound is met many times in a short history."""
 

@@ -7,9 +7,11 @@ start with 0xFF and sort after every entry key, because ids are never negative.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bookie.model.ids import LedgerId
 from bookie.storage.errors import UnsupportedFormatError
 
 FORMAT: Final = 1
@@ -125,6 +127,22 @@ def ledger_of_entry_key(key: bytes) -> bytes:
 def unpack_location(value: bytes) -> Location:
     """Return the location in the value of an entry."""
     return Location(*_LOCATION.unpack(value))
+
+
+def unpack_entry_keys(keys: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Return (ledger id, entry id) of each entry key: one call for many entries."""
+    return list(_ENTRY_KEY.iter_unpack(b"".join(keys)))
+
+
+def unpack_locations(values: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
+    """Return (log id, offset, size, CRC32C) of each value: one call for many entries."""
+    return list(_LOCATION.iter_unpack(b"".join(values)))
+
+
+def ledger_ids_of(keys: Iterable[bytes]) -> set[LedgerId]:
+    """Return the ledgers whose entries are among ``keys``, which may also be of other kinds."""
+    found = {ledger_of_entry_key(key) for key in keys if key[0] < 0x80}
+    return {LedgerId(int.from_bytes(each, "big")) for each in found}
 
 
 def state_key(ledger_id: int) -> bytes:

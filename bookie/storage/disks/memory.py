@@ -89,11 +89,13 @@ class MemoryDisk(Disk):
         before: awaited before every operation, with the operation and its path.
         capacity_bytes: appends beyond this size raise ``DiskFullError``.
         syncs_after_failure: attempts to sync a file again after a failed sync (a breach of J6).
+        bad_sectors: bytes, as (path, offset), that cannot be read: a read of a range with one of them fails.
     """
 
     before: Before = give_way
     capacity_bytes: int = 1 << 40
     syncs_after_failure: int = 0
+    bad_sectors: set[tuple[str, int]] = field(default_factory=set)
     _files: dict[str, _Content] = field(default_factory=dict)
     _durable_files: dict[str, _Content] = field(default_factory=dict)
     _directories: set[str] = field(default_factory=lambda: {""})
@@ -163,7 +165,7 @@ class MemoryDisk(Disk):
         for path in sorted(self._files.keys() | self._durable_files.keys()):
             if rng.random() < 0.5:
                 _copy_name(path, self._files, names)
-        disk = MemoryDisk(capacity_bytes=self.capacity_bytes)
+        disk = MemoryDisk(capacity_bytes=self.capacity_bytes, bad_sectors=set(self.bad_sectors))
         disk._files = {path: content.after_power_loss(rng) for path, content in names.items()}
         disk._durable_files = dict(disk._files)
         disk._directories = set(self._directories)
@@ -175,7 +177,7 @@ class MemoryDisk(Disk):
         All written data can be read; unsynced data is still not durable, and after a failed sync it never will be.
         """
         copies = {id(content): content.copy() for content in [*self._files.values(), *self._durable_files.values()]}
-        disk = MemoryDisk(capacity_bytes=self.capacity_bytes)
+        disk = MemoryDisk(capacity_bytes=self.capacity_bytes, bad_sectors=set(self.bad_sectors))
         disk._files = {path: copies[id(content)] for path, content in self._files.items()}
         disk._durable_files = {path: copies[id(content)] for path, content in self._durable_files.items()}
         disk._directories = set(self._directories)
@@ -248,6 +250,9 @@ class _MemoryFile(DiskFile):
     @override
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         await self._begin(Operation.READ)
+        for path, bad in self.disk.bad_sectors:
+            if path == self.path and any(offset <= bad < offset + size for offset, size in ranges):
+                raise DiskError(f"cannot read {path}: input/output error")
         return [bytes(self.content.data[offset : offset + size]) for offset, size in ranges]
 
     @override

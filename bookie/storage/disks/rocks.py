@@ -189,9 +189,10 @@ class RocksIndex(EntryIndex):
         cursor = self._database.iter(_below(end_key))
         cursor.seek(first_key)
         found: list[tuple[bytes, bytes]] = []
-        while len(found) < limit and cursor.valid():
-            found.append((cursor.key(), cursor.value()))
-            cursor.next()
+        is_valid, key_of, value_of, advance, append = cursor.valid, cursor.key, cursor.value, cursor.next, found.append
+        while len(found) < limit and is_valid():
+            append((key_of(), value_of()))
+            advance()
         cursor.status()
         return found
 
@@ -273,8 +274,7 @@ def _options(cache_bytes: int) -> Options:
     options.set_max_write_buffer_number(4)
     options.set_max_background_jobs(2)
     options.set_max_open_files(_OPEN_FILES_MAX)
-    options.set_compression_type(DBCompressionType.none())
-    options.set_bottommost_compression_type(DBCompressionType.lz4())
+    options.set_compression_type(DBCompressionType.lz4())  # halves what a flush writes, for no measurable time
     options.set_bytes_per_sync(1 << 20)  # no large bursts beside the journal's syncs
     options.set_max_log_file_size(4 << 20)
     options.set_keep_log_file_num(4)

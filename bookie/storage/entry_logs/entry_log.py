@@ -31,8 +31,10 @@ _END_IS_RECORDED: Final = 1
 """Flag: the index had a record of the log's end before the file was created."""
 HEADER_SIZE: Final = _HEADER.size + _CRC.size
 RECORD_HEADER_SIZE: Final = _RECORD.size
-_GAP_BYTES_MAX: Final = 16 << 10
+GAP_BYTES_MAX: Final = 16 << 10
 """Largest gap between two entries that are read as one range, which is cheaper than a second request to the device."""
+_FAILED_READS_MAX: Final = 64
+"""Failed reads of one file in one request. To find a bad sector among a thousand entries takes about ten."""
 
 
 @dataclass(slots=True)
@@ -130,21 +132,44 @@ class EntryLogs:
             await self._disk.unlink(log_path(log.log_id))
 
     async def read(self, locations: Sequence[Location]) -> list[bytes | DiskError | None]:
-        """Return the unverified bytes at each location; None if the file was deleted, an error if it is unreadable."""
+        """Return the unverified bytes at each location; None if the file was deleted, an error if it is unreadable.
+
+        An unreadable part of a file fails only the entries in it. If more than ``_FAILED_READS_MAX`` reads of one file
+        fail, the entries that were not read by then have an error too: the whole disk may fail, and each failure may
+        take seconds.
+        """
         results: list[bytes | DiskError | None] = [None] * len(locations)
         by_log: dict[int, list[int]] = {}
         for index, location in enumerate(locations):
             by_log.setdefault(location.log_id, []).append(index)
         for log_id, indexes in by_log.items():
+            found: list[bytes | DiskError]
             try:
                 found = await self._read_log(log_id, [locations[index] for index in indexes])
             except FileNotFoundError:
                 continue
-            except DiskError as error:
+            except DiskError as error:  # the file cannot be opened
                 found = [error] * len(indexes)
             for index, data in zip(indexes, found, strict=True):
                 results[index] = data
         return results
+
+    async def read_range(self, log_id: int, offset: int, size: int) -> bytes:
+        """Return the unverified bytes of one range; none if the file was deleted, fewer at its end.
+
+        Raises:
+            DiskError: the file cannot be read.
+        """
+        try:
+            log = await self._acquire(log_id)
+        except FileNotFoundError:
+            return b""
+        try:
+            [data] = await log.file.read([(offset, size)])
+        finally:
+            log.uses -= 1
+        await self._close_surplus()
+        return data
 
     async def forget(self, log_id: int) -> None:
         """Close a removed file once its present readers have finished."""
@@ -159,19 +184,14 @@ class EntryLogs:
         for log in opened:
             await log.file.close()
 
-    async def _read_log(self, log_id: int, locations: list[Location]) -> list[bytes | DiskError | None]:
-        ranges, places = _coalesce(locations)
+    async def _read_log(self, log_id: int, locations: list[Location]) -> list[bytes | DiskError]:
         log = await self._acquire(log_id)
         try:
-            blocks = await log.file.read(ranges)
+            found = await _read_parts(log.file, locations)
         finally:
             log.uses -= 1
         await self._close_surplus()
-        parts = [
-            (place, location.offset - ranges[place][0], location.size)
-            for place, location in zip(places, locations, strict=True)
-        ]
-        return [*cut(blocks, parts)]
+        return found
 
     async def _acquire(self, log_id: int) -> _OpenLog:
         """Return an open file, which stays open until the caller decrements ``uses``."""
@@ -262,13 +282,45 @@ def cut(blocks: Sequence[bytes], parts: Iterable[tuple[int, int, int]]) -> list[
     return [blocks[place][start : start + size] for place, start, size in parts]
 
 
+async def _read_parts(file: DiskFile, locations: Sequence[Location]) -> list[bytes | DiskError]:
+    """Read locations of one file. After a failure each half is read by itself, down to a single entry."""
+    results: list[bytes | DiskError] = [b""] * len(locations)
+    parts, failed = [sorted(range(len(locations)), key=lambda index: locations[index].offset)], 0
+    while parts:
+        part = parts.pop()
+        wanted = [locations[index] for index in part]
+        ranges, places = _coalesce(wanted)
+        try:
+            blocks = await file.read(ranges)
+        except DiskError as error:
+            failed += 1
+            if len(part) > 1 and failed < _FAILED_READS_MAX:
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
+            else:
+                for index in part:
+                    results[index] = error
+            if failed >= _FAILED_READS_MAX:
+                for index in (index for left in parts for index in left):
+                    results[index] = error
+                break
+            continue
+        cuts = [
+            (place, location.offset - ranges[place][0], location.size)
+            for place, location in zip(places, wanted, strict=True)
+        ]
+        for index, data in zip(part, cut(blocks, cuts), strict=True):
+            results[index] = data
+    return results
+
+
 def _coalesce(locations: Sequence[Location]) -> tuple[list[tuple[int, int]], list[int]]:
     """Return ranges that cover all locations, and for each location the index of its range."""
     ranges: list[tuple[int, int]] = []
     places = [0] * len(locations)
     for index in sorted(range(len(locations)), key=lambda index: locations[index].offset):
         first, end = locations[index].offset, locations[index].offset + locations[index].size
-        if ranges and first <= sum(ranges[-1]) + _GAP_BYTES_MAX:
+        if ranges and first <= sum(ranges[-1]) + GAP_BYTES_MAX:
             start = ranges[-1][0]
             ranges[-1] = (start, max(sum(ranges[-1]), end) - start)
         else:

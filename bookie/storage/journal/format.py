@@ -48,7 +48,7 @@ class RecordKind(enum.IntEnum):
     """The ledger's expected entries are known and stored here again; it stays fenced."""
 
 
-_KINDS: Final = frozenset(kind.value for kind in RecordKind)
+_KINDS: Final = {kind.value: kind for kind in RecordKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def _decode_record(data: bytes, offset: int, end: int) -> Record:
     body = data[body_offset : body_offset + length]
     if crc32c(body) != crc:
         raise DamagedJournalError(f"record at offset {offset} fails its checksum inside an intact batch")
-    return Record(RecordKind(kind), ledger_id, body, crc)
+    return Record(_KINDS[kind], ledger_id, body, crc)
 
 
 def _sealed(header: bytes) -> bytes:

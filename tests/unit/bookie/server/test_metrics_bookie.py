@@ -152,6 +152,18 @@ async def test_disks_and_limbo_are_looked_up(bookie: Bookie) -> None:
     assert bookie.value(names.DISK_FREE, disk="ledgers") == free
 
 
+async def test_the_read_cache_is_counted(bookie: Bookie) -> None:
+    entries = [entry(number) for number in range(20)]
+    await bookie.service.add("uuid", AddBatch(LEDGER, KEY, entries))
+    await bookie.storage.checkpoint()
+    sampler = Sampler(bookie.metrics, {"ledgers": bookie.ledgers}, bookie.storage, SystemClock())
+    for number in range(20):  # the second read is found to be sequential
+        await bookie.storage.read(LEDGER, [EntryId(number)])
+        await sampler.look()
+    assert (bookie.value(names.CACHE_HITS), bookie.value(names.CACHE_MISSES)) == (18, 2)
+    assert bookie.value(names.READ_AHEAD_BYTES) == sum(map(len, entries[1:]))
+
+
 async def test_a_disk_that_does_not_answer_leaves_the_last_figures(
     bookie: Bookie, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,3 +210,28 @@ def test_ranges_cover_every_location_and_stay_few(places: list[tuple[int, int]])
         assert location.offset + location.size <= first + size
     ends = [first + size for first, size in ranges]
     assert all(end < first for end, (first, _) in zip(ends, ranges[1:], strict=False))
+
+
+async def test_a_bad_sector_fails_only_the_entries_on_it() -> None:
+    disk = MemoryDisk()
+    logs, locations = await logs_with(disk, [entry(number) for number in range(1000)], [entry(1000)])
+    bad = {3, 4, 998}
+    disk.bad_sectors = {(log_path(1), locations[place].offset + 5) for place in bad}
+    found = await logs.read(locations)
+    assert {place for place, data in enumerate(found) if isinstance(data, DiskError)} == bad
+    assert all(data == entry(place) for place, data in enumerate(found) if place not in bad)
+
+
+async def test_the_attempts_on_a_failing_disk_are_bounded() -> None:
+    disk = MemoryDisk()
+    logs, locations = await logs_with(disk, [entry(number) for number in range(1000)])
+    disk.bad_sectors = {(log_path(1), location.offset) for location in locations}
+    reads = 0
+
+    async def count(operation: Operation, path: str) -> None:
+        nonlocal reads
+        reads += operation is Operation.READ
+
+    disk.before = count
+    assert all(isinstance(data, DiskError) for data in await logs.read(locations))
+    assert reads < 100

@@ -312,10 +312,12 @@ async def test_without_any_journal_file_the_mark_is_the_beginning() -> None:
     for path in journal.paths():
         if path.endswith(".journal"):
             journal.lose(path)
-    store, _ = await rebuilt(journal, ledgers)
+    index = MemoryIndex()
+    await rebuild(journal, ledgers, index)
+    store = await opened(journal, ledgers, index)
     assert await read(store, L1, 3) == [(Status.OK, entry(1, 3))]
     await add(store, L4, 0)
     await store.abort()
-    store = await opened(journal.restarted(), ledgers.restarted(), store._index.restarted())  # type: ignore[attr-defined]
+    store = await opened(journal.restarted(), ledgers.restarted(), index.restarted())
     assert await read(store, L4, 0) == [(Status.OK, entry(4, 0))]
     await store.close()
