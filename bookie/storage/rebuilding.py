@@ -107,6 +107,23 @@ async def rebuild(journal: Disk, ledgers: Disk, index: EntryIndex) -> RebuiltInd
     return rebuilding.result
 
 
+async def adopt(ledgers: Disk, index: EntryIndex, ids: Sequence[int]) -> RebuiltIndex:
+    """Name in an index the entries of entry logs that it does not name, and put new ledgers in limbo. Idempotent.
+
+    Args:
+        ledgers: the disk of the entry logs; only read.
+        index: an index that is in use. What it names stays as it is.
+        ids: the logs. Dead bytes are not counted.
+
+    Raises:
+        DiskError: a log cannot be opened, or the index cannot be read or written.
+    """
+    rebuilding = _Rebuilding(ledgers, index, keeps_named=True)
+    for log_id in ids:
+        await rebuilding.read_log(log_id)
+    return rebuilding.result
+
+
 async def _first_sequence(journal: Disk) -> int:
     """Return the sequence from which on every journal file that exists is replayed; 0 if the journal is lost.
 
@@ -125,6 +142,8 @@ async def _first_sequence(journal: Disk) -> int:
 class _Rebuilding:
     disk: Disk
     index: EntryIndex
+    keeps_named: bool = False
+    """Whether what the index names stays."""
     result: RebuiltIndex = field(default_factory=RebuiltIndex)
     _dead: dict[int, int] = field(default_factory=dict)
     """Dead bytes by log id."""
@@ -151,7 +170,8 @@ class _Rebuilding:
             await file.close()
         if end < size:
             self._add_dead(log_id, size - end)
-            if is_end_recorded:  # so that compaction can remove the log when its entries are gone
+            # So that compaction can remove the log when its entries are gone.
+            if is_end_recorded and not self.keeps_named:
                 await self.index.write([ends_at(log_id, end, is_counted=True)])
 
     async def finish(self, mark: CheckpointMark) -> None:
@@ -202,6 +222,8 @@ class _Rebuilding:
         for key, place, ledger_id, entry_id in named:
             if (before := places.get(key)) is None:
                 self.result.entries += 1
+            elif self.keeps_named:
+                continue
             else:
                 self.result.superseded += 1
                 self._add_dead(before.log_id, before.size + RECORD_HEADER_SIZE)

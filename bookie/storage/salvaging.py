@@ -9,6 +9,9 @@ Which ledgers got one is written in the journal alone. So the salvage bounds not
 - of a ledger that was collected only the fence is needed. If the metadata names the bookie for it again, the caller
   puts it in limbo, with all other ledgers that the metadata names (``bookie.server.joining.salvaged``).
 
+Entry logs that the index does not name are kept, and their entries named: the damage may be that the index lost what it
+had written, and the journal was trimmed since.
+
 The entries that can be read are moved to the entry logs, so that a copy which is the last one survives. The mark of the
 checkpoint does not move, and nothing in the journal is changed. So until the caller takes the journal out, the store
 does not open, and this can be repeated.
@@ -18,7 +21,7 @@ Source: docs/failure-model.md#damaged-journal; S rules are defined in docs/invar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bookie.model.ids import LedgerId
@@ -37,6 +40,7 @@ from bookie.storage.journal.salvage import JournalSalvage
 from bookie.storage.ledger_state import LedgerState, LedgerStates
 from bookie.storage.opening import apply_records
 from bookie.storage.port import Disk, EntryIndex
+from bookie.storage.rebuilding import adopt
 from bookie.storage.settings import StorageSettings
 from bookie.storage.write_cache import Caches
 
@@ -98,6 +102,10 @@ async def salvage(journal: Disk, ledgers: Disk, index: EntryIndex, settings: Sto
     await ledgers.make_directory(entry_log.DIRECTORY)
     log_ids = await entry_log.log_ids(ledgers)
     last_id = max([*log_ids, await last_recorded(index)], default=0)
+    leftovers = [log_id for log_id in log_ids if log_id >= mark.next_log_id]
+    adopted = await adopt(ledgers, index, leftovers)
+    mark = replace(mark, ledger_count=mark.ledger_count + adopted.ledgers)
+    await index.write([(MARK_KEY, mark.encode())])
     caches, states = Caches(), LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)
     logs = EntryLogs(ledgers, max(mark.next_log_id, last_id + 1), settings.open_logs)
     checkpointer = Checkpointer(caches, states, logs, index, settings, mark)
@@ -114,7 +122,7 @@ async def salvage(journal: Disk, ledgers: Disk, index: EntryIndex, settings: Sto
         await checkpointer.run(lambda: mark.sequence)
     finally:
         await logs.close()
-    await remove_leftovers(ledgers, index, [log_id for log_id in log_ids if log_id >= mark.next_log_id])
+    await remove_leftovers(ledgers, index, leftovers)
     return SalvagedJournal(reading.record_count, await _enter_limbo(index), reading.epoch, reading.findings)
 
 

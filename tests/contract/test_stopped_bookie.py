@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,27 @@ def test_what_cannot_be_looked_into_is_refused_and_not_created(home: Path, words
         (other / name).mkdir(parents=True)
     assert "is not that of a bookie" in str(call(other, *words).exception)
     assert not list((other / "journal").iterdir())
+
+
+def test_a_salvage_says_what_it_kept_and_what_is_damaged(home: Path) -> None:
+    assert "can be used" in str(call(home, "salvage-journal").exception)
+    journals = sorted((home / "journal" / CURRENT / "journal").glob("*.journal"))
+    data = bytearray(journals[0].read_bytes())
+    data[-10] ^= 1
+    journals[0].write_bytes(data)
+    for word in ("status", "ledgers", "scrub"):
+        assert "bkheal bookie salvage-journal" in str(call(home, word).exception)
+    done = call(home, "salvage-journal")
+    assert done.exit_code == ExitCode.OK
+    assert "records of the journal are in the entry logs; " in done.stdout
+    assert f"damaged: journal/{journals[0].name} offset " in done.stdout
+    assert "start the bookie" in done.stdout
+    assert call(home, "status").exit_code == ExitCode.OK
+    shutil.rmtree(home / "journal")
+    (home / "journal").mkdir()
+    found = document(home, "salvage-journal", "--lost")
+    assert (found["records"], found["finding_count"], found["findings"]) == (0, 0, [])
+    assert document(home, "status")["limbo_pending"] is True
 
 
 @pytest.mark.parametrize("position", ["1", "1:", ":1", "1:-1", "a:b", f"1:{1 << 63}"])

@@ -324,6 +324,35 @@ async def test_every_cut_and_every_flipped_bit_of_an_entry_log_never_gives_wrong
                 await damaged_log_is_served_in_part(logs, path, place, bit)
 
 
+async def test_entries_that_the_index_lost_after_the_journal_was_trimmed_are_served_again() -> None:
+    disks = Disks()
+    store = await disks.open()
+    await add(store, L1, 0, 1)
+    await store.checkpoint()
+    older = disks.index.restarted()
+    await add(store, L1, 2, 3)
+    await add(store, L2, 0)
+    await store.checkpoint()
+    await store.abort()
+    disks = disks.copy()
+    disks.index = older  # as if its last writes had never been durable
+    with pytest.raises(DamagedJournalError):
+        await disks.open()
+    for _ in range(2):  # also if it is repeated
+        found = await salvage(disks.journal, disks.ledgers, disks.index, SETTINGS)
+    for path in disks.journal.paths():
+        disks.journal.lose(path)
+    await begin_journal(disks.journal, disks.index, found.epoch + 1)
+    for _ in range(2):
+        store = await disks.open()
+        assert store.ledger_count == 2
+        for ledger_id, ids in ((L1, range(4)), (L2, range(1))):
+            assert await listed(store, ledger_id) == (Status.LIMBO, list(ids))
+            assert await read(store, ledger_id, *ids) == [(Status.OK, entry(ledger_id, each)) for each in ids]
+        await store.abort()
+        disks = disks.copy()
+
+
 async def test_a_journal_that_can_be_used_has_no_damage_and_a_lost_index_is_not_replaced() -> None:
     disks = await used()
     assert await damage_of(disks.journal, disks.index) is None
