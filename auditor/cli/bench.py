@@ -40,7 +40,7 @@ def add(
     _show("AddBenchmark", run(measure(entries, entry_bytes, shape)), output)
 
 
-@app.command("bookies")
+@app.command("several-bookies")
 def several_bookies(
     bookies: Annotated[int, typer.Option(min=2, max=64, help="Bookie processes, and clients.")] = 2,
     entries: Annotated[int, typer.Option(min=64, help="Entries to write in each round.")] = 200_000,
