@@ -15,7 +15,18 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 
 async def test_each_client_writes_to_its_bookie_and_the_ratio_is_that_of_one_run(tmp_path: Path) -> None:
-    words = ["-m", "auditor.cli.main", "bench", "bookies", "--entries", "1000", "--rounds", "1", "--output", "json"]
+    words = [
+        "-m",
+        "auditor.cli.main",
+        "bench",
+        "several-bookies",
+        "--entries",
+        "1000",
+        "--rounds",
+        "1",
+        "--output",
+        "json",
+    ]
     process = ManagedProcess.start("bench", [sys.executable, *words], log_path=tmp_path / "log")
     assert await process.wait(PROGRAM_S) == 0, process.log_tail()
     figures = json.loads((tmp_path / "log").read_text())
