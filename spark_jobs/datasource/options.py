@@ -7,6 +7,7 @@ returns wrong rows (Spark 4.1 to 4.3).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -29,6 +30,7 @@ WITH_SUMMARY: Final = "with_summary"
 PLAN: Final = "plan"
 CONNECT_TIMEOUT_S: Final = "connect_timeout_s"
 IMAGE_DIR: Final = "image_dir"
+NODES_PER_S: Final = "nodes_per_s"
 
 _SECONDS_MAX: Final = 3600
 
@@ -59,6 +61,8 @@ class LedgerOptions:
     """The nodes to read, from a listing that the caller made; None: list them."""
     image_dir: str | None = None
     """Directory in which each partition writes its part of an image; its files are in ``summary``."""
+    nodes_per_s: float = 0.0
+    """Ledgers that each task may read per second; 0: as many as it can."""
 
     def is_wanted(self, ledger_id: int) -> bool:
         """Whether the ledger is in the range."""
@@ -88,6 +92,7 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
         connect_timeout_s=seconds(options, CONNECT_TIMEOUT_S, settings.CONNECT_TIMEOUT_S),
         plan=_plan(options.get(PLAN)),
         image_dir=options.get(IMAGE_DIR),
+        nodes_per_s=_rate(options, NODES_PER_S),
     )
 
 
@@ -154,4 +159,15 @@ def _number(options: Mapping[str, str], name: str, default: int, least: int) -> 
         raise InvalidOptionError(f"option {name}={text!r} is not a whole number") from None
     if not least <= value <= LEDGER_ID_MAX:
         raise InvalidOptionError(f"option {name}={value} is out of range, need {least} to {LEDGER_ID_MAX}")
+    return value
+
+
+def _rate(options: Mapping[str, str], name: str) -> float:
+    text = options.get(name, "0")
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidOptionError(f"option {name}={text!r} is not a number per second") from None
+    if not 0 <= value < math.inf:
+        raise InvalidOptionError(f"option {name}={text} is out of range, need 0 or more")
     return value
