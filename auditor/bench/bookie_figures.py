@@ -110,7 +110,7 @@ def _lone(times: Mapping[str, Mapping[str, float]]) -> Iterator[Measured]:
                 took,
                 f"fdatasync, beside a round trip of {trip:.2f}",
                 sync,
-                round((took - trip) / sync, 3),
+                _ratio(took - trip, sync),
                 LONE_AIM if percentile == "p50_ms" and name != APACHE else None,
                 is_least=False,
             )
@@ -169,8 +169,9 @@ def _against(
     return Measured(case, measure, ours, baseline, theirs, _ratio(ours, theirs), aim)
 
 
-def _ratio(above: float, below: float) -> float:
-    return round(above / below, 3) if below else float("inf")
+def _ratio(above: float, below: float) -> float | None:
+    """None if the baseline is below what can be measured, as the processor time of a short run is."""
+    return round(above / below, 3) if below else None
 
 
 def _shown(value: float | None) -> str:

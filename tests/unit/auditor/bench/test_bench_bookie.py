@@ -57,6 +57,13 @@ def test_a_lone_add_may_take_three_syncs_and_a_round_trip(took_ms: float, is_met
     assert aims({"lone": {"times": times}}) == {("lone add, ours over gRPC", "p50, ms"): is_met}
 
 
+def test_a_baseline_too_small_to_be_measured_gives_no_ratio() -> None:
+    case = adds(100, apache=5, grpc=5, tcp=5)
+    case["results"]["apache"]["bookie_cpu_us"] = 0.0
+    ratios = {each.measure: each.ratio for each in measured({"adds": [case]})}
+    assert (ratios["adds/s"], ratios["CPU of the bookie, us/add"]) == (1, None)
+
+
 def test_a_missed_aim_is_shown() -> None:
     each = Measured("case", "MB/s", 10, "plain file", 100, 0.1, 0.5)
     assert row(each) == ("case", "MB/s", "10.00", "plain file", "100", "0.10", ">= 0.5 MISSED")
@@ -68,7 +75,7 @@ async def test_the_storage_alone_is_measured_without_java(tmp_path: Path, monkey
         raise JavaNotFoundError("no Java: install one")
 
     monkeypatch.setattr(bookie, "find_java", none)
-    figures = await run(BookieBenchmark(Part.ALL, (100, 20_000), (1,), 0.02, 1), lambda _: None)
+    figures = await run(BookieBenchmark(Part.ALL, (1000,), (1,), 0.02, 1), lambda _: None)
     assert [text.startswith("adds and reads of clients") for text in figures["left_out"]] == [True]
     assert not {"adds", "reads", "lone"} & figures.keys()
     for each in figures["engine"]:
