@@ -20,7 +20,16 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
-from spark_jobs.image_options import IMAGE_AGE_MAX_S, ImageAgeMax, ImageDir, WithImage, image_directory
+from spark_jobs.image_options import (
+    IMAGE_AGE_MAX_S,
+    REREAD_WITHIN_S,
+    ImageAgeMax,
+    ImageDir,
+    Incremental,
+    RereadWithin,
+    WithImage,
+    image_directory,
+)
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
 from spark_jobs.marking_options import (
     CriticalDelay,
@@ -157,6 +166,8 @@ class AuditSettings:
     with_image: WithImage = True
     image_dir: ImageDir = None
     image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S
+    incremental: Incremental = False
+    reread_within_s: RereadWithin = REREAD_WITHIN_S
 
     @property
     def image_directory(self) -> Path | None:
@@ -196,6 +207,10 @@ class AuditSettings:
             yield f"worst_ledgers_max = {self.worst_ledgers_max} is out of range, need at least 0"
         if self.ledger_min > self.ledger_max:
             yield f"ledger_min = {self.ledger_min} and ledger_max = {self.ledger_max} leave no ledger"
+        if self.incremental and not self.with_image:
+            yield "incremental needs with_image: what is not read comes from the image"
+        if self.incremental and self.snapshot is not None:
+            yield "incremental and snapshot exclude each other"
         if self.report_store:
             yield from address_problems(self.report_store)
         yield from self.security.problems()

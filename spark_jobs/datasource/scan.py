@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import LayoutKind, ledger_path
+from bookie.metadata.layout import LayoutKind, ledger_id_of, ledger_path
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.port import AccessDeniedError, MetadataStore, NoNodeError
 from bookie.model.ids import LedgerId
@@ -25,18 +25,20 @@ from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.image.leaves import LEAF_IDS
 from spark_jobs.image.part import ImagePart
 
 ROWS_MAX: Final = 10_000
 """Rows in a batch; Spark's own default."""
-_CHUNK: Final = 2_000
+CHUNK: Final = 2_000
 _CHUNKS_AHEAD: Final = 2
 """Two chunks of some 200 bytes a ledger keep ZooKeeper busy while a third is decoded, in about one megabyte."""
 _LEAF_DIGITS: Final = 4
 """Digits in the name of a ledger's node in the hierarchical layouts (docs/formats.md#ledger-paths)."""
 _DENIED: Final = "access denied: the node's ACL does not let this session read it"
 
-_Listed = AsyncGenerator[Sequence[LedgerId], None]
+Listed = AsyncGenerator[Sequence[LedgerId], None]
+"""Ids to read, in chunks."""
 _PathsOf = Callable[[Cluster, Sequence[LedgerId]], list[str]]
 _Chunk = tuple[Sequence[LedgerId], Sequence[bytes | str | None]]
 """Ids, and for each its bytes, or None if the node was deleted, or the reason why it may not be read."""
@@ -65,16 +67,41 @@ async def scan(
     Raises:
         StoreUnavailableError: no answer; nothing of this scan may be used.
     """
-    image = None if options.image_dir is None else ImagePart(Path(options.image_dir))
+    image = image_part(options)
     columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized, image=image)
-    listed = _listed(store, cluster, parents, options, columns.counts)
+    listed = _listed(store, cluster, parents, options, columns.counts, image)
+    async with aclosing(read_listed(store, cluster, listed, columns)) as batches:
+        async for batch in batches:
+            yield batch
+
+
+def image_part(options: LedgerOptions) -> ImagePart | None:
+    """What a reading writes of an image; None: there is none."""
+    return None if options.image_dir is None else ImagePart(Path(options.image_dir), options.image_from_ms)
+
+
+def leaf_of(cluster: Cluster, path: str) -> int | None:
+    """The number of a leaf; None: it holds no ledgers, or all of them, as the root of the flat layout does."""
+    if cluster.kind is LayoutKind.FLAT or (first := ledger_id_of(cluster.kind, cluster.root, f"{path}/L0000")) is None:
+        return None
+    return first // LEAF_IDS
+
+
+async def read_listed(
+    store: MetadataStore, cluster: Cluster, listed: Listed, columns: LedgerColumns
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Read ledgers that are listed in chunks, each of ledgers below one node; yield them, then the summary row.
+
+    Raises:
+        StoreUnavailableError: no answer; nothing of this may be used.
+    """
     async with aclosing(_batches(store, cluster, listed, columns, _paths)) as batches:
         async for batch in batches:
             yield batch
 
 
 async def _batches(
-    store: MetadataStore, cluster: Cluster, listed: _Listed, columns: LedgerColumns, paths: _PathsOf
+    store: MetadataStore, cluster: Cluster, listed: Listed, columns: LedgerColumns, paths: _PathsOf
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     async with aclosing(_read_ahead(store, cluster, listed, paths)) as chunks:
         async for ids, found in chunks:
@@ -104,6 +131,7 @@ async def _listed(
     parents: Sequence[LeafParent],
     options: LedgerOptions,
     counts: ScanCounts,
+    image: ImagePart | None,
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
     """Ids to read, in chunks; counts what was listed."""
     tree = LedgerTree(store, cluster)
@@ -113,8 +141,10 @@ async def _listed(
         wanted = [ledger_id for ledger_id in ids if options.is_wanted(ledger_id)]
         counts.parents.append((parent.path, parent.planned, len(ids)))
         counts.skipped += len(ids) - len(wanted)
-        for start in range(0, len(wanted), _CHUNK):
-            yield wanted[start : start + _CHUNK]
+        if image is not None and parent.stat is not None and (leaf := leaf_of(cluster, parent.path)) is not None:
+            image.listed(leaf, parent.stat, len(ids))
+        for start in range(0, len(wanted), CHUNK):
+            yield wanted[start : start + CHUNK]
 
 
 async def _given(
@@ -122,12 +152,12 @@ async def _given(
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
     await store.sync(cluster.root)  # this session's server may be older than what the caller saw
     for some in ids:
-        for start in range(0, len(some), _CHUNK):
-            yield some[start : start + _CHUNK]
+        for start in range(0, len(some), CHUNK):
+            yield some[start : start + CHUNK]
 
 
 async def _read_ahead(
-    store: MetadataStore, cluster: Cluster, listed: _Listed, paths: _PathsOf
+    store: MetadataStore, cluster: Cluster, listed: Listed, paths: _PathsOf
 ) -> AsyncGenerator[_Chunk, None]:
     ahead: deque[tuple[Sequence[LedgerId], asyncio.Task[Sequence[bytes | str | None]]]] = deque()
     try:

@@ -30,6 +30,7 @@ from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
 from spark_jobs.datasource.rereading import RereadTasks
 from spark_jobs.datasource.snapshot_ledgers import NAMED_DDL, SnapshotTasks, groups_of
+from spark_jobs.image import leaves
 from spark_jobs.report.summary import SnapshotCounts
 from spark_jobs.runs.completeness import NO_TOTALS, ScanTotals, problems, short_parents
 from spark_jobs.runs.context import RunContext
@@ -74,7 +75,7 @@ def divide(index: SnapshotIndex, nodes: Sequence[tuple[str, Stat]]) -> Division:
 
 def creates_of(stat: Stat) -> int:
     """How many children were ever created: ZooKeeper reports creations and deletions together."""
-    return (stat.children_version + stat.children_count) // 2
+    return leaves.creates_of(stat.children_version, stat.children_count)
 
 
 @dataclass(frozen=True, slots=True)
