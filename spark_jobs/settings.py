@@ -42,6 +42,7 @@ from spark_jobs.marking_options import (
 from spark_jobs.namespace_options import NamespacesInMetrics
 from spark_jobs.reference_options import REFERENCE_GRACE_S, REFERENCES, PulsarRoots, ReferenceGrace
 from spark_jobs.run_limits import RunLimits
+from spark_jobs.snapshot_options import SnapshotAuthorizationFile, SnapshotCa, SnapshotUrl, url_problems
 from spark_jobs.store_address import ReportStoreOption, address_problems
 
 CONNECT_TIMEOUT_S: Final = 15.0
@@ -156,6 +157,9 @@ class AuditSettings:
     snapshot: Path | None = None
     """Snapshot of ZooKeeper to read ledger metadata from, of the bookie check alone; on a file system that the Spark
     executors share."""
+    snapshot_url: SnapshotUrl = ""
+    snapshot_authorization_file: SnapshotAuthorizationFile = None
+    snapshot_ca: SnapshotCa = None
     history_days: Annotated[
         int, Option("Days that the tables of all runs keep.", minimum=1, maximum=HISTORY_DAYS_MAX)
     ] = HISTORY_DAYS
@@ -168,6 +172,11 @@ class AuditSettings:
     image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S
     incremental: Incremental = False
     reread_within_s: RereadWithin = REREAD_WITHIN_S
+
+    @property
+    def is_from_snapshot(self) -> bool:
+        """Whether ledger metadata is read from a snapshot."""
+        return self.snapshot is not None or bool(self.snapshot_url)
 
     @property
     def image_directory(self) -> Path | None:
@@ -209,8 +218,12 @@ class AuditSettings:
             yield f"ledger_min = {self.ledger_min} and ledger_max = {self.ledger_max} leave no ledger"
         if self.incremental and not self.with_image:
             yield "incremental needs with_image: what is not read comes from the image"
-        if self.incremental and self.snapshot is not None:
-            yield "incremental and snapshot exclude each other"
+        if self.incremental and self.is_from_snapshot:
+            yield "incremental and a snapshot exclude each other"
+        if self.snapshot_url:
+            yield from url_problems(self.snapshot_url)
+            if self.snapshot is not None:
+                yield "snapshot and snapshot_url exclude each other"
         if self.report_store:
             yield from address_problems(self.report_store)
         yield from self.security.problems()

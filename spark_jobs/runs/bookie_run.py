@@ -55,6 +55,7 @@ from spark_jobs.runs.publish import BATCH, Marking, publish
 from spark_jobs.runs.reading import LiveReading, Reading
 from spark_jobs.runs.readings import with_one_reading
 from spark_jobs.runs.snapshot_reading import SnapshotReading
+from spark_jobs.runs.streamed_snapshot import StreamedSnapshot
 from spark_jobs.runs.withdrawal import withdraw_ended
 
 _log = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class BookieRun:
         self._image = ImageUpkeep(context)
         self._incremental: IncrementalReading | None = None
         self._carried = 0
+        self._streamed = StreamedSnapshot(context) if context.settings.snapshot_url else None
 
     @property
     def critical_audited(self) -> Mapping[BookieId, Down]:
@@ -120,6 +122,9 @@ class BookieRun:
         except BaseException:
             self._image.leave()
             raise
+        finally:
+            if self._streamed is not None:
+                self._streamed.remove()
         self._image.abandon()
         return replace(outcome, image=self._image_counts())
 
@@ -148,7 +153,7 @@ class BookieRun:
     def _mark_by_image(self, cookies: AbstractSet[BookieId], bookies: Bookies) -> None:
         """Mark what an image names, once in a run that marks and reads all ledgers from ZooKeeper."""
         settings = self._settings
-        is_without = settings.image_directory is None or settings.is_dry_run or settings.snapshot is not None
+        is_without = settings.image_directory is None or settings.is_dry_run or settings.is_from_snapshot
         if is_without or self._image_marks is not None or not cookies - bookies.registered:
             return
         self._image_marks = ImageMarks(self._context)
@@ -199,8 +204,8 @@ class BookieRun:
         return IncrementalReading(self._context, self._image, lost)
 
     def _reading(self) -> Reading:
-        file = self._settings.snapshot
-        return LiveReading(self._context, self._image) if file is None else SnapshotReading(self._context, file)
+        snapshot = self._settings.snapshot or self._streamed
+        return LiveReading(self._context, self._image) if snapshot is None else SnapshotReading(self._context, snapshot)
 
     def _check(self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId]) -> CheckResult:
         bookies, decisions = scanned.bookies, self._cluster.accepted_losses()
