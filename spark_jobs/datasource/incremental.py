@@ -25,13 +25,15 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.port import MetadataStore
 from bookie.model.ids import LedgerId
+from bookie.runtime.clock import SystemClock
 from spark_jobs.connect import connected
 from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.ledgers import numbered
 from spark_jobs.datasource.options import LedgerOptions
+from spark_jobs.datasource.pace import Pace
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.datasource.scan import CHUNK, image_part, leaf_of, read_listed
+from spark_jobs.datasource.scan import image_part, leaf_of, paced, read_listed
 from spark_jobs.image.carried import ImageRows, divided, tally, without
 from spark_jobs.image.leaves import LeafRecord, LeafStat
 from spark_jobs.image.manifest import ImageError
@@ -91,7 +93,12 @@ class IncrementalTasks:
 
 
 async def incremental(
-    store: MetadataStore, cluster: Cluster, group: Sequence[LeafWork], source: ImageSource, options: LedgerOptions
+    store: MetadataStore,
+    cluster: Cluster,
+    group: Sequence[LeafWork],
+    source: ImageSource,
+    options: LedgerOptions,
+    pace: Pace,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the ledgers of some leaves that name a bookie which is not live, then the summary row.
 
@@ -102,7 +109,7 @@ async def incremental(
     columns = LedgerColumns(options.live_bookies, is_summarized=True, image=image)
     with source.rows() as rows:
         reading = _Reading(store, cluster, rows, options.live_bookies or frozenset(), columns.counts, image)
-        async with aclosing(read_listed(store, cluster, reading.wanted(group), columns)) as batches:
+        async with aclosing(read_listed(store, cluster, reading.wanted(group, pace), columns)) as batches:
             async for batch in batches:
                 yield batch
 
@@ -127,13 +134,12 @@ class _Reading:
         self._counts = counts
         self._image = image
 
-    async def wanted(self, group: Sequence[LeafWork]) -> AsyncGenerator[Sequence[LedgerId], None]:
-        """Ids to read, in chunks of one leaf each."""
+    async def wanted(self, group: Sequence[LeafWork], pace: Pace) -> AsyncGenerator[Sequence[LedgerId], None]:
+        """Ids to read, in chunks of one leaf each, when they may be read."""
         await self._store.sync(self._cluster.root)  # this session's server may be older than the one of the plan
         for work in group:
-            ids = await self._of(work)
-            for start in range(0, len(ids), CHUNK):
-                yield ids[start : start + CHUNK]
+            async for some in paced(await self._of(work), pace):
+                yield some
 
     async def _of(self, work: LeafWork) -> Sequence[LedgerId]:
         parent, record = work.parent, work.record
@@ -183,9 +189,10 @@ class _Reading:
 async def _rows(
     options: LedgerOptions, source: ImageSource, group: Sequence[LeafWork]
 ) -> AsyncGenerator[pa.RecordBatch, None]:
+    pace = Pace(SystemClock(), options.nodes_per_s)
     async with (
         connected(options.uri, options.connect_timeout_s, options.access) as connection,
-        aclosing(incremental(connection.store, connection.cluster, group, source, options)) as batches,
+        aclosing(incremental(connection.store, connection.cluster, group, source, options, pace)) as batches,
     ):
         async for batch in batches:
             yield batch

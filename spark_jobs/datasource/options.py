@@ -7,6 +7,7 @@ returns wrong rows (Spark 4.1 to 4.3).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Final
@@ -31,6 +32,7 @@ PLAN: Final = "plan"
 CONNECT_TIMEOUT_S: Final = "connect_timeout_s"
 IMAGE_DIR: Final = "image_dir"
 IMAGE_FROM_MS: Final = "image_from_ms"
+NODES_PER_S: Final = "nodes_per_s"
 
 _SECONDS_MAX: Final = 3600
 
@@ -63,6 +65,8 @@ class LedgerOptions:
     """Directory in which each partition writes its part of an image; its files are in ``summary``."""
     image_from_ms: int = 0
     """When the reading for this image began, epoch milliseconds."""
+    nodes_per_s: float = 0.0
+    """Ledgers that each task may read per second; 0: as many as it can."""
 
     def is_wanted(self, ledger_id: int) -> bool:
         """Whether the ledger is in the range."""
@@ -93,6 +97,7 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
         plan=_plan(options.get(PLAN)),
         image_dir=options.get(IMAGE_DIR),
         image_from_ms=_number(options, IMAGE_FROM_MS, 0, 0),
+        nodes_per_s=_rate(options, NODES_PER_S),
     )
 
 
@@ -164,4 +169,15 @@ def _number(options: Mapping[str, str], name: str, default: int, least: int) -> 
         raise InvalidOptionError(f"option {name}={text!r} is not a whole number") from None
     if not least <= value <= LEDGER_ID_MAX:
         raise InvalidOptionError(f"option {name}={value} is out of range, need {least} to {LEDGER_ID_MAX}")
+    return value
+
+
+def _rate(options: Mapping[str, str], name: str) -> float:
+    text = options.get(name, "0")
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidOptionError(f"option {name}={text!r} is not a number per second") from None
+    if not 0 <= value < math.inf:
+        raise InvalidOptionError(f"option {name}={text} is out of range, need 0 or more")
     return value

@@ -24,13 +24,13 @@ from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.options import LedgerOptions
+from spark_jobs.datasource.pace import Pace
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.image.leaves import LEAF_IDS
 from spark_jobs.image.part import ImagePart
 
 ROWS_MAX: Final = 10_000
 """Rows in a batch; Spark's own default."""
-CHUNK: Final = 2_000
 _CHUNKS_AHEAD: Final = 2
 """Two chunks of some 200 bytes a ledger keep ZooKeeper busy while a third is decoded, in about one megabyte."""
 _LEAF_DIGITS: Final = 4
@@ -45,7 +45,7 @@ _Chunk = tuple[Sequence[LedgerId], Sequence[bytes | str | None]]
 
 
 async def reread(
-    store: MetadataStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]], options: LedgerOptions
+    store: MetadataStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]], options: LedgerOptions, pace: Pace
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """As ``scan``, of the ledgers with these ids, in any order; the counts have no parents.
 
@@ -53,14 +53,14 @@ async def reread(
         StoreUnavailableError: no answer; nothing of this scan may be used.
     """
     columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized)
-    wanted = _given(store, cluster, ids)
+    wanted = _given(store, cluster, ids, pace)
     async with aclosing(_batches(store, cluster, wanted, columns, _each_path)) as batches:
         async for batch in batches:
             yield batch
 
 
 async def scan(
-    store: MetadataStore, cluster: Cluster, parents: Sequence[LeafParent], options: LedgerOptions
+    store: MetadataStore, cluster: Cluster, parents: Sequence[LeafParent], options: LedgerOptions, pace: Pace
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the ledgers directly under ``parents``, then the summary row if one is asked for.
 
@@ -69,7 +69,7 @@ async def scan(
     """
     image = image_part(options)
     columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized, image=image)
-    listed = _listed(store, cluster, parents, options, columns.counts, image)
+    listed = _listed(store, cluster, parents, options, columns.counts, pace, image)
     async with aclosing(read_listed(store, cluster, listed, columns)) as batches:
         async for batch in batches:
             yield batch
@@ -131,9 +131,10 @@ async def _listed(
     parents: Sequence[LeafParent],
     options: LedgerOptions,
     counts: ScanCounts,
+    pace: Pace,
     image: ImagePart | None,
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
-    """Ids to read, in chunks; counts what was listed."""
+    """Ids to read, in chunks, when they may be read; counts what was listed."""
     tree = LedgerTree(store, cluster)
     await store.sync(cluster.root)  # this session's server may be older than the one of the plan
     for parent in parents:
@@ -143,17 +144,26 @@ async def _listed(
         counts.skipped += len(ids) - len(wanted)
         if image is not None and parent.stat is not None and (leaf := leaf_of(cluster, parent.path)) is not None:
             image.listed(leaf, parent.stat, len(ids))
-        for start in range(0, len(wanted), CHUNK):
-            yield wanted[start : start + CHUNK]
+        async for some in paced(wanted, pace):
+            yield some
 
 
 async def _given(
-    store: MetadataStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]]
+    store: MetadataStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]], pace: Pace
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
     await store.sync(cluster.root)  # this session's server may be older than what the caller saw
     for some in ids:
-        for start in range(0, len(some), CHUNK):
-            yield some[start : start + CHUNK]
+        async for chunk in paced(some, pace):
+            yield chunk
+
+
+async def paced(ids: Sequence[LedgerId], pace: Pace) -> AsyncGenerator[Sequence[LedgerId], None]:
+    """The ids in chunks, each when its ledgers may be read."""
+    size = pace.chunk
+    for start in range(0, len(ids), size):
+        chunk = ids[start : start + size]
+        await pace.admit(len(chunk))
+        yield chunk
 
 
 async def _read_ahead(

@@ -21,6 +21,7 @@ from spark_jobs.datasource.incremental import ImageSource, IncrementalTasks, Lea
 from spark_jobs.datasource.ledger_schema import ledger_ddl
 from spark_jobs.datasource.ledgers import READING_DDL
 from spark_jobs.datasource.options import LedgerOptions
+from spark_jobs.datasource.pace import task_share
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
 from spark_jobs.datasource.scan import leaf_of
 from spark_jobs.image import files
@@ -113,7 +114,8 @@ class IncrementalReading:
         settings, spark = self._context.settings, self._context.spark
         cost = cost_of(works)
         few = -(-sum(work.parent.planned for work in works) // LEDGERS_PER_PARTITION_MAX)
-        tasks = max(few, session_slots(spark).tasks(cost, LEDGERS_PER_TASK))
+        slots = session_slots(spark)
+        tasks = max(few, slots.tasks(cost, LEDGERS_PER_TASK))
         groups = groups_of_work(works, settings.num_partitions or tasks)
         read = IncrementalTasks(
             LedgerOptions(
@@ -128,6 +130,7 @@ class IncrementalReading:
                 plan=None,
                 image_dir=None if image_dir is None else str(image_dir.resolve()),
                 image_from_ms=self._image.read_from_ms,
+                nodes_per_s=task_share(settings.metadata_rate, len(groups), slots.most),
             ),
             sources.source,
             groups,

@@ -24,9 +24,11 @@ from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.runtime.clock import SystemClock
 from spark_jobs.datasource.incremental import ImageSource, incremental
 from spark_jobs.datasource.ledgers import leaf_stat
 from spark_jobs.datasource.options import LedgerOptions, ledger_options
+from spark_jobs.datasource.pace import Pace
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import leaf_of, scan
 from spark_jobs.image import part as part_module
@@ -40,6 +42,7 @@ from tests.worlds.cluster import formatted
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
+PACE = Pace(SystemClock())
 LIVE = "a:1,b:1,c:1"
 
 
@@ -93,7 +96,7 @@ class World:
         """Read everything; the ids of returned rows, and the counts."""
         options = self._options(live)
         return self._took(
-            options, [batch async for batch in scan(self.store, self.cluster, await self.plan(), options)]
+            options, [batch async for batch in scan(self.store, self.cluster, await self.plan(), options, PACE)]
         )
 
     async def again(self, live: str = LIVE) -> tuple[set[int], Mapping[str, Any]]:
@@ -104,7 +107,7 @@ class World:
         batches = []
         for group in groups_of_work(works, 1):
             source = ImageSource(self.files, self.directories)
-            batches += [each async for each in incremental(self.store, self.cluster, group, source, options)]
+            batches += [each async for each in incremental(self.store, self.cluster, group, source, options, PACE)]
         return self._took(options, batches)
 
     def _options(self, live: str) -> LedgerOptions:
@@ -329,7 +332,7 @@ async def test_the_flat_layout_has_no_leaves(tmp_path: Path) -> None:
     place = World(store, await formatted(store, kind=LayoutKind.FLAT), tmp_path)
     await store.create(ledger_path(LayoutKind.FLAT, "/ledgers", 1), encode(HEALTHY))
     options = place._options(LIVE)
-    batches = [each async for each in scan(store, place.cluster, [LeafParent("/ledgers", 1)], options)]
+    batches = [each async for each in scan(store, place.cluster, [LeafParent("/ledgers", 1)], options, PACE)]
     place._took(options, batches)
     assert place.records == {}
 
