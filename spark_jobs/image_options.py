@@ -38,6 +38,26 @@ ImageAgeMax = Annotated[
         heading=_HEADING,
     ),
 ]
+REREAD_WITHIN_S: Final = 7 * 86_400.0
+"""As long as an image is used by default: a change that no list of ledgers shows is seen within a week."""
+
+Incremental = Annotated[
+    bool,
+    Option(
+        "With --kind bookies: read new, open and endangered ledgers and a part of the others, and take the rest from "
+        "the image.",
+        heading=_HEADING,
+    ),
+]
+RereadWithin = Annotated[
+    float,
+    Option(
+        "With --incremental, read every ledger again within so many seconds.",
+        minimum=60,
+        maximum=366 * 86_400,
+        heading=_HEADING,
+    ),
+]
 
 
 def image_directory(report_dir: Path, image_dir: Path | None, *, has_image: bool) -> Path | None:

@@ -20,7 +20,16 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
-from spark_jobs.image_options import IMAGE_AGE_MAX_S, ImageAgeMax, ImageDir, WithImage, image_directory
+from spark_jobs.image_options import (
+    IMAGE_AGE_MAX_S,
+    REREAD_WITHIN_S,
+    ImageAgeMax,
+    ImageDir,
+    Incremental,
+    RereadWithin,
+    WithImage,
+    image_directory,
+)
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
 from spark_jobs.marking_options import (
     CriticalDelay,
@@ -34,6 +43,7 @@ from spark_jobs.namespace_options import NamespacesInMetrics
 from spark_jobs.reading_options import MetadataRate
 from spark_jobs.reference_options import REFERENCE_GRACE_S, REFERENCES, PulsarRoots, ReferenceGrace
 from spark_jobs.run_limits import RunLimits
+from spark_jobs.snapshot_options import SnapshotAuthorizationFile, SnapshotCa, SnapshotUrl, url_problems
 from spark_jobs.store_address import ReportStoreOption, address_problems
 
 CONNECT_TIMEOUT_S: Final = 15.0
@@ -148,6 +158,9 @@ class AuditSettings:
     snapshot: Path | None = None
     """Snapshot of ZooKeeper to read ledger metadata from, of the bookie check alone; on a file system that the Spark
     executors share."""
+    snapshot_url: SnapshotUrl = ""
+    snapshot_authorization_file: SnapshotAuthorizationFile = None
+    snapshot_ca: SnapshotCa = None
     history_days: Annotated[
         int, Option("Days that the tables of all runs keep.", minimum=1, maximum=HISTORY_DAYS_MAX)
     ] = HISTORY_DAYS
@@ -159,6 +172,13 @@ class AuditSettings:
     with_image: WithImage = True
     image_dir: ImageDir = None
     image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S
+    incremental: Incremental = False
+    reread_within_s: RereadWithin = REREAD_WITHIN_S
+
+    @property
+    def is_from_snapshot(self) -> bool:
+        """Whether ledger metadata is read from a snapshot."""
+        return self.snapshot is not None or bool(self.snapshot_url)
 
     @property
     def image_directory(self) -> Path | None:
@@ -198,6 +218,14 @@ class AuditSettings:
             yield f"worst_ledgers_max = {self.worst_ledgers_max} is out of range, need at least 0"
         if self.ledger_min > self.ledger_max:
             yield f"ledger_min = {self.ledger_min} and ledger_max = {self.ledger_max} leave no ledger"
+        if self.incremental and not self.with_image:
+            yield "incremental needs with_image: what is not read comes from the image"
+        if self.incremental and self.is_from_snapshot:
+            yield "incremental and a snapshot exclude each other"
+        if self.snapshot_url:
+            yield from url_problems(self.snapshot_url)
+            if self.snapshot is not None:
+                yield "snapshot and snapshot_url exclude each other"
         if self.report_store:
             yield from address_problems(self.report_store)
         yield from self.security.problems()

@@ -3,7 +3,7 @@
 The cluster is metadata alone: ledgers on twenty bookies, nine in ten with three copies and the others with two, which
 are critical after the loss. A first audit writes the image and warms Spark up. Then a bookie's registration is removed,
 and the loss is audited twice, each time without tasks and as if for the first time. Times are from the start of the
-audit to the mark that ZooKeeper confirmed.
+audit to the mark that ZooKeeper confirmed. Before the loss, ``incremental`` measures audits after small changes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from auditor.bench import incremental
+from auditor.bench.incremental import Change, DifferentMarksError
 from auditor.bench.versus_apache_audit import clear_tasks
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
@@ -47,10 +49,6 @@ _CTIME_MS: Final = 1_700_000_000_000
 _HEAP_MIB: Final = 512
 _HEAP_MIB_FOR_A_THOUSAND: Final = 2.5
 _SESSION_S: Final = 40.0
-
-
-class DifferentMarksError(AssertionError):
-    """The two ways did not mark the same ledgers, so their times do not compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ def measure(spark: SparkSession, hosts: str, report_dir: Path, ledgers: int, roo
     Raises:
         DifferentMarksError: see ``run``.
     """
-    uri = f"zk://{hosts}{root}"
+    uri, rng = f"zk://{hosts}{root}", random.Random(3)
     with asyncio.Runner() as runner:
         store = runner.run(_connected(hosts))
         try:
@@ -98,6 +96,8 @@ def measure(spark: SparkSession, hosts: str, report_dir: Path, ledgers: int, roo
             warm = _audit(spark, AuditSettings(uri, report_dir))
             image = report_dir / "image"
             size = sum(path.stat().st_size for path in image.rglob("*.parquet"))
+            change = Change(runner, LedgerStore(store, cluster, random.Random(2)), ledgers, lambda: _metadata(rng))
+            changed = incremental.measure(spark, AuditSettings(uri, report_dir), change, int(hosts.rpartition(":")[2]))
             runner.run(store.delete(bookie_path(root, _LOST, is_read_only=False), ANY_VERSION))
             without = _audit(spark, AuditSettings(uri, report_dir, with_image=False))
             marked = runner.run(_marks(store, cluster))
@@ -113,6 +113,7 @@ def measure(spark: SparkSession, hosts: str, report_dir: Path, ledgers: int, roo
         "marks": len(marked),
         "image_mb": round(size / 1e6, 1),
         "audit_without_loss_s": round(warm.end_s, 2),
+        **changed,
         "without_image_s": _figures(without),
         "with_image_s": _figures(with_image),
         "ratio_first_mark": round(without.first_mark_s / with_image.first_mark_s, 1),

@@ -199,7 +199,8 @@ def audit(
 ) -> None:
     """The audit after the loss of one of 20 bookies: the first and the last mark, with the image and without it.
 
-    The same loss is audited both ways, and the tasks must be the same.
+    The same loss is audited both ways, and the tasks must be the same. Before that, audits after 1 % of the ledgers
+    changed: incremental, and of all ledgers.
     """
     from auditor.bench.loss import run as measure
 

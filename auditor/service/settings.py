@@ -23,7 +23,15 @@ from bookie.runtime.access.access import anonymous_write_problems
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
-from spark_jobs.image_options import IMAGE_AGE_MAX_S, ImageAgeMax, ImageDir, WithImage
+from spark_jobs.image_options import (
+    IMAGE_AGE_MAX_S,
+    REREAD_WITHIN_S,
+    ImageAgeMax,
+    ImageDir,
+    Incremental,
+    RereadWithin,
+    WithImage,
+)
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
 from spark_jobs.marking_options import (
     CriticalDelay,
@@ -188,6 +196,8 @@ class ServiceSettings:
     with_image: WithImage = True
     image_dir: ImageDir = None
     image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S
+    incremental: Incremental = False
+    reread_within_s: RereadWithin = REREAD_WITHIN_S
     compat_metrics: Annotated[bool, Option("Also export the metric names of Apache's auditor.")] = False
 
     def __post_init__(self) -> None:
@@ -242,6 +252,8 @@ def _problems(settings: ServiceSettings) -> Iterator[str]:
 
 
 def _contradictions(settings: ServiceSettings) -> Iterator[str]:
+    if settings.incremental and not settings.with_image:
+        yield "incremental needs with_image: what is not read comes from the image"
     yield from public_url_problems(settings.public_url)
     yield from leader_port_problems(settings)
     yield from ui_proxy_problems(settings)

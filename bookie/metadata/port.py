@@ -94,6 +94,8 @@ class Stat:
     children_version: int
     ephemeral_owner: int
     """Session that owns the node, 0 for a persistent one."""
+    children_zxid: int = 0
+    """Transaction that last created or deleted a child; a change of a child's data does not count."""
 
 
 @dataclass(frozen=True, slots=True)

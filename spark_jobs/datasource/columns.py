@@ -72,7 +72,7 @@ class LedgerColumns:
             state, write_quorum, ack_quorum, members = healthy
             self.counts.add(state, (members,))
             if self._image is not None:
-                self._image.add(ledger_id, state, len(members), write_quorum, ack_quorum, members)
+                self._image.add(ledger_id, state, len(members), write_quorum, ack_quorum, members, is_live=True)
             return
         message = usual_message(data)
         if message is None or not self._add_usual(ledger_id, message):
@@ -123,7 +123,8 @@ class LedgerColumns:
         if not starts:
             return False
         state = message.state
-        self._count(ledger_id, (state, size, message.quorumSize, message.ackQuorumSize), ensembles)
+        shape = (state, size, message.quorumSize, message.ackQuorumSize)
+        self._count(ledger_id, shape, ensembles, is_live=live is not None and not is_returned)
         if is_returned:
             last_entry_id, length = (message.lastEntryId, message.length) if state == _CLOSED else (None, None)
             self._append(
@@ -158,8 +159,9 @@ class LedgerColumns:
         self._known_members |= metadata.members()
         ensembles = [fragment.members for fragment in metadata.fragments]
         shape = (metadata.state.value, metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-        self._count(ledger_id, shape, ensembles)
-        if self._live is None or not metadata.members() <= self._live:
+        is_live = self._live is not None and metadata.members() <= self._live
+        self._count(ledger_id, shape, ensembles, is_live=is_live)
+        if not is_live:
             self._append(
                 (
                     ledger_id,
@@ -179,12 +181,14 @@ class LedgerColumns:
             if metadata.custom:
                 self._owners.add(len(self._rows) - 1, metadata.custom)
 
-    def _count(self, ledger_id: int, shape: tuple[int, int, int, int], ensembles: Sequence[Sequence[str]]) -> None:
+    def _count(
+        self, ledger_id: int, shape: tuple[int, int, int, int], ensembles: Sequence[Sequence[str]], *, is_live: bool
+    ) -> None:
         """Count a ledger of this state, ensemble size, write quorum and ack quorum."""
         self.counts.add(shape[0], ensembles)
         if self._image is not None:
             members = ensembles[0] if len(ensembles) == 1 else tuple(chain.from_iterable(ensembles))
-            self._image.add(ledger_id, *shape, members)
+            self._image.add(ledger_id, *shape, members, is_live=is_live)
 
     def _append(self, row: _Row, starts: Sequence[int], ensembles: Sequence[Sequence[str]]) -> None:
         self._rows.append(row)

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, Final
 
 from bookie.model.metadata import LedgerState
+from spark_jobs.image.carried import Tally
 
 _SINGLE_MAX: Final = 10_000
 """Ensembles kept until they are counted, which is several times faster in bulk than one at a time."""
@@ -28,6 +29,10 @@ class ScanCounts:
     """Outside the range of ids that was asked for; not read."""
     returned: int = 0
     """Rows that the source gave out, the unreadable ones included."""
+    carried: int = 0
+    """Those of ``ledgers`` that were not read, but carried over from an image."""
+    carried_problem: str = ""
+    """Why some that could have been were not."""
     parents: list[tuple[str, int, int]] = field(default_factory=list)
     """Path, children planned, ledgers listed: of each node that was read to its end."""
     _states: list[int] = field(default_factory=lambda: [0] * (1 + max(state.value for state in LedgerState)))
@@ -49,6 +54,15 @@ class ScanCounts:
             self._ledgers_by_bookie.update(set().union(*ensembles))
             self._fragments_by_bookie.update(chain.from_iterable(map(set, ensembles)))
 
+    def carry(self, closed: Tally) -> None:
+        """Count ledgers, all of them closed, that were not read."""
+        self.ledgers += closed.ledgers
+        self.carried += closed.ledgers
+        self.fragments += closed.fragments
+        self._states[LedgerState.CLOSED.value] += closed.ledgers
+        self._ledgers_by_bookie.update(closed.ledgers_by_bookie)
+        self._fragments_by_bookie.update(closed.fragments_by_bookie)
+
     def summary(self) -> Mapping[str, Any]:
         """The counts as the value of the column ``summary``."""
         self._count_single()
@@ -60,6 +74,8 @@ class ScanCounts:
             "vanished": self.vanished,
             "skipped": self.skipped,
             "returned": self.returned,
+            "carried": self.carried,
+            "carried_problem": self.carried_problem,
             "open": self._states[LedgerState.OPEN.value],
             "in_recovery": self._states[LedgerState.IN_RECOVERY.value],
             "closed": self._states[LedgerState.CLOSED.value],

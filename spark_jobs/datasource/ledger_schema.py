@@ -18,6 +18,7 @@ SUMMARY_DDL: Final = """
     summary struct<
         parents: array<struct<path: string, planned: bigint, listed: bigint>>,
         ledgers: bigint, fragments: bigint, unreadable: bigint, vanished: bigint, skipped: bigint, returned: bigint,
+        carried: bigint, carried_problem: string,
         open: bigint, in_recovery: bigint, closed: bigint,
         bookies: array<struct<bookie_id: string, ledgers: bigint, fragments: bigint>>,
         image: struct<
@@ -58,6 +59,8 @@ SUMMARY_FIELD: Final = pa.field(
         [
             pa.field("parents", _list(_PARENT_TYPE)),
             *_longs("ledgers", "fragments", "unreadable", "vanished", "skipped", "returned"),
+            *_longs("carried"),
+            pa.field("carried_problem", pa.string()),
             *_longs("open", "in_recovery", "closed"),
             pa.field("bookies", _list(_BOOKIE_TYPE)),
             pa.field("image", _IMAGE_TYPE),

@@ -21,8 +21,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from bookie.metadata.layout import ledger_id_of
+from bookie.metadata.layout import LayoutKind, ledger_id_of
 from bookie.metadata.ledgers.tree import LedgerTree
+from bookie.metadata.port import Stat
 from bookie.runtime.clock import SystemClock
 from spark_jobs.connect import Connection, connected
 from spark_jobs.datasource.ledger_schema import ledger_ddl
@@ -30,6 +31,7 @@ from spark_jobs.datasource.options import LedgerOptions, ledger_options
 from spark_jobs.datasource.pace import Pace
 from spark_jobs.datasource.partitions import LeafParent, balance, partition_count
 from spark_jobs.datasource.scan import scan
+from spark_jobs.image.leaves import LeafStat
 
 NAME: Final = "bk_ledgers"
 READING: Final = "reading"
@@ -123,7 +125,15 @@ def read_parents(options: LedgerOptions, parents: Sequence[LeafParent]) -> Gener
 async def leaf_parents(connection: Connection) -> tuple[LeafParent, ...]:
     """List the nodes that hold ledgers, with the number of ledgers in each."""
     tree = LedgerTree(connection.store, connection.cluster)
-    return tuple(LeafParent(path, count) for path, count in await tree.leaf_parents())
+    if connection.cluster.kind is LayoutKind.FLAT:
+        return tuple(LeafParent(path, count) for path, count in await tree.leaf_parents())
+    nodes = await tree.leaf_nodes()
+    return tuple(LeafParent(path, stat.children_count, leaf_stat(stat)) for path, stat in nodes if stat.children_count)
+
+
+def leaf_stat(stat: Stat) -> LeafStat:
+    """What an image has of the stat of a node."""
+    return LeafStat(stat.czxid, stat.children_zxid, stat.children_version, stat.children_count)
 
 
 async def _list_parents(options: LedgerOptions) -> tuple[LeafParent, ...]:

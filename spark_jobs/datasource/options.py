@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 from bookie.metadata.access import ZooKeeperAccess, access_from_text, access_in_use
@@ -18,6 +18,7 @@ from bookie.model.errors import PermanentError
 from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs import settings
 from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.image.leaves import LeafStat
 
 METADATA_URI: Final = "metadata_uri"
 ACCESS: Final = "zookeeper_access"
@@ -30,6 +31,7 @@ WITH_SUMMARY: Final = "with_summary"
 PLAN: Final = "plan"
 CONNECT_TIMEOUT_S: Final = "connect_timeout_s"
 IMAGE_DIR: Final = "image_dir"
+IMAGE_FROM_MS: Final = "image_from_ms"
 NODES_PER_S: Final = "nodes_per_s"
 
 _SECONDS_MAX: Final = 3600
@@ -61,6 +63,8 @@ class LedgerOptions:
     """The nodes to read, from a listing that the caller made; None: list them."""
     image_dir: str | None = None
     """Directory in which each partition writes its part of an image; its files are in ``summary``."""
+    image_from_ms: int = 0
+    """When the reading for this image began, epoch milliseconds."""
     nodes_per_s: float = 0.0
     """Ledgers that each task may read per second; 0: as many as it can."""
 
@@ -92,6 +96,7 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
         connect_timeout_s=seconds(options, CONNECT_TIMEOUT_S, settings.CONNECT_TIMEOUT_S),
         plan=_plan(options.get(PLAN)),
         image_dir=options.get(IMAGE_DIR),
+        image_from_ms=_number(options, IMAGE_FROM_MS, 0, 0),
         nodes_per_s=_rate(options, NODES_PER_S),
     )
 
@@ -121,16 +126,21 @@ def source_access(options: Mapping[str, str]) -> ZooKeeperAccess:
 
 def plan_text(parents: Sequence[LeafParent]) -> str:
     """Return ``parents`` as the value of the option ``plan``."""
-    return json.dumps([[parent.path, parent.planned] for parent in parents])
+    return json.dumps(
+        [[parent.path, parent.planned, None if parent.stat is None else astuple(parent.stat)] for parent in parents]
+    )
 
 
 def _plan(text: str | None) -> tuple[LeafParent, ...] | None:
     if text is None:
         return None
     try:
-        return tuple(LeafParent(str(path), int(planned)) for path, planned in json.loads(text))
+        return tuple(
+            LeafParent(str(path), int(planned), None if stat is None else LeafStat(*map(int, stat)))
+            for path, planned, stat in json.loads(text)
+        )
     except (ValueError, TypeError) as error:
-        raise InvalidOptionError(f"option {PLAN} is not a list of [path, number of children]: {error}") from error
+        raise InvalidOptionError(f"option {PLAN} is not a list of [path, number of children, stat]: {error}") from error
 
 
 def seconds(options: Mapping[str, str], name: str, default: float) -> float:

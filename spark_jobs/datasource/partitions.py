@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from spark_jobs.image.leaves import LeafStat
+
 LEDGERS_PER_PARTITION_MAX: Final = 250_000
 """A partition is what is read again after a lost connection: seconds of work, not minutes."""
 PARTITIONS_PER_CORE: Final = 1
@@ -22,6 +24,8 @@ class LeafParent:
     path: str
     planned: int
     """Number of its children when the scan was planned."""
+    stat: LeafStat | None = None
+    """Of that moment; None: not known, as in the flat layout."""
 
 
 def partition_count(parents: Sequence[LeafParent], cores: int) -> int:

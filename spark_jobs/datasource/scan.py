@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import LayoutKind, ledger_path
+from bookie.metadata.layout import LayoutKind, ledger_id_of, ledger_path
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.port import AccessDeniedError, MetadataStore, NoNodeError
 from bookie.model.ids import LedgerId
@@ -26,6 +26,7 @@ from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.pace import Pace
 from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.image.leaves import LEAF_IDS
 from spark_jobs.image.part import ImagePart
 
 ROWS_MAX: Final = 10_000
@@ -36,7 +37,8 @@ _LEAF_DIGITS: Final = 4
 """Digits in the name of a ledger's node in the hierarchical layouts (docs/formats.md#ledger-paths)."""
 _DENIED: Final = "access denied: the node's ACL does not let this session read it"
 
-_Listed = AsyncGenerator[Sequence[LedgerId], None]
+Listed = AsyncGenerator[Sequence[LedgerId], None]
+"""Ids to read, in chunks."""
 _PathsOf = Callable[[Cluster, Sequence[LedgerId]], list[str]]
 _Chunk = tuple[Sequence[LedgerId], Sequence[bytes | str | None]]
 """Ids, and for each its bytes, or None if the node was deleted, or the reason why it may not be read."""
@@ -65,16 +67,41 @@ async def scan(
     Raises:
         StoreUnavailableError: no answer; nothing of this scan may be used.
     """
-    image = None if options.image_dir is None else ImagePart(Path(options.image_dir))
+    image = image_part(options)
     columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized, image=image)
-    listed = _listed(store, cluster, parents, options, columns.counts, pace)
+    listed = _listed(store, cluster, parents, options, columns.counts, pace, image)
+    async with aclosing(read_listed(store, cluster, listed, columns)) as batches:
+        async for batch in batches:
+            yield batch
+
+
+def image_part(options: LedgerOptions) -> ImagePart | None:
+    """What a reading writes of an image; None: there is none."""
+    return None if options.image_dir is None else ImagePart(Path(options.image_dir), options.image_from_ms)
+
+
+def leaf_of(cluster: Cluster, path: str) -> int | None:
+    """The number of a leaf; None: it holds no ledgers, or all of them, as the root of the flat layout does."""
+    if cluster.kind is LayoutKind.FLAT or (first := ledger_id_of(cluster.kind, cluster.root, f"{path}/L0000")) is None:
+        return None
+    return first // LEAF_IDS
+
+
+async def read_listed(
+    store: MetadataStore, cluster: Cluster, listed: Listed, columns: LedgerColumns
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Read ledgers that are listed in chunks, each of ledgers below one node; yield them, then the summary row.
+
+    Raises:
+        StoreUnavailableError: no answer; nothing of this may be used.
+    """
     async with aclosing(_batches(store, cluster, listed, columns, _paths)) as batches:
         async for batch in batches:
             yield batch
 
 
 async def _batches(
-    store: MetadataStore, cluster: Cluster, listed: _Listed, columns: LedgerColumns, paths: _PathsOf
+    store: MetadataStore, cluster: Cluster, listed: Listed, columns: LedgerColumns, paths: _PathsOf
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     async with aclosing(_read_ahead(store, cluster, listed, paths)) as chunks:
         async for ids, found in chunks:
@@ -105,6 +132,7 @@ async def _listed(
     options: LedgerOptions,
     counts: ScanCounts,
     pace: Pace,
+    image: ImagePart | None,
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
     """Ids to read, in chunks, when they may be read; counts what was listed."""
     tree = LedgerTree(store, cluster)
@@ -114,7 +142,9 @@ async def _listed(
         wanted = [ledger_id for ledger_id in ids if options.is_wanted(ledger_id)]
         counts.parents.append((parent.path, parent.planned, len(ids)))
         counts.skipped += len(ids) - len(wanted)
-        async for some in _paced(wanted, pace):
+        if image is not None and parent.stat is not None and (leaf := leaf_of(cluster, parent.path)) is not None:
+            image.listed(leaf, parent.stat, len(ids))
+        async for some in paced(wanted, pace):
             yield some
 
 
@@ -123,11 +153,12 @@ async def _given(
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
     await store.sync(cluster.root)  # this session's server may be older than what the caller saw
     for some in ids:
-        async for chunk in _paced(some, pace):
+        async for chunk in paced(some, pace):
             yield chunk
 
 
-async def _paced(ids: Sequence[LedgerId], pace: Pace) -> AsyncGenerator[Sequence[LedgerId], None]:
+async def paced(ids: Sequence[LedgerId], pace: Pace) -> AsyncGenerator[Sequence[LedgerId], None]:
+    """The ids in chunks, each when its ledgers may be read."""
     size = pace.chunk
     for start in range(0, len(ids), size):
         chunk = ids[start : start + size]
@@ -136,7 +167,7 @@ async def _paced(ids: Sequence[LedgerId], pace: Pace) -> AsyncGenerator[Sequence
 
 
 async def _read_ahead(
-    store: MetadataStore, cluster: Cluster, listed: _Listed, paths: _PathsOf
+    store: MetadataStore, cluster: Cluster, listed: Listed, paths: _PathsOf
 ) -> AsyncGenerator[_Chunk, None]:
     ahead: deque[tuple[Sequence[LedgerId], asyncio.Task[Sequence[bytes | str | None]]]] = deque()
     try:

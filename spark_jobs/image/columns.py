@@ -21,12 +21,18 @@ LEDGERS_SCHEMA: Final = pa.schema(
         ("write_quorum", pa.int32()),
         ("ack_quorum", pa.int32()),
         ("bookies", pa.list_(pa.string())),
+        ("settled", pa.bool_()),
     ]
 )
+"""``bookies``: the members of the first fragment, then those of the next one, and so on: ``ensemble_size`` of each.
+``settled``: the ledger was closed, on live bookies alone, and no fragment named one twice.
+"""
 INDEX_SCHEMA: Final = pa.schema([("bookie_id", pa.string()), ("ledger_id", pa.int64()), ("write_quorum", pa.int32())])
 _STATES: Final = {state.value: state.name for state in LedgerState}
 
-_Shape = tuple[int, int, int, int, tuple[str, ...]]
+_CLOSED: Final = LedgerState.CLOSED.value
+
+_Shape = tuple[int, int, int, int, tuple[str, ...], bool]
 """All of a ledger but its id: many ledgers have the same."""
 
 
@@ -54,6 +60,8 @@ class ImageColumns:
         write_quorum: int,
         ack_quorum: int,
         members: Sequence[str],
+        *,
+        is_live: bool = False,
     ) -> None:
         """Take one ledger.
 
@@ -63,9 +71,10 @@ class ImageColumns:
             ensemble_size: E.
             write_quorum: Qw.
             ack_quorum: Qa.
-            members: the bookies of all of its fragments; one may occur more than once.
+            members: the bookies of all of its fragments, one fragment after the other.
+            is_live: whether all of them are live, as far as it is known.
         """
-        shape = (state, ensemble_size, write_quorum, ack_quorum, tuple(members))
+        shape = (state, ensemble_size, write_quorum, ack_quorum, tuple(members), is_live)
         self._ids.append(ledger_id)
         self._codes.append(self._known.setdefault(shape, len(self._known)))
 
@@ -73,22 +82,47 @@ class ImageColumns:
         """Return what was collected since the last call."""
         shapes = list(self._known)
         ids, codes = pa.array(self._ids, pa.int64()), pa.array(self._codes, pa.int32())
-        columns = list(zip(*shapes, strict=True)) or [()] * 5
+        columns = list(zip(*shapes, strict=True)) or [()] * 6
         of_shapes = [
             pa.array([_STATES[state] for state in columns[0]], pa.string()),
             *(pa.array(column, pa.int32()) for column in columns[1:4]),
-            pa.array([tuple(dict.fromkeys(members)) for members in columns[4]], pa.list_(pa.string())),
+            pa.array(columns[4], pa.list_(pa.string())),
+            pa.array(map(_is_settled, shapes), pa.bool_()),
         ]
+        distinct = pa.array([tuple(dict.fromkeys(members)) for members in columns[4]], pa.list_(pa.string()))
         of_ledgers = [column.take(codes) for column in of_shapes]
         self._clear()
         return ImageTables(
-            pa.table([ids, *of_ledgers], schema=LEDGERS_SCHEMA), _index(ids, of_ledgers[2], of_shapes[4], codes)
+            pa.table([ids, *of_ledgers], schema=LEDGERS_SCHEMA), _index(ids, of_ledgers[2], distinct, codes)
         )
 
     def _clear(self) -> None:
         self._ids: list[int] = []
         self._codes: list[int] = []
         self._known: dict[_Shape, int] = {}
+
+
+def tables_of(ledgers: pa.Table) -> ImageTables:
+    """The tables of rows that another image has."""
+    ledgers = ledgers.combine_chunks()
+    lists = pc.list_flatten(ledgers["bookies"]).combine_chunks()
+    names = lists.unique().sort()
+    # One number for each bookie and row: sorted, they are in the order of bookies, and each occurs once.
+    count = max(1, len(ledgers))
+    parents = pc.list_parent_indices(ledgers["bookies"]).combine_chunks().cast(pa.int64())
+    keys = pc.add(pc.multiply(pc.index_in(lists, names).cast(pa.int64()), count), parents).unique().sort()
+    bookies = pc.divide(keys, count)
+    rows = pc.subtract(keys, pc.multiply(bookies, count))
+    columns = [names.take(bookies), ledgers["ledger_id"].take(rows), ledgers["write_quorum"].take(rows)]
+    return ImageTables(ledgers, pa.table(columns, schema=INDEX_SCHEMA))
+
+
+def _is_settled(shape: _Shape) -> bool:
+    state, size, _, _, members, is_live = shape
+    if not (is_live and state == _CLOSED and size > 0):
+        return False
+    fragments = (members[start : start + size] for start in range(0, len(members), size))
+    return all(len(set(fragment)) == size for fragment in fragments)
 
 
 def _index(ids: pa.Array, write_quorums: pa.Array, members: pa.Array, codes: pa.Array) -> pa.Table:

@@ -1,7 +1,10 @@
 """The generations of images in a directory: written beside the current one, and put in its place at once.
 
 <image_dir>/<instance id>/<run id>/manifest.json, ledgers-*.parquet, index-*.parquet
-<image_dir>/<instance id>/.writing-<run id>/          until it is whole
+<image_dir>/<instance id>/.writing-<run id>/          until it is whole; its parts that are complete can be read
+
+Besides its files, an unfinished generation has ``beginning.json``, a manifest without files, and a list of files for
+each part (``part-*.json``).
 
 Run ids sort by time, so the newest generation has the last name. Runs that mark exclude each other, so there is one
 writer for each cluster; two would not damage a generation either.
@@ -13,15 +16,20 @@ import contextlib
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from bookie.metadata.cluster import Cluster
-from spark_jobs.image.manifest import ImageError, Manifest, manifest_of
+from spark_jobs.image.manifest import ImageError, Manifest, manifest_of, part_of
+from spark_jobs.image.part import PART, ImageFile
 
 MANIFEST: Final = "manifest.json"
 GENERATIONS: Final = 2
 """A reader of the one before is not disturbed."""
+UNFINISHED: Final = 3
+"""Generations of runs that ended early, which are kept until one becomes whole."""
+BEGINNING: Final = "beginning.json"
 _WRITING: Final = ".writing-"
 _GENERATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _MANIFEST_BYTES_MAX: Final = 64 << 20
@@ -32,23 +40,42 @@ def cluster_dir(image_dir: Path, cluster: Cluster) -> Path:
     return image_dir / re.sub(r"[^A-Za-z0-9-]", "_", cluster.instance_id)
 
 
-def begin(image_dir: Path, cluster: Cluster, run_id: str) -> Path:
+def begin(image_dir: Path, cluster: Cluster, run_id: str, kept: int = 0) -> Path:
     """Make an empty directory for the files of a new generation, and remove what earlier runs did not finish.
+
+    Args:
+        image_dir: of all clusters.
+        cluster: the live cluster.
+        run_id: of the run.
+        kept: how many unfinished generations stay, the newest ones.
 
     Raises:
         OSError: it cannot be made.
     """
     parent = cluster_dir(image_dir, cluster)
     parent.mkdir(parents=True, exist_ok=True)
-    for left in parent.glob(f"{_WRITING}*"):
+    for left in unfinished(parent)[: -kept or None]:
         shutil.rmtree(left, ignore_errors=True)
     writing = parent / f"{_WRITING}{run_id}"
     writing.mkdir()
     return writing
 
 
+def note_beginning(writing: Path, manifest: Manifest) -> None:
+    """Note of what an unfinished generation is.
+
+    Args:
+        writing: its directory.
+        manifest: without files; its bookies are those that are live when the reading begins.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    (writing / BEGINNING).write_text(manifest.to_text(), encoding="utf-8")
+
+
 def commit(writing: Path, manifest: Manifest) -> None:
-    """Make a generation whole and current; remove all but the newest ``GENERATIONS``.
+    """Make a generation whole and current; remove all but the newest ``GENERATIONS``, and what is unfinished.
 
     Raises:
         OSError: it cannot be written.
@@ -69,7 +96,7 @@ def commit(writing: Path, manifest: Manifest) -> None:
     _fsync_directory(writing)
     writing.rename(writing.parent / manifest.run_id)
     _fsync_directory(writing.parent)
-    for old in generations(writing.parent)[:-GENERATIONS]:
+    for old in (*generations(writing.parent)[:-GENERATIONS], *unfinished(writing.parent)):
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -85,6 +112,27 @@ def generations(parent: Path) -> list[Path]:
     return []
 
 
+def unfinished(parent: Path) -> list[Path]:
+    """The unfinished generations of a cluster, the oldest first; none if the directory cannot be read."""
+    with contextlib.suppress(OSError):
+        return sorted(path for path in parent.glob(f"{_WRITING}*") if path.is_dir())
+    return []
+
+
+def begun(writing: Path) -> Manifest:
+    """An unfinished generation, with the files of its complete parts.
+
+    Raises:
+        ImageError: it is damaged or of a newer release. A part whose list is damaged is left out.
+    """
+    manifest = manifest_of(_text(writing / BEGINNING))
+    found: list[ImageFile] = []
+    for path in sorted(writing.glob(f"{PART}-*.json")):
+        with contextlib.suppress(ImageError):
+            found += part_of(_text(path))
+    return replace(manifest, files=tuple(found))
+
+
 def newest(image_dir: Path, cluster: Cluster) -> tuple[Path, Manifest]:
     """The current image of a cluster.
 
@@ -95,12 +143,15 @@ def newest(image_dir: Path, cluster: Cluster) -> tuple[Path, Manifest]:
     found = generations(parent)
     if not found:
         raise ImageError(f"there is none in {parent}")
+    return found[-1], manifest_of(_text(found[-1] / MANIFEST))
+
+
+def _text(path: Path) -> str:
     try:
-        with (found[-1] / MANIFEST).open("rb") as file:
-            data = file.read(_MANIFEST_BYTES_MAX)
+        with path.open("rb") as file:
+            return file.read(_MANIFEST_BYTES_MAX).decode(errors="replace")
     except OSError as error:
         raise ImageError(f"its manifest cannot be read: {error}") from error
-    return found[-1], manifest_of(data.decode(errors="replace"))
 
 
 def _fsync_directory(path: Path) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from bookie.metadata.cluster import Cluster
 from bookie.model.errors import PermanentError
-from spark_jobs.image.part import ImageFile
+from spark_jobs.image.part import ImageFile, document_crc32
 
-VERSION: Final = 1
+VERSION: Final = 2
 _API_VERSION: Final = "bkheal/v1"
 _KIND: Final = "LedgerImage"
 _SKEW_MS_MAX: Final = 60_000
@@ -34,7 +33,9 @@ class Manifest:
     """Of the ledgers."""
     layout: str
     read_from_ms: int
-    """When its reading began, epoch milliseconds: nothing in it is older."""
+    """When its reading began, epoch milliseconds. What it carries over from the image before is older: each leaf has
+    its own time.
+    """
     ledgers: int
     bookies: tuple[str, ...]
     """All that are named in metadata."""
@@ -46,6 +47,11 @@ class Manifest:
         return sum(file.bytes for file in self.files)
 
     @property
+    def leaves(self) -> Sequence[ImageFile]:
+        """The files of the leaves of the ledger tree."""
+        return [file for file in self.files if file.is_leaves]
+
+    @property
     def index(self) -> Sequence[ImageFile]:
         """The files of the index."""
         return [file for file in self.files if file.is_index]
@@ -53,7 +59,7 @@ class Manifest:
     def to_text(self) -> str:
         """As the content of its file, with a checksum of all of it."""
         document = {"apiVersion": _API_VERSION, "kind": _KIND, "version": VERSION, **asdict(self)}
-        return json.dumps(document | {"crc32": _crc32(document)}, indent=1) + "\n"
+        return json.dumps(document | {"crc32": document_crc32(document)}, indent=1) + "\n"
 
     def age_ms(self, now_ms: int) -> int:
         """How old the image is, at least 0."""
@@ -72,13 +78,28 @@ def manifest_of(text: str) -> Manifest:
             raise ImageError("its manifest is another document")
         if document["version"] != VERSION:
             raise ImageError(f"it has version {document['version']}, and this release reads version {VERSION}")
-        if document.pop("crc32") != _crc32(document):
+        if document.pop("crc32") != document_crc32(document):
             raise ImageError("its manifest is damaged")
         values = {name: document[name] for name in (field.name for field in fields(Manifest))}
         files = tuple(ImageFile(**file) for file in values.pop("files"))
         return Manifest(**values | {"files": files, "bookies": tuple(values["bookies"])})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ImageError(f"its manifest is damaged: {error}") from error
+
+
+def part_of(text: str) -> tuple[ImageFile, ...]:
+    """Read the list of files that a complete part left (``part.part_text``).
+
+    Raises:
+        ImageError: it is damaged.
+    """
+    try:
+        document: dict[str, Any] = json.loads(text)
+        if document.pop("crc32") != document_crc32(document):
+            raise ImageError("the list of its files is damaged")
+        return tuple(ImageFile(**file) for file in document["files"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ImageError(f"the list of its files is damaged: {error}") from error
 
 
 def check_usable(manifest: Manifest, cluster: Cluster, now_ms: int, age_max_s: float) -> None:
@@ -102,7 +123,3 @@ def check_usable(manifest: Manifest, cluster: Cluster, now_ms: int, age_max_s: f
         raise ImageError("it is from the future, so a clock was wrong")
     if manifest.age_ms(now_ms) > age_max_s * 1000:
         raise ImageError(f"it is {manifest.age_ms(now_ms) // 1000} s old, more than {age_max_s:g} s")
-
-
-def _crc32(document: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(document, sort_keys=True).encode())

@@ -5,24 +5,30 @@ A failure to write is no failure to read: the part has a problem, and the scan g
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_jobs.image.columns import ImageColumns
+from spark_jobs.image.columns import ImageColumns, ImageTables, tables_of
+from spark_jobs.image.leaves import LEAF_IDS, LEAVES, LeafRecord, LeafSlice, LeafStat, leaf_table
 
 LEDGERS_MAX: Final = 250_000
 """Of a file: about 50 MB in memory while it is written."""
 ROW_GROUP: Final = 32_768
 """What is read for a bookie is at most one row group of each file more than its rows."""
 INDEX: Final = "index"
+LEDGERS: Final = "ledgers"
+PART: Final = "part"
+"""How the name of the list of a part's files begins."""
 _MAGIC: Final = b"PAR1"
 _TAIL: Final = 8
 """Length of the footer, and the magic bytes."""
@@ -43,43 +49,127 @@ class ImageFile:
         """Whether it belongs to the index."""
         return self.name.startswith(INDEX)
 
+    @property
+    def is_ledgers(self) -> bool:
+        """Whether it has the ledgers themselves."""
+        return self.name.startswith(LEDGERS)
+
+    @property
+    def is_leaves(self) -> bool:
+        """Whether it has the leaves of the ledger tree."""
+        return self.name.startswith(LEAVES)
+
 
 class ImagePart:
     """The part of one reading of one partition. Not shared between threads."""
 
-    def __init__(self, directory: Path) -> None:
-        """``directory`` holds the files of all parts; it exists."""
+    def __init__(self, directory: Path, read_from_ms: int = 0) -> None:
+        """Prepare.
+
+        Args:
+            directory: holds the files of all parts; it exists.
+            read_from_ms: nothing was read before this, epoch milliseconds.
+        """
         self._directory = directory
+        self._read_from_ms = read_from_ms
         self._token = secrets.token_hex(8)  # of this reading alone: Spark may read a partition twice
         self._columns = ImageColumns()
+        self._kept: list[pa.Table] = []
+        self._kept_rows = 0
+        self._leaves: list[LeafRecord] = []
+        self._slices: dict[int, list[LeafSlice]] = {}
         self._files: list[ImageFile] = []
+        self._number = 0
         self._problem = ""
 
     def add(
-        self, ledger_id: int, state: int, ensemble_size: int, write_quorum: int, ack_quorum: int, members: Sequence[str]
+        self,
+        ledger_id: int,
+        state: int,
+        ensemble_size: int,
+        write_quorum: int,
+        ack_quorum: int,
+        members: Sequence[str],
+        *,
+        is_live: bool = False,
     ) -> None:
         """Take one ledger (``ImageColumns.add``)."""
-        self._columns.add(ledger_id, state, ensemble_size, write_quorum, ack_quorum, members)
+        self._columns.add(ledger_id, state, ensemble_size, write_quorum, ack_quorum, members, is_live=is_live)
         if len(self._columns) >= LEDGERS_MAX:
-            self._write()
+            self._write(self._columns.take())
+
+    def keep(self, ledgers: pa.Table) -> None:
+        """Take rows of another image as they are."""
+        self._kept.append(ledgers)
+        self._kept_rows += len(ledgers)
+        if self._kept_rows >= LEDGERS_MAX:
+            self._write_kept()
+
+    def listed(self, leaf: int, stat: LeafStat, listed: int, read_from_ms: int | None = None) -> None:
+        """Note a leaf; all ledgers under it are added or kept before the end.
+
+        Args:
+            leaf: its number.
+            stat: from before its ledgers were listed.
+            listed: ledgers that were listed.
+            read_from_ms: when the reading of what is kept began; None: all are read now.
+        """
+        since_ms = self._read_from_ms if read_from_ms is None else read_from_ms
+        self._leaves.append(LeafRecord(leaf, stat, listed, since_ms))
 
     def finish(self) -> Mapping[str, Any]:
         """Write the rest; return the files and, if one could not be written, the problem: a value for the driver."""
         if len(self._columns):
-            self._write()
+            self._write(self._columns.take())
+        if self._kept:
+            self._write_kept()
+        if self._leaves and not self._problem:
+            records = [replace(leaf, slices=tuple(self._slices.get(leaf.leaf, ()))) for leaf in self._leaves]
+            self._write_files(((LEAVES, leaf_table(records)),))
+            self._note_complete()
         return {"files": [asdict(file) for file in self._files], "problem": self._problem}
 
-    def _write(self) -> None:
-        tables = self._columns.take()
+    def _note_complete(self) -> None:
+        """List the files of this part, so that a later run can use them if this one does not come to its end."""
         if self._problem:
             return
-        number = len(self._files) // 2
+        document = {"files": [asdict(file) for file in self._files]}
+        text = json.dumps(document | {"crc32": document_crc32(document)})
         try:
-            for kind, table in (("ledgers", tables.ledgers), (INDEX, tables.index)):
-                name = f"{kind}-{self._token}-{number:03d}.parquet"
+            (self._directory / f"{PART}-{self._token}.json").write_text(text, encoding="utf-8")
+        except OSError as error:
+            self._problem = f"cannot write to {self._directory}: {error}"
+
+    def _write_kept(self) -> None:
+        kept, self._kept, self._kept_rows = self._kept, [], 0
+        self._write(tables_of(pa.concat_tables(kept)))
+
+    def _write(self, tables: ImageTables) -> None:
+        if self._problem:
+            return
+        name = self._write_files(((LEDGERS, tables.ledgers), (INDEX, tables.index)))
+        for leaf, first, rows in _runs(tables.ledgers["ledger_id"]):
+            self._slices.setdefault(leaf, []).append(LeafSlice(name, first, rows))
+
+    def _write_files(self, tables: Sequence[tuple[str, pa.Table]]) -> str:
+        """Write tables that belong together; return the name of the first file."""
+        names = [f"{kind}-{self._token}-{self._number:03d}.parquet" for kind, _ in tables]
+        self._number += 1
+        try:
+            for name, (_, table) in zip(names, tables, strict=True):
                 self._files.append(write_table(table, self._directory / name))
         except (OSError, pa.ArrowException) as error:
             self._problem = f"cannot write to {self._directory}: {error}"
+        return names[0]
+
+
+def _runs(ids: pa.ChunkedArray) -> Iterator[tuple[int, int, int]]:
+    """Leaf, first row and number of rows, of each sequence of ledgers of one leaf."""
+    encoded = pc.run_end_encode(pc.divide(ids.combine_chunks(), LEAF_IDS))
+    first = 0
+    for leaf, end in zip(encoded.values.to_pylist(), encoded.run_ends.to_pylist(), strict=True):
+        yield leaf, first, end - first
+        first = end
 
 
 def write_table(table: pa.Table, path: Path) -> ImageFile:
@@ -94,6 +184,11 @@ def write_table(table: pa.Table, path: Path) -> ImageFile:
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return ImageFile(path.name, table.num_rows, path.stat().st_size, footer_crc32(path))
+
+
+def document_crc32(document: Mapping[str, Any]) -> int:
+    """The checksum of a document that is written as JSON."""
+    return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 
 def footer_crc32(path: Path) -> int:

@@ -41,7 +41,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one audit with these arguments, and return the exit code."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    if arguments.snapshot is not None and arguments.kind != RunKind.BOOKIES.value:
+    if (arguments.snapshot is not None or arguments.snapshot_url) and arguments.kind != RunKind.BOOKIES.value:
         parser.error(f"a run of kind {arguments.kind} has no --snapshot")
     return guarded_run(lambda: _run(arguments))
 

@@ -48,6 +48,11 @@ def _lines(summary: RunSummary) -> Iterator[str]:
         yield f"snapshot    {read.ledgers} ledgers judged by it, {read.read_again + read.read_live} read in ZooKeeper"
     if summary.image.marked:
         yield f"image       {summary.image.marked} ledgers were marked by it before all ledgers were read"
+    if summary.image.carried:
+        since = rfc3339(summary.image.carried_from_ms)
+        yield f"carried     {summary.image.carried} ledgers come from the image, read {since} or later"
+    if summary.image.carried_problem:
+        yield f"image       {summary.image.carried_problem}"
     yield f"fragments   {counts.fragments}"
     yield f"unreadable  {counts.unreadable}"
     yield f"published   {published_text(summary.published)}"

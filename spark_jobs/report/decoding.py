@@ -115,6 +115,8 @@ def _image(item: Mapping[str, Any]) -> ImageCounts:
         written_from_ms=_known_ms(item["written_from"]),
         problem=_text(item["problem"] or ""),
         write_problem=_text(item["write_problem"] or ""),
+        carried_from_ms=_known_ms(item.get("carried_from")),
+        carried_problem=_text(item.get("carried_problem") or ""),
     )
 
 

@@ -255,6 +255,13 @@ class ImageCounts:
     written_bytes: int = 0
     write_problem: str = ""
     """Why the run wrote no image."""
+    carried: int = 0
+    """Ledgers that an incremental run did not read: the image has them as closed, on bookies that are still live, in a
+    part of the ledger tree that has the same ledgers."""
+    carried_from_ms: int = 0
+    """When the oldest of them were read; 0: there are none."""
+    carried_problem: str = ""
+    """Why an incremental run read all ledgers, or some that the image has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,6 +507,9 @@ def _image(image: ImageCounts) -> Mapping[str, Any]:
         "written_ledgers": image.written_ledgers,
         "written_bytes": image.written_bytes,
         "write_problem": image.write_problem or None,
+        "carried": image.carried,
+        "carried_from": rfc3339_if_known(image.carried_from_ms),
+        "carried_problem": image.carried_problem or None,
     }
 
 

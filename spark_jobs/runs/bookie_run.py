@@ -45,6 +45,7 @@ from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.held_back import DueOnly, held_back
 from spark_jobs.runs.image_marks import ImageMarks
 from spark_jobs.runs.image_upkeep import ImageUpkeep
+from spark_jobs.runs.incremental_reading import IncrementalReading
 from spark_jobs.runs.ledger_scan import LedgerScan
 from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.lost_bookies import LostBookies
@@ -54,6 +55,7 @@ from spark_jobs.runs.publish import BATCH, Marking, publish
 from spark_jobs.runs.reading import LiveReading, Reading
 from spark_jobs.runs.readings import with_one_reading
 from spark_jobs.runs.snapshot_reading import SnapshotReading
+from spark_jobs.runs.streamed_snapshot import StreamedSnapshot
 from spark_jobs.runs.withdrawal import withdraw_ended
 
 _log = logging.getLogger(__name__)
@@ -93,6 +95,9 @@ class BookieRun:
         """Bookies that the findings take to be there."""
         self._image_marks: ImageMarks | None = None
         self._image = ImageUpkeep(context)
+        self._incremental: IncrementalReading | None = None
+        self._carried = 0
+        self._streamed = StreamedSnapshot(context) if context.settings.snapshot_url else None
 
     @property
     def critical_audited(self) -> Mapping[BookieId, Down]:
@@ -114,8 +119,13 @@ class BookieRun:
         """
         try:
             outcome = with_one_reading(lambda: self._attempt(cookies))
+        except BaseException:
+            self._image.leave()
+            raise
         finally:
-            self._image.abandon()
+            if self._streamed is not None:
+                self._streamed.remove()
+        self._image.abandon()
         return replace(outcome, image=self._image_counts())
 
     def _attempt(self, cookies: AbstractSet[BookieId]) -> Outcome:
@@ -126,7 +136,7 @@ class BookieRun:
         if held is not None:
             return Outcome(None, CheckResult(bookies), held)
         self._mark_by_image(cookies, bookies)
-        scan, scanned = self._scan(bookies)
+        scan, scanned = self._scan(bookies, cookies)
         try:
             totals = scanned.totals
             known = cookies | scanned.bookies.registered | totals.ledgers_by_bookie.keys()
@@ -143,7 +153,7 @@ class BookieRun:
     def _mark_by_image(self, cookies: AbstractSet[BookieId], bookies: Bookies) -> None:
         """Mark what an image names, once in a run that marks and reads all ledgers from ZooKeeper."""
         settings = self._settings
-        is_without = settings.image_directory is None or settings.is_dry_run or settings.snapshot is not None
+        is_without = settings.image_directory is None or settings.is_dry_run or settings.is_from_snapshot
         if is_without or self._image_marks is not None or not cookies - bookies.registered:
             return
         self._image_marks = ImageMarks(self._context)
@@ -153,6 +163,13 @@ class BookieRun:
     def _image_counts(self) -> ImageCounts:
         counts = ImageCounts() if self._image_marks is None else self._image_marks.counts
         counts = replace(counts, write_problem=self._image.problem)
+        if (reading := self._incremental) is not None:
+            counts = replace(
+                counts,
+                carried=self._carried,
+                carried_from_ms=reading.carried_from_ms,
+                carried_problem=reading.problem,
+            )
         if (written := self._image.written) is None:
             return counts
         return replace(
@@ -162,10 +179,12 @@ class BookieRun:
             written_bytes=written.bytes,
         )
 
-    def _scan(self, before: Bookies) -> tuple[LedgerScan, ScanResult]:
+    def _scan(self, before: Bookies, cookies: AbstractSet[BookieId]) -> tuple[LedgerScan, ScanResult]:
         """Scan until no member of any ledger has left during the scan: the scan passed over its ledgers."""
         reading = self._reading()
         for attempt in range(1, SCANS_MAX + 1):
+            if self._settings.incremental:
+                reading = self._incremental = self._incrementally(cookies, before.registered)
             scan = reading.scan(before.staying)
             after = self._cluster.bookies()
             gone = (before.registered - after.registered) & scan.totals.ledgers_by_bookie.keys()
@@ -173,14 +192,20 @@ class BookieRun:
                 break
             scan.release()
             before = after
-        found = reading.problems()
+        found, self._carried = reading.problems(), scan.totals.carried
         if gone:
             found += (f"{', '.join(sorted(gone))} left while ledgers were read; a later audit finds all they held",)
         return scan, ScanResult(scan.totals, after, found, reading.counts)
 
+    def _incrementally(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> IncrementalReading:
+        """Carry nothing over that was read before the loss of a bookie that no audit has dealt with."""
+        noted = self._lost_bookies(cookies, registered).noted if cookies - registered else {}
+        lost = {bookie: down.since_ms for bookie, down in noted.items() if not down.audited_ms}
+        return IncrementalReading(self._context, self._image, lost)
+
     def _reading(self) -> Reading:
-        file = self._settings.snapshot
-        return LiveReading(self._context, self._image) if file is None else SnapshotReading(self._context, file)
+        snapshot = self._settings.snapshot or self._streamed
+        return LiveReading(self._context, self._image) if snapshot is None else SnapshotReading(self._context, snapshot)
 
     def _check(self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId]) -> CheckResult:
         bookies, decisions = scanned.bookies, self._cluster.accepted_losses()

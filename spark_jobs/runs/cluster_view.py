@@ -16,8 +16,10 @@ from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.topology import TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import available_path, locks_path, tasks_path
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.migration import read_migration
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import Stat, StoreUnavailableError
 from bookie.metadata.pulsar.tree import PulsarTree
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
@@ -62,6 +64,10 @@ class ClusterView:
     def leaf_nodes(self) -> Sequence[tuple[str, Stat]]:
         """As ``leaf_parents``, with the stat of each node."""
         return self._runner.run(LedgerTree(self._connection.store, self.cluster).leaf_nodes())
+
+    def newest_zxid(self) -> int:
+        """A transaction that the cluster has: the newest one of some nodes that change often."""
+        return self._runner.run(self._newest_zxid())
 
     def count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
         """Ledgers directly under each of ``paths`` now."""
@@ -166,6 +172,14 @@ class ClusterView:
         if why := (await read_migration(self._connection.store, self.cluster.root)).refusal:
             raise StoreUnavailableError(why)
         return await self._publisher.mark(batch)
+
+    async def _newest_zxid(self) -> int:
+        root, store = self.cluster.root, self._connection.store
+        await store.sync(root)
+        places = [available_path(root, is_read_only=is_read_only) for is_read_only in (False, True)]
+        places += [root, tasks_path(root), locks_path(root), f"{own_path('runs', root)}/locks"]
+        found = [await store.stat(path) for path in places]
+        return max((max(stat.czxid, stat.mzxid, stat.children_zxid) for stat in found if stat is not None), default=0)
 
     async def _bookies(self) -> Bookies:
         registered = await self._registrations.list()

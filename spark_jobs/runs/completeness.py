@@ -33,6 +33,8 @@ class ScanTotals:
     """Per node that was read, how many ledgers it listed; one number per time it was read, which should be once."""
     ledgers_by_bookie: Mapping[str, int]
     fragments_by_bookie: Mapping[str, int]
+    carried: int = 0
+    """Those of ``ledgers`` that were not read, but carried over from an image."""
 
     def plus(self, other: ScanTotals) -> ScanTotals:
         """The counts of both, of different ledgers."""
@@ -52,6 +54,7 @@ class ScanTotals:
             listed,
             Counter(self.ledgers_by_bookie) + Counter(other.ledgers_by_bookie),
             Counter(self.fragments_by_bookie) + Counter(other.fragments_by_bookie),
+            self.carried + other.carried,
         )
 
 

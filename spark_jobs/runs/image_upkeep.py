@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,23 +27,29 @@ class ImageUpkeep:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._writing: Path | None = None
-        self._read_from_ms = 0
+        self.read_from_ms = 0
+        """When the reading of the last generation that was begun began."""
         self.written: Manifest | None = None
         self.problem = ""
         """Why no image was written."""
 
-    def begin(self) -> Path | None:
-        """Begin before a scan, and forget what an earlier one wrote; the directory for the parts, or None."""
+    def begin(self, live: AbstractSet[str]) -> Path | None:
+        """Begin before a scan with these live bookies, and forget what an earlier one wrote; the directory for the
+        parts, or None.
+        """
         context, settings = self._context, self._context.settings
         image_dir = settings.image_directory
         self.abandon()
         if image_dir is None or settings.is_dry_run:
             return None
-        self._read_from_ms = context.clock.epoch_ms()
+        self.read_from_ms = context.clock.epoch_ms()
         try:
-            self._writing = files.begin(image_dir, context.cluster.cluster, context.run_id)
+            kept = files.UNFINISHED if settings.incremental else 0
+            self._writing = files.begin(image_dir, context.cluster.cluster, context.run_id, kept)
+            files.note_beginning(self._writing, replace(self._manifest(), bookies=tuple(sorted(live))))
         except OSError as error:
             self._failed(f"cannot write to {image_dir}: {error}")
+            self.abandon()
         return self._writing
 
     def commit(self, parts: ImageParts, totals: ScanTotals) -> None:
@@ -49,21 +57,16 @@ class ImageUpkeep:
         writing = self._writing
         if writing is None:
             return
-        cluster = self._context.cluster.cluster
-        manifest = Manifest(
-            self._context.run_id,
-            cluster.instance_id,
-            cluster.root,
-            cluster.kind.value,
-            self._read_from_ms,
-            totals.ledgers,
-            tuple(sorted(totals.ledgers_by_bookie)),
-            parts.files,
+        manifest = replace(
+            self._manifest(),
+            ledgers=totals.ledgers,
+            bookies=tuple(sorted(totals.ledgers_by_bookie)),
+            files=parts.files,
         )
         try:
             if parts.problems:
                 raise ImageError("; ".join(parts.problems[:_SHOWN_MAX]))
-            rows = sum(file.rows for file in parts.files if not file.is_index)
+            rows = sum(file.rows for file in parts.files if file.is_ledgers)
             if rows != totals.ledgers:
                 raise ImageError(f"its files have {rows} of {totals.ledgers} ledgers")
             files.commit(writing, manifest)
@@ -78,6 +81,18 @@ class ImageUpkeep:
         writing, self._writing = self._writing, None
         if writing is not None:
             files.abandon(writing)
+
+    def leave(self) -> None:
+        """End without an image. What was read stays for the next run, if that reads incrementally."""
+        if self._context.settings.incremental:
+            self._writing = None
+        self.abandon()
+
+    def _manifest(self) -> Manifest:
+        cluster = self._context.cluster.cluster
+        return Manifest(
+            self._context.run_id, cluster.instance_id, cluster.root, cluster.kind.value, self.read_from_ms, 0, (), ()
+        )
 
     def _failed(self, reason: str) -> None:
         self.problem = reason

@@ -41,6 +41,8 @@ class ImageParts:
     files: tuple[ImageFile, ...] = ()
     problems: tuple[str, ...] = ()
     """Why some files are missing."""
+    carried_problems: tuple[str, ...] = ()
+    """Why rows of an older image could not be carried over; their ledgers were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ def scan_ledgers(
     live: AbstractSet[str] | None,
     ids: tuple[int, int] = (0, LEDGER_ID_MAX),
     image_dir: Path | None = None,
+    image_from_ms: int = 0,
 ) -> LedgerScan:
     """Read every ledger under ``plan`` once; when this returns, all of it has been read.
 
@@ -80,6 +83,7 @@ def scan_ledgers(
         live: ledgers on these bookies only are counted in the reader and go no further; None: all are kept.
         ids: lowest and highest ledger id to read; the others count as skipped.
         image_dir: directory for the parts of an image, which all executors share; None: no image is written.
+        image_from_ms: when this reading began, for the image, epoch milliseconds.
 
     Raises:
         StoreUnavailableError: the metadata store did not answer, also when asked again.
@@ -107,7 +111,7 @@ def scan_ledgers(
         # A name with a comma is no bookie id (docs/formats.md#registration), and must not make two bookies look alive.
         read = read.option(options.LIVE_BOOKIES, ",".join(sorted(bookie for bookie in live if "," not in bookie)))
     if image_dir is not None:
-        read = read.option(options.IMAGE_DIR, str(image_dir.resolve()))
+        read = read.option(options.IMAGE_DIR, str(image_dir.resolve())).option(options.IMAGE_FROM_MS, image_from_ms)
     return scan_of(collected(read.load(), settings))
 
 
@@ -168,10 +172,11 @@ def _of_readings(rows: DataFrame, readings: Sequence[int]) -> DataFrame:
     return rows.where(is_same.otherwise(F.raise_error(F.lit(READ_AGAIN)).cast("boolean")))
 
 
-def _image(summaries: Iterable[Row]) -> ImageParts:
+def _image(summaries: Sequence[Row]) -> ImageParts:
     parts = [summary["image"] for summary in summaries if summary["image"] is not None]
     files = (ImageFile(**file.asDict()) for part in parts for file in part["files"])
-    return ImageParts(tuple(files), tuple(part["problem"] for part in parts if part["problem"]))
+    carried = tuple(summary["carried_problem"] for summary in summaries if summary["carried_problem"])
+    return ImageParts(tuple(files), tuple(part["problem"] for part in parts if part["problem"]), carried)
 
 
 def _totals(summaries: Iterable[Row]) -> ScanTotals:
@@ -179,7 +184,8 @@ def _totals(summaries: Iterable[Row]) -> ScanTotals:
     listed: defaultdict[str, tuple[int, ...]] = defaultdict(tuple)
     ledgers: defaultdict[str, int] = defaultdict(int)
     fragments: defaultdict[str, int] = defaultdict(int)
-    names = ("ledgers", "fragments", "unreadable", "vanished", "skipped", "returned", "open", "in_recovery", "closed")
+    read = ("ledgers", "fragments", "unreadable", "vanished", "skipped", "returned", "carried")
+    names = (*read, *("open", "in_recovery", "closed"))
     for summary in summaries:
         for name in names:
             counts[name] += summary[name]

@@ -48,9 +48,12 @@ class LiveReading:
         """Read every ledger once."""
         context = self._context
         self._plan = context.cluster.leaf_parents()
-        image_dir = None if self._image is None else self._image.begin()
+        image_dir = None if self._image is None else self._image.begin(live)
+        from_ms = 0 if self._image is None else self._image.read_from_ms
         with context.tasks(Phase.SCAN):
-            scan = scan_ledgers(context.spark, context.settings, self._plan, live, image_dir=image_dir)
+            scan = scan_ledgers(
+                context.spark, context.settings, self._plan, live, image_dir=image_dir, image_from_ms=from_ms
+            )
         self._totals = scan.totals
         return scan
 

@@ -122,7 +122,7 @@ def run_check(
         ScanFailedError: Spark failed.
         SnapshotError: the snapshot cannot be used, or the check is another one than that of bookies.
     """
-    if settings.snapshot is not None and kind is not RunKind.BOOKIES:
+    if settings.is_from_snapshot and kind is not RunKind.BOOKIES:
         raise SnapshotError(f"a run of kind {kind.value} reads no snapshot; only the check of bookies does")
     clock, rng = clock or SystemClock(), rng or random.SystemRandom()
     progress, gate = progress or _silent, gate or OpenGate()
@@ -182,7 +182,7 @@ def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Complete
     match context.kind:
         case RunKind.BOOKIES:
             run = BookieRun(context)
-            if context.settings.snapshot is not None:
+            if context.settings.is_from_snapshot:
                 return run.execute, lambda summary: None
             return run.execute, lambda summary: _losses_audited(cluster, run, summary.finished_ms)
         case RunKind.PLACEMENT:

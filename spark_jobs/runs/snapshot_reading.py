@@ -30,11 +30,13 @@ from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
 from spark_jobs.datasource.rereading import RereadTasks
 from spark_jobs.datasource.snapshot_ledgers import NAMED_DDL, SnapshotTasks, groups_of
+from spark_jobs.image import leaves
 from spark_jobs.report.summary import SnapshotCounts
 from spark_jobs.runs.completeness import NO_TOTALS, ScanTotals, problems, short_parents
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_ledgers, scan_of
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.streamed_snapshot import StreamedSnapshot
 from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart, index_snapshot
 
 _REREAD_PER_TASK: Final = 20_000
@@ -74,7 +76,7 @@ def divide(index: SnapshotIndex, nodes: Sequence[tuple[str, Stat]]) -> Division:
 
 def creates_of(stat: Stat) -> int:
     """How many children were ever created: ZooKeeper reports creations and deletions together."""
-    return (stat.children_version + stat.children_count) // 2
+    return leaves.creates_of(stat.children_version, stat.children_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,11 @@ class _Read:
 class SnapshotReading:
     """The scans of one run from one snapshot, which is verified once."""
 
-    def __init__(self, context: RunContext, file: Path) -> None:
+    def __init__(self, context: RunContext, snapshot: Path | StreamedSnapshot) -> None:
         self._context = context
         self._settings = context.settings
-        self._file = file.resolve()
+        self._snapshot = snapshot
+        self._name = str(snapshot.resolve()) if isinstance(snapshot, Path) else context.settings.snapshot_url
         self._index: SnapshotIndex | None = None
         self._read = _Read()
 
@@ -106,9 +109,8 @@ class SnapshotReading:
             StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.
         """
         context, settings = self._context, self._settings
-        cluster = context.cluster.cluster
         if self._index is None:
-            self._index = index_snapshot(self._file, cluster, context.gate.pass_through)
+            self._index = self._verified()
         division = divide(self._index, context.cluster.leaf_nodes())
         with context.tasks(Phase.SCAN):
             named, counted = self._named(self._index, division.parts, live)
@@ -123,6 +125,11 @@ class SnapshotReading:
         totals = functools.reduce(ScanTotals.plus, (scan.totals for scan in scans), replace(counted, returned=0))
         suspects = functools.reduce(DataFrame.unionByName, (scan.suspects for scan in scans))
         return LedgerScan(suspects, totals, tuple(frame for scan in scans for frame in scan.cached))
+
+    def _verified(self) -> SnapshotIndex:
+        if isinstance(self._snapshot, StreamedSnapshot):
+            return self._snapshot.index()
+        return index_snapshot(self._snapshot.resolve(), self._context.cluster.cluster, self._context.gate.pass_through)
 
     def problems(self) -> tuple[str, ...]:
         """Report the missing parts of the last scan, one sentence each."""
@@ -142,7 +149,7 @@ class SnapshotReading:
         read = self._read
         size = 0 if self._index is None else self._index.bytes_read
         live = read.live.ledgers + read.live.unreadable
-        return SnapshotCounts(str(self._file), size, read.counted.ledgers, read.counted.returned, live)
+        return SnapshotCounts(self._name, size, read.counted.ledgers, read.counted.returned, live)
 
     def _named(
         self, index: SnapshotIndex, parts: Sequence[SnapshotPart], live: AbstractSet[str]
@@ -156,7 +163,7 @@ class SnapshotReading:
         # A compressed file has to be unpacked from its beginning by each task.
         few = -(-index.ledgers // LEDGERS_PER_PARTITION_MAX) if index.is_seekable else 1
         groups = groups_of(parts, self._settings.num_partitions or max(cores, few))
-        tasks = SnapshotTasks(self._file, cluster.kind, cluster.root, frozenset(live), groups)
+        tasks = SnapshotTasks(index.file, cluster.kind, cluster.root, frozenset(live), groups)
         numbers = spark.range(0, len(groups), 1, max(1, len(groups)))
         named = collected(numbers.mapInArrow(tasks, NAMED_DDL), self._settings)
         return named.cached, named.totals

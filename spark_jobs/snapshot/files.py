@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import BinaryIO, Final, Protocol, cast
 
 import pyarrow as pa
 
@@ -57,39 +57,72 @@ def opened(file: Path) -> Iterator[Source]:
     except OSError as error:
         raise SnapshotError(f"the snapshot {file} cannot be opened: {error.strerror}") from error
     with stream:
-        try:
-            start = stream.read(len(_SNAPPY))
-            stream.seek(0)
-        except OSError as error:
-            raise SnapshotError(f"the snapshot {file} cannot be read: {error.strerror}") from error
-        if not start:
-            raise SnapshotError(f"the snapshot {file} is empty")
-        if start.startswith(_ZSTANDARD):
-            raise SnapshotError(f"the snapshot {file} is compressed with Zstandard: unpack it, or use gzip")
-        if start.startswith(_GZIP):
-            yield _Packed(file, gzip.GzipFile(fileobj=stream, mode="rb"))
-        elif start == _SNAPPY:
-            yield _Packed(file, _Unsnapped(file, stream))
-        else:
-            yield _Plain(file, stream)
+        yield source_of(stream, f"the snapshot {file}", is_seekable=True)
 
 
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+def source_of(stream: Readable, name: str, *, is_seekable: bool) -> Source:
+    """Read a snapshot from its beginning, unpacked.
+
+    Args:
+        stream: its bytes; it raises SnapshotError or OSError if they cannot be read.
+        name: for messages.
+        is_seekable: whether ``stream`` is a file.
+
+    Raises:
+        SnapshotError: it cannot be read, is empty, or is compressed in a way that is not supported.
+    """
+    start = _read(stream, len(_SNAPPY), name)
+    if not start:
+        raise SnapshotError(f"{name} is empty")
+    whole = _Rewound(start, stream)
+    if start.startswith(_ZSTANDARD):
+        raise SnapshotError(f"{name} is compressed with Zstandard: unpack it, or use gzip")
+    if start.startswith(_GZIP):
+        return _Packed(name, gzip.GzipFile(fileobj=cast("BinaryIO", whole), mode="rb"))
+    if start == _SNAPPY:
+        return _Packed(name, _Unsnapped(whole))
+    if is_seekable:
+        return _Plain(name, cast("BinaryIO", stream))
+    return _Packed(name, whole)
+
+
+class Readable(Protocol):
+    """Bytes in sequence."""
+
+    def read(self, size: int, /) -> bytes:
+        """``size`` bytes, and fewer at the end alone."""
+        ...
+
+
+def _read(stream: Readable, size: int, name: str) -> bytes:
+    try:
+        return stream.read(size)
+    except OSError as error:
+        raise SnapshotError(f"{name} cannot be read: {error.strerror}") from error
+
+
+class _Rewound:
+    """A stream whose first bytes were read already."""
+
+    def __init__(self, start: bytes, stream: Readable) -> None:
+        self._start = start
+        self._stream = stream
+
+    def read(self, size: int, /) -> bytes:
+        block, self._start = self._start[:size], self._start[size:]
+        return block + self._stream.read(size - len(block)) if len(block) < size else block
 
 
 class _Plain:
     is_seekable = True
 
-    def __init__(self, file: Path, stream: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, name: str, stream: BinaryIO) -> None:
+        self._name = name
         self._stream = stream
+        stream.seek(0)
 
     def read(self, size: int) -> bytes:
-        try:
-            return self._stream.read(size)
-        except OSError as error:
-            raise SnapshotError(f"the snapshot {self._file} cannot be read: {error.strerror}") from error
+        return _read(self._stream, size, self._name)
 
     def skip_to(self, offset: int) -> None:
         self._stream.seek(offset)
@@ -98,8 +131,8 @@ class _Plain:
 class _Packed:
     is_seekable = False
 
-    def __init__(self, file: Path, stream: _Readable) -> None:
-        self._file = file
+    def __init__(self, name: str, stream: Readable) -> None:
+        self._name = name
         self._stream = stream
         self._offset = 0
 
@@ -107,7 +140,7 @@ class _Packed:
         try:
             block = self._stream.read(size)
         except (OSError, EOFError, zlib.error) as error:
-            raise SnapshotError(f"the snapshot {self._file} cannot be unpacked: {error}") from error
+            raise SnapshotError(f"{self._name} cannot be unpacked: {error}") from error
         self._offset += len(block)
         return block
 
@@ -119,8 +152,7 @@ class _Packed:
 class _Unsnapped:
     """The stream of blocks that Java's ``SnappyOutputStream`` writes: a header, then lengths and Snappy blocks."""
 
-    def __init__(self, file: Path, stream: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, stream: Readable) -> None:
         self._stream = stream
         self._codec = pa.Codec("snappy")
         self._rest = b""

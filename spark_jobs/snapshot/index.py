@@ -15,7 +15,7 @@ from typing import Final
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import INSTANCE_ID, LayoutKind, ledger_id_of
 from spark_jobs.snapshot.errors import SnapshotError
-from spark_jobs.snapshot.files import opened
+from spark_jobs.snapshot.files import Source, opened
 from spark_jobs.snapshot.format import NodeStat, SnapshotStream
 
 LEAF_BYTES: Final = len("/L0000")
@@ -80,19 +80,35 @@ def index_snapshot(file: Path, cluster: Cluster, on_block: Callable[[], None] | 
         SnapshotError: the file cannot be read, is no snapshot, is damaged or cut off, is of another cluster, or the
             cluster has the flat layout.
     """
+    check_layout(cluster)
+    with opened(file) as source:
+        return index_source(source, file, str(file), cluster, on_block)
+
+
+def index_source(
+    source: Source, file: Path, name: str, cluster: Cluster, on_block: Callable[[], None] | None = None
+) -> SnapshotIndex:
+    """As ``index_snapshot``, of bytes that are, or will be, in ``file``; ``name`` is for messages."""
+    stream = SnapshotStream(source, name, on_block)
+    stream.begin()
+    gathered = _Gathered(stream, cluster)
+    gathered.read()
+    stream.finish()
+    _check_cluster(name, cluster, gathered.instance_id)
+    return SnapshotIndex(file, source.is_seekable, stream.offset, gathered.nodes, tuple(gathered.parts))
+
+
+def check_layout(cluster: Cluster) -> None:
+    """Return if a snapshot of the cluster can be used.
+
+    Raises:
+        SnapshotError: it has the flat layout.
+    """
     if cluster.kind is LayoutKind.FLAT:
         raise SnapshotError(
             f"the cluster at {cluster.root} has the flat layout, in which a snapshot does not show what was created "
             "since: run the audit without a snapshot"
         )
-    with opened(file) as source:
-        stream = SnapshotStream(source, str(file), on_block)
-        stream.begin()
-        gathered = _Gathered(stream, cluster)
-        gathered.read()
-        stream.finish()
-        _check_cluster(file, cluster, gathered.instance_id)
-        return SnapshotIndex(file, source.is_seekable, stream.offset, gathered.nodes, tuple(gathered.parts))
 
 
 class _Gathered:
@@ -147,15 +163,15 @@ class _Gathered:
         return text if ledger_id_of(cluster.kind, cluster.root, f"{text}/L0000") is not None else None
 
 
-def _check_cluster(file: Path, cluster: Cluster, instance_id: bytes | None) -> None:
+def _check_cluster(name: str, cluster: Cluster, instance_id: bytes | None) -> None:
     if instance_id is None:
         raise SnapshotError(
-            f"the snapshot {file} has no cluster at {cluster.root}: it is from another ZooKeeper, or older than the "
+            f"the snapshot {name} has no cluster at {cluster.root}: it is from another ZooKeeper, or older than the "
             "cluster"
         )
     found = instance_id.decode(errors="replace").strip()
     if found != cluster.instance_id:
         raise SnapshotError(
-            f"the snapshot {file} is of another cluster: at {cluster.root} it has the instance id "
+            f"the snapshot {name} is of another cluster: at {cluster.root} it has the instance id "
             f"{found[:_SHOWN_MAX]!r}, this cluster has {cluster.instance_id!r}"
         )

@@ -161,6 +161,12 @@ async def test_children_version_moves_with_creates_and_deletes_only(store: Metad
     stat = await store.stat(base)
     assert stat is not None
     assert (stat.children_version, stat.children_count) == (3, 1)
+    assert stat.children_zxid > stat.czxid
+    await store.set(f"{base}/b", b"x", ANY_VERSION)
+    child = await store.stat(f"{base}/b")
+    assert child is not None
+    assert await store.stat(base) == stat, "a change of a child's data does not show in its parent"
+    assert child.czxid == child.children_zxid < stat.children_zxid < child.mzxid
 
 
 async def test_sequential_names_count_creates_under_the_parent(store: MetadataStore, base: str) -> None:

@@ -18,4 +18,6 @@ def test_both_ways_are_measured(
 ) -> None:
     figures = measure(spark, zookeeper.connect_string, tmp_path, 500, fresh_root)
     assert figures["marks"] == figures["suspects"] > 0
+    read = figures["ledgers_read"]
+    assert 0 < read["incremental"] < read["whole"]
     assert set(figures["with_image_s"]) == set(figures["without_image_s"]) == {"first_mark", "last_mark", "end"}

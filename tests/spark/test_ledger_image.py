@@ -121,7 +121,7 @@ def test_an_audit_that_marks_keeps_an_image(spark: SparkSession, place: Place) -
     assert (written.written_ledgers, written.written_bytes, written.write_problem) == (48, manifest.bytes, "")
     assert (manifest.run_id, manifest.bookies) == (result.run_id, ("a:1", "b:1", "c:1", "x:1"))
     rows = [
-        row for file in manifest.files if not file.is_index for row in pq.read_table(directory / file.name).to_pylist()
+        row for file in manifest.files if file.is_ledgers for row in pq.read_table(directory / file.name).to_pylist()
     ]
     assert {row["ledger_id"]: set(row["bookies"]) for row in rows} == {
         ledger_id: set(metadata.members()) for ledger_id, metadata in LEDGERS.items() if ledger_id != 139

@@ -36,6 +36,7 @@ from spark_jobs.snapshot.errors import SnapshotError
 from spark_jobs.snapshot.index import SnapshotIndex, index_snapshot
 from tests.sessions import LONG_SESSION_S
 from tests.spark.audit_world import Place, after_listing, closed
+from tests.worlds.admin_server import Answer, serving
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -264,6 +265,15 @@ def test_commands_read_a_snapshot(
     bad.write_bytes(snapshot.read_bytes()[:-9])
     refused = run.invoke(audit_cli.app, ["run", *given, "--snapshot", str(bad)])
     assert (refused.exit_code, "is damaged or cut off" in refused.output) == (78, True)
+
+    with serving(Answer(snapshot.read_bytes(), headers={"last_zxid": "0xffff00000001"})) as url:
+        result = run.invoke(audit_cli.app, ["run", *given, "--snapshot-url", url, "-o", "json"])
+        assert json.loads(result.stdout)["snapshot"]["file"] == url
+        assert list(place.report_dir.glob(".snapshot-*")) == []
+        wrong = run.invoke(audit_cli.app, ["run", *given, "--kind", "placement", "--snapshot-url", url])
+        assert (wrong.exit_code, "a run of kind placement has no --snapshot" in wrong.output) == (2, True)
+        both = run.invoke(audit_cli.app, ["run", *given, "--incremental", "--snapshot-url", url])
+        assert (both.exit_code, "exclude each other" in both.output) == (2, True)
 
     capsys.readouterr()
     assert audit_module.main([*given, "--quiet", "--snapshot", str(snapshot)]) == ExitCode.OK

@@ -121,7 +121,7 @@ def run(
             remotes, kind, is_dry_run=options["dry_run"], options=sent, wait_s=patience_s, is_json=is_json
         )
         raise typer.Exit(code)
-    if snapshot is not None and kind is not RunKind.BOOKIES:
+    if (snapshot is not None or options["snapshot_url"]) and kind is not RunKind.BOOKIES:
         raise typer.BadParameter(f"a run of kind {kind.value} has no --snapshot")
     settings = replace(_settings(metadata_uri(uri, config), options), snapshot=snapshot)
     if settings.export is not None and kind is not RunKind.REFERENCES:

@@ -104,6 +104,8 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         with_image=settings.with_image,
         image_dir=settings.image_dir,
         image_age_max_s=settings.image_age_max_s,
+        incremental=settings.incremental,
+        reread_within_s=settings.reread_within_s,
         **options,
     )
 

@@ -73,6 +73,21 @@ class LedgerTree:
             for parent, listing in zip(parents, listings, strict=True)
         ]
 
+    async def listing(self, parent: str) -> tuple[list[LedgerId], int]:
+        """Ids directly under a leaf parent, ascending, and how many children were ever created under it by then.
+
+        A leaf parent that has vanished has no ids.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        try:
+            children = await self._store.children(parent)
+        except NoNodeError:
+            return [], 0
+        ids = ledger_ids_under(self._kind, self._root, parent, children.names)
+        return ids, (children.version + len(children.names)) // 2
+
     async def ids(self) -> AsyncIterator[LedgerId]:
         """Every ledger id in tree order, listed step by step.
 

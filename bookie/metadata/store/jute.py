@@ -169,8 +169,8 @@ def read_children(reply: bytes, count: int, on_error: OnError) -> list[Children 
 
 def stat_of(fields: Sequence[int]) -> Stat:
     """The port's stat of ZooKeeper's eleven fields."""
-    czxid, mzxid, ctime, mtime, version, children_version, _, owner, _, children_count, _ = fields
-    return Stat(version, czxid, mzxid, ctime, mtime, children_count, children_version, owner)
+    czxid, mzxid, ctime, mtime, version, children_version, _, owner, _, children_count, children_zxid = fields
+    return Stat(version, czxid, mzxid, ctime, mtime, children_count, children_version, owner, children_zxid)
 
 
 def _length(size: int) -> int:

@@ -47,6 +47,7 @@ class _MemoryNode:
     created_count: int = 0
     """Children ever created. Names sequential nodes, and with the deletes makes up the listing's version."""
     children: set[str] = field(default_factory=set)
+    children_zxid: int = 0
 
     def stat(self) -> Stat:
         children_count = len(self.children)
@@ -59,6 +60,7 @@ class _MemoryNode:
             children_count,
             2 * self.created_count - children_count,
             self.ephemeral_owner,
+            self.children_zxid,
         )
 
 
@@ -128,9 +130,10 @@ class MemoryCell:
             raise EphemeralParentError(f"create {path}: its parent is ephemeral and cannot have children")
         now_ms = self._begin()
         owner = session_id if is_ephemeral else 0
-        self._nodes[path] = _MemoryNode(data, self._zxid, self._zxid, now_ms, now_ms, owner)
+        self._nodes[path] = _MemoryNode(data, self._zxid, self._zxid, now_ms, now_ms, owner, children_zxid=self._zxid)
         parent.children.add(path.rpartition("/")[2])
         parent.created_count += 1
+        parent.children_zxid = self._zxid
         self._changed(path, _parent(path))
         return path
 
@@ -209,7 +212,9 @@ class MemoryCell:
 
     def _remove(self, path: str) -> None:
         del self._nodes[path]
-        self._nodes[_parent(path)].children.discard(path.rpartition("/")[2])
+        parent = self._nodes[_parent(path)]
+        parent.children.discard(path.rpartition("/")[2])
+        parent.children_zxid = self._zxid
         self._changed(path, _parent(path))
 
     def _changed(self, *paths: str) -> None:
@@ -225,6 +230,7 @@ def _copy(node: _MemoryNode | None) -> _MemoryNode | None:
         return None
     copy = _MemoryNode(node.data, node.czxid, node.mzxid, node.ctime_ms, node.mtime_ms, node.ephemeral_owner)
     copy.version, copy.created_count, copy.children = node.version, node.created_count, set(node.children)
+    copy.children_zxid = node.children_zxid
     return copy
 
 

@@ -231,6 +231,11 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
     yield "Published", published_text(run.published)
     yield "Read", f"{ledgers(run.counts.ledgers)}, {number(run.counts.fragments)} fragments"
     yield "Deleted while reading", ledgers(run.counts.vanished)
+    if run.image.carried:
+        yield (
+            "Taken from the image",
+            f"{ledgers(run.image.carried)}, read {utc_text(run.image.carried_from_ms)} or later",
+        )
     if (read := run.snapshot) is not None:
         judged, live = ledgers(read.ledgers), ledgers(read.read_again + read.read_live)
         yield "Snapshot of ZooKeeper", f"{read.file}: {judged} judged by it, {live} read in ZooKeeper"

@@ -11,11 +11,15 @@ from tests.worlds.sources import ROOT, sources
 
 USERS = {
     "kazoo": {"bookie/metadata/store/kazoo_connection.py", "auditor/bench/scan_measurement.py"},
-    "httpx": {"auditor/cli/audit/remote.py", "auditor/cli/cluster/admin_requests.py"},
+    "httpx": {
+        "auditor/cli/audit/remote.py",
+        "auditor/cli/cluster/admin_requests.py",
+        "spark_jobs/snapshot/streaming.py",
+    },
     "rocksdict": {"bookie/storage/disks/rocks.py"},
 }
 """Third-party libraries with a single adapter (the benchmark's baseline is kazoo as it comes, httpx has an
-adapter for auditors and one for other programs)."""
+adapter for auditors, one for other programs, and one for snapshots of ZooKeeper)."""
 
 FOLDERS = {"grpc": ("bookie/wire/", "bookie/server/", "auditor/api/"), "pyspark": ("spark_jobs/", "auditor/bench/")}
 

@@ -78,9 +78,9 @@ def test_of_a_bookie_that_is_due_for_critical_ledgers_only_those_are_named(tmp_p
 
 def test_both_tables_have_every_ledger(tmp_path: Path) -> None:
     directory, manifest = written(tmp_path)
-    (ledgers,) = (pq.read_table(directory / file.name).to_pylist() for file in manifest.files if not file.is_index)
+    (ledgers,) = (pq.read_table(directory / file.name).to_pylist() for file in manifest.files if file.is_ledgers)
     assert [row["ledger_id"] for row in ledgers] == [ledger_id for ledger_id, _, _ in LEDGERS]
-    assert ledgers[3]["bookies"] == ["a:1", "x:1", "c:1"]
+    assert ledgers[3]["bookies"] == ["a:1", "x:1", "a:1", "c:1"]
     assert (ledgers[0]["state"], ledgers[0]["write_quorum"]) == ("CLOSED", 3)
     index = [pq.read_table(directory / file.name).to_pylist() for file in manifest.index]
     pairs = {(row["bookie_id"], row["ledger_id"]) for rows in index for row in rows}
@@ -141,8 +141,8 @@ def test_the_image_of_another_cluster_or_time_is_not_used(tmp_path: Path, values
 def test_a_manifest_of_a_newer_release_or_another_document_is_not_read(tmp_path: Path) -> None:
     _, manifest = written(tmp_path)
     check_usable(manifest, CLUSTER, NOW_MS + 100_000, 100)
-    with pytest.raises(ImageError, match="it has version 2, and this release reads version 1"):
-        manifest_of(manifest.to_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(ImageError, match="it has version 3, and this release reads version 2"):
+        manifest_of(manifest.to_text().replace('"version": 2', '"version": 3'))
     with pytest.raises(ImageError, match="another document"):
         manifest_of(manifest.to_text().replace("LedgerImage", "AuditReport"))
     for text in ("", "[]", "{}", "null", "7"):

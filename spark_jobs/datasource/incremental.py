@@ -1,0 +1,202 @@
+"""Read what changed since an image was written, and carry over the rest of it. Runs inside an executor.
+
+Of each leaf, the image may have all ledgers, most, or none:
+
+- *the same list*: no child was created or deleted since. Only ledgers that need a second look are read.
+- *another list*: the children are listed, and what the image does not have is read as well. If fewer ledgers are new
+  than were created, one may have been deleted and created again with its id: then the leaf is read as a whole.
+- *no rows*, or rows that are damaged, or due to be read again: the leaf is read as a whole.
+
+A ledger needs a second look unless it was closed, on bookies that were live then and are live now. What is carried over
+is only counted: no finding and no mark rests on an image (R108).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.ledgers.tree import LedgerTree
+from bookie.metadata.port import MetadataStore
+from bookie.model.ids import LedgerId
+from bookie.runtime.clock import SystemClock
+from spark_jobs.connect import connected
+from spark_jobs.datasource.columns import LedgerColumns
+from spark_jobs.datasource.counts import ScanCounts
+from spark_jobs.datasource.ledgers import numbered
+from spark_jobs.datasource.options import LedgerOptions
+from spark_jobs.datasource.pace import Pace
+from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.datasource.scan import image_part, leaf_of, paced, read_listed
+from spark_jobs.image.carried import ImageRows, divided, tally, without
+from spark_jobs.image.leaves import LeafRecord, LeafStat
+from spark_jobs.image.manifest import ImageError
+from spark_jobs.image.part import ImageFile, ImagePart
+
+
+@dataclass(frozen=True, slots=True)
+class LeafWork:
+    """One leaf."""
+
+    parent: LeafParent
+    record: LeafRecord | None
+    """What the image has of it; None: read all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """The files of an image."""
+
+    files: Mapping[str, ImageFile]
+    directories: Mapping[str, Path]
+
+    def rows(self) -> ImageRows:
+        """Open it."""
+        return ImageRows(self.files, self.directories)
+
+
+@dataclass(frozen=True, slots=True)
+class IncrementalTasks:
+    """Called by Spark with the numbers of groups of leaves; yields rows of ``bk_ledgers``.
+
+    Raises:
+        StoreUnavailableError: no answer; nothing of what was read may be used.
+    """
+
+    options: LedgerOptions
+    source: ImageSource
+    groups: Sequence[Sequence[LeafWork]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One Spark task. The last column is the number of the reading."""
+        return numbered(self._read(batches))
+
+    def _read(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self._group(self.groups[number])
+
+    def _group(self, group: Sequence[LeafWork]) -> Generator[pa.RecordBatch]:
+        with asyncio.Runner() as runner:
+            rows = _rows(self.options, self.source, group)
+            try:
+                while (batch := runner.run(_next(rows))) is not None:
+                    yield batch
+            finally:
+                runner.run(rows.aclose())
+
+
+async def incremental(
+    store: MetadataStore,
+    cluster: Cluster,
+    group: Sequence[LeafWork],
+    source: ImageSource,
+    options: LedgerOptions,
+    pace: Pace,
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Yield the ledgers of some leaves that name a bookie which is not live, then the summary row.
+
+    Raises:
+        StoreUnavailableError: no answer; nothing of this may be used.
+    """
+    image = image_part(options)
+    columns = LedgerColumns(options.live_bookies, is_summarized=True, image=image)
+    with source.rows() as rows:
+        reading = _Reading(store, cluster, rows, options.live_bookies or frozenset(), columns.counts, image)
+        async with aclosing(read_listed(store, cluster, reading.wanted(group, pace), columns)) as batches:
+            async for batch in batches:
+                yield batch
+
+
+class _Reading:
+    """Decides what is read of some leaves, and carries over the rest."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        cluster: Cluster,
+        rows: ImageRows,
+        live: frozenset[str],
+        counts: ScanCounts,
+        image: ImagePart | None,
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._tree = LedgerTree(store, cluster)
+        self._rows = rows
+        self._live = live
+        self._counts = counts
+        self._image = image
+
+    async def wanted(self, group: Sequence[LeafWork], pace: Pace) -> AsyncGenerator[Sequence[LedgerId], None]:
+        """Ids to read, in chunks of one leaf each, when they may be read."""
+        await self._store.sync(self._cluster.root)  # this session's server may be older than the one of the plan
+        for work in group:
+            async for some in paced(await self._of(work), pace):
+                yield some
+
+    async def _of(self, work: LeafWork) -> Sequence[LedgerId]:
+        parent, record = work.parent, work.record
+        rows = None if record is None else self._of_image(record)
+        if record is None or rows is None or parent.stat is None:
+            (ids,) = await self._tree.ids_under_many([parent.path])
+            return self._whole(parent, ids)
+        carried, again = divided(rows, self._live)
+        if record.is_same(parent.stat):
+            self._carry(parent, parent.stat, record, carried, listed=len(rows))
+            return sorted(map(LedgerId, again))
+        ids, creates = await self._tree.listing(parent.path)
+        known = frozenset(rows["ledger_id"].to_pylist())
+        new = [ledger_id for ledger_id in ids if ledger_id not in known]
+        if not record.are_all_new(len(new), creates):
+            return self._whole(parent, ids)
+        there = frozenset(ids)
+        self._carry(parent, parent.stat, record, without(carried, known - there), listed=len(ids))
+        return sorted([*new, *map(LedgerId, again & there)])
+
+    def _of_image(self, record: LeafRecord) -> pa.Table | None:
+        try:
+            return self._rows.of(record)
+        except ImageError as error:
+            self._counts.carried_problem = str(error)
+            return None
+
+    def _whole(self, parent: LeafParent, ids: Sequence[LedgerId]) -> Sequence[LedgerId]:
+        self._counts.parents.append((parent.path, parent.planned, len(ids)))
+        if parent.stat is not None:
+            self._listed(parent.path, parent.stat, len(ids))
+        return ids
+
+    def _carry(self, parent: LeafParent, stat: LeafStat, record: LeafRecord, carried: pa.Table, *, listed: int) -> None:
+        self._counts.parents.append((parent.path, parent.planned, listed))
+        self._counts.carry(tally(carried))
+        self._listed(parent.path, stat, listed, record.read_from_ms)
+        if self._image is not None and len(carried):
+            self._image.keep(carried)
+
+    def _listed(self, path: str, stat: LeafStat, listed: int, read_from_ms: int | None = None) -> None:
+        leaf = leaf_of(self._cluster, path)
+        if self._image is not None and leaf is not None:
+            self._image.listed(leaf, stat, listed, read_from_ms)
+
+
+async def _rows(
+    options: LedgerOptions, source: ImageSource, group: Sequence[LeafWork]
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    pace = Pace(SystemClock(), options.nodes_per_s)
+    async with (
+        connected(options.uri, options.connect_timeout_s, options.access) as connection,
+        aclosing(incremental(connection.store, connection.cluster, group, source, options, pace)) as batches,
+    ):
+        async for batch in batches:
+            yield batch
+
+
+async def _next(batches: AsyncGenerator[pa.RecordBatch, None]) -> pa.RecordBatch | None:
+    return await anext(batches, None)

@@ -1,0 +1,196 @@
+"""Rows of an image that a later reading carries over, leaf by leaf. Runs inside an executor.
+
+Only rows that need no second look are carried: the ledger was closed, on bookies that were live then and are live now.
+A file that is damaged in any byte gives no rows; its leaves are read in ZooKeeper.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark_jobs.image.columns import LEDGERS_SCHEMA
+from spark_jobs.image.leaves import LEAF_IDS, LEAVES_SCHEMA, LeafRecord, LeafSlice, leaf_records
+from spark_jobs.image.manifest import ImageError, Manifest
+from spark_jobs.image.part import ImageFile, footer_crc32
+
+_GROUPS_KEPT: Final = 4
+"""Row groups in memory: the places of a leaf are in two or three files, and the next leaf follows in the same ones."""
+
+
+class ImageRows:
+    """The rows of one generation by leaf. Not shared between threads."""
+
+    def __init__(self, files: Mapping[str, ImageFile], directories: Mapping[str, Path]) -> None:
+        """Prepare.
+
+        Args:
+            files: those that the image consists of, by name.
+            directories: where each of them is.
+        """
+        self._files = files
+        self._directories = directories
+        self._parquet: dict[str, pq.ParquetFile] = {}
+        self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+
+    def __enter__(self) -> ImageRows:
+        """Close the files at the end."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the files."""
+        for parquet in self._parquet.values():
+            parquet.close()
+
+    def of(self, record: LeafRecord) -> pa.Table:
+        """The ledgers of a leaf.
+
+        Raises:
+            ImageError: a file is missing or damaged, or has other rows than its image says.
+        """
+        try:
+            parts = [part for piece in record.slices for part in self._slice(piece)]
+        except (OSError, ValueError, KeyError, IndexError, pa.ArrowException) as error:
+            raise ImageError(f"it is damaged: {error}") from error
+        table = pa.concat_tables([LEDGERS_SCHEMA.empty_table(), *parts])
+        _check(table, record)
+        return table
+
+    def _slice(self, piece: LeafSlice) -> list[pa.Table]:
+        parquet = self._opened(piece.file)
+        found, start, end = [], 0, piece.first + piece.rows
+        for number in range(parquet.num_row_groups):
+            rows = parquet.metadata.row_group(number).num_rows
+            first, last = max(piece.first, start), min(end, start + rows)
+            if first < last:
+                found.append(self._group(piece.file, number).slice(first - start, last - first))
+            start += rows
+        return found
+
+    def _opened(self, name: str) -> pq.ParquetFile:
+        if (parquet := self._parquet.get(name)) is not None:
+            return parquet
+        self._parquet[name] = _parquet(self._directories[name], self._files[name], LEDGERS_SCHEMA)
+        return self._parquet[name]
+
+    def _group(self, name: str, number: int) -> pa.Table:
+        key = (name, number)
+        if key not in self._groups:
+            self._groups[key] = self._opened(name).read_row_group(number, use_threads=False)
+            if len(self._groups) > _GROUPS_KEPT:
+                self._groups.popitem(last=False)
+        self._groups.move_to_end(key)
+        return self._groups[key]
+
+
+def leaves_of(directory: Path, manifest: Manifest) -> list[LeafRecord]:
+    """The leaves of an image.
+
+    Raises:
+        ImageError: a file is missing, damaged, or something else.
+    """
+    found: list[LeafRecord] = []
+    names = {file.name for file in manifest.files}
+    for file in manifest.leaves:
+        try:
+            with _parquet(directory, file, LEAVES_SCHEMA) as parquet:
+                found += leaf_records(parquet.read(use_threads=False))
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            raise ImageError(f"{file.name} cannot be read: {error}") from error
+    return [record for record in found if all(piece.file in names for piece in record.slices)]
+
+
+def _parquet(directory: Path, file: ImageFile, schema: pa.Schema) -> pq.ParquetFile:
+    path = directory / file.name
+    if path.parent != directory or path.stat().st_size != file.bytes or footer_crc32(path) != file.footer_crc32:
+        raise ValueError(f"{file.name} has another size or end than its manifest says")
+    parquet = pq.ParquetFile(path, page_checksum_verification=True)
+    if not parquet.schema_arrow.equals(schema) or parquet.metadata.num_rows != file.rows:
+        parquet.close()
+        raise ValueError(f"{file.name} has other rows than its manifest says")
+    return parquet
+
+
+class Divided(NamedTuple):
+    """The rows of a leaf."""
+
+    carried: pa.Table
+    again: frozenset[int]
+    """Ids of ledgers that need a second look."""
+
+
+def divided(rows: pa.Table, live: AbstractSet[str]) -> Divided:
+    """Divide rows into those that are carried over and those that are read again.
+
+    Args:
+        rows: of an image.
+        live: the bookies that are registered and stay.
+    """
+    is_live = pc.is_in(pc.list_flatten(rows["bookies"]), value_set=pa.array(sorted(live), pa.string()))
+    elsewhere = pc.list_parent_indices(rows["bookies"]).filter(pc.invert(is_live)).unique()
+    numbers = pa.array(range(len(rows)), elsewhere.type)
+    is_carried = pc.and_(
+        pc.and_(rows["settled"], pc.equal(rows["state"], "CLOSED")), pc.invert(_is_in(numbers, elsewhere))
+    )
+    return Divided(rows.filter(is_carried), frozenset(rows["ledger_id"].filter(pc.invert(is_carried)).to_pylist()))
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counts of settled ledgers, which are all closed."""
+
+    ledgers: int
+    fragments: int
+    ledgers_by_bookie: Mapping[str, int]
+    fragments_by_bookie: Mapping[str, int]
+
+
+def tally(rows: pa.Table) -> Tally:
+    """Count rows that are settled."""
+    if not len(rows):
+        return Tally(0, 0, {}, {})
+    lists, names = rows["bookies"], pc.list_flatten(rows["bookies"])
+    fragments = pc.sum(pc.divide(pc.list_value_length(lists), rows["ensemble_size"])).as_py()
+    by_fragment = _counted(names)
+    if fragments == len(rows):  # nearly always
+        return Tally(len(rows), fragments, by_fragment, by_fragment)
+    known = names.unique()
+    parents = pc.list_parent_indices(lists).cast(pa.int64())
+    keys = pc.add(pc.multiply(parents, len(known)), pc.index_in(names, known).cast(pa.int64())).unique()
+    codes = pc.subtract(keys, pc.multiply(pc.divide(keys, len(known)), len(known)))
+    return Tally(len(rows), fragments, _counted(known.take(codes)), by_fragment)
+
+
+def without(rows: pa.Table, ids: AbstractSet[int]) -> pa.Table:
+    """The rows of all ledgers but these."""
+    return rows.filter(pc.invert(_is_in(rows["ledger_id"], pa.array(sorted(ids), pa.int64())))) if ids else rows
+
+
+def _counted(names: pa.Array | pa.ChunkedArray) -> dict[str, int]:
+    counts = names.value_counts()
+    return dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
+
+
+def _is_in(values: pa.Array | pa.ChunkedArray, some: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return pc.is_in(values, value_set=some.combine_chunks() if isinstance(some, pa.ChunkedArray) else some)
+
+
+def _check(rows: pa.Table, record: LeafRecord) -> None:
+    ids = rows["ledger_id"]
+    if len(rows) != record.rows or any(column.null_count for column in rows.columns):
+        raise ImageError("it has other rows than it says")
+    if not len(rows):
+        return
+    ends, sizes = pc.min_max(ids).as_py(), pc.min_max(rows["ensemble_size"]).as_py()
+    is_of_leaf = record.leaf == ends["min"] // LEAF_IDS == ends["max"] // LEAF_IDS
+    lengths = pc.list_value_length(rows["bookies"])
+    if not is_of_leaf or len(ids.unique()) != len(rows) or sizes["min"] < 1 or pc.min(lengths).as_py() < 1:
+        raise ImageError("it has rows that are impossible")

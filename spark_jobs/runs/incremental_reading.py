@@ -1,0 +1,223 @@
+"""One pass over all ledgers that reads what is new, open or endangered, and carries the rest over from the image.
+
+The image is a cache (R100): one that is missing, damaged, old, or of another cluster makes the run read all ledgers. So
+does the loss of a bookie that no audit has dealt with, as a copy may have been moved to it since the image was written.
+What a run read that ended early is carried over as well, if it was read after the loss: it is the first part of the
+same pass (R108).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Final
+
+from bookie.metadata.access import access_in_use
+from bookie.metadata.uri import parse_uri
+from bookie.model.ids import LEDGER_ID_MAX, BookieId
+from spark_jobs.datasource.incremental import ImageSource, IncrementalTasks, LeafWork
+from spark_jobs.datasource.ledger_schema import ledger_ddl
+from spark_jobs.datasource.ledgers import READING_DDL
+from spark_jobs.datasource.options import LedgerOptions
+from spark_jobs.datasource.pace import task_share
+from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
+from spark_jobs.datasource.scan import leaf_of
+from spark_jobs.image import files
+from spark_jobs.image.carried import leaves_of
+from spark_jobs.image.leaves import LeafRecord, newest_of_each
+from spark_jobs.image.manifest import ImageError, Manifest, check_usable
+from spark_jobs.image.part import ImageFile
+from spark_jobs.report.summary import SnapshotCounts
+from spark_jobs.runs.completeness import NO_TOTALS, problems, short_parents
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.image_upkeep import ImageUpkeep
+from spark_jobs.runs.incremental_plan import Times, cost_of, groups_of_work, plan_incremental
+from spark_jobs.runs.ledger_scan import LEDGERS_PER_TASK, LedgerScan, collected, scan_of
+from spark_jobs.runs.port import Phase
+from spark_jobs.runs.reading import LiveReading
+from spark_jobs.runs.slots import session_slots
+
+_log = logging.getLogger(__name__)
+
+_LEAVES_MAX: Final = 100_000
+"""Each task has the whole plan, about 200 bytes for each leaf. With usual ids, they hold a thousand million ledgers."""
+_SKEW_MS: Final = 60_000
+"""By which clocks of auditors may differ."""
+
+
+class IncrementalReading:
+    """The scans of one run. Belongs to its thread."""
+
+    counts: SnapshotCounts | None = None
+
+    def __init__(self, context: RunContext, image: ImageUpkeep, lost: Mapping[BookieId, int]) -> None:
+        """Prepare.
+
+        Args:
+            context: the run.
+            image: writes the new image.
+            lost: the lost bookies that no audit has dealt with, and since when they are lost, epoch milliseconds.
+        """
+        self._context = context
+        self._image = image
+        self._lost = lost
+        self._live = LiveReading(context, image)
+        self._plan: Sequence[LeafParent] = ()
+        self._totals = NO_TOTALS
+        self.problem = ""
+        """Why all ledgers are read, or more than needed; empty: no reason."""
+        self.carried_from_ms = 0
+        """When the oldest of what was carried over was read; 0: nothing was."""
+
+    def scan(self, live: AbstractSet[str]) -> LedgerScan:
+        """Read every ledger once, or carry it over; errors: ``scan_ledgers``."""
+        context = self._context
+        self._plan = context.cluster.leaf_parents()
+        sources = _Sources(context, self._lost)
+        works = self._works(sources)
+        if not any(work.record for work in works):
+            self.problem = sources.problem or "the image has nothing that is new enough"
+            self._log_problem("all ledgers are read")
+            self._plan = ()
+            return self._live.scan(live)
+        image_dir = self._image.begin(live)
+        with context.tasks(Phase.SCAN):
+            scan = self._scan(works, sources, live, image_dir)
+        self._totals = scan.totals
+        if scan.image.carried_problems:
+            self.problem = scan.image.carried_problems[0]
+            self._log_problem("some ledgers that the image has are read")
+        if scan.totals.carried:
+            self.carried_from_ms = min(work.record.read_from_ms for work in works if work.record)
+        return scan
+
+    def problems(self) -> tuple[str, ...]:
+        """Report the missing parts of the last scan, one sentence each."""
+        if not self._plan:
+            return self._live.problems()
+        short = [parent.path for parent in short_parents(self._plan, self._totals)]
+        return problems(self._plan, self._totals, self._context.cluster.count_ledgers(short))
+
+    def _works(self, sources: _Sources) -> Sequence[LeafWork]:
+        context = self._context
+        leaves = [leaf_of(context.cluster.cluster, node.path) for node in self._plan]
+        now_ms, within_s = context.clock.epoch_ms(), context.settings.reread_within_s
+        last = sources.read_from_ms or now_ms
+        times = Times(now_ms, last, int(within_s * 1000))
+        return plan_incremental(self._plan, leaves, sources.records, times)
+
+    def _scan(
+        self, works: Sequence[LeafWork], sources: _Sources, live: AbstractSet[str], image_dir: Path | None
+    ) -> LedgerScan:
+        settings, spark = self._context.settings, self._context.spark
+        cost = cost_of(works)
+        few = -(-sum(work.parent.planned for work in works) // LEDGERS_PER_PARTITION_MAX)
+        slots = session_slots(spark)
+        tasks = max(few, slots.tasks(cost, LEDGERS_PER_TASK))
+        groups = groups_of_work(works, settings.num_partitions or tasks)
+        read = IncrementalTasks(
+            LedgerOptions(
+                uri=parse_uri(settings.metadata_uri),
+                access=access_in_use(),
+                num_partitions=None,
+                first_ledger=0,
+                last_ledger=LEDGER_ID_MAX,
+                live_bookies=frozenset(bookie for bookie in live if "," not in bookie),
+                is_summarized=True,
+                connect_timeout_s=settings.connect_timeout_s,
+                plan=None,
+                image_dir=None if image_dir is None else str(image_dir.resolve()),
+                image_from_ms=self._image.read_from_ms,
+                nodes_per_s=task_share(settings.metadata_rate, len(groups), slots.most),
+            ),
+            sources.source,
+            groups,
+        )
+        numbers = spark.range(0, len(groups), 1, len(groups))
+        rows = numbers.mapInArrow(read, f"{ledger_ddl(is_summarized=True)}, {READING_DDL}")
+        return scan_of(collected(rows, settings))
+
+    def _log_problem(self, what: str) -> None:
+        _log.warning(
+            f"an incremental audit uses no image, or not all of it: {what}",
+            extra={"run_id": self._context.run_id, "reason": self.problem},
+        )
+
+
+class _Sources:
+    """The image of a cluster, and what runs that ended early have read."""
+
+    def __init__(self, context: RunContext, lost: Mapping[BookieId, int]) -> None:
+        self._context = context
+        self._lost = lost
+        self.problem = ""
+        self.read_from_ms = 0
+        """When the reading of the image began, or of the oldest unfinished one; 0: there is none."""
+        self._files: dict[str, ImageFile] = {}
+        self._directories: dict[str, Path] = {}
+        found: list[LeafRecord] = []
+        if lost:
+            self.problem = "a bookie was lost, and no audit of all ledgers has dealt with it"
+        images = [*self._unfinished(), *(() if lost else self._whole())]
+        for directory, manifest in images:
+            try:
+                records = leaves_of(directory, manifest)
+            except ImageError as error:
+                self.problem = str(error)
+                continue
+            found += (record for record in records if not lost or record.read_from_ms >= manifest.read_from_ms)
+            self.read_from_ms = manifest.read_from_ms
+            for file in manifest.files:
+                self._files[file.name], self._directories[file.name] = file, directory.resolve()
+        self.records = newest_of_each(found)
+        if len(self.records) > _LEAVES_MAX:
+            self.problem = f"the ledger tree has {len(self.records)} nodes with ledgers, more than {_LEAVES_MAX}"
+            self.records = {}
+
+    @property
+    def source(self) -> ImageSource:
+        """The files for the tasks."""
+        return ImageSource(
+            {name: file for name, file in self._files.items() if file.is_ledgers},
+            {name: self._directories[name] for name, file in self._files.items() if file.is_ledgers},
+        )
+
+    def _whole(self) -> Iterator[tuple[Path, Manifest]]:
+        settings, cluster = self._context.settings, self._context.cluster.cluster
+        assert settings.image_directory is not None  # AuditSettings refuses it
+        try:
+            directory, manifest = files.newest(settings.image_directory, cluster)
+            self._check(manifest)
+        except ImageError as error:
+            self.problem = str(error)
+            return
+        yield directory, manifest
+
+    def _unfinished(self) -> Iterator[tuple[Path, Manifest]]:
+        settings, cluster = self._context.settings, self._context.cluster.cluster
+        assert settings.image_directory is not None
+        for directory in files.unfinished(files.cluster_dir(settings.image_directory, cluster)):
+            try:
+                manifest = files.begun(directory)
+                self._check(manifest)
+                self._check_losses(manifest)
+            except ImageError as error:
+                _log.warning(
+                    "what a run read that ended early is not used",
+                    extra={"run_id": self._context.run_id, "reason": str(error)},
+                )
+                continue
+            yield directory, manifest
+
+    def _check(self, manifest: Manifest) -> None:
+        context = self._context
+        age_max_s = context.settings.reread_within_s
+        check_usable(manifest, context.cluster.cluster, context.clock.epoch_ms(), age_max_s)
+
+    def _check_losses(self, manifest: Manifest) -> None:
+        """Each lost bookie was so before this was read, so no copy was moved to it after that."""
+        for bookie, since_ms in self._lost.items():
+            if bookie in manifest.bookies or since_ms > manifest.read_from_ms + _SKEW_MS:
+                raise ImageError(f"it was read before {bookie} was lost")

@@ -1,0 +1,70 @@
+"""The snapshot of one run that an admin server of ZooKeeper sends: asked for once, and removed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.port import Phase
+from spark_jobs.snapshot.errors import SnapshotError
+from spark_jobs.snapshot.index import SnapshotIndex
+from spark_jobs.snapshot.streaming import AdminServer, read_authorization, stream_snapshot
+
+_log = logging.getLogger(__name__)
+
+_NAME: Final = ".snapshot-"
+_LEFT_S: Final = 86_400.0
+"""A file of a run that ended by SIGKILL is removed after this time. Runs that are under way are younger."""
+
+
+class StreamedSnapshot:
+    """Belongs to the run's thread. Call ``remove`` at the end."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._file = (context.settings.report_dir / f"{_NAME}{context.run_id}").resolve()
+        self._index: SnapshotIndex | None = None
+
+    def index(self) -> SnapshotIndex:
+        """The snapshot, which is asked for at the first call: a server makes few of them.
+
+        Raises:
+            SnapshotError: it cannot be used or stored.
+            StoreUnavailableError: no answer, or not yet.
+        """
+        if self._index is not None:
+            return self._index
+        context, settings = self._context, self._context.settings
+        server = AdminServer(
+            settings.snapshot_url,
+            read_authorization(settings.snapshot_authorization_file, os.environ),
+            settings.snapshot_ca,
+        )
+        context.begin(Phase.PLAN)
+        newest_zxid = context.cluster.newest_zxid()
+        self.remove()
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SnapshotError(f"the snapshot cannot be stored in {self._file.parent}: {error.strerror}") from error
+        _remove_left(self._file.parent, context.clock.epoch_ms() / 1000)
+        cluster, on_block = context.cluster.cluster, context.gate.pass_through
+        self._index = stream_snapshot(server, self._file, cluster, newest_zxid, on_block)
+        return self._index
+
+    def remove(self) -> None:
+        """Remove the file."""
+        with contextlib.suppress(FileNotFoundError):
+            self._file.unlink()
+
+
+def _remove_left(directory: Path, now_s: float) -> None:
+    for path in directory.glob(f"{_NAME}*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < now_s - _LEFT_S:
+                path.unlink()
+                _log.info("a snapshot of a run that did not end was removed", extra={"file": str(path)})

@@ -1,0 +1,47 @@
+"""The options of snapshots of ZooKeeper that its admin server sends. Importable without Spark.
+
+What they are for: ``spark_jobs.snapshot.streaming``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from bookie.model.option import Option
+
+AUTHORIZATION_VARIABLE: Final = "BKHEAL_SNAPSHOT_AUTHORIZATION"
+_HEADING: Final = "Snapshot of ZooKeeper, with --kind bookies"
+
+SnapshotUrl = Annotated[
+    str,
+    Option(
+        "Let this admin server of ZooKeeper (3.9 or newer) make and send the snapshot, such as http://zk1:8080.",
+        heading=_HEADING,
+    ),
+]
+SnapshotAuthorizationFile = Annotated[
+    Path | None,
+    Option(
+        f"Holds the Authorization header, such as digest user:password. Default: ${AUTHORIZATION_VARIABLE}.",
+        is_file=True,
+        heading=_HEADING,
+    ),
+]
+SnapshotCa = Annotated[
+    Path | None,
+    Option("PEM file of who signed the certificate of the admin server.", is_file=True, heading=_HEADING),
+]
+
+
+def url_problems(url: str) -> Iterator[str]:
+    """What is wrong with the URL of an admin server, one sentence each."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        yield f"snapshot_url = {url.rpartition('@')[2]!r} is no URL such as http://zk1:8080"
+    elif parts.username or parts.password:
+        yield "snapshot_url has a password: give it in a file, as snapshot_authorization_file"
+    elif parts.query or parts.fragment:
+        yield "snapshot_url has more than the address and the path of the commands"

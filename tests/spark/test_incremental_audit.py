@@ -1,0 +1,260 @@
+"""Incremental audits on a real ZooKeeper find and mark what an audit of all ledgers does, whatever the image is."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.layout import task_path
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.port import ANY_VERSION
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.run import RunKind
+from spark_jobs.image import files
+from spark_jobs.image.manifest import Manifest
+from spark_jobs.image.part import write_table
+from spark_jobs.report import writing as report
+from spark_jobs.report.summary import RunSummary
+from spark_jobs.runs import bookie_run
+from spark_jobs.runs.run import AuditResult, run_check
+from spark_jobs.settings import AuditSettings
+from tests.spark.audit_world import Place, after_listing, closed, opened
+from tests.worlds.clocks import ManualClock
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+HEALTHY = closed("a:1", "b:1", "c:1")
+OPEN = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (BookieId("a:1"), BookieId("b:1"))),))
+LEDGERS = (
+    {leaf * 10_000 + number: HEALTHY for leaf in range(6) for number in range(20)}
+    | {5: closed("a:1", "x:1"), 10_005: closed("b:1", "x:1"), 20_005: OPEN, 20_006: OPEN}
+    | {1 << 33: HEALTHY}
+)
+DAY_S = 86_400
+CARRIED = len(LEDGERS) - 4
+"""All but what names x, which is lost, and what is open."""
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
+    with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
+        place.register("a:1", "b:1", "c:1", "x:1")
+        place.add_cookies("a:1", "b:1", "c:1", "x:1")
+        place.create(LEDGERS)
+        yield place
+
+
+def audit(spark: SparkSession, place: Place, clock: ManualClock, **settings: Any) -> AuditResult:
+    clock.now_s += 60
+    chosen = AuditSettings(place.uri, place.report_dir, **{"num_partitions": 2, **settings})
+    return run_check(spark, RunKind.BOOKIES, chosen, clock=clock)
+
+
+def again(spark: SparkSession, place: Place, clock: ManualClock, **settings: Any) -> AuditResult:
+    return audit(spark, place, clock, incremental=True, **settings)
+
+
+def rows(result: AuditResult) -> list[dict[str, Any]]:
+    found = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+    return sorted(({**row, "run_id": ""} for row in found), key=lambda row: (row["ledger_id"], str(row)))
+
+
+def comparable(summary: RunSummary) -> RunSummary:
+    counts = replace(summary.counts, vanished=0)
+    return replace(summary, run_id="", started_ms=0, finished_ms=0, image=type(summary.image)(), counts=counts)
+
+
+def moved(place: Place, ledger_id: int, metadata: LedgerMetadata) -> None:
+    ledgers = LedgerStore(place.store, place.cluster, random.Random(1))
+    version = place.do(ledgers.read(LedgerId(ledger_id))).version
+    place.do(ledgers.write(LedgerId(ledger_id), metadata, version))
+
+
+def unmark(place: Place) -> None:
+    for ledger_id in place.marked():
+        place.do(place.store.delete(task_path(place.cluster.root, LedgerId(ledger_id)), ANY_VERSION))
+
+
+def test_an_incremental_audit_finds_what_an_audit_of_all_ledgers_finds(
+    spark: SparkSession, place: Place, clock: ManualClock
+) -> None:
+    place.unregister("x:1")
+    first = again(spark, place, clock)
+    assert first.summary.image.carried == 0
+    assert "lost" in first.summary.image.carried_problem, "the audit of a loss reads everything"
+    assert (set(place.marked()), place.audited()) == ({5, 10_005}, {"x:1"})
+
+    ledgers = LedgerStore(place.store, place.cluster, random.Random(1))
+    place.do(ledgers.delete(LedgerId(30_003)))
+    place.create({30_050: closed("a:1", "x:1"), 70_001: closed("x:1", "y:1"), 1 << 34: HEALTHY})
+    moved(place, 20_005, OPEN.closed(EntryId(3), 30))
+    moved(place, 10_005, closed("b:1", "a:1"))
+    expected = audit(spark, place, clock, is_dry_run=True)
+    result = again(spark, place, clock)
+    assert rows(result) == rows(expected) != []
+    found = replace(result.summary, is_dry_run=True, published=expected.summary.published)
+    assert comparable(found) == comparable(expected.summary)
+    assert result.summary.is_complete
+    assert set(place.marked()) == {5, 30_050, 70_001}
+    assert result.summary.published.withdrawn, "what was repaired has no reason for a mark any more"
+    image = result.summary.image
+    assert (image.carried, image.carried_problem, image.written_ledgers) == (CARRIED - 1, "", len(LEDGERS) + 2)
+    assert 0 < image.carried_from_ms < result.summary.started_ms
+
+
+@pytest.mark.long
+def test_a_dry_run_takes_from_the_image_and_writes_none(spark: SparkSession, place: Place, clock: ManualClock) -> None:
+    place.unregister("x:1")
+    audit(spark, place, clock)
+    found = again(spark, place, clock, is_dry_run=True)
+    expected = audit(spark, place, clock, is_dry_run=True)
+    assert rows(found) == rows(expected) != []
+    assert comparable(found.summary) == comparable(expected.summary)
+    assert (found.summary.image.carried, found.summary.image.written_ledgers) == (CARRIED, 0)
+
+
+@pytest.mark.long
+def test_a_bookie_that_leaves_during_an_incremental_scan_makes_it_read_everything(
+    spark: SparkSession, place: Place, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit(spark, place, clock)
+    moved(place, 40_001, closed("a:1", "x:1"))
+    moved(place, 40_002, closed("a:1", "b:1"))
+    after_listing(monkeypatch, 1, lambda: place.unregister("x:1"))
+    result = again(spark, place, clock)
+    assert result.summary.is_complete
+    assert set(place.marked()) == {5, 10_005, 40_001}
+    assert (result.summary.image.carried, place.audited()) == (0, {"x:1"})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("names", [("nothing", "flipped", "wrong"), ("empty", "old", "foreign", "cut")])
+def test_any_image_leads_to_the_same_marks_in_the_end(
+    spark: SparkSession, place: Place, clock: ManualClock, tmp_path: Path, names: Sequence[str]
+) -> None:
+    place.unregister("x:1")
+    audit(spark, place, clock)
+    place.create({60_001: closed("a:1", "x:1")})
+    directory, manifest = files.newest(place.report_dir / "image", place.cluster)
+    kept = Path(shutil.copytree(directory, tmp_path / "kept"))
+    start_s = clock.now_s
+
+    def put(other: Manifest) -> None:
+        shutil.copytree(kept, directory)
+        (directory / files.MANIFEST).write_text(other.to_text())
+
+    def nothing() -> None:
+        pass
+
+    def empty() -> None:
+        put(replace(manifest, files=(), ledgers=0))
+
+    def old() -> None:
+        put(replace(manifest, read_from_ms=1))
+
+    def foreign() -> None:
+        put(replace(manifest, instance_id="another"))
+
+    def flipped() -> None:
+        put(manifest)
+        for file in manifest.files:
+            if file.is_ledgers:
+                data = bytearray((directory / file.name).read_bytes())
+                data[len(data) // 4] ^= 1
+                (directory / file.name).write_bytes(data)
+
+    def cut() -> None:
+        put(manifest)
+        path = directory / manifest.leaves[0].name
+        path.write_bytes(path.read_bytes()[:-20])
+
+    def wrong() -> None:
+        """Sound files, in which every ledger is healthy."""
+        put(manifest)
+        made = []
+        for file in manifest.files:
+            if file.is_ledgers:
+                table = pq.read_table(directory / file.name)
+                for name, value in (("settled", True), ("state", "CLOSED")):
+                    column = pa.array([value] * len(table), table.schema.field(name).type)
+                    table = table.set_column(table.schema.get_field_index(name), name, column)
+                lists = pa.array([["a:1", "b:1", "c:1"]] * len(table), table.schema.field("bookies").type)
+                table = table.set_column(table.schema.get_field_index("bookies"), "bookies", lists)
+                table = table.cast(pq.read_schema(directory / file.name))
+                file = write_table(table, directory / file.name)
+            made.append(file)
+        (directory / files.MANIFEST).write_text(replace(manifest, files=tuple(made)).to_text())
+
+    makes: list[Callable[[], None]] = [nothing, empty, old, foreign, flipped, cut, wrong]
+    for make in (make for make in makes if make.__name__ in names):
+        shutil.rmtree(directory.parent)
+        unmark(place)
+        make()
+        clock.now_s = start_s
+        result = again(spark, place, clock)
+        assert result.summary.is_complete
+        if make is wrong:
+            assert (set(place.marked()), result.summary.image.carried) == ({60_001}, len(LEDGERS))
+            clock.now_s = start_s + 7 * DAY_S
+            result = again(spark, place, clock)
+        assert (make.__name__, set(place.marked())) == (make.__name__, {5, 10_005, 60_001})
+        assert (result.summary.image.carried > 0) is (make is flipped), "one row group of a file was damaged"
+        assert bool(result.summary.image.carried_problem)
+
+
+@pytest.mark.long
+def test_a_run_that_died_is_continued_where_that_is_safe(
+    spark: SparkSession, place: Place, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit(spark, place, clock)
+
+    class DiedError(Exception):
+        pass
+
+    def die(*_: object) -> None:
+        raise DiedError
+
+    place.unregister("x:1")
+    with monkeypatch.context() as patch:
+        patch.setattr(bookie_run.BookieRun, "_check", die)
+        with pytest.raises(DiedError):
+            again(spark, place, clock)
+    parent = files.cluster_dir(place.report_dir / "image", place.cluster)
+    (left,) = files.unfinished(parent)
+    (part, *others) = sorted(left.glob("part-*.json"))
+    assert others
+    part.unlink()  # it died before this part was complete
+    clock.now_s += 3600
+    result = again(spark, place, clock)
+    image = result.summary.image
+    assert 0 < image.carried < CARRIED
+    assert (set(place.marked()), place.audited()) == ({5, 10_005}, {"x:1"})
+    assert image.written_ledgers == len(LEDGERS)
+    assert files.unfinished(parent) == []
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bookie_run.BookieRun, "_check", die)
+        with pytest.raises(DiedError):
+            again(spark, place, clock)
+    moved(place, 40_001, closed("a:1", "c:1"))
+    clock.now_s += 3600
+    place.unregister("c:1")
+    result = again(spark, place, clock, missing_share_max=0.9)
+    assert result.summary.image.carried == 0, "what was read before a bookie was lost is read again"
+    assert {40_001, 40_002} <= set(place.marked())

@@ -1,0 +1,435 @@
+"""What an incremental reading reads and what it carries over, on a store in memory; and which leaves a plan reads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import LayoutKind, ledger_path
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.ledgers.serde import encode
+from bookie.metadata.ledgers.tree import LedgerTree
+from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.runtime.clock import SystemClock
+from spark_jobs.datasource.incremental import ImageSource, incremental
+from spark_jobs.datasource.ledgers import leaf_stat
+from spark_jobs.datasource.options import LedgerOptions, ledger_options
+from spark_jobs.datasource.pace import Pace
+from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.datasource.scan import leaf_of, scan
+from spark_jobs.image import part as part_module
+from spark_jobs.image.carried import leaves_of, tally
+from spark_jobs.image.columns import ImageColumns, tables_of
+from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat, leaf_records, leaf_table, newest_of_each
+from spark_jobs.image.manifest import ImageError, Manifest
+from spark_jobs.image.part import ImageFile
+from spark_jobs.runs.incremental_plan import Times, groups_of_work, plan_incremental
+from tests.worlds.cluster import formatted
+
+NOW_MS = 1_800_000_000_000
+DAY_MS = 86_400_000
+PACE = Pace(SystemClock())
+LIVE = "a:1,b:1,c:1"
+
+
+def closed(*members: str) -> LedgerMetadata:
+    return growing(*members).closed(EntryId(9), 100)
+
+
+def growing(*members: str) -> LedgerMetadata:
+    return LedgerMetadata(len(members), 2, 2, (Fragment(EntryId(0), tuple(map(BookieId, members))),))
+
+
+HEALTHY = closed("a:1", "b:1", "c:1")
+LEDGERS = dict.fromkeys([*range(40), *range(10_000, 10_040), 20_000, 1 << 33], HEALTHY)
+
+
+@dataclass
+class World:
+    """A cluster in memory, and the image that the last reading wrote."""
+
+    store: MemoryStore
+    cluster: Cluster
+    directory: Path
+    reads: int = 0
+    directories: dict[str, Path] = field(default_factory=dict)
+    files: dict[str, ImageFile] = field(default_factory=dict)
+    records: Mapping[int, LeafRecord] = field(default_factory=dict)
+    now_ms: int = NOW_MS
+    last_ms: int = NOW_MS
+    writes_to: Path | None = None
+
+    @property
+    def ledgers(self) -> LedgerStore:
+        return LedgerStore(self.store, self.cluster, random.Random(1))
+
+    async def create(self, ledgers: Mapping[int, LedgerMetadata]) -> None:
+        await self.ledgers.create_many([(LedgerId(number), metadata) for number, metadata in ledgers.items()])
+
+    async def write(self, ledger_id: int, metadata: LedgerMetadata) -> None:
+        version = (await self.ledgers.read(LedgerId(ledger_id))).version
+        await self.ledgers.write(LedgerId(ledger_id), metadata, version)
+
+    async def delete(self, *ids: int) -> None:
+        for ledger_id in ids:
+            await self.ledgers.delete(LedgerId(ledger_id))
+
+    async def plan(self) -> list[LeafParent]:
+        nodes = await LedgerTree(self.store, self.cluster).leaf_nodes()
+        return [LeafParent(path, stat.children_count, leaf_stat(stat)) for path, stat in nodes if stat.children_count]
+
+    async def whole(self, live: str = LIVE) -> tuple[set[int], Mapping[str, Any]]:
+        """Read everything; the ids of returned rows, and the counts."""
+        options = self._options(live)
+        return self._took(
+            options, [batch async for batch in scan(self.store, self.cluster, await self.plan(), options, PACE)]
+        )
+
+    async def again(self, live: str = LIVE) -> tuple[set[int], Mapping[str, Any]]:
+        """Read incrementally."""
+        plan, options = await self.plan(), self._options(live)
+        leaves = [leaf_of(self.cluster, parent.path) for parent in plan]
+        works = plan_incremental(plan, leaves, self.records, Times(self.now_ms, self.last_ms, 7 * DAY_MS))
+        batches = []
+        for group in groups_of_work(works, 1):
+            source = ImageSource(self.files, self.directories)
+            batches += [each async for each in incremental(self.store, self.cluster, group, source, options, PACE)]
+        return self._took(options, batches)
+
+    def _options(self, live: str) -> LedgerOptions:
+        self.reads += 1
+        directory = self.writes_to or self.directory / str(self.reads)
+        if self.writes_to is None:
+            directory.mkdir()
+        text = {"metadata_uri": "zk://unused/ledgers", "with_summary": "true", "live_bookies": live}
+        return ledger_options(text | {"image_dir": str(directory), "image_from_ms": str(self.now_ms)})
+
+    def _took(self, options: LedgerOptions, batches: Sequence[pa.RecordBatch]) -> tuple[set[int], Mapping[str, Any]]:
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        summary = rows[-1]["summary"]
+        assert options.image_dir is not None
+        made = tuple(ImageFile(**file) for file in summary["image"]["files"])
+        if not summary["image"]["problem"]:
+            directory = Path(options.image_dir)
+            kind = self.cluster.kind.value
+            manifest = Manifest("a", self.cluster.instance_id, self.cluster.root, kind, self.now_ms, 0, (), made)
+            self.records = newest_of_each(leaves_of(directory, manifest))
+            self.files = {file.name: file for file in made}
+            self.directories = dict.fromkeys(self.files, directory)
+            self.last_ms = self.now_ms
+            kept = sum(file.rows for file in made if file.is_ledgers)
+            assert kept == summary["ledgers"], "the new image has every ledger"
+        return {row["ledger_id"] for row in rows[:-1]}, _plain(summary)
+
+
+def _plain(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    bookies = {each["bookie_id"]: (each["ledgers"], each["fragments"]) for each in summary["bookies"]}
+    listed = {each["path"]: each["listed"] for each in summary["parents"]}
+    return {**summary, "bookies": bookies, "parents": listed, "image": summary["image"]["problem"]}
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the counts are equal, apart from how they came about."""
+    return all(one[name] == other[name] for name in one if name not in ("carried", "carried_problem", "vanished"))
+
+
+async def world(directory: Path, ledgers: Mapping[int, LedgerMetadata] = LEDGERS) -> World:
+    store = MemoryStore(MemoryCell())
+    made = World(store, await formatted(store), directory)
+    await made.create(ledgers)
+    return made
+
+
+async def test_what_did_not_change_is_carried_over(tmp_path: Path) -> None:
+    place = await world(tmp_path)
+    members = HEALTHY.fragments[0].members
+    two = replace(HEALTHY, fragments=(Fragment(EntryId(0), members), Fragment(EntryId(5), members[::-1])))
+    await place.create({100: two, 101: growing("a:1", "b:1"), 102: closed("a:1", "x:1")})
+    expected, counts = await place.whole()
+    found, again = await place.again()
+    assert found == expected == {102}
+    assert same(again, counts)
+    assert (counts["carried"], again["carried"]) == (0, counts["ledgers"] - 2), "the open one and 102 are read"
+    found, again = await place.again()
+    assert (found, again["carried"]) == (expected, counts["ledgers"] - 2), "an image of an image is as good"
+
+
+async def test_new_deleted_open_and_endangered_ledgers_are_seen_at_once(tmp_path: Path) -> None:
+    place = await world(tmp_path, LEDGERS | {50: growing("a:1", "b:1"), 51: closed("a:1", "c:1")})
+    await place.whole()
+    await place.create({60: closed("a:1", "x:1"), 30_001: closed("b:1", "y:1"), 1 << 34: HEALTHY})
+    await place.delete(3, 10_007, 20_000)
+    await place.write(50, growing("a:1", "b:1").closed(EntryId(3), 30))
+    found, again = await place.again("a:1,b:1")
+    expected, counts = await place.whole("a:1,b:1")
+    assert found == expected >= {60, 30_001, 51}
+    assert same(again, counts)
+    found, again = await place.again()
+    assert found == {60, 30_001}
+    assert again["carried"] < 10, "a ledger that was endangered at its last reading is read again"
+    found, again = await place.again()
+    assert again["carried"] == again["ledgers"] - 2
+
+
+async def test_a_change_of_a_closed_ledger_is_seen_when_its_turn_comes(tmp_path: Path) -> None:
+    place = await world(tmp_path)
+    await place.whole("a:1,b:1,c:1,d:1")
+    await place.write(7, closed("a:1", "b:1", "d:1"))
+    assert (await place.again())[0] == set(), "neither the list nor the image shows that it was moved to a lost bookie"
+    seen_ms, unread_ms = 0, {leaf: record.read_from_ms for leaf, record in place.records.items()}
+    for _ in range(14):
+        place.now_ms += DAY_MS
+        found, _ = await place.again()
+        seen_ms = seen_ms or (place.now_ms if found else 0)
+        for leaf, record in place.records.items():
+            assert place.now_ms - record.read_from_ms <= 7 * DAY_MS
+            unread_ms[leaf] = max(unread_ms[leaf], record.read_from_ms)
+    assert 0 < seen_ms <= NOW_MS + 7 * DAY_MS
+    assert min(unread_ms.values()) > NOW_MS
+
+
+async def test_an_id_that_was_deleted_and_created_again_is_read(tmp_path: Path) -> None:
+    place = await world(tmp_path)
+    await place.whole()
+    await place.delete(7)
+    await place.create({7: closed("a:1", "x:1")})
+    await place.delete(8)
+    found, again = await place.again()
+    assert found == {7}
+    assert again["parents"]["/ledgers/00/0000"] == 39
+    await place.delete(10_001)
+    await place.create({10_001: closed("a:1", "x:1"), 10_900: HEALTHY})
+    assert (await place.again())[0] == {7, 10_001}
+
+
+async def test_ledgers_that_were_not_readable_are_read_again(tmp_path: Path) -> None:
+    place = await world(tmp_path)
+    path = ledger_path(place.cluster.kind, place.cluster.root, 7)
+    sound = (await place.store.get(path)).data
+    await place.store.set(path, b"damage", ANY_VERSION)
+    place.store.cell.deny(ledger_path(place.cluster.kind, place.cluster.root, 8))
+    assert (await place.whole())[0] == {7, 8}
+    found, again = await place.again()
+    assert (found, again["carried"]) == ({7, 8}, len(LEDGERS) - 2)
+    await place.store.set(path, sound, ANY_VERSION)
+    await place.create({70: closed("a:1", "x:1")})
+    found, again = await place.again()
+    assert (found, again["carried"], again["unreadable"]) == ({8, 70}, len(LEDGERS) - 2, 1)
+    assert (await place.again())[0] == {8, 70}
+
+
+async def test_a_leaf_that_was_made_again_is_read_as_a_whole(tmp_path: Path) -> None:
+    place = await world(tmp_path)
+    await place.whole()
+    await place.delete(20_000)
+    assert await place.store.stat("/ledgers/00/0002") is None
+    await place.create({20_000: closed("a:1", "x:1")})
+    assert (await place.again())[0] == {20_000}
+
+
+async def test_a_store_that_was_set_back_gives_no_stale_rows(tmp_path: Path) -> None:
+    """A restored backup has older transactions, so the list of children is no continuation of the one in the image."""
+    place = await world(tmp_path)
+    await place.whole()
+    record = place.records[0]
+    ahead = replace(record.stat, children_zxid=record.stat.children_zxid + 100)
+    place.records = {**place.records, 0: replace(record, stat=ahead)}
+    await place.write(7, closed("a:1", "x:1"))
+    assert (await place.again())[0] == {7}
+
+
+async def test_any_changed_byte_costs_reads_and_changes_no_finding(tmp_path: Path) -> None:
+    place = await world(tmp_path)
+    await place.create({100: closed("a:1", "x:1"), 10_100: growing("a:1", "b:1")})
+    expected, counts = await place.whole()
+    files, directories, records, last = place.files, place.directories, place.records, place.last_ms
+    ledgers = next(file for file in files.values() if file.is_ledgers)
+    path = directories[ledgers.name] / ledgers.name
+    data = path.read_bytes()
+    refused = 0
+    for position in range(0, len(data), 211):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :])
+        place.files, place.directories, place.records, place.last_ms = files, directories, records, last
+        found, again = await place.again()
+        assert found == expected
+        assert same(again, counts)
+        refused += bool(again["carried_problem"])
+    assert refused > 10
+    path.unlink()
+    place.files, place.directories, place.records, place.last_ms = files, directories, records, last
+    found, again = await place.again()
+    assert (found, again["carried"]) == (expected, 0)
+    assert "cannot" in again["carried_problem"] or "damaged" in again["carried_problem"]
+
+
+async def test_a_damaged_list_of_leaves_is_refused(tmp_path: Path) -> None:
+    place = await world(tmp_path)
+    await place.whole()
+    leaves = next(file for file in place.files.values() if file.is_leaves)
+    directory = place.directories[leaves.name]
+    data = (directory / leaves.name).read_bytes()
+    manifest = Manifest("a", "b", "/ledgers", "hierarchical", NOW_MS, 0, (), tuple(place.files.values()))
+    sound = leaves_of(directory, manifest)
+    refused = 0
+    for position in range(0, len(data), 43):
+        changed = data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :]
+        (directory / leaves.name).write_bytes(changed)
+        try:
+            assert leaves_of(directory, manifest) == sound
+        except ImageError:
+            refused += 1
+    assert refused > 10
+    (directory / leaves.name).write_bytes(data[:-9])
+    with pytest.raises(ImageError, match="cannot be read"):
+        leaves_of(directory, manifest)
+
+
+async def test_a_full_disk_under_the_new_image_changes_no_finding(tmp_path: Path) -> None:
+    place = await world(tmp_path)
+    await place.create({100: closed("a:1", "x:1")})
+    expected, counts = await place.whole()
+    place.writes_to = tmp_path / "missing"
+    found, again = await place.again()
+    assert found == expected
+    assert same(again, {**counts, "image": again["image"]})
+    assert "cannot write to" in again["image"]
+
+
+async def test_rows_of_several_files_and_row_groups_belong_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_module, "ROW_GROUP", 7)
+    monkeypatch.setattr(part_module, "LEDGERS_MAX", 25)
+    place = await world(tmp_path)
+    expected, counts = await place.whole()
+    for _ in range(3):
+        found, again = await place.again()
+        assert (found, again["carried"]) == (expected, len(LEDGERS))
+        assert same(again, counts)
+    await place.delete(0, 39)
+    await place.create({41: closed("a:1", "x:1")})
+    assert (await place.again())[0] == {41}
+    found, again = await place.again()
+    assert (found, again["carried"], again["ledgers"]) == ({41}, len(LEDGERS) - 2, len(LEDGERS) - 1)
+
+
+async def test_the_flat_layout_has_no_leaves(tmp_path: Path) -> None:
+    store = MemoryStore(MemoryCell())
+    place = World(store, await formatted(store, kind=LayoutKind.FLAT), tmp_path)
+    await store.create(ledger_path(LayoutKind.FLAT, "/ledgers", 1), encode(HEALTHY))
+    options = place._options(LIVE)
+    batches = [each async for each in scan(store, place.cluster, [LeafParent("/ledgers", 1)], options, PACE)]
+    place._took(options, batches)
+    assert place.records == {}
+
+
+STAT = LeafStat(5, 50, 12, 10)
+RECORD = LeafRecord(1, STAT, 10, NOW_MS - DAY_MS, (LeafSlice("ledgers-0", 0, 10),))
+
+
+@pytest.mark.parametrize(
+    ("stat", "is_same", "may_serve"),
+    [
+        (STAT, True, True),
+        (replace(STAT, children_version=13, children=9, children_zxid=60), False, True),
+        (replace(STAT, czxid=6), False, False),
+        (replace(STAT, children_zxid=49), False, False),
+        (replace(STAT, children_version=8, children=8, children_zxid=51), False, False),
+    ],
+)
+def test_what_a_stat_shows(stat: LeafStat, *, is_same: bool, may_serve: bool) -> None:
+    assert (RECORD.is_same(stat), RECORD.may_serve(stat)) == (is_same, may_serve)
+    assert not replace(RECORD, listed=11).is_same(replace(stat, children=11))
+    assert not replace(RECORD, listed=9).may_serve(stat), "it has rows of ledgers that were not listed"
+
+
+@pytest.mark.parametrize("hours", [5, 24, 80])
+def test_every_leaf_is_read_again_within_the_period(hours: int) -> None:
+    period, step, now, leaves = 7 * DAY_MS, hours * 3_600_000, NOW_MS, range(0, 150, 3)
+    records = {leaf: replace(RECORD, leaf=leaf, read_from_ms=now) for leaf in leaves}
+    nodes = [LeafParent(str(leaf), 10, STAT) for leaf in leaves]
+    read: list[int] = []
+    for _ in range(4 * period // step):
+        last, now = now, now + step
+        works = plan_incremental(nodes, leaves, records, Times(now, last, period))
+        whole = [leaf for leaf, work in zip(leaves, works, strict=True) if work.record is None]
+        read.append(len(whole))
+        records |= {leaf: replace(RECORD, leaf=leaf, read_from_ms=now) for leaf in whole}
+        assert all(now + step - record.read_from_ms <= period for record in records.values()), "until the next run"
+    if hours <= 24:
+        assert max(read) <= len(leaves) * step * 2 // period + 2, "no run reads much more than its share"
+        assert sum(read) <= 6 * len(leaves)
+
+
+def test_what_is_too_old_or_from_the_future_is_read() -> None:
+    def is_read(now_ms: int, last_ms: int) -> bool:
+        (work,) = plan_incremental([LeafParent("1", 10, STAT)], [1], {1: RECORD}, Times(now_ms, last_ms, 70 * DAY_MS))
+        return work.record is None
+
+    read_ms = RECORD.read_from_ms
+    assert not is_read(read_ms + 1, read_ms)
+    assert is_read(read_ms + 71 * DAY_MS, read_ms + 71 * DAY_MS)
+    assert is_read(read_ms + 40 * DAY_MS, read_ms), "the next run would come after 80 days"
+    assert not is_read(read_ms - 30_000, read_ms - 30_000)
+    assert is_read(read_ms - 61_000, read_ms - 61_000)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 10_000)), max_size=40), st.integers(1, 10))
+def test_groups_hold_every_leaf_once(leaves: list[tuple[bool, int]], count: int) -> None:
+    records = {
+        number: replace(RECORD, leaf=number, slices=(LeafSlice(f"ledgers-{number % 3}", number, 10),))
+        for number, (is_known, _) in enumerate(leaves)
+        if is_known
+    }
+    nodes = [LeafParent(str(number), planned, STAT) for number, (_, planned) in enumerate(leaves)]
+    works = plan_incremental(nodes, list(range(len(leaves))), records, Times(NOW_MS, NOW_MS, 70 * DAY_MS))
+    groups = groups_of_work(works, count)
+    assert len(groups) <= count
+    assert all(groups)
+    assert sorted(work.parent.path for group in groups for work in group) == sorted(node.path for node in nodes)
+
+
+@given(st.lists(st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=2, unique=True), min_size=1, max_size=3)))
+def test_the_tables_of_carried_rows_equal_those_of_read_ones(ledgers: list[list[list[int]]]) -> None:
+    columns = ImageColumns()
+    for number, ensembles in enumerate(ledgers):
+        members = [f"b{bookie}:1" for ensemble in ensembles for bookie in ensemble]
+        columns.add(number, 3, 2, 2, 1, members, is_live=True)
+    read = columns.take()
+    carried = tables_of(read.ledgers)
+    assert carried.index.to_pylist() == read.index.to_pylist()
+    counted = tally(read.ledgers)
+    assert counted.ledgers == len(ledgers)
+    assert counted.fragments == sum(map(len, ledgers))
+    for number in range(6):
+        held = [sum(number in ensemble for ensemble in ensembles) for ensembles in ledgers]
+        assert counted.fragments_by_bookie.get(f"b{number}:1", 0) == sum(held)
+        assert counted.ledgers_by_bookie.get(f"b{number}:1", 0) == sum(1 for count in held if count)
+
+
+def test_leaves_come_back_as_they_were_written(tmp_path: Path) -> None:
+    records = [
+        RECORD,
+        replace(RECORD, leaf=2, slices=(*RECORD.slices, LeafSlice("ledgers-1", 3, 4))),
+        replace(RECORD, leaf=3, slices=()),
+    ]
+    pq.write_table(leaf_table(records), tmp_path / "leaves")
+    assert list(leaf_records(pq.read_table(tmp_path / "leaves"))) == records
+    assert newest_of_each([*records, replace(RECORD, read_from_ms=NOW_MS)])[1].read_from_ms == NOW_MS
+    assert list(leaf_records(leaf_table([]))) == []
+    with pytest.raises(ValueError, match="missing or negative"):
+        list(leaf_records(leaf_table([replace(RECORD, leaf=-1)])))

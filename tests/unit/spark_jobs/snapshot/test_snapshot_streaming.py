@@ -1,0 +1,131 @@
+"""Snapshots from an admin server: verified while they arrive, and refused if anything is doubtful."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import LayoutKind
+from bookie.metadata.port import StoreUnavailableError
+from spark_jobs.snapshot.errors import SnapshotError
+from spark_jobs.snapshot.index import index_snapshot
+from spark_jobs.snapshot.streaming import AdminServer, read_authorization, stream_snapshot
+from spark_jobs.snapshot_options import url_problems
+from tests.worlds.admin_server import Answer, serving
+from tests.worlds.snapshots import snappy, tree_of, written
+
+CLUSTER = Cluster("/ledgers", LayoutKind.HIERARCHICAL, "1b2c")
+SNAPSHOT = written(tree_of(CLUSTER, dict.fromkeys((*range(300), 10_000), b"metadata" * 20)))
+EPOCH_2 = 2 << 32
+SECRET = "digest super:hunter2"  # of no server
+
+
+@pytest.mark.parametrize(
+    "body", [SNAPSHOT, gzip.compress(SNAPSHOT, 1), snappy(SNAPSHOT)], ids=["plain", "gzip", "snappy"]
+)
+def test_what_arrives_is_what_a_file_would_have(tmp_path: Path, body: bytes) -> None:
+    answer, target, blocks = Answer(body), tmp_path / "target", []
+    answer.headers = {**answer.headers, "snapshot_size": str(len(body))}
+    with serving(answer) as url:
+        server = AdminServer(url, SECRET)
+        index = stream_snapshot(server, target, CLUSTER, EPOCH_2 + 9, lambda: blocks.append(1))
+    assert index == index_snapshot(target, CLUSTER)
+    assert (target.read_bytes(), index.ledgers, target.stat().st_mode & 0o777) == (body, 301, 0o600)
+    assert blocks
+    assert answer.asked == [("/commands/snapshot?streaming=true", SECRET)]
+    assert "hunter2" not in repr(server)
+
+
+BAD = Answer(SNAPSHOT[:3000] + bytes([SNAPSHOT[3000] ^ 1]) + SNAPSHOT[3001:])
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "reason"),
+    [
+        (Answer(SNAPSHOT, sent=len(SNAPSHOT) // 2), StoreUnavailableError, "did not arrive"),
+        (Answer(SNAPSHOT[:-20]), SnapshotError, "cut off|does not end"),
+        (Answer(gzip.compress(SNAPSHOT)[:-20]), SnapshotError, "cannot be unpacked"),
+        (BAD, SnapshotError, "damaged"),
+        (Answer(SNAPSHOT, headers={"last_zxid": "0x200000005", "snapshot_size": "7"}), SnapshotError, "of 7 bytes"),
+        (
+            Answer(SNAPSHOT, headers={"last_zxid": "0x1ffffffff"}),
+            SnapshotError,
+            "is of epoch 1, and the cluster has .* epoch 2",
+        ),
+        (Answer(SNAPSHOT, headers={}), SnapshotError, "last_zxid is missing"),
+        (Answer(SNAPSHOT, headers={"last_zxid": "soon"}), SnapshotError, "last_zxid is missing"),
+        (Answer(b"", 401), SnapshotError, "--snapshot-authorization-file"),
+        (Answer(b"", 404), SnapshotError, "3.9 or newer"),
+        (Answer(b"", 429), StoreUnavailableError, "limits how often"),
+        (Answer(b"", 503), SnapshotError, "is the command enabled"),
+        (Answer(b"", 302, {"Location": "http://127.0.0.1:1/"}), SnapshotError, "status 302"),
+        (Answer(b'{"command": "snapshot"}'), SnapshotError, "is not a snapshot"),
+        (Answer(b""), SnapshotError, "is empty"),
+    ],
+)
+def test_what_is_doubtful_is_refused(tmp_path: Path, answer: Answer, error: type[Exception], reason: str) -> None:
+    with serving(answer) as url, pytest.raises(error, match=reason) as raised:
+        stream_snapshot(AdminServer(url, SECRET), tmp_path / "target", CLUSTER, EPOCH_2)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "reason"),
+    [
+        (Cluster("/ledgers", LayoutKind.HIERARCHICAL, "other"), "is of another cluster"),
+        (Cluster("/none", LayoutKind.HIERARCHICAL, "1b2c"), "has no cluster at /none"),
+        (Cluster("/ledgers", LayoutKind.FLAT, "1b2c"), "flat layout"),
+    ],
+)
+def test_another_cluster_is_refused(tmp_path: Path, cluster: Cluster, reason: str) -> None:
+    with serving(Answer(SNAPSHOT)) as url, pytest.raises(SnapshotError, match=reason):
+        stream_snapshot(AdminServer(url), tmp_path / "target", cluster, 0)
+
+
+def test_a_server_that_does_not_answer_and_a_full_disk_mark_nothing(tmp_path: Path) -> None:
+    with serving(Answer(SNAPSHOT)) as url:
+        gone = url
+        with pytest.raises(SnapshotError, match="cannot be stored in"):
+            stream_snapshot(AdminServer(url), tmp_path / "missing" / "target", CLUSTER, 0)
+        with pytest.raises(SnapshotError, match="cannot be read"):
+            stream_snapshot(AdminServer(url, ca=tmp_path / "no-ca"), tmp_path / "target", CLUSTER, 0)
+    with pytest.raises(StoreUnavailableError, match="nothing was marked"):
+        stream_snapshot(AdminServer(gone), tmp_path / "target", CLUSTER, 0)
+
+
+def test_a_stopped_run_stops_the_transfer(tmp_path: Path) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def stop() -> None:
+        raise StoppedError
+
+    with serving(Answer(SNAPSHOT)) as url, pytest.raises(StoppedError):
+        stream_snapshot(AdminServer(url), tmp_path / "target", CLUSTER, 0, stop)
+
+
+def test_the_authorization_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "authorization"
+    file.write_text(f"{SECRET}\n")
+    environment = {"BKHEAL_SNAPSHOT_AUTHORIZATION": "digest other:word"}
+    assert read_authorization(file, environment) == SECRET
+    assert read_authorization(None, environment) == "digest other:word"
+    assert read_authorization(None, {}) == ""
+    for text in ("", "two\nlines", "ä", "x" * 5000):
+        file.write_text(text)
+        with pytest.raises(SnapshotError, match="authorization"):
+            read_authorization(file, {})
+    with pytest.raises(SnapshotError, match="cannot be read"):
+        read_authorization(tmp_path / "none", {})
+
+
+def test_urls() -> None:
+    assert AdminServer("http://zk1:8080/").request_url == "http://zk1:8080/commands/snapshot?streaming=true"
+    assert AdminServer("https://zk1/zk/cmd/").request_url == "https://zk1/zk/cmd/snapshot?streaming=true"
+    assert list(url_problems("http://zk1:8080")) == []
+    for url in ("zk1:8080", "ftp://zk1", "http://", "http://a:b@zk1", "http://zk1?x=1"):
+        (problem,) = url_problems(url)
+        assert "a:b" not in problem
