@@ -42,7 +42,9 @@ within a minute. The backlog (`bkheal_underreplicated_*`,
 `bkheal_parked_ledgers`) is counted from ZooKeeper, not remembered from an audit, and is left out until it was counted
 once. What the last runs found is read from their records in ZooKeeper, so it survives restarts and changes of leader;
 counters and histograms begin at 0 with each process. Of those an exporter has only
-`bkheal_time_to_detect_seconds`, for losses that audits of other processes have dealt with since its start.
+`bkheal_time_to_detect_seconds`, for losses that other processes have marked since its start. Where Apache's auditor
+leads, it is the time from the exporter's first look at the lost bookie to the first mark
+([operations.md](operations.md#which-process-shows-what)).
 
 A run outside the service (`bkheal audit run`) can leave the `bkheal_audit_last_*` metrics of its kind in a file for
 node-exporter, or at a Pushgateway under the job `bkheal_audit`, grouped by `cluster` and `kind`.

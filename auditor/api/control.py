@@ -77,6 +77,9 @@ class Backlog:
     """Marked ledgers with a copy on this bookie that is missing or has to move; see ``by_rack`` for the bound."""
     by_rack: Mapping[str, int] = field(default_factory=dict)
     """The same by the rack of those bookies. Both have the largest parts, and the sum of the others as ``other``."""
+    named_ms: Mapping[str, int] = field(default_factory=dict)
+    """The bookies that marks name, a bounded number, and the time of the newest mark of each, epoch milliseconds; 0: no
+    mark of it has a time. A mark names what was lost, ``by_bookie`` shows what is missing now."""
 
     @property
     def ledgers(self) -> int:

@@ -21,6 +21,7 @@ from auditor.exporter.settings import ExporterSettings
 from auditor.metrics.service_metrics import observe_detection
 from auditor.service.events import EventFanout, ServiceEvents
 from auditor.service.watch.bookie_watch import LOOK_INTERVAL_S, SETTLE_SESSIONS, BookieWatch, WatchPorts
+from auditor.service.watch.loss_observer import LossObserver
 from auditor.service.watch.overview import CountsBacklog, Overview
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.registration import Registrations
@@ -37,7 +38,7 @@ FRESH_S: Final = 4 * LOOK_INTERVAL_S
 
 
 class DetectionEvents(ServiceEvents):
-    """Counts how long losses took to be marked, by audits of other processes. See ``ServiceEvents``."""
+    """Counts how long losses took to be marked by other processes. See ``ServiceEvents``."""
 
     def __init__(self, metrics: MetricSet) -> None:
         self._metrics = metrics
@@ -85,6 +86,7 @@ class Exporter:
             interval_s=settings.backlog_interval_s,
             are_locks_read=True,
         )
+        fanout = EventFanout([events])
         self._watch = BookieWatch(
             WatchPorts(
                 store,
@@ -96,12 +98,12 @@ class Exporter:
                 lambda: False,  # nothing is noted, and no audit is started
                 _no_audit,
                 _no_audit_ended,
-                EventFanout([events]),
+                fanout,
             ),
             missing_share_max=settings.missing_share_max,
             settle_s=SETTLE_SESSIONS * settings.session_timeout_s,
             rules=settings.marking_rules,
-            is_observer=True,
+            observer=LossObserver(store, cluster.root, clock, lambda: self._overview.backlog, fanout.loss_audited),
         )
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -3,8 +3,8 @@
 The invariant: nothing is shown that was not read a short while ago. The alert rules take the maximum over all processes
 that show the cluster, so a stale figure of one process would hide the true one of another. What an auditor shows of
 itself (that it leads, its schedules) is left out: an exporter neither stands for election nor audits.
-The times of detection are an exception: they are counted from the start of the process, as by a leader, because audits
-of CronJobs note in ZooKeeper when they have dealt with a loss.
+The times of detection are an exception: they are counted from the start of the process, as by a leader
+(``loss_observer``).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from bookie.metadata.access import DEFAULT_STATE_ROOT, ZooKeeperAccess
@@ -57,8 +57,16 @@ _LOCKS_MAX: Final = 10_000
 _NAMED_MAX: Final = 5
 
 
-async def move_state(store: MetadataStore, cluster: Cluster, source: str, target: str) -> int:
+async def move_state(
+    store: MetadataStore,
+    cluster: Cluster,
+    source: str,
+    target: str,
+    begin: Callable[[], Awaitable[None]] | None = None,
+) -> int:
     """Move the state of ``cluster`` from one state root to another, or continue that; the number of nodes copied.
+
+    ``begin`` is awaited once nothing forbids the move, before anything is changed, and not if a move is continued.
 
     Raises:
         StateRootError: the state is not below ``source``, the target cannot be one or contains state of this cluster,
@@ -74,6 +82,8 @@ async def move_state(store: MetadataStore, cluster: Cluster, source: str, target
     if is_new:
         await _check_target(store, cluster, source, target)
         await _check_idle(store, cluster, source)
+        if begin is not None:
+            await begin()
         await change(store, path, lambda present: _begun(present, data, moving))
     try:
         await store.create(f"{path}/{_MOVER}", is_ephemeral=True)

@@ -24,6 +24,8 @@ from tests.integration.prometheus import Prometheus, launch_exporter
 pytestmark = pytest.mark.apache
 
 BACKLOG = "cluster:bkheal_underreplicated_ledgers:sum"
+DETECTION = "BkhealDetectionSlow"
+"""It looks back for a day, and fires for any time here: the threshold is 0."""
 LEDGERS = 5
 AUDITORS = (
     "BkhealAuditorLeaderMissing",
@@ -37,7 +39,8 @@ async def test_alerts_see_what_apaches_auditor_marks_and_clear_when_its_workers_
     lent: ApacheWorld, tmp_path: Path
 ) -> None:
     find_program("prometheus")
-    prometheus = Prometheus(tmp_path, free_loopback_port(random.SystemRandom()))
+    port = free_loopback_port(random.SystemRandom())
+    prometheus = Prometheus(tmp_path, port, thresholds={"detect_slack_seconds": 0})
     ledgers = await written(lent.java, [(4, 2, 2)], LEDGERS)
     await lent.cluster.start_auto_recovery(QUICK)
     async with await connect(lent.uri) as client:
@@ -51,13 +54,16 @@ async def test_alerts_see_what_apaches_auditor_marks_and_clear_when_its_workers_
             async def all_is_quiet() -> bool:
                 led_by_apache = await prometheus.value("max(bkheal_auditor_other_leads)") == 1
                 writable = await prometheus.value('max(bkheal_bookies{state="writable"})')
-                return led_by_apache and writable == len(lent.cluster.bookies) and await prometheus.firing() == {}
+                firing = await prometheus.firing()
+                is_quiet = firing is not None and not firing.keys() - {DETECTION}
+                return led_by_apache and writable == len(lent.cluster.bookies) and is_quiet
 
             await prometheus.until(all_is_quiet, "a healthy cluster that Apache's auditor leads, without alerts")
+            assert await prometheus.is_clear(DETECTION)
 
             lost = lent.cluster.bookies[0]
             await lost.stop()
-            await prometheus.until_fire("BkhealBookiesLost", "BkhealLedgersUnderReplicated")
+            await prometheus.until_fire("BkhealBookiesLost", "BkhealLedgersUnderReplicated", DETECTION)
 
             async def all_are_marked() -> bool:
                 return await prometheus.value(BACKLOG) == LEDGERS

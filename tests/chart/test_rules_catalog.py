@@ -57,6 +57,12 @@ def test_every_alert_has_its_section_of_the_runbook_and_the_other_way_round() ->
         assert alert["annotations"]["runbook_url"] == f"{RUNBOOK}#{name.lower()}"
 
 
+def test_the_table_of_modes_has_every_alert_once() -> None:
+    section = TEXT.read_text().split("### Which alert has data\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (Bkheal[^|]+) \|[^|]+\|[^|]+\|[^|]+\|$", section, re.M)
+    assert sorted(", ".join(rows).split(", ")) == sorted(alerts())
+
+
 def test_every_section_says_what_it_means_and_what_to_do() -> None:
     _, *sections = re.split(r"^### (?=Bkheal)", TEXT.read_text(), flags=re.M)
     for section in sections:

@@ -79,6 +79,26 @@ async def test_the_state_is_moved_and_only_the_new_root_works(
     assert BOOKIE in await Drains(store, cluster.root).read()
 
 
+async def test_a_move_is_recorded_before_anything_is_moved_and_not_if_it_is_refused(
+    store: MetadataStore, cluster: Cluster, roots: tuple[str, str]
+) -> None:
+    use_root(roots[0])
+    await fill(store, cluster.root)
+
+    async def begin() -> None:
+        assert await state_below(store, roots[1], cluster.root) == {}
+        await Changes(store, cluster.root, SystemClock()).record("me", "command", "cluster move-state")
+
+    held = await RunLocks(store, cluster.root).acquire(RunLane(RunKind.BOOKIES, is_dry_run=False), "run", "me:1")
+    with pytest.raises(StateRootError):
+        await move_state(store, cluster, *roots, begin)
+    await RunLocks(store, cluster.root).release(held)
+    await move_state(store, cluster, *roots, begin)
+    use_root(roots[1])
+    actions = [change.action for change in await Changes(store, cluster.root, SystemClock()).newest(9)]
+    assert actions == ["cluster move-state", "drain"]
+
+
 async def test_it_moves_from_the_default_root_and_back(
     store: MetadataStore, cluster: Cluster, roots: tuple[str, str]
 ) -> None:

@@ -39,6 +39,8 @@ class Prometheus:
     targets: dict[str, str] = field(default_factory=dict)
     """Addresses by name."""
     process: ManagedProcess | None = None
+    thresholds: Mapping[str, object] = field(default_factory=dict)
+    """Of the chart's rules, beside ``QUICKLY``."""
 
     def start(self) -> None:
         config = {
@@ -47,7 +49,7 @@ class Prometheus:
                 "scrape_timeout": f"{SCRAPE_S}s",
                 "evaluation_interval": "1s",
             },
-            "rule_files": [str(path) for path in write_rules(self.directory, QUICKLY)],
+            "rule_files": [str(path) for path in write_rules(self.directory, {**QUICKLY, **self.thresholds})],
             "scrape_configs": [
                 {
                     "job_name": "bkheal",

@@ -17,11 +17,12 @@ from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.layout import cookie_path
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.runs.election import election_path, encode_vote
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.zookeeper import ZooKeeperStore
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.ports import free_loopback_port
@@ -38,6 +39,8 @@ BOOKIES = 3
 SUM = "cluster:bkheal_underreplicated_ledgers:sum"
 DATA = ("BkhealBookiesLost", "BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
 HELD_BACK = ("BkhealMarksHeldBack", "BkhealMaintenanceEndsSoon")
+DETECTED = "sum(bkheal_time_to_detect_seconds_count)"
+AT_ONCE = {"detect_slack_seconds": 0}
 ELSEWHERE = BookieId("x1:1")
 AUDITORS = ("BkhealAuditorLeaderMissing", "BkhealAuditorNeverScraped", "BkhealClusterStateMissing")
 
@@ -51,13 +54,17 @@ async def session(cluster: EmbeddedCluster) -> AsyncIterator[ZooKeeperStore]:
         await store.close()
 
 
-async def lose_one(cluster: EmbeddedCluster, client: ConnectedBookKeeper) -> BookieId:
-    """Kill a bookie, and mark a ledger that it holds."""
+async def lose_one(
+    cluster: EmbeddedCluster, client: ConnectedBookKeeper, records: FirstSeenDown | None = None
+) -> LedgerId:
+    """Kill a bookie, note its loss as audits of bkheal do if there are ``records``, and mark a ledger that it holds."""
     async with await client.create_ledger(LedgerOptions(3, 3, 2)) as writer:
         await writer.submit(b"entry")
     await kill_bookies(cluster, victim := cluster.bookies[0])
+    if records is not None:
+        await records.reconcile(frozenset({BookieId(victim.bookie_id)}), SystemClock().epoch_ms())
     await client.ports.tasks.marking.mark(writer.ledger_id, [BookieId(victim.bookie_id)])
-    return BookieId(victim.bookie_id)
+    return writer.ledger_id
 
 
 async def test_with_cron_jobs_an_exporter_lets_every_alert_on_data_fire(tmp_path: Path) -> None:
@@ -80,14 +87,16 @@ async def test_with_cron_jobs_an_exporter_lets_every_alert_on_data_fire(tmp_path
             async with await launch_exporter(cluster.metadata_uri, tmp_path, prometheus):
                 await prometheus.until_fire("BkhealLedgersLost", "BkhealCronAuditStale")
                 await prometheus.until_clear(*AUDITORS, *DATA, *HELD_BACK)
+                await ensure_path(store, cookie_path(LEDGERS_ROOT, ELSEWHERE))
                 down, began_ms = FirstSeenDown(store, LEDGERS_ROOT), SystemClock().epoch_ms() - 36_000_000
                 await down.reconcile(frozenset({ELSEWHERE}), began_ms)
                 await down.note_audited(ELSEWHERE, began_ms, began_ms + 36_000_000)
                 await prometheus.until_fire("BkhealDetectionSlow")
+                await store.delete(cookie_path(LEDGERS_ROOT, ELSEWHERE))
                 lost, now_ms = BookieId(cluster.bookies[0].bookie_id), SystemClock().epoch_ms()
                 window = Window(lost, (lost,), "me@host", now_ms, now_ms + 3_600_000)
                 await MaintenanceWindows(store, LEDGERS_ROOT).start(window)
-                await lose_one(cluster, client)
+                await lose_one(cluster, client, down)
                 await prometheus.until_fire(*DATA, *HELD_BACK)
                 assert await prometheus.value(SUM) == 1
                 assert await prometheus.is_clear(*AUDITORS)
@@ -95,7 +104,7 @@ async def test_with_cron_jobs_an_exporter_lets_every_alert_on_data_fire(tmp_path
 
 async def test_beside_the_auditor_of_apache_and_beside_ours_nothing_is_missed_or_counted_twice(tmp_path: Path) -> None:
     find_program("prometheus")
-    prometheus = Prometheus(tmp_path, free_loopback_port(random.SystemRandom()))
+    prometheus = Prometheus(tmp_path, free_loopback_port(random.SystemRandom()), thresholds=AT_ONCE)
     async with (
         await start_cluster(tmp_path, BOOKIES) as cluster,
         await connected(cluster) as client,
@@ -105,7 +114,7 @@ async def test_beside_the_auditor_of_apache_and_beside_ours_nothing_is_missed_or
         vote = await store.create(
             f"{election_path(LEDGERS_ROOT)}/V_", encode_vote("apache:3181"), is_ephemeral=True, is_sequential=True
         )
-        await lose_one(cluster, client)
+        ledger_id = await lose_one(cluster, client)
         prometheus.start()
         auditor = AuditorProcess(cluster, tmp_path, "auditor", "--no-ui-enabled")
         async with prometheus.running, auditor.process:
@@ -115,6 +124,11 @@ async def test_beside_the_auditor_of_apache_and_beside_ours_nothing_is_missed_or
             async with await launch_exporter(cluster.metadata_uri, tmp_path, prometheus):
                 await prometheus.until_fire(*DATA)
                 await prometheus.until_clear(*AUDITORS)
+                assert await prometheus.value(DETECTED) == 0, "that loss had begun before"
+                await ensure_path(store, cookie_path(LEDGERS_ROOT, ELSEWHERE))
+                await client.ports.tasks.marking.mark(ledger_id, [ELSEWHERE])
+                await prometheus.until_fire("BkhealDetectionSlow")
+                assert await prometheus.value(DETECTED) == 1
                 await store.delete(vote)
 
                 async def both_show() -> bool:

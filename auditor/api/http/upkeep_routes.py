@@ -224,7 +224,7 @@ class UpkeepRoutes:
             ("ok-to-stop", bookies, is_strict), lambda client: stop_verdict(client, bookies, is_strict=is_strict)
         )
         if not verdict["ok"]:
-            raise NotOkToStopError("; ".join(line.strip() for line in reasons(verdict)), verdict)
+            raise NotOkToStopError("; ".join(map(str.strip, reasons(verdict))).replace(":; ", ": "), verdict)
         return _answer("StopVerdict", verdict)
 
     async def _recovery(self, call: Call) -> web.Response:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import typer
 
 from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName
-from auditor.cli.audit.report_there import run_there
+from auditor.cli.audit.report_there import rows_there, run_there
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.paging import AT_ONCE_LISTED, LIMIT_DEFAULT, LimitOption, print_page
 from auditor.cli.cluster.spans import moment_ms
@@ -140,8 +140,7 @@ def _findings_since_there(
     first, slash, within = (after or "").partition("/")
     if after is not None and not slash:
         raise typer.BadParameter("it must be the value that the page before ends with", param_hint="--after")
-    reports = service.ask("GET", "/reports")["items"]
-    ended = {each["run_id"]: each["modified"] for each in reports if each["modified"] is not None}
+    ended = {each["run_id"]: each["modified"] for each in rows_there(service) if each["modified"] is not None}
     runs = sorted((run for run, modified in ended.items() if epoch_ms(modified) >= since_ms), reverse=True)
     rows: list[dict[str, Any]] = []
     for run in runs:

@@ -35,6 +35,11 @@ def reports_there(service: Service, limit: int) -> list[dict[str, Any]]:
     return found
 
 
+def rows_there(service: Service) -> Iterator[dict[str, Any]]:
+    """The rows of the newest reports of a service, the newest first, ``_LOOKED_AT_MAX`` at most."""
+    return _rows(service, _PAGE)
+
+
 def latest_there(service: Service) -> str:
     """The id of the newest run that left a report with a service.
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import YesOption, confirm
+from auditor.cli.cluster.changing import YesOption, confirm, whoami
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.output import StreamFormat, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.access import access_in_use
+from bookie.runtime.clock import SystemClock
 from bookie.runtime.human import size
 
 if TYPE_CHECKING:
@@ -152,13 +153,19 @@ async def _move_state(uri: str, source: str, target: str) -> int:
     from bookie.metadata.cluster import read_cluster
     from bookie.metadata.state_move import move_state
     from bookie.metadata.store.zookeeper import ZooKeeperStore
+    from bookie.metadata.tasks.changes import Changes
     from bookie.metadata.uri import parse_uri
 
     parsed = parse_uri(uri)
     store = await ZooKeeperStore.connect(parsed.hosts)
     try:
         cluster, _ = await read_cluster(store, parsed)
-        return await move_state(store, cluster, source, target)
+
+        async def begin() -> None:
+            changes = Changes(store, cluster.root, SystemClock())
+            await changes.record(whoami(), "command", "cluster move-state", f"{source} to {target}")
+
+        return await move_state(store, cluster, source, target, begin)
     finally:
         await store.close()
 

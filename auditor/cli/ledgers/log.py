@@ -220,9 +220,11 @@ def delete(
 
 
 async def _create(uri: str, name: str, options: LogOptions) -> None:
+    from auditor.operating.client import Actor
     from bookie.client.connect import connect
 
     async with await connect(uri, security=bookie_security()) as client:
+        await Actor(whoami(), "command").record(client, "log create", f"log {name}")
         await client.log(name).create(options)
 
 

@@ -44,6 +44,8 @@ PLACES_AT_ONCE: Final = 5_000
 """Places of the tree of tasks in one part: some megabytes."""
 PARTS_MAX: Final = 50
 """Bookies, and racks, that are counted by name: each is a series in Prometheus. Few are lost at a time."""
+NAMED_MAX: Final = 10_000
+"""Bookies whose newest mark is remembered during a count: more than any cluster has, and marks may name anything."""
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"
 """The rack of a bookie that the topology does not contain."""
@@ -87,6 +89,7 @@ class _Tally:
     unreadable: int = 0
     by_bookie: Counter[str] = field(default_factory=Counter)
     by_rack: Counter[str] = field(default_factory=Counter)
+    named_ms: dict[str, int] = field(default_factory=dict)
     parked: Counter[ParkReason] = field(default_factory=Counter)
     locked: int = 0
 
@@ -98,6 +101,8 @@ class _Tally:
         *,
         is_parked: bool,
     ) -> None:
+        if isinstance(task, Task):
+            self._name(task)
         if isinstance(task, UnreadableTask) or isinstance(ledger, Unreadable):
             self.unreadable += 1
             return
@@ -114,6 +119,11 @@ class _Tally:
         severity = judged.severity
         if severity is not None and severity not in _WITHOUT_COPY and not is_parked:
             self.repairable.setdefault(severity, _Sum()).add(judged, task.ctime_ms)
+
+    def _name(self, task: Task) -> None:
+        for each in task.missing:
+            if each in self.named_ms or len(self.named_ms) < NAMED_MAX:
+                self.named_ms[each] = max(self.named_ms.get(each, 0), task.ctime_ms, 0)
 
 
 _Live = AbstractSet[BookieId]
@@ -197,6 +207,7 @@ class BacklogCounter:
             repairable={severity: part.total() for severity, part in tally.repairable.items()},
             by_bookie=largest(tally.by_bookie),
             by_rack=largest(tally.by_rack),
+            named_ms=tally.named_ms,
         )
 
     async def _add(

@@ -20,6 +20,7 @@ from typing import Final
 from auditor.api.control import LostBookie, NotLeaderError, RunBusyError
 from auditor.service.events import ServiceEvents
 from auditor.service.watch.changing import ChangingBookies
+from auditor.service.watch.loss_observer import LossObserver
 from auditor.service.watch.lost_bookies import BookieLook, Decision, decide, lost_now
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.bookies.maintenance import Window
@@ -105,7 +106,7 @@ class BookieWatch:
         missing_share_max: float,
         settle_s: float,
         rules: MarkingRules | None = None,
-        is_observer: bool = False,
+        observer: LossObserver | None = None,
     ) -> None:
         """Prepare; ``run`` looks.
 
@@ -114,8 +115,8 @@ class BookieWatch:
             missing_share_max: of the mass-loss brake, 0 to 1.
             settle_s: how long bookies may take to return after an outage of the store.
             rules: what holds marks back.
-            is_observer: report losses that other processes audit (``ServiceEvents.loss_audited``). A follower does not,
-                because its leader does.
+            observer: measures how long other processes take to mark the ledgers of lost bookies. A follower has none,
+                because its leader measures this.
         """
         self._ports = ports
         self._missing_share_max = missing_share_max
@@ -132,9 +133,7 @@ class BookieWatch:
         self._watched_to = ""
         """Version of the registrations at the last look as leader; empty: there may have been a time without looks."""
         self._reopened: set[BookieId] = set()
-        self._is_observer = is_observer
-        self._observed: Mapping[BookieId, int] | None = None
-        """The losses that were audited before or have been reported, by their beginning; None: no look yet."""
+        self._observer = observer
         self._is_asked = False
         self._tried: frozenset[tuple[BookieId, bool]] = frozenset()
         self._next_try_s = 0.0
@@ -213,6 +212,8 @@ class BookieWatch:
         policy = await self._policies.read(now_ms, Losses(known, bookies.registered, noted), switches.delay_s)
         if self._ports.is_leader():
             await self._ports.down.note_held(noted, policy.held_until_ms)
+        if self._observer is not None:
+            noted = self._observer.known(noted)
         watched = BookieLook(known, bookies.registered, noted, policy, self._settled_ms(now_ms))
         decision = decide(watched, now_ms, self._missing_share_max)
         if self.seen.held_because and not decision.held_because:
@@ -269,10 +270,9 @@ class BookieWatch:
     ) -> Mapping[BookieId, Down]:
         if not self._ports.is_leader():
             self._noted, self._watched_to = {}, ""
-            noted = await self._ports.down.read()
-            if self._is_observer:
-                self._observe(noted)
-            return noted
+            if self._observer is not None:
+                return await self._observer.look(lost, now_ms)
+            return await self._ports.down.read()
         noted = await self._reopen_unwatched(dict(await self._ports.down.reconcile(lost, now_ms)), version)
         for bookie in sorted(noted.keys() - self._noted.keys()):
             fields = {"bookie_id": bookie, "since_ms": noted[bookie].since_ms, "delay_s": switches.delay_s}
@@ -291,20 +291,6 @@ class BookieWatch:
         self._noted = noted
         self._reopened &= noted.keys()
         return noted
-
-    def _observe(self, noted: Mapping[BookieId, Down]) -> None:
-        """Report each loss once that was audited since the first look, even if a leader lets it be audited again."""
-        audited = {bookie: down.since_ms for bookie, down in noted.items() if down.audited_ms}
-        if self._observed is None:
-            self._observed = audited
-        reported = {
-            bookie: since_ms
-            for bookie, since_ms in self._observed.items()
-            if bookie in noted and noted[bookie].since_ms == since_ms
-        }
-        for bookie in audited.keys() - reported.keys():
-            self._ports.events.loss_audited((noted[bookie].audited_ms - noted[bookie].since_ms) / 1000)
-        self._observed = reported | audited
 
     async def _reopen_unwatched(self, noted: dict[BookieId, Down], version: str) -> dict[BookieId, Down]:
         """Bookies came or went without a leader: a lost one may have returned, got new ledgers, and be lost again."""

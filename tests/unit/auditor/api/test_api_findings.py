@@ -36,12 +36,13 @@ def finding(ledger: int, fragment: int, bookie: str, severity: str = "critical",
     }  # fmt: skip
 
 
+HELD = "waiting until 2026-11-20T12:00:00Z (maintenance: rack:/r1, by me@host)"
 UNREADABLE: dict[str, Any] = {
     **dict.fromkeys(SCHEMA.names), "run_id": RUN, "kind": "UNREADABLE_METADATA", "ledger_id": 4, "missing": [],
 }  # fmt: skip
 ROWS = [
     *(finding(ledger, fragment, "a:1") for ledger in (1, 2, 3) for fragment in (0, 1)),
-    finding(2, 2, "b:1", "below_write_quorum", 4),
+    finding(2, 2, "b:1", "below_write_quorum", 4) | {"detail": HELD},
     UNREADABLE,
 ]
 
@@ -79,6 +80,11 @@ async def test_pages_of_any_size_contain_every_finding_once_and_in_order(world: 
                 break
             after = f"&after={page['next_after']}"
         assert found == expected, size
+
+
+async def test_a_finding_of_which_nothing_is_marked_has_the_reason(world: ApiWorld) -> None:
+    items = (await good(world, "GET", f"{PATH}?ledger=2")).json["items"]
+    assert [row["detail"] for row in items] == [None, None, HELD]
 
 
 @pytest.mark.parametrize(

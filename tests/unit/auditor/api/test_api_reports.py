@@ -97,6 +97,27 @@ async def test_reports_come_in_pages_the_newest_first(world: ApiWorld, report_di
     assert {report["verdict"] for report in reports.values()} == {"clean"}
 
 
+async def test_a_page_reads_the_summaries_of_its_own_reports_alone(
+    world: ApiWorld, report_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = [report_world.at(report_world.CLEAN, day) for day in range(6)]
+    report_world.write(report_dir, *written)
+    newest = sorted((run.run_id for run in written), reverse=True)
+    read: list[str] = []
+    read_bytes = Path.read_bytes
+
+    def counted(path: Path) -> bytes:
+        read.append(path.parent.name)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    await good(world, "GET", f"/api/v1/reports?limit=2&after={newest[1]}")
+    assert read == newest[2:4]
+    read.clear()
+    await good(world, "GET", "/api/v1/reports?limit=1")
+    assert read == [RUN]
+
+
 async def test_a_link_leads_to_the_latest_report_of_a_kind(world: ApiWorld, report_dir: Path) -> None:
     kinds = {"20261121T000000Z-aaaaaa": "placement", "20261122T000000Z-bbbbbb": "bookies"}
     for run_id, kind in kinds.items():

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from auditor.api.http import report_routes
 from auditor.cli.audit import report_there
 from auditor.cli.cluster import status
 from auditor.cli.cluster.drain_status import look_or_wait
@@ -189,8 +190,10 @@ async def test_findings_are_listed(world: ApiWorld) -> None:
 
 
 async def test_findings_of_all_reports_of_the_service_are_listed_in_pages_of_any_size(
-    world: ApiWorld, tmp_path: Path
+    world: ApiWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(report_there, "_PAGE", 1)
+    monkeypatch.setattr(report_routes, "_LISTED_DEFAULT", 1)
     other = RUN.replace("20261120", "20261121")
     write_findings(tmp_path / "reports" / other)
     words = ("report", "findings", "--bookie", "a:1", "--since", "1d")

@@ -217,6 +217,8 @@ async def test_failed_runs_of_cronjobs_are_counted_until_one_succeeds() -> None:
 async def test_the_time_of_detection_by_audits_of_other_processes_is_counted_once_for_each_loss() -> None:
     cluster = await MemoryCluster().found()
     await cluster.register(A)
+    for bookie in (B, C, D):
+        await ensure_path(cluster.store, cookie_path(ROOT, bookie))
     down, now_ms = FirstSeenDown(cluster.store, ROOT), cluster.clock.epoch_ms
     began_ms = now_ms() - 600_000
     await down.reconcile(frozenset({B, C, D}), began_ms)
@@ -239,6 +241,33 @@ async def test_the_time_of_detection_by_audits_of_other_processes_is_counted_onc
         await down.reconcile(frozenset({B, C, D}), again_ms := now_ms())
         await down.note_audited(C, again_ms, again_ms + 5000)
         assert await counted() == (2, 705)
+
+
+@in_virtual_time
+async def test_a_loss_that_apaches_auditor_marks_is_measured_and_no_longer_held_back() -> None:
+    cluster = await MemoryCluster().found()
+    await cluster.register(A, B, C)
+    for bookie in (B, C):
+        await ensure_path(cluster.store, cookie_path(ROOT, bookie))
+    await cluster.tasks.switches.set_lost_bookie_delay_s(3600)
+    async with exporting(cluster, replace(SETTINGS, missing_share_max=1)) as watched:
+
+        async def shown() -> tuple[float | None, float | None, float | None]:
+            await asyncio.sleep(FRESH_S)
+            held = watched.value(names.HELD_BACK_BOOKIES, reason="delay")
+            count = watched.value(f"{names.TIME_TO_DETECT}_count")
+            return held, count, watched.value(f"{names.TIME_TO_DETECT}_sum")
+
+        assert await shown() == (0, 0, 0)
+        await cluster.unregister(B, C)
+        assert await shown() == (2, 0, 0)
+        await asyncio.sleep(600 - FRESH_S)
+        await marked(cluster, 1, A, B, missing=(B,))
+        held, count, seconds = await shown()
+        assert (held, count) == (1, 1)
+        assert seconds == pytest.approx(600, abs=1)
+        await asyncio.sleep(3600)
+        assert await shown() == (0, 1, seconds), "nothing holds a bookie without ledgers back for ever"
 
 
 @in_virtual_time

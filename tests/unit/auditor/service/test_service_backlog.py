@@ -99,6 +99,7 @@ async def test_marked_ledgers_are_counted_by_what_is_missing_now() -> None:
         },
         by_bookie={C: 4, D: 2},
         by_rack={"unknown": 4},
+        named_ms={C: later_ms},
     )
 
 
@@ -116,6 +117,24 @@ async def test_what_bookies_and_racks_lack_is_counted_once_for_each_ledger() -> 
     await Drains(marks.store, ROOT).start(Drain(B, "test", 1))
     backlog = await counter.count()
     assert (backlog.by_bookie, backlog.by_rack) == ({B: 2, C: 2, D: 1}, {"/r2": 2, "/r3": 2})
+
+
+@in_virtual_time
+async def test_bookies_that_marks_name_are_counted_with_their_newest_mark_in_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks = await Marks.create()
+    await marks.ledger(1, A, B, C, missing=(C, D))
+    first_ms = marks.clock.epoch_ms()
+    await asyncio.sleep(60)
+    await marks.ledger(2, A, B, D, missing=(A, D))
+    await marks.tasks.marking.mark(LedgerId(3), (C,))
+    later_ms = marks.clock.epoch_ms()
+    expected = {A: later_ms, C: later_ms, D: later_ms}
+    assert (await marks.counter.count()).named_ms == expected, "registered ones, and of deleted ledgers, too"
+    assert first_ms < later_ms
+    monkeypatch.setattr(backlog, "NAMED_MAX", 1)
+    assert len((await marks.counter.count()).named_ms) == 1
 
 
 @in_virtual_time

@@ -1,0 +1,240 @@
+"""Measures how long losses of bookies took to be marked, for a process that leads nothing and writes nothing.
+
+Audits of bkheal note in ZooKeeper when a loss began and when they dealt with it (``FirstSeenDown``): that is the time
+of such a loss. Apache's auditor notes nothing. There, a loss begins with the first look that finds the bookie gone, and
+ends with the first mark that names it. The decision is ``judge``, a pure function.
+
+What is not measured, because a figure would be invented:
+
+- By marks: a loss that had begun before the first look of the process, or in a time without looks. Its beginning is
+  unknown, and another process may have counted it.
+- A bookie whose ledgers are never marked, because it has none, or because it returns before that.
+- Marks that may be older than the loss: those of a bookie that marks named before, unless their time shows that they
+  are new.
+
+Each loss is reported once, however many processes mark it. While an audit of bkheal is under way, or has dealt with the
+critical ledgers of a loss, its note is awaited and marks do not count: they may be a part of what it marks. A loss ends
+when the bookie is registered at a look, when its cookie is deleted, or when a record shows a later beginning: then it
+was back between two looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from auditor.api.control import Backlog
+from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.port import MetadataStore
+from bookie.metadata.runs.records import RunLane, Runs
+from bookie.model.ids import BookieId
+from bookie.model.run import RunKind
+from bookie.runtime.clock import Clock
+
+GAP_S_MAX: Final = 60.0
+"""Longest time between two looks, four times the usual one, after which a bookie may have been back unseen."""
+LOSSES_MAX: Final = 10_000
+"""Remembered losses: more than any cluster has bookies. Those beyond it are not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What is remembered of a lost bookie. Epoch milliseconds."""
+
+    first_look_ms: int
+    """The first look that found it lost."""
+    began_ms: int | None
+    """When it began, for a measurement by marks; None: unknown."""
+    registered_ms: int = 0
+    """The last look before it."""
+    may_be_named: bool = True
+    """Whether marks from before the loss may name the bookie."""
+    older_record_ms: int = 0
+    """Beginning in the record of an earlier loss, which no leader has deleted; 0: there was none."""
+    record_ms: int = 0
+    """Beginning in the record of this loss; 0: there is none yet."""
+    is_reported: bool = False
+    marked_ms: int = 0
+    """When a mark of it was seen; 0: not yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What marks name, as it was counted before the records of losses were read."""
+
+    is_counted: bool
+    """False: no count is complete yet."""
+    named_ms: Mapping[str, int] = field(default_factory=dict)
+    """See ``Backlog.named_ms``."""
+    is_run_under_way: bool = False
+    """Whether an audit of bkheal holds the lock of the runs that mark. It notes at its end what it dealt with, before
+    it releases the lock, so this is read after the count and before the records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The losses at a look, and what the next one needs."""
+
+    losses: Mapping[BookieId, Loss]
+    records_ms: Mapping[BookieId, int]
+    """Beginnings in all records."""
+    older_records_ms: Mapping[BookieId, int]
+    """Beginnings in records that were read before a look at which the bookie was registered. One that was read after
+    the registrations may be of a loss that began in between."""
+    marks: Marks
+    now_ms: int
+    now_s: float
+    detected_s: tuple[float, ...] = ()
+    """Times of detection that this look found, in seconds."""
+
+
+def judge(
+    before: Observed | None,
+    lost: AbstractSet[BookieId],
+    noted: Mapping[BookieId, Down],
+    marks: Marks,
+    now_ms: int,
+    now_s: float,
+) -> Observed:
+    """Compare a look with the one before. Pure.
+
+    Args:
+        before: the result of the look before; None at the first look of the process.
+        lost: bookies that are known and not registered.
+        noted: the records of losses, read after ``marks``.
+        marks: what marks name.
+        now_ms: epoch milliseconds.
+        now_s: of the monotonic clock.
+    """
+    is_gap = before is None or now_s - before.now_s > GAP_S_MAX
+    detected_s: list[float] = []
+    losses: dict[BookieId, Loss] = {}
+    known = {} if before is None else before.losses
+    for bookie in sorted(lost, key=lambda each: (each not in known, each))[:LOSSES_MAX]:
+        loss = known.get(bookie)
+        if loss is None:
+            loss = _begun(bookie, before, noted, now_ms, is_gap=is_gap)
+        elif is_gap:
+            loss = replace(loss, began_ms=None)
+        loss, seconds = _continued(bookie, loss, noted.get(bookie), marks, now_ms)
+        losses[bookie] = loss
+        if seconds is not None:
+            detected_s.append(seconds)
+    records_ms = {bookie: down.since_ms for bookie, down in noted.items()}
+    before_ms = {} if before is None else before.records_ms
+    older_ms = {bookie: since_ms for bookie, since_ms in before_ms.items() if bookie not in lost}
+    return Observed(losses, records_ms, older_ms, marks, now_ms, now_s, tuple(detected_s))
+
+
+def _begun(
+    bookie: BookieId,
+    before: Observed | None,
+    noted: Mapping[BookieId, Down],
+    now_ms: int,
+    *,
+    is_gap: bool,
+) -> Loss:
+    """A loss at its first look."""
+    if before is None:  # what was audited before the process began was reported by its predecessor
+        down = noted.get(bookie)
+        record_ms = 0 if down is None else down.since_ms
+        return Loss(now_ms, None, record_ms=record_ms, is_reported=bool(down and down.audited_ms))
+    return Loss(
+        now_ms,
+        None if is_gap else now_ms,
+        registered_ms=before.now_ms,
+        may_be_named=not before.marks.is_counted or bookie in before.marks.named_ms,
+        older_record_ms=before.older_records_ms.get(bookie, 0),
+    )
+
+
+def _continued(bookie: BookieId, loss: Loss, down: Down | None, marks: Marks, now_ms: int) -> tuple[Loss, float | None]:
+    """The loss after this look, and the time of its detection if it ends the measurement."""
+    if down is not None and down.since_ms == loss.older_record_ms:
+        down = None
+    if down is not None and loss.record_ms and down.since_ms > loss.record_ms:  # it was back, and is lost again
+        loss = Loss(now_ms, loss.began_ms and down.since_ms, registered_ms=down.since_ms)
+    if down is not None:
+        loss = replace(loss, record_ms=down.since_ms)
+    loss = _marked(bookie, loss, marks, now_ms)
+    if loss.is_reported:
+        return loss, None
+    if down is not None and down.audited_ms:
+        return replace(loss, is_reported=True), (down.audited_ms - down.since_ms) / 1000
+    is_ours = down is not None and (marks.is_run_under_way or bool(down.critical_audited_ms))
+    if not loss.marked_ms or is_ours:
+        return loss, None
+    loss = replace(loss, is_reported=True)
+    if loss.began_ms is None:  # marked, maybe before the process began: its predecessor has reported it
+        return loss, None
+    return loss, max(0, loss.marked_ms - (loss.record_ms or loss.began_ms)) / 1000
+
+
+def _marked(bookie: BookieId, loss: Loss, marks: Marks, now_ms: int) -> Loss:
+    """The loss with what marks show of it."""
+    newest_ms = marks.named_ms.get(bookie)
+    if newest_ms is None:
+        return replace(loss, may_be_named=loss.may_be_named and not marks.is_counted)
+    if loss.marked_ms or (loss.may_be_named and newest_ms <= loss.registered_ms):
+        return loss
+    # The time of a mark is of another machine's clock: it counts within what this process saw.
+    is_plausible = loss.registered_ms < newest_ms < now_ms
+    return replace(loss, marked_ms=newest_ms if is_plausible else now_ms)
+
+
+class LossObserver:
+    """Reads what ``judge`` needs at each look of a watch, and reports what it finds."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        ledgers_root: str,
+        clock: Clock,
+        backlog: Callable[[], Backlog],
+        report: Callable[[float], None],
+    ) -> None:
+        """Only stores.
+
+        Args:
+            store: has the records of losses and the locks of runs.
+            ledgers_root: of the cluster.
+            clock: for the gaps between looks.
+            backlog: the last complete count.
+            report: called with each time of detection, in seconds.
+        """
+        self._store = store
+        self._root = ledgers_root
+        self._down = FirstSeenDown(store, ledgers_root)
+        self._runs = Runs(store, ledgers_root)
+        self._clock = clock
+        self._backlog = backlog
+        self._report = report
+        self._observed: Observed | None = None
+
+    async def look(self, lost: AbstractSet[BookieId], now_ms: int) -> Mapping[BookieId, Down]:
+        """Compare with the look before, report, and return the records of losses.
+
+        Raises:
+            StoreUnavailableError: no answer; the next look continues.
+        """
+        backlog = self._backlog()
+        await self._store.sync(self._root)  # the marks were counted in another session
+        holder = await self._runs.holder(RunLane(RunKind.BOOKIES)) if lost else None
+        marks = Marks(bool(backlog.counted_ms), backlog.named_ms, holder is not None)
+        noted = await self._down.read()
+        self._observed = judge(self._observed, lost, noted, marks, now_ms, self._clock.monotonic_s())
+        for seconds in self._observed.detected_s:
+            self._report(seconds)
+        return noted
+
+    def known(self, noted: Mapping[BookieId, Down]) -> Mapping[BookieId, Down]:
+        """The records, and for each loss without one what was seen of it: a mark ends it as an audit does."""
+        losses = {} if self._observed is None else self._observed.losses
+        seen = {
+            bookie: Down(loss.first_look_ms, loss.marked_ms)
+            for bookie, loss in losses.items()
+            if bookie not in noted or noted[bookie].since_ms == loss.older_record_ms
+        }
+        return {**noted, **seen}

@@ -1,0 +1,221 @@
+"""How long losses took to be marked, as a process measures it that neither leads nor writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from auditor.service.watch import loss_observer
+from auditor.service.watch.loss_observer import GAP_S_MAX, Marks, Observed, judge
+from bookie.metadata.bookies.first_seen_down import Down
+from bookie.model.ids import BookieId
+
+X, Y = BookieId("x:1"), BookieId("y:1")
+T = 1_000_000_000
+"""The first look, epoch milliseconds."""
+
+
+class Looks:
+    """Looks ten seconds apart, as one process has them."""
+
+    def __init__(self, *lost: BookieId) -> None:
+        self.second = -10.0
+        self.observed: Observed | None = None
+        self.look(*lost)
+
+    @property
+    def now_ms(self) -> int:
+        return T + int(self.second * 1000)
+
+    def look(
+        self,
+        *lost: BookieId,
+        noted: Mapping[BookieId, Down] | None = None,
+        named: Mapping[str, int] | None = None,
+        is_run: bool = False,
+        is_counted: bool = True,
+        after_s: float = 10,
+    ) -> Sequence[float]:
+        self.second += after_s
+        marks = Marks(is_counted, named or {}, is_run)
+        self.observed = judge(self.observed, frozenset(lost), noted or {}, marks, self.now_ms, self.second)
+        return self.observed.detected_s
+
+    def at(self, second: float) -> int:
+        return T + int(second * 1000)
+
+
+def test_a_loss_that_apaches_auditor_marks_is_measured_from_the_first_look_to_its_first_mark() -> None:
+    looks = Looks()
+    assert looks.look(X) == ()
+    assert looks.look(X) == ()
+    assert looks.look(X, Y, named={X: looks.at(25)}) == (15,), "the time of the mark"
+    assert looks.look(X, Y, named={X: looks.at(39), Y: 0}) == (10,), "a mark without a time is as old as this look"
+    assert looks.look(X, Y, named={X: looks.at(49), Y: looks.at(49)}) == ()
+    looks.look(named={X: looks.at(49)})
+    looks.look(X, named={X: looks.at(49)})
+    assert looks.look(X, named={X: looks.at(75)}) == (5,), "another loss"
+
+
+def test_the_clock_of_the_marking_machine_cannot_make_a_time_of_its_own() -> None:
+    for wrong_s in (-7200, 7200):
+        looks = Looks()
+        looks.look(X)
+        assert looks.look(X, named={X: looks.at(wrong_s)}) == (10,)
+
+
+def test_a_mark_between_the_loss_and_the_first_look_takes_no_time() -> None:
+    assert Looks().look(X, named={X: T + 5000}) == (0,)
+
+
+def test_an_audit_of_bkheal_is_measured_by_its_notes_and_once() -> None:
+    looks = Looks()
+    looks.look(X)
+    began_ms = looks.at(12)
+    down = Down(began_ms)
+    assert looks.look(X, noted={X: down}, named={X: looks.at(19)}, is_run=True) == (), "the run goes on"
+    assert looks.look(X, noted={X: down}, named={X: looks.at(29)}, is_run=True) == ()
+    audited = Down(began_ms, audited_ms=began_ms + 90_000)
+    assert looks.look(X, noted={X: audited}, named={X: looks.at(29)}) == (90,)
+    assert looks.look(X, noted={X: audited}, named={X: looks.at(49)}) == ()
+    assert looks.look(X, noted={X: Down(began_ms)}, named={X: looks.at(59)}) == (), "a leader has it audited again"
+    assert looks.look(X, noted={X: Down(began_ms, audited_ms=began_ms + 200_000)}) == ()
+
+
+def test_the_critical_ledgers_alone_are_not_the_loss() -> None:
+    looks = Looks()
+    looks.look(X)
+    down = Down(looks.at(10), critical_audited_ms=looks.at(15))
+    assert looks.look(X, noted={X: down}, named={X: looks.at(14)}) == ()
+    down = Down(down.since_ms, down.since_ms + 600_000, critical_audited_ms=down.critical_audited_ms)
+    assert looks.look(X, noted={X: down}, named={X: looks.at(14)}) == (600,)
+
+
+def test_what_apaches_auditor_marked_before_a_cron_job_is_counted_once() -> None:
+    looks = Looks()
+    looks.look(X)
+    assert looks.look(X, named={X: looks.at(15)}) == (5,)
+    down = Down(looks.at(3600))
+    assert looks.look(X, noted={X: down}, is_run=True) == ()
+    assert looks.look(X, noted={X: Down(down.since_ms, down.since_ms + 1)}) == ()
+
+
+def test_what_apaches_auditor_marked_after_a_run_without_marks_is_measured_by_the_record() -> None:
+    looks = Looks()
+    looks.look(X, Y)
+    records = {X: Down(looks.at(10)), Y: Down(looks.at(10))}
+    assert looks.look(X, Y, noted=records, is_run=True) == ()
+    assert looks.look(X, Y, noted=records, named={X: looks.at(18), Y: looks.at(28)}) == (8, 18)
+    assert looks.look(X, Y, noted={X: Down(looks.at(10), looks.at(35)), Y: records[Y]}) == ()
+
+
+def test_a_bookie_without_ledgers_is_never_slow() -> None:
+    looks = Looks()
+    for _ in range(1000):
+        assert looks.look(X) == ()
+
+
+def test_a_bookie_that_is_back_before_any_mark_is_not_measured() -> None:
+    looks = Looks()
+    looks.look(X)
+    looks.look(named={X: T + 15_000})
+    assert looks.look(named={X: T + 15_000}) == ()
+    assert looks.observed is not None
+    assert not looks.observed.losses
+
+
+def test_marks_from_before_the_loss_are_none_of_it() -> None:
+    for old_ms in (T - 60_000, 0):
+        looks = Looks()
+        looks.look(named={X: old_ms})
+        for _ in range(3):
+            assert looks.look(X, named={X: old_ms}) == ()
+        looks.look(X)
+        assert looks.look(X, named={X: 0}) == (40,), "the old ones were repaired, so this one is new"
+
+
+def test_before_the_first_count_a_mark_needs_a_time_to_be_new() -> None:
+    looks = Looks()
+    looks.look(is_counted=False)
+    looks.look(X, Y, is_counted=False)
+    assert looks.look(X, Y, named={X: looks.at(25), Y: 0}) == (5,)
+
+
+@pytest.mark.parametrize("named", [{X: T - 60_000}, {X: T + 5_000}, {X: 0}, {}])
+def test_a_restart_reports_nothing_that_marks_show_of_earlier_losses(named: Mapping[str, int]) -> None:
+    looks = Looks(X)
+    assert looks.look(X, named=named) == ()
+    assert looks.look(X, named={X: looks.at(15)}) == ()
+    assert looks.look(X, noted={X: Down(T - 5000)}, named={X: looks.at(15)}) == ()
+
+
+def test_after_a_restart_the_end_of_an_audit_is_reported_unless_it_had_ended() -> None:
+    looks = Looks()
+    looks.observed = None
+    looks.look(X, Y, noted={X: Down(T - 600_000), Y: Down(T - 600_000, T - 5000)})
+    assert looks.look(X, Y, noted={X: Down(T - 600_000, T), Y: Down(T - 600_000, T - 5000)}) == (600,)
+
+
+def test_a_time_without_looks_hides_the_beginning_of_losses() -> None:
+    looks = Looks()
+    looks.look(X)
+    assert looks.look(X, Y, named={X: looks.at(50), Y: looks.at(50)}, after_s=GAP_S_MAX + 1) == ()
+    assert looks.look(X, Y, named={X: looks.at(50), Y: looks.at(50)}) == ()
+
+
+def test_a_record_that_no_leader_deleted_is_not_of_the_next_loss() -> None:
+    old = {X: Down(T - 900_000, T - 800_000)}
+    looks = Looks()
+    looks.look(noted=old)
+    looks.look(noted=old)
+    assert looks.look(X, noted=old) == ()
+    assert looks.look(X, noted=old, named={X: looks.at(35)}) == (5,)
+
+
+def test_a_record_that_appears_while_registrations_are_read_is_of_the_loss_that_follows() -> None:
+    looks = Looks()
+    down = Down(looks.at(10))
+    looks.look(noted={X: down})
+    assert looks.look(X, noted={X: down}, is_run=True) == ()
+    assert looks.look(X, noted={X: Down(down.since_ms, down.since_ms + 20_000)}) == (20,)
+
+
+def test_a_bookie_that_was_back_between_two_looks_is_another_loss() -> None:
+    looks = Looks()
+    looks.look(X)
+    first = Down(looks.at(10), looks.at(15))
+    assert looks.look(X, noted={X: first}, named={X: looks.at(14)}) == (5,)
+    second = Down(looks.at(25))
+    assert looks.look(X, noted={X: second}, named={X: looks.at(14)}) == (), "the marks of the first loss"
+    assert looks.look(X, noted={X: Down(second.since_ms, second.since_ms + 7000)}) == (7,)
+
+
+def test_what_is_remembered_is_bounded_and_known_losses_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_observer, "LOSSES_MAX", 1)
+    looks = Looks()
+    looks.look(Y)
+    looks.look(X, Y)
+    assert looks.observed is not None
+    assert set(looks.observed.losses) == {Y}
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.sampled_from(["", "old", "new"]), st.booleans(), st.sampled_from([0, 5, 10, 100])),
+        max_size=12,
+    )
+)
+def test_no_loss_is_reported_twice(steps: list[tuple[bool, str, bool, int]]) -> None:
+    looks, reported, was_lost = Looks(), 0, False
+    for is_lost, mark, is_run, audited_s in steps:
+        reported = reported if is_lost and was_lost else 0
+        was_lost = is_lost
+        named: dict[str, int] = {} if not mark else {X: T - 5 if mark == "old" else looks.now_ms + 5}
+        noted = {X: Down(T + 1, audited_s and T + 1 + audited_s * 1000)} if audited_s else {}
+        found = looks.look(*([X] if is_lost else []), noted=noted, named=named, is_run=is_run)
+        reported += len(found)
+        assert all(seconds >= 0 for seconds in found)
+        assert reported <= 1
