@@ -29,6 +29,7 @@ WITH_SUMMARY: Final = "with_summary"
 PLAN: Final = "plan"
 CONNECT_TIMEOUT_S: Final = "connect_timeout_s"
 IMAGE_DIR: Final = "image_dir"
+BRIEF: Final = "brief"
 
 _SECONDS_MAX: Final = 3600
 
@@ -59,6 +60,8 @@ class LedgerOptions:
     """The nodes to read, from a listing that the caller made; None: list them."""
     image_dir: str | None = None
     """Directory in which each partition writes its part of an image; its files are in ``summary``."""
+    is_brief: bool = False
+    """Whether rows have the columns of ``ledger_schema.BRIEF_DDL`` alone."""
 
     def is_wanted(self, ledger_id: int) -> bool:
         """Whether the ledger is in the range."""
@@ -88,6 +91,7 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
         connect_timeout_s=seconds(options, CONNECT_TIMEOUT_S, settings.CONNECT_TIMEOUT_S),
         plan=_plan(options.get(PLAN)),
         image_dir=options.get(IMAGE_DIR),
+        is_brief=options.get(BRIEF, "false").lower() == "true",
     )
 
 

@@ -21,7 +21,8 @@ from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.port import AccessDeniedError, MetadataStore, NoNodeError
 from bookie.model.ids import LedgerId
 from bookie.runtime.tasks import cancel, guarded
-from spark_jobs.datasource.columns import LedgerColumns
+from spark_jobs.datasource.brief_columns import BriefColumns
+from spark_jobs.datasource.columns import LedgerColumns, MetadataColumns
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LeafParent
@@ -65,8 +66,12 @@ async def scan(
     Raises:
         StoreUnavailableError: no answer; nothing of this scan may be used.
     """
-    image = None if options.image_dir is None else ImagePart(Path(options.image_dir))
-    columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized, image=image)
+    columns: MetadataColumns
+    if options.is_brief:
+        columns = BriefColumns(options.live_bookies, is_summarized=options.is_summarized)
+    else:
+        image = None if options.image_dir is None else ImagePart(Path(options.image_dir))
+        columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized, image=image)
     listed = _listed(store, cluster, parents, options, columns.counts)
     async with aclosing(_batches(store, cluster, listed, columns, _paths)) as batches:
         async for batch in batches:
@@ -74,7 +79,7 @@ async def scan(
 
 
 async def _batches(
-    store: MetadataStore, cluster: Cluster, listed: _Listed, columns: LedgerColumns, paths: _PathsOf
+    store: MetadataStore, cluster: Cluster, listed: _Listed, columns: MetadataColumns, paths: _PathsOf
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     async with aclosing(_read_ahead(store, cluster, listed, paths)) as chunks:
         async for ids, found in chunks:
@@ -87,7 +92,7 @@ async def _batches(
         yield columns.take_summary()
 
 
-def _add(columns: LedgerColumns, ids: Sequence[LedgerId], found: Sequence[bytes | str | None]) -> None:
+def _add(columns: MetadataColumns, ids: Sequence[LedgerId], found: Sequence[bytes | str | None]) -> None:
     add = columns.add
     for ledger_id, data in zip(ids, found, strict=True):
         if data is None:

@@ -69,6 +69,8 @@ def scan_ledgers(
     live: AbstractSet[str] | None,
     ids: tuple[int, int] = (0, LEDGER_ID_MAX),
     image_dir: Path | None = None,
+    *,
+    is_brief: bool = False,
 ) -> LedgerScan:
     """Read every ledger under ``plan`` once; when this returns, all of it has been read.
 
@@ -79,6 +81,7 @@ def scan_ledgers(
         live: ledgers on these bookies only are counted in the reader and go no further; None: all are kept.
         ids: lowest and highest ledger id to read; the others count as skipped.
         image_dir: directory for the parts of an image, which all executors share; None: no image is written.
+        is_brief: rows have the columns of ``BRIEF_DDL`` alone; there is no image then.
 
     Raises:
         StoreUnavailableError: the metadata store did not answer, also when asked again.
@@ -98,6 +101,7 @@ def scan_ledgers(
         .option(options.WITH_SUMMARY, "true")
         .option(options.FIRST_LEDGER, ids[0])
         .option(options.LAST_LEDGER, ids[1])
+        .option(options.BRIEF, str(is_brief).lower())
     )
     if live is not None:
         # A name with a comma is no bookie id (docs/formats.md#registration), and must not make two bookies look alive.
