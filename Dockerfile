@@ -4,15 +4,17 @@
 
 FROM python:3.11-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+# The login by Kerberos is compiled.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev libkrb5-dev
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md ./
 COPY auditor auditor
 COPY bookie bookie
 COPY replicator replicator
 COPY spark_jobs spark_jobs
-RUN pip wheel --constraint constraints.txt --wheel-dir /wheels '.[service]' \
+RUN pip wheel --constraint constraints.txt --wheel-dir /wheels '.[service,kerberos]' \
  && python -m venv /opt/bkheal \
- && /opt/bkheal/bin/pip install --no-index --find-links /wheels 'bkheal[service]' \
+ && /opt/bkheal/bin/pip install --no-index --find-links /wheels 'bkheal[service,kerberos]' \
  && /opt/bkheal/bin/pip uninstall --yes pip setuptools
 
 FROM python:3.11-slim-bookworm
@@ -24,7 +26,7 @@ LABEL org.opencontainers.image.title="bkheal" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends openjdk-17-jre-headless tini \
+ && apt-get install --yes --no-install-recommends libgssapi-krb5-2 openjdk-17-jre-headless tini \
  && rm -rf /var/lib/apt/lists/* \
  && groupadd --system --gid 185 bkheal \
  && useradd --system --uid 185 --gid 185 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin bkheal \

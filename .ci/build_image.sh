@@ -14,8 +14,8 @@ base=docker.io/library/python:3.11-slim-bookworm
 export BUILDAH_ISOLATION=chroot
 images() { buildah --root "$directory/store" --runroot "$directory/run" --storage-driver overlay "$@"; }
 
-if ! images inspect --type image "$base" > /dev/null 2>&1; then
-    packages=python3,python3-venv,python3-pip,ca-certificates
+packages=python3,python3-dev,python3-venv,python3-pip,ca-certificates
+if ! images inspect --type image "$base" > /dev/null 2>&1 || [ "$(cat "$directory/base.packages")" != "$packages" ]; then
     mmdebstrap --variant=minbase --include="$packages" bookworm "$directory/base.tar" http://deb.debian.org/debian
     container=$(images from scratch)
     images add --quiet "$container" "$directory/base.tar" /
@@ -25,6 +25,7 @@ if ! images inspect --type image "$base" > /dev/null 2>&1; then
     images commit --quiet "$container" "$base"
     images rm "$container" > /dev/null
     rm "$directory/base.tar"
+    echo "$packages" > "$directory/base.packages"
 fi
 
 authorities=/etc/ssl/certs/ca-certificates.crt

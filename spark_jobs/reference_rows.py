@@ -6,34 +6,61 @@ A test keeps the two equal. Importable without Spark.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
 
+from bookie.metadata.pulsar.decoding import Copy, LedgerReference
 
-class ReferenceRow(enum.StrEnum):
-    """What a row says."""
 
-    REFERENCE = "REFERENCE"
-    """The node refers to the ledger."""
-    IN_LEDGER = "IN_LEDGER"
-    """The reference to the compacted ledger of the topic is in this ledger, and was not read."""
-    UNDECODABLE = "UNDECODABLE"
-    """The node cannot be decoded, or may not be read, so nothing is known about its references."""
+class Claim(enum.IntEnum):
+    """What a reference says of its ledger. Of several references, the one with the smallest number counts."""
+
+    ENTRIES = 0
+    """It has entries, which are in BookKeeper alone."""
+    EMPTY = 1
+    """It ended without entries, and need not exist."""
+    ALSO_ELSEWHERE = 2
+    """Its entries are also in another storage."""
+    OFFLOADED = 3
+    """Its entries are in another storage alone."""
 
 
 REFERENCE_DDL: Final = """
-    row string, root string, kind string, name string, cursor string, topic string, ledger_id bigint, copy string,
-    is_empty boolean, error string
+    root string, kind string, name string, cursor string,
+    ledgers array<struct<ledger_id: bigint, claim: tinyint>>, position_in bigint, error string,
+    tenant string, namespace string, topic string
 """
-"""``topic`` is null if the name of the node is not that of a topic. ``copy`` is a ``bookie...decoding.Copy``; it
-and ``is_empty`` are those of a reference. ``error`` is why a node cannot be decoded."""
+"""One row per node with references, and per node that leaves one unknown. Such a node has an ``error``, why it cannot
+be decoded, or a ``position_in``, the ledger which contains the reference to the compacted ledger of the topic, and
+which was not read; it alone has the last three columns, and they are null if its name is not that of a topic."""
+LEDGERS: Final = "ledgers"
+_REFERENCE_TYPE: Final = pa.struct([pa.field("ledger_id", pa.int64()), pa.field("claim", pa.int8())])
+_LEDGERS_TYPE: Final = pa.list_(pa.field("element", _REFERENCE_TYPE))
 REFERENCE_SCHEMA: Final = pa.schema(
     [
-        *((name, pa.string()) for name in ("row", "root", "kind", "name", "cursor", "topic")),
-        ("ledger_id", pa.int64()),
-        ("copy", pa.string()),
-        ("is_empty", pa.bool_()),
-        ("error", pa.string()),
+        *((name, pa.string()) for name in ("root", "kind", "name", "cursor")),
+        (LEDGERS, _LEDGERS_TYPE),
+        ("position_in", pa.int64()),
+        *((name, pa.string()) for name in ("error", "tenant", "namespace", "topic")),
     ]
 )
+
+
+def claim_of(reference: LedgerReference) -> Claim:
+    """What a reference says of its ledger."""
+    if reference.copy is Copy.BOOKKEEPER:
+        return Claim.EMPTY if reference.is_empty else Claim.ENTRIES
+    return Claim.OFFLOADED if reference.copy is Copy.OFFLOADED else Claim.ALSO_ELSEWHERE
+
+
+def ledgers_column(ledgers: Sequence[Sequence[LedgerReference]]) -> pa.Array:
+    """The column ``ledgers`` of nodes with these references."""
+    offsets = [0]
+    for some in ledgers:
+        offsets.append(offsets[-1] + len(some))
+    ids = pa.array([each.ledger_id for some in ledgers for each in some], pa.int64())
+    claims = pa.array([claim_of(each) for some in ledgers for each in some], pa.int8())
+    structs = pa.StructArray.from_arrays([ids, claims], fields=list(_REFERENCE_TYPE))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), structs, type=_LEDGERS_TYPE)

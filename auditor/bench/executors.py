@@ -1,8 +1,8 @@
 """Audits by one, two and four Spark executors, of a ZooKeeper whose answers are slow.
 
 On a machine with few cores, more executors cannot compute faster. What they can do is wait at the same time: a proxy
-sends the answers of each connection at a fixed rate, as a distant or busy ensemble would. Executors are processes with one core
-each, of Spark's ``local-cluster`` master.
+sends the answers of each connection at a fixed rate, as a distant or busy ensemble would. Executors are processes with
+one core each, of Spark's ``local-cluster`` master.
 """
 
 from __future__ import annotations

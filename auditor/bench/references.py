@@ -1,9 +1,11 @@
 """The references check beside the bookies check: the same ledgers, the same session, the same run.
 
 Fills an embedded ZooKeeper with Pulsar's topics and their ledgers, in a cluster that lost one bookie, and measures warm
-runs of both checks: seconds, and the most memory that the driver, Spark's Java machine and its Python workers had.
+runs of both checks: seconds, processor seconds, and the most memory that the driver, Spark's Java machine and its
+Python workers had. ZooKeeper's share is not in the processor seconds.
 
-Prints nothing; figures of different machines do not compare, the ratio does.
+Prints nothing; figures of different machines do not compare, the ratios do. If other programs keep the machine busy,
+only that of processor time does.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from auditor.bench.spark_memory import SparkMemory
+from auditor.bench.spark_processes import SparkProcesses
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.layout import bookie_path
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 ROOT: Final = "/bench-references"
 LEDGERS_PER_TOPIC: Final = 10
+NODES_PER_TOPIC: Final = 3
+"""Nodes of Pulsar that the references check reads besides: of the topic, its subscription and its schema."""
 _MESSAGES: Final = 8
 """Ledgers of messages of a topic. The last two are those of its subscription and of its schema."""
 _UNREFERENCED_EACH: Final = 10
@@ -107,6 +111,8 @@ def measure(spark: SparkSession, settings: ReferenceBench) -> Mapping[str, Any]:
     if found is None or (found.unreferenced, found.lost) != _expected(settings.topics):
         raise AssertionError(f"the references check found {found}")
     ratio = references.median_s / bookies.median_s
+    processor_ratio = references.median_processor_s / bookies.median_processor_s
+    nodes_ratio = (LEDGERS_PER_TOPIC + NODES_PER_TOPIC) / LEDGERS_PER_TOPIC
     return {
         "ledgers": settings.topics * LEDGERS_PER_TOPIC,
         "topics": settings.topics,
@@ -115,7 +121,10 @@ def measure(spark: SparkSession, settings: ReferenceBench) -> Mapping[str, Any]:
         **{f"{kind.value}_cold_s": round(each.seconds[0], 2) for kind, each in measured.items()},
         **{f"{kind.value}_warm_s": [round(one, 2) for one in each.warm_s] for kind, each in measured.items()},
         **{f"{kind.value}_peak_mib": each.peaks_mib for kind, each in measured.items()},
+        **{f"{kind.value}_processor_s": round(each.median_processor_s, 2) for kind, each in measured.items()},
         "ratio_to_bookies_check": round(ratio, 2),
+        "processor_ratio": round(processor_ratio, 2),
+        "processor_ratio_per_node": round(processor_ratio / nodes_ratio, 2),
     }
 
 
@@ -124,6 +133,7 @@ class _Measured:
     """Runs of one check."""
 
     seconds: Sequence[float]
+    processor_s: Sequence[float]
     peaks_mib: Mapping[str, int]
     summary: RunSummary
 
@@ -135,6 +145,10 @@ class _Measured:
     def median_s(self) -> float:
         return self.warm_s[len(self.warm_s) // 2]
 
+    @property
+    def median_processor_s(self) -> float:
+        return sorted(self.processor_s[1:])[len(self.warm_s) // 2]
+
 
 def _measured(spark: SparkSession, settings: ReferenceBench, kind: RunKind) -> _Measured:
     from spark_jobs.runs.run import run_check
@@ -142,16 +156,17 @@ def _measured(spark: SparkSession, settings: ReferenceBench, kind: RunKind) -> _
     clock = SystemClock()
     uri = f"zk://{settings.hosts}{settings.root}/ledgers"
     audit = AuditSettings(uri, settings.report_dir, is_dry_run=True, reference_grace_s=0)
-    memory = SparkMemory(java_pid())
-    seconds = []
-    with memory.sampled():
+    processes = SparkProcesses(java_pid())
+    seconds, processor_s = [], []
+    with processes.sampled():
         for _ in range(settings.warm_runs + 1):
-            started = clock.monotonic_s()
+            started, used_s = clock.monotonic_s(), processes.processor_s()
             summary = run_check(spark, kind, audit).summary
             seconds.append(clock.monotonic_s() - started)
+            processor_s.append(processes.processor_s() - used_s)
     if summary.counts.ledgers != settings.topics * LEDGERS_PER_TOPIC or not summary.is_complete:
         raise AssertionError(f"a check saw {summary.counts.ledgers} ledgers")
-    return _Measured(seconds, memory.peaks_mib(), summary)
+    return _Measured(seconds, processor_s, processes.peaks_mib(), summary)
 
 
 def _expected(topics: int) -> tuple[int, int]:

@@ -89,6 +89,13 @@ UNKNOWN_OWNER: Final = Owner(Component.UNKNOWN)
 
 OWNER_COLUMNS: Final = ("tenant", "namespace", "topic", "component", "subscription")
 """Columns of tables of ledgers and of findings: null where the custom metadata of a ledger does not name it."""
+OWNING_KEYS: Final = (
+    "pulsar/managed-ledger",
+    "pulsar/schemaId",
+    "pulsar/compactedTopic",
+    "pulsar/delayedIndexTopic",
+)
+"""Keys of the custom metadata whose values name the topic."""
 OwnerNames = tuple[str | None, str | None, str | None, str | None, str | None]
 """Values of ``OWNER_COLUMNS``."""
 NO_OWNER: Final[OwnerNames] = (None, None, None, None, None)
@@ -103,10 +110,15 @@ def owner_names(owner: Owner | None) -> OwnerNames:
     return owner.topic.tenant, owner.topic.namespace, owner.topic.name, owner.component.value, owner.subscription
 
 
+def is_of_pulsar(custom: Mapping[str, bytes]) -> bool:
+    """Return whether Pulsar wrote this custom metadata; ``owner_of`` then returns an owner."""
+    return custom.get("application") == b"pulsar"
+
+
 def owner_of(custom: Iterable[tuple[str, bytes]]) -> Owner | None:
     """Return the owner that custom metadata names; None if Pulsar did not write it."""
     values = dict(custom)
-    if values.get("application") != b"pulsar":
+    if not is_of_pulsar(values):
         return None
     try:
         return _owner(values)

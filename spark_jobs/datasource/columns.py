@@ -7,6 +7,7 @@ damaged ledger never stops a scan.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Final
@@ -16,9 +17,9 @@ import pyarrow as pa
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
 from bookie.model.ids import InvalidIdError, bookie_id
-from bookie.model.metadata import DigestType, LedgerState
+from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
 from spark_jobs.datasource.counts import ScanCounts
-from spark_jobs.datasource.ledger_schema import FRAGMENT_TYPE, LEDGER_FIELDS, SUMMARY_FIELD, ledger_schema
+from spark_jobs.datasource.ledger_schema import FRAGMENT_TYPE, LEDGER_FIELDS, SUMMARY_FIELD
 from spark_jobs.datasource.owner_columns import OwnerColumns
 from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
 from spark_jobs.image.part import ImagePart
@@ -35,11 +36,12 @@ _Row = tuple[
 """The columns before ``fragments``, in their order."""
 
 
-class LedgerColumns:
-    """Collects ledgers and gives them out as record batches. Not shared between threads."""
+class MetadataColumns(abc.ABC):
+    """Takes metadata, counts it, and keeps rows of ledgers until they are taken. Not shared between threads."""
 
     def __init__(
         self,
+        fields: Sequence[pa.Field],
         live_bookies: frozenset[str] | None = None,
         *,
         is_summarized: bool = False,
@@ -48,6 +50,7 @@ class LedgerColumns:
         """Prepare.
 
         Args:
+            fields: the columns before the summary.
             live_bookies: readable ledgers that name no other bookie are counted and left out; None: none is.
             is_summarized: whether a row of counts is taken at the end.
             image: also receives every readable ledger, and its files are in the row of counts.
@@ -57,14 +60,29 @@ class LedgerColumns:
         self.is_summarized = is_summarized
         self._live = None if live_bookies is None else frozenset(filter(_is_bookie_id, live_bookies))
         self._healthy = None if self._live is None else HealthyMetadata(self._live)
-        self._schema = ledger_schema(is_summarized=is_summarized)
+        self._fields = fields
+        self._schema = pa.schema([*fields, SUMMARY_FIELD] if is_summarized else fields)
         self._known_members: set[str] = set()
         """Names that the reference decoder accepted; those of live bookies need no such look."""
-        self._owners = OwnerColumns()
-        self._clear()
 
+    @abc.abstractmethod
     def __len__(self) -> int:
-        return len(self._rows)
+        """Rows that were not taken yet."""
+
+    @abc.abstractmethod
+    def _keep_usual(
+        self, ledger_id: int, message: LedgerMetadataFormat, starts: Sequence[int], ensembles: Sequence[Sequence[str]]
+    ) -> None: ...
+
+    @abc.abstractmethod
+    def _keep(self, ledger_id: int, metadata: LedgerMetadata) -> None: ...
+
+    @abc.abstractmethod
+    def _keep_unreadable(self, ledger_id: int, reason: str) -> None: ...
+
+    @abc.abstractmethod
+    def _take(self) -> list[pa.Array]:
+        """The columns of all rows, which are forgotten."""
 
     def add(self, ledger_id: int, data: bytes) -> None:
         """Take one ledger's metadata. Bytes that cannot be read become a row with an error."""
@@ -81,23 +99,17 @@ class LedgerColumns:
     def add_unreadable(self, ledger_id: int, reason: str) -> None:
         """Take one ledger whose metadata cannot be had, as a row with an error."""
         self.counts.unreadable += 1
-        self._rows.append((ledger_id, None, None, None, None, None, None, None, None, None))
-        self._fragment_counts.append(0)
-        self._errors.append(reason)
+        self._keep_unreadable(ledger_id, reason)
 
     def take_batch(self) -> pa.RecordBatch:
         """Return what was collected since the last call, possibly nothing, as one batch."""
-        values = [*zip(*self._rows, strict=True)] or [()] * 10
-        arrays = [pa.array(column, field.type) for column, field in zip(values, LEDGER_FIELDS, strict=False)]
         rows = len(self)
-        arrays += [self._fragments(), pa.array(self._errors, pa.string()), *self._owners.take(rows)]
         self.counts.returned += rows
-        self._clear()
-        return self._batch(arrays, rows)
+        return self._batch(self._take(), rows)
 
     def take_summary(self) -> pa.RecordBatch:
         """Return the row of counts at the end of a partition; nothing may be added after it."""
-        nulls = [pa.nulls(1, field.type) for field in LEDGER_FIELDS]
+        nulls = [pa.nulls(1, field.type) for field in self._fields]
         image = None if self._image is None else self._image.finish()
         summary = {**self.counts.summary(), "image": image}
         return self._batch([*nulls, pa.array([summary], SUMMARY_FIELD.type)], 1)
@@ -126,26 +138,7 @@ class LedgerColumns:
         shape = (state, size, message.quorumSize, message.ackQuorumSize)
         self._count(ledger_id, shape, ensembles, is_live=live is not None and not is_returned)
         if is_returned:
-            last_entry_id, length = (message.lastEntryId, message.length) if state == _CLOSED else (None, None)
-            self._append(
-                (
-                    ledger_id,
-                    _STATES[state],
-                    size,
-                    message.quorumSize,
-                    message.ackQuorumSize,
-                    last_entry_id,
-                    length,
-                    _DIGESTS[message.digestType],
-                    message.ctime if message.HasField("ctime") else None,
-                    3,
-                ),
-                starts,
-                ensembles,
-            )
-            if message.customMetadata:
-                custom = [(entry.key, entry.value) for entry in message.customMetadata]
-                self._owners.add(len(self._rows) - 1, custom)
+            self._keep_usual(ledger_id, message, starts, ensembles)
         return True
 
     def _add_by_reference(self, ledger_id: int, data: bytes) -> None:
@@ -162,24 +155,7 @@ class LedgerColumns:
         is_live = self._live is not None and metadata.members() <= self._live
         self._count(ledger_id, shape, ensembles, is_live=is_live)
         if not is_live:
-            self._append(
-                (
-                    ledger_id,
-                    metadata.state.name,
-                    metadata.ensemble_size,
-                    metadata.write_quorum,
-                    metadata.ack_quorum,
-                    metadata.last_entry_id,
-                    metadata.length,
-                    None if metadata.digest_type is None else metadata.digest_type.name,
-                    metadata.ctime_ms,
-                    metadata.format_version,
-                ),
-                [fragment.first_entry_id for fragment in metadata.fragments],
-                ensembles,
-            )
-            if metadata.custom:
-                self._owners.add(len(self._rows) - 1, metadata.custom)
+            self._keep(ledger_id, metadata)
 
     def _count(
         self, ledger_id: int, shape: tuple[int, int, int, int], ensembles: Sequence[Sequence[str]], *, is_live: bool
@@ -189,6 +165,89 @@ class LedgerColumns:
         if self._image is not None:
             members = ensembles[0] if len(ensembles) == 1 else tuple(chain.from_iterable(ensembles))
             self._image.add(ledger_id, *shape, members, is_live=is_live)
+
+    def _batch(self, arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
+        missing = [pa.nulls(rows, field.type) for field in list(self._schema)[len(arrays) :]]
+        cast = [
+            array.cast(field.type) for array, field in zip([*arrays, *missing], self._schema, strict=True)
+        ]  # list types differ in the name of their element alone
+        return pa.RecordBatch.from_arrays(cast, schema=self._schema)
+
+
+class LedgerColumns(MetadataColumns):
+    """The columns of ``bk_ledgers`` in full."""
+
+    def __init__(
+        self,
+        live_bookies: frozenset[str] | None = None,
+        *,
+        is_summarized: bool = False,
+        image: ImagePart | None = None,
+    ) -> None:
+        """See ``MetadataColumns``."""
+        super().__init__(LEDGER_FIELDS, live_bookies, is_summarized=is_summarized, image=image)
+        self._owners = OwnerColumns()
+        self._clear()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _take(self) -> list[pa.Array]:
+        values = [*zip(*self._rows, strict=True)] or [()] * 10
+        arrays = [pa.array(column, field.type) for column, field in zip(values, LEDGER_FIELDS, strict=False)]
+        arrays += [self._fragments(), pa.array(self._errors, pa.string()), *self._owners.take(len(self))]
+        self._clear()
+        return arrays
+
+    def _keep_usual(
+        self, ledger_id: int, message: LedgerMetadataFormat, starts: Sequence[int], ensembles: Sequence[Sequence[str]]
+    ) -> None:
+        state = message.state
+        last_entry_id, length = (message.lastEntryId, message.length) if state == _CLOSED else (None, None)
+        self._append(
+            (
+                ledger_id,
+                _STATES[state],
+                message.ensembleSize,
+                message.quorumSize,
+                message.ackQuorumSize,
+                last_entry_id,
+                length,
+                _DIGESTS[message.digestType],
+                message.ctime if message.HasField("ctime") else None,
+                3,
+            ),
+            starts,
+            ensembles,
+        )
+        if message.customMetadata:
+            custom = [(entry.key, entry.value) for entry in message.customMetadata]
+            self._owners.add(len(self._rows) - 1, custom)
+
+    def _keep(self, ledger_id: int, metadata: LedgerMetadata) -> None:
+        self._append(
+            (
+                ledger_id,
+                metadata.state.name,
+                metadata.ensemble_size,
+                metadata.write_quorum,
+                metadata.ack_quorum,
+                metadata.last_entry_id,
+                metadata.length,
+                None if metadata.digest_type is None else metadata.digest_type.name,
+                metadata.ctime_ms,
+                metadata.format_version,
+            ),
+            [fragment.first_entry_id for fragment in metadata.fragments],
+            [fragment.members for fragment in metadata.fragments],
+        )
+        if metadata.custom:
+            self._owners.add(len(self._rows) - 1, metadata.custom)
+
+    def _keep_unreadable(self, ledger_id: int, reason: str) -> None:
+        self._rows.append((ledger_id, None, None, None, None, None, None, None, None, None))
+        self._fragment_counts.append(0)
+        self._errors.append(reason)
 
     def _append(self, row: _Row, starts: Sequence[int], ensembles: Sequence[Sequence[str]]) -> None:
         self._rows.append(row)
@@ -217,13 +276,6 @@ class LedgerColumns:
         self._ends: list[int | None] = []
         self._member_counts: list[int] = []
         self._members: list[str] = []
-
-    def _batch(self, arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
-        missing = [pa.nulls(rows, field.type) for field in list(self._schema)[len(arrays) :]]
-        cast = [
-            array.cast(field.type) for array, field in zip([*arrays, *missing], self._schema, strict=True)
-        ]  # list types differ in the name of their element alone
-        return pa.RecordBatch.from_arrays(cast, schema=self._schema)
 
 
 def _is_bookie_id(text: str) -> bool:

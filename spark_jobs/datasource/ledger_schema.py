@@ -14,6 +14,9 @@ LEDGER_DDL: Final = """
     fragments array<struct<first_entry_id: bigint, last_entry_id: bigint, members: array<string>>>,
     error string, tenant string, namespace string, topic string, component string, subscription string
 """
+BRIEF_DDL: Final = "ledger_id bigint, is_closed boolean, is_pulsar boolean, topic_hash int, error string"
+"""What the references check compares. ``topic_hash`` is about the same for all ledgers of a topic, and null if unknown;
+all but the id and the error are null if the metadata cannot be read."""
 SUMMARY_DDL: Final = """
     summary struct<
         parents: array<struct<path: string, planned: bigint, listed: bigint>>,
@@ -49,6 +52,13 @@ LEDGER_FIELDS: Final = [
     pa.field("error", pa.string()),
     *(pa.field(name, pa.string()) for name in OWNER_COLUMNS),
 ]
+BRIEF_FIELDS: Final = [
+    pa.field("ledger_id", pa.int64()),
+    pa.field("is_closed", pa.bool_()),
+    pa.field("is_pulsar", pa.bool_()),
+    pa.field("topic_hash", pa.int32()),
+    pa.field("error", pa.string()),
+]
 _PARENT_TYPE: Final = pa.struct([pa.field("path", pa.string()), *_longs("planned", "listed")])
 _BOOKIE_TYPE: Final = pa.struct([pa.field("bookie_id", pa.string()), *_longs("ledgers", "fragments")])
 _IMAGE_FILE_TYPE: Final = pa.struct([pa.field("name", pa.string()), *_longs("rows", "bytes", "footer_crc32")])
@@ -69,11 +79,13 @@ SUMMARY_FIELD: Final = pa.field(
 )
 
 
-def ledger_ddl(*, is_summarized: bool) -> str:
+def ledger_ddl(*, is_summarized: bool, is_brief: bool = False) -> str:
     """Spark schema of the source."""
-    return f"{LEDGER_DDL}, {SUMMARY_DDL}" if is_summarized else LEDGER_DDL
+    columns = BRIEF_DDL if is_brief else LEDGER_DDL
+    return f"{columns}, {SUMMARY_DDL}" if is_summarized else columns
 
 
-def ledger_schema(*, is_summarized: bool) -> pa.Schema:
+def ledger_schema(*, is_summarized: bool, is_brief: bool = False) -> pa.Schema:
     """Arrow schema of the source's batches."""
-    return pa.schema([*LEDGER_FIELDS, SUMMARY_FIELD] if is_summarized else LEDGER_FIELDS)
+    fields = BRIEF_FIELDS if is_brief else LEDGER_FIELDS
+    return pa.schema([*fields, SUMMARY_FIELD] if is_summarized else fields)

@@ -64,8 +64,9 @@ class LedgerSource(DataSource):
 
     def schema(self) -> str:
         """Columns, with ``summary`` last if it is asked for."""
-        is_summarized = ledger_options(self.options).is_summarized
-        return ledger_ddl(is_summarized=is_summarized) + (f", {READING_DDL}" if is_summarized else "")
+        options = ledger_options(self.options)
+        columns = ledger_ddl(is_summarized=options.is_summarized, is_brief=options.is_brief)
+        return columns + (f", {READING_DDL}" if options.is_summarized else "")
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader; a schema given by the caller must be the source's own."""

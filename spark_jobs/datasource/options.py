@@ -33,6 +33,7 @@ CONNECT_TIMEOUT_S: Final = "connect_timeout_s"
 IMAGE_DIR: Final = "image_dir"
 IMAGE_FROM_MS: Final = "image_from_ms"
 NODES_PER_S: Final = "nodes_per_s"
+BRIEF: Final = "brief"
 
 _SECONDS_MAX: Final = 3600
 
@@ -67,6 +68,8 @@ class LedgerOptions:
     """When the reading for this image began, epoch milliseconds."""
     nodes_per_s: float = 0.0
     """Ledgers that each task may read per second; 0: as many as it can."""
+    is_brief: bool = False
+    """Whether rows have the columns of ``ledger_schema.BRIEF_DDL`` alone."""
 
     def is_wanted(self, ledger_id: int) -> bool:
         """Whether the ledger is in the range."""
@@ -98,6 +101,7 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
         image_dir=options.get(IMAGE_DIR),
         image_from_ms=_number(options, IMAGE_FROM_MS, 0, 0),
         nodes_per_s=_rate(options, NODES_PER_S),
+        is_brief=options.get(BRIEF, "false").lower() == "true",
     )
 
 

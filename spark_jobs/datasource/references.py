@@ -1,9 +1,9 @@
-"""``bk_references``: one row per reference of Pulsar to a ledger, straight from the nodes of topics and schemas.
+"""``bk_references``: one row per node of Pulsar that refers to ledgers, straight from the nodes of topics and schemas.
 
     spark.read.format("bk_references").option("metadata_uri", "zk://zk1:2181/ledgers").option("pulsar_roots", "").load()
 
-A node that cannot be decoded has a row with an ``error``, and no other. The rows are read when an action runs: they are
-not a snapshot. Memory of a task is bounded by the names in one namespace.
+A node that cannot be decoded has a row with an ``error`` (``spark_jobs.reference_rows``). The rows are read when an
+action runs: they are not a snapshot. Memory of a task is bounded by the names in one namespace.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from bookie.metadata.access import ZooKeeperAccess
-from bookie.metadata.pulsar.decoding import UndecodableNodeError
+from bookie.metadata.pulsar.decoding import LedgerReference, UndecodableNodeError
 from bookie.metadata.pulsar.referrers import Referrer, ledger_with_reference, references_of
-from bookie.metadata.pulsar.tree import DENIED, PulsarNode, PulsarTree
+from bookie.metadata.pulsar.tree import DENIED, NodeKind, PulsarNode, PulsarTree
 from bookie.metadata.uri import MetadataUri
 from spark_jobs import settings
 from spark_jobs.connect import connected
 from spark_jobs.datasource.options import CONNECT_TIMEOUT_S, seconds, source_access, source_uri
 from spark_jobs.datasource.partitions import LeafParent, balance, partition_count
-from spark_jobs.reference_rows import REFERENCE_DDL, REFERENCE_SCHEMA, ReferenceRow
+from spark_jobs.reference_rows import LEDGERS, REFERENCE_DDL, REFERENCE_SCHEMA, ledgers_column
 
 NAME: Final = "bk_references"
 PULSAR_ROOTS: Final = "pulsar_roots"
@@ -36,6 +36,11 @@ PULSAR_ROOTS: Final = "pulsar_roots"
 TOPICS_PER_SHARE: Final = 50_000
 """A namespace with more topics is read by several tasks."""
 _ROWS_MAX: Final = 10_000
+"""Nodes in a batch, and references but for those of the last node."""
+_KINDS: Final = {kind: kind.value for kind in NodeKind}
+_NO_NAMES: Final = (None, None, None)
+_Node = tuple[object, ...]
+"""The columns but ``ledgers``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,53 +150,58 @@ async def _planned(options: ReferenceOptions) -> list[tuple[TopicShare, int]]:
 
 
 async def _read(options: ReferenceOptions, shares: Sequence[TopicShare]) -> AsyncGenerator[pa.RecordBatch, None]:
-    rows: list[Mapping[str, object]] = []
+    rows = _Rows()
     async with connected(options.uri, options.connect_timeout_s, options.access) as connection:
         for each in shares:
             tree = PulsarTree(connection.store, each.root)
             async with aclosing(tree.nodes(each.parent, each.share, each.shares)) as parts:
                 async for nodes in parts:
                     for node in nodes:
-                        rows += reference_rows(each.root, node)
-                    while len(rows) >= _ROWS_MAX:
-                        yield _batch(rows[:_ROWS_MAX])
-                        rows = rows[_ROWS_MAX:]
-    if rows:
-        yield _batch(rows)
+                        rows.add(each.root, node)
+                        if rows.is_full:
+                            yield rows.take()
+    yield rows.take()
 
 
-def _batch(rows: Sequence[Mapping[str, object]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(list(rows), schema=REFERENCE_SCHEMA)
+class _Rows:
+    """Collects the rows of nodes."""
 
+    def __init__(self) -> None:
+        self._nodes: list[_Node] = []
+        self._ledgers: list[Sequence[LedgerReference]] = []
+        self._references = 0
 
-def reference_rows(root: str, node: PulsarNode) -> list[Mapping[str, object]]:
-    """The rows of one node; absent columns are null."""
-    referrer = Referrer(root, node.kind, node.name, node.cursor)
-    topic = referrer.topic
-    common: dict[str, object] = {
-        "root": root,
-        "kind": node.kind.value,
-        "name": node.name,
-        "cursor": node.cursor,
-        "topic": None if topic is None else topic.name,
-    }
-    if node.is_denied:
-        return [common | {"row": ReferenceRow.UNDECODABLE.value, "error": DENIED.value}]
-    try:
-        found = references_of(node.kind, node.data)
-        in_ledger = ledger_with_reference(node.cursor, node.data)
-    except UndecodableNodeError as error:
-        return [common | {"row": ReferenceRow.UNDECODABLE.value, "error": str(error)}]
-    rows: list[Mapping[str, object]] = [
-        common
-        | {
-            "row": ReferenceRow.REFERENCE.value,
-            "ledger_id": each.ledger_id,
-            "copy": each.copy.value,
-            "is_empty": each.is_empty,
-        }
-        for each in found
-    ]
-    if in_ledger is not None:
-        rows.append(common | {"row": ReferenceRow.IN_LEDGER.value, "ledger_id": in_ledger})
-    return rows
+    @property
+    def is_full(self) -> bool:
+        return max(len(self._nodes), self._references) >= _ROWS_MAX
+
+    def add(self, root: str, node: PulsarNode) -> None:
+        """Take a node; one without references leaves no row."""
+        error: str | None = DENIED.value
+        found: Sequence[LedgerReference] = ()
+        in_ledger = None
+        if not node.is_denied:
+            try:
+                found = references_of(node.kind, node.data)
+                in_ledger = ledger_with_reference(node.cursor, node.data)
+                error = None
+            except UndecodableNodeError as refused:
+                found, error = (), str(refused)
+        names: tuple[str | None, ...] = _NO_NAMES
+        if error is not None or in_ledger is not None:
+            topic = Referrer(root, node.kind, node.name, node.cursor).topic
+            names = _NO_NAMES if topic is None else (topic.tenant, topic.namespace, topic.name)
+        elif not found:
+            return
+        self._nodes.append((root, _KINDS[node.kind], node.name, node.cursor, in_ledger, error, *names))
+        self._ledgers.append(found)
+        self._references += len(found)
+
+    def take(self) -> pa.RecordBatch:
+        """Return what was collected since the last call, possibly nothing, as one batch."""
+        columns: list[Sequence[object]] = list(zip(*self._nodes, strict=True)) or [()] * (len(REFERENCE_SCHEMA) - 1)
+        fields = [field for field in REFERENCE_SCHEMA if field.name != LEDGERS]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
+        arrays.insert(REFERENCE_SCHEMA.get_field_index(LEDGERS), ledgers_column(self._ledgers))
+        self._nodes, self._ledgers, self._references = [], [], 0
+        return pa.RecordBatch.from_arrays(arrays, schema=REFERENCE_SCHEMA)

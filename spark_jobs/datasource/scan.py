@@ -21,7 +21,8 @@ from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.port import AccessDeniedError, MetadataStore, NoNodeError
 from bookie.model.ids import LedgerId
 from bookie.runtime.tasks import cancel, guarded
-from spark_jobs.datasource.columns import LedgerColumns
+from spark_jobs.datasource.brief_columns import BriefColumns
+from spark_jobs.datasource.columns import LedgerColumns, MetadataColumns
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.pace import Pace
@@ -67,8 +68,12 @@ async def scan(
     Raises:
         StoreUnavailableError: no answer; nothing of this scan may be used.
     """
+    columns: MetadataColumns
     image = image_part(options)
-    columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized, image=image)
+    if options.is_brief:
+        columns = BriefColumns(options.live_bookies, is_summarized=options.is_summarized)
+    else:
+        columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized, image=image)
     listed = _listed(store, cluster, parents, options, columns.counts, pace, image)
     async with aclosing(read_listed(store, cluster, listed, columns)) as batches:
         async for batch in batches:
@@ -88,7 +93,7 @@ def leaf_of(cluster: Cluster, path: str) -> int | None:
 
 
 async def read_listed(
-    store: MetadataStore, cluster: Cluster, listed: Listed, columns: LedgerColumns
+    store: MetadataStore, cluster: Cluster, listed: Listed, columns: MetadataColumns
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Read ledgers that are listed in chunks, each of ledgers below one node; yield them, then the summary row.
 
@@ -101,7 +106,7 @@ async def read_listed(
 
 
 async def _batches(
-    store: MetadataStore, cluster: Cluster, listed: Listed, columns: LedgerColumns, paths: _PathsOf
+    store: MetadataStore, cluster: Cluster, listed: Listed, columns: MetadataColumns, paths: _PathsOf
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     async with aclosing(_read_ahead(store, cluster, listed, paths)) as chunks:
         async for ids, found in chunks:
@@ -114,7 +119,7 @@ async def _batches(
         yield columns.take_summary()
 
 
-def _add(columns: LedgerColumns, ids: Sequence[LedgerId], found: Sequence[bytes | str | None]) -> None:
+def _add(columns: MetadataColumns, ids: Sequence[LedgerId], found: Sequence[bytes | str | None]) -> None:
     add = columns.add
     for ledger_id, data in zip(ids, found, strict=True):
         if data is None:

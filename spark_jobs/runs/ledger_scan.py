@@ -73,6 +73,8 @@ def scan_ledgers(
     ids: tuple[int, int] = (0, LEDGER_ID_MAX),
     image_dir: Path | None = None,
     image_from_ms: int = 0,
+    *,
+    is_brief: bool = False,
 ) -> LedgerScan:
     """Read every ledger under ``plan`` once; when this returns, all of it has been read.
 
@@ -84,6 +86,7 @@ def scan_ledgers(
         ids: lowest and highest ledger id to read; the others count as skipped.
         image_dir: directory for the parts of an image, which all executors share; None: no image is written.
         image_from_ms: when this reading began, for the image, epoch milliseconds.
+        is_brief: rows have the columns of ``BRIEF_DDL`` alone; there is no image then.
 
     Raises:
         StoreUnavailableError: the metadata store did not answer, also when asked again.
@@ -106,6 +109,7 @@ def scan_ledgers(
         .option(options.FIRST_LEDGER, ids[0])
         .option(options.LAST_LEDGER, ids[1])
         .option(options.NODES_PER_S, task_share(settings.metadata_rate, partitions, slots.most))
+        .option(options.BRIEF, str(is_brief).lower())
     )
     if live is not None:
         # A name with a comma is no bookie id (docs/formats.md#registration), and must not make two bookies look alive.

@@ -6,6 +6,7 @@ what would be reported is looked at again (``spark_jobs.checks.references``).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
@@ -29,12 +30,20 @@ from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.metadata_check import unreadable_metadata
-from spark_jobs.checks.references.comparison import NotJudged, Verdict, compared
+from spark_jobs.checks.references.comparison import (
+    IS_DOUBT,
+    NotJudged,
+    Verdict,
+    compared,
+    spared,
+    suspects,
+    unread,
+)
 from spark_jobs.checks.references.second_look import SECOND_LOOK_DDL, LookSettings, looking
-from spark_jobs.checks.sql_text import in_list, literal
+from spark_jobs.checks.sql_text import literal
 from spark_jobs.datasource import options, references
-from spark_jobs.reference_rows import ReferenceRow
 from spark_jobs.report.summary import (
+    FindingSums,
     NamespaceCount,
     PublishOutcome,
     PublishResult,
@@ -54,7 +63,8 @@ NAMESPACES_MAX: Final = 100
 UNDECODABLE_MAX: Final = 1_000
 """Namespaces, and nodes that cannot be decoded, that the summary names. The others are counted."""
 _NAMED_MAX: Final = 3
-_LOOKED_AT: Final = (Verdict.UNREFERENCED.value, Verdict.LOST.value)
+# Damaged lengths may add up to more than a bigint.
+_SUMS: Final = ("count(*) AS ledgers", "coalesce(sum(CAST(stored_bytes AS decimal(20, 0))), 0) AS stored_bytes")
 _COLUMNS: Final = [column.split() for column in FINDING_DDL.split(",")]
 
 
@@ -67,17 +77,21 @@ class ExportError(PermanentError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
-    """What the check found, kept by Spark until released."""
+class _Doubts:
+    """Nodes that leave a reference unknown."""
 
-    first: DataFrame
-    """Every ledger, and every reference to one that does not exist."""
-    second: DataFrame
-    """What was looked at again."""
+    nodes: tuple[UndecodableNode, ...]
+    """The first of those that cannot be decoded."""
+    undecodable: int
+    """How many cannot be decoded."""
+    has_any: bool
+    """There are some, or a reference is in a ledger."""
+    is_unsure: bool
+    """One belongs to an unknown topic, so no ledger is unreferenced."""
 
-    def having(self, verdict: Verdict) -> DataFrame:
-        """Rows of the second look with this verdict."""
-        return self.second.where(F.col("verdict") == verdict.value)
+
+_Counted = Counter[tuple[str, str | None]]
+"""Number of rows by verdict and reason."""
 
 
 class ReferenceRun:
@@ -111,19 +125,19 @@ class ReferenceRun:
         with ExitStack() as kept:
             found = self._read_references()
             kept.callback(found.unpersist)
-            nodes, undecodable, is_unsure = self._undecodable(found)
+            doubts = self._doubts(found)
             plan = self._cluster.leaf_parents()
             with self._context.tasks(Phase.SCAN):
-                scan = scan_ledgers(self._context.spark, self._settings, plan, None)
+                scan = scan_ledgers(self._context.spark, self._settings, plan, None, is_brief=True)
             kept.callback(scan.release)
-            judged = self._judge(scan, found, created_before_ms, kept, is_unsure=is_unsure)
-            counts = self._counts(judged, nodes, undecodable)
+            settled, seen = self._judge(scan, found, created_before_ms, doubts, kept)
+            counts = self._counts(settled, seen, doubts)
             if self._settings.export is not None:
-                export(judged.having(Verdict.UNREFERENCED), self._settings.export)
+                export(_having(seen, Verdict.UNREFERENCED), self._settings.export)
             recount = self._cluster.count_ledgers([parent.path for parent in short_parents(plan, scan.totals)])
             bookies = self._cluster.bookies()
             incomplete = problems(plan, scan.totals, recount) + _not_decoded(counts)
-            checked = self._report(scan, judged, bookies, counts)
+            checked = self._report(scan, seen, unread(found) if doubts.has_any else None, bookies, counts)
         return Outcome(ScanResult(scan.totals, bookies, incomplete), checked)
 
     def _read_references(self) -> DataFrame:
@@ -140,56 +154,62 @@ class ReferenceRun:
             found.count()
         return found
 
-    def _undecodable(self, found: DataFrame) -> tuple[tuple[UndecodableNode, ...], int, bool]:
-        """The first nodes that cannot be decoded, how many there are, and whether one belongs to an unknown topic."""
-        doubts = found.where(F.col("row") != ReferenceRow.REFERENCE.value)
-        is_bad = F.col("row") == ReferenceRow.UNDECODABLE.value
-        bad = doubts.where(is_bad)
+    def _doubts(self, found: DataFrame) -> _Doubts:
+        doubts = found.where(IS_DOUBT)
+        is_bad = F.col("error").isNotNull()
         with self._context.tasks(Phase.CHECK, is_told=False):
-            (sums,) = doubts.select(F.count_if(is_bad), F.count_if(F.col("topic").isNull())).collect()
-            count, is_unsure = sums[0], sums[1] > 0
-            rows = bad.orderBy("root", "kind", "name", "cursor").limit(UNDECODABLE_MAX).collect() if count else []
+            (sums,) = doubts.select(F.count("*"), F.count_if(is_bad), F.count_if(F.col("topic").isNull())).collect()
+            order = doubts.where(is_bad).orderBy("root", "kind", "name", "cursor")
+            rows = order.limit(UNDECODABLE_MAX).collect() if sums[1] else []
         named = (Referrer(row["root"], NodeKind(row["kind"]), row["name"], row["cursor"]) for row in rows)
         nodes = tuple(UndecodableNode(each.path, row["error"]) for each, row in zip(named, rows, strict=True))
-        return nodes, count, is_unsure
+        return _Doubts(nodes, undecodable=sums[1], has_any=sums[0] > 0, is_unsure=sums[2] > 0)
 
     def _judge(
-        self, scan: LedgerScan, found: DataFrame, created_before_ms: int, kept: ExitStack, *, is_unsure: bool
-    ) -> _Judged:
+        self, scan: LedgerScan, found: DataFrame, created_before_ms: int, doubts: _Doubts, kept: ExitStack
+    ) -> tuple[_Counted, DataFrame]:
+        """How many rows of the first look were settled by it, and the others with their verdict, kept by Spark."""
         settings = self._settings
-        first = compared(scan.suspects, found, is_unsure=is_unsure).persist(StorageLevel.MEMORY_AND_DISK)
+        first = compared(scan.suspects, found).persist(StorageLevel.MEMORY_AND_DISK)
         kept.callback(first.unpersist)
+        with self._context.tasks(Phase.CHECK, is_told=False), _reading():
+            rows = first.groupBy("verdict", "reason").agg(F.count("*").alias("ledgers")).collect()
+        settled = Counter({(row["verdict"], row["reason"]): int(row["ledgers"]) for row in rows})
+        lost = settled.pop((Verdict.LOST.value, None), 0)
+        settled.pop((Verdict.UNREFERENCED.value, None), 0)
         look = LookSettings(
-            settings.metadata_uri, settings.connect_timeout_s, self._roots, created_before_ms, access_in_use()
+            settings.metadata_uri,
+            settings.connect_timeout_s,
+            self._roots,
+            created_before_ms,
+            access_in_use(),
+            is_unsure=doubts.is_unsure,
         )
-        suspects = first.where(in_list("verdict", _LOOKED_AT))
         tasks = max(1, self._context.spark.sparkContext.defaultParallelism - 1)
         # By topic, because the ledgers of a topic are in one node.
-        second = suspects.repartition(tasks, F.coalesce("topic", "by.topic")).mapInArrow(looking(look), SECOND_LOOK_DDL)
-        second = second.persist(StorageLevel.MEMORY_AND_DISK)
-        kept.callback(second.unpersist)
+        again = suspects(first, found, lost).repartition(tasks, F.expr("coalesce(topic_hash, hash(by.name))"))
+        seen = again.mapInArrow(looking(look), SECOND_LOOK_DDL)
+        if doubts.has_any:
+            seen = spared(seen, found)
+        seen = seen.persist(StorageLevel.MEMORY_AND_DISK)
+        kept.callback(seen.unpersist)
         with self._context.tasks(Phase.CHECK), _reading():
-            second.count()
-        return _Judged(first, second)
+            seen.count()
+        return settled, seen
 
-    def _counts(self, judged: _Judged, nodes: tuple[UndecodableNode, ...], undecodable: int) -> ReferenceCounts:
+    def _counts(self, settled: _Counted, seen: DataFrame, doubts: _Doubts) -> ReferenceCounts:
         with self._context.tasks(Phase.CHECK, is_told=False):
-            columns = ("verdict", "reason", "stored_bytes")
-            settled = judged.first.where(f"NOT ({in_list('verdict', _LOOKED_AT)})").select(*columns)
-            both = settled.unionByName(judged.second.select(*columns)).groupBy("verdict", "reason")
-            rows = both.agg(F.count("*").alias("ledgers"), F.sum("stored_bytes").alias("stored_bytes")).collect()
-            namespaces = judged.having(Verdict.UNREFERENCED).groupBy("namespace")
-            sums = namespaces.agg(F.count("*").alias("ledgers"), F.sum("stored_bytes").alias("stored_bytes"))
-            largest = sums.orderBy(F.desc("stored_bytes"), F.desc("ledgers"), "namespace").limit(NAMESPACES_MAX)
-            by_namespace = [
-                NamespaceCount(row["namespace"], row["ledgers"], row["stored_bytes"]) for row in largest.collect()
-            ]
-        by_verdict: dict[tuple[str, str | None], int] = {}
-        for row in rows:
-            by_verdict[row["verdict"], row["reason"]] = row["ledgers"]
+            rows = seen.groupBy("verdict", "reason").agg(*map(F.expr, _SUMS)).collect()
+            counted = settled + Counter({(row["verdict"], row["reason"]): row["ledgers"] for row in rows})
+            stored_bytes = sum(int(row["stored_bytes"]) for row in rows if row["verdict"] == Verdict.UNREFERENCED.value)
+            largest = []
+            if (Verdict.UNREFERENCED.value, None) in counted:
+                sums = _having(seen, Verdict.UNREFERENCED).groupBy("namespace").agg(*map(F.expr, _SUMS))
+                order = sums.orderBy(F.desc("stored_bytes"), F.desc("ledgers"), "namespace").limit(NAMESPACES_MAX)
+                largest = order.collect()
 
         def number(verdict: Verdict) -> int:
-            return by_verdict.get((verdict.value, None), 0)
+            return counted[verdict.value, None]
 
         also_elsewhere = number(Verdict.ALSO_ELSEWHERE)
         return ReferenceCounts(
@@ -199,39 +219,45 @@ class ReferenceRun:
             offloaded_and_here=also_elsewhere,
             offloaded=number(Verdict.OFFLOADED),
             unreferenced=number(Verdict.UNREFERENCED),
-            unreferenced_stored_bytes=sum(
-                row["stored_bytes"] for row in rows if row["verdict"] == Verdict.UNREFERENCED.value
+            unreferenced_stored_bytes=stored_bytes,
+            namespaces=tuple(
+                NamespaceCount(row["namespace"], row["ledgers"], int(row["stored_bytes"])) for row in largest
             ),
-            namespaces=tuple(by_namespace),
             lost=number(Verdict.LOST),
             not_judged={
                 reason.value: count
                 for reason in NotJudged
-                if (count := by_verdict.get((Verdict.NOT_JUDGED.value, reason.value), 0))
+                if (count := counted[Verdict.NOT_JUDGED.value, reason.value])
             },
-            undecodable=undecodable,
-            undecodable_nodes=nodes,
+            undecodable=doubts.undecodable,
+            undecodable_nodes=doubts.nodes,
         )
 
-    def _report(self, scan: LedgerScan, judged: _Judged, bookies: Bookies, counts: ReferenceCounts) -> CheckResult:
-        lost = report_sink.ledgers_found(_findings(judged.having(Verdict.LOST), _LOST))
+    def _report(
+        self, scan: LedgerScan, seen: DataFrame, unread: DataFrame | None, bookies: Bookies, counts: ReferenceCounts
+    ) -> CheckResult:
+        lost = report_sink.ledgers_found(_findings(_having(seen, Verdict.LOST), _LOST))
         lost = lost.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with self._context.tasks(Phase.REPORT, is_told=False):
-                sums = report_sink.sums(lost)
+                sums = report_sink.sums(lost) if counts.lost else FindingSums((), {})
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
                 worst = report_sink.worst_ledgers(lost, limit) if limit else ()
-            others = _findings(judged.having(Verdict.UNREFERENCED), _UNREFERENCED)
-            is_undecodable = F.col("reason") == NotJudged.UNDECODABLE.value
-            for rows in (judged.first, judged.second):
-                others = others.unionByName(_findings(rows.where(is_undecodable), _UNDECODABLE))
-            others = others.unionByName(_findings(judged.first.where("unread_of IS NOT NULL"), _UNREAD))
+            others = _findings(_having(seen, Verdict.UNREFERENCED), _UNREFERENCED)
+            undecodable = seen.where(F.col("reason") == NotJudged.UNDECODABLE.value)
+            others = others.unionByName(_findings(undecodable, _UNDECODABLE))
+            if unread is not None:
+                others = others.unionByName(_findings(unread, _UNREAD))
             with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_told=False):
                 self._context.report.write_findings(lost, others.unionByName(unreadable_metadata(scan.suspects)))
         finally:
             lost.unpersist()
         published = PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
         return CheckResult(bookies, sums, worst, published, references=counts)
+
+
+def _having(seen: DataFrame, verdict: Verdict) -> DataFrame:
+    return seen.where(F.col("verdict") == verdict.value)
 
 
 @contextmanager
@@ -319,8 +345,7 @@ _UNDECODABLE: Final = _OWNER | {
 _UNREAD: Final = _OWNER | {
     "kind": literal(FindingKind.UNREAD_REFERENCE.value),
     "ledger_id": "ledger_id",
-    "topic": "unread_of",
-    "detail": "concat('cursor state of ', unread_of, ' is in ledger ', ledger_id, ': compacted ledger not checked')",
+    "detail": "concat('cursor state of ', topic, ' is in ledger ', ledger_id, ': compacted ledger not checked')",
 }
 
 

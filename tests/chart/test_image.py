@@ -83,9 +83,16 @@ def test_the_last_stage_fetches_nothing_but_debian_packages() -> None:
     assert of(stages()[-1], "ADD") == []
 
 
+def test_a_login_by_kerberos_is_possible() -> None:
+    first, last = (" ".join(of(stage, "RUN")) for stage in stages())
+    assert first.count("[service,kerberos]") == 2
+    assert "libkrb5-dev" in first
+    assert "libgssapi-krb5-2" in last
+
+
 def test_nothing_is_fetched_when_it_runs() -> None:
     assert not re.search(r"\b(curl|wget|pip|apt-get|https?:)\b", ENTRYPOINT.read_text())
-    install = next(rest for rest in of(stages()[0], "RUN"))
+    install = of(stages()[0], "RUN")[-1]
     assert "--no-index" in install
     assert "--constraint constraints.txt" in install
 

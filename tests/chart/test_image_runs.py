@@ -101,6 +101,13 @@ def test_it_says_its_version_and_refuses_what_it_does_not_know(machine: Node) ->
     assert machine.run("client", "no-such-command").wait() == 2
 
 
+def test_a_login_by_kerberos_asks_for_a_ticket(machine: Node) -> None:
+    """The package and the library that it needs are in the image."""
+    said = machine.run("client", "--zk-login", "GSSAPI", "bookies", "--metadata-uri", "zk://127.0.0.1:1/ledgers")
+    said.wait()
+    assert "no Kerberos ticket for zookeeper/127.0.0.1" in said.log
+
+
 def test_nothing_but_the_mounts_can_be_written_and_nobody_is_root(machine: Node) -> None:
     told = machine.run(
         "client", "-c", "id -u; touch /here 2>/dev/null || touch /tmp/here || echo nowhere", entrypoint="/bin/sh"

@@ -10,16 +10,18 @@ import random
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.protocol.connection import _CONNECTION_DROP
 from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id
 
-from bookie.metadata.access import PLAIN_ACCESS, ZooKeeperAccess
+from bookie.embedded.zookeeper import EmbeddedZooKeeper, ZooKeeperKerberos
+from bookie.metadata.access import PLAIN_ACCESS, ZooKeeperAccess, ZooKeeperLogin
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import ANY_VERSION, MetadataStore, Node, Operation, SetData
 from bookie.metadata.store.combining import CombiningStore
@@ -34,9 +36,14 @@ from tests.simulation.loop import Process
 from tests.simulation.store import SimCell, SimStore, StoreFaults
 from tests.simulation.trace import Trace
 from tests.worlds.cluster import formatted
-from tests.worlds.secured import Secured, start_secured
+from tests.worlds.kerberos import REALM, Realm, a_realm
+from tests.worlds.secured import Secured, make_security, start_secured
 
 T = TypeVar("T")
+
+CLIENT: Final = "bkheal"
+_ZOOKEEPER: Final = "zookeeper/127.0.0.1"
+KERBEROS_ACCESS: Final = ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI, acl="creator")
 
 
 class Backend(Protocol):
@@ -260,6 +267,36 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     asyncio.run(made.server.stop())
 
 
+@pytest.fixture(scope="session")
+def realm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
+    """A Kerberos server with a principal for clients and one for ZooKeeper."""
+    with asyncio.Runner() as runner, ExitStack() as stack:
+        world = a_realm(tmp_path_factory.mktemp("realm"))
+        made = runner.run(world.__aenter__())
+        stack.callback(lambda: runner.run(world.__aexit__(None, None, None)))
+        made.keytab(CLIENT)
+        made.keytab(_ZOOKEEPER)
+        yield made
+
+
+@pytest.fixture(scope="session")
+def kerberized(realm: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """A ZooKeeper of the realm, which also speaks TLS."""
+    directory = tmp_path_factory.mktemp("kerberos")
+    kerberos = ZooKeeperKerberos(f"{_ZOOKEEPER}@{REALM}", realm.keytab(_ZOOKEEPER), realm.configuration)
+    security = replace(make_security(directory / "certificates"), users={}, kerberos=kerberos)
+    server = asyncio.run(EmbeddedZooKeeper.start(directory / "zookeeper", is_durable=False, security=security))
+    yield Secured(server, directory / "certificates")
+    asyncio.run(server.stop())
+
+
+def log_in_by_keytab(realm: Realm, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process the key of its principal. It has no ticket yet; tickets are kept in ``directory``."""
+    monkeypatch.setenv("KRB5_CONFIG", str(realm.configuration))
+    monkeypatch.setenv("KRB5CCNAME", f"FILE:{directory / 'tickets'}")
+    monkeypatch.setenv("KRB5_CLIENT_KTNAME", f"FILE:{realm.directory / f'{CLIENT}.keytab'}")
+
+
 @pytest.fixture(
     params=[
         "memory",
@@ -270,6 +307,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         "zookeeper, secured",
         pytest.param("zookeeper, TLS", marks=pytest.mark.long),
         pytest.param("zookeeper, SASL", marks=pytest.mark.long),
+        pytest.param("zookeeper, Kerberos", marks=[pytest.mark.long, pytest.mark.needs("kerberos")]),
     ]
 )
 def make_backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
@@ -288,6 +326,11 @@ def make_backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
             "zookeeper, TLS": lambda: ZooKeeperBackend(tls, world.tls, plain),
             "zookeeper, SASL": lambda: ZooKeeperBackend(plain, world.sasl),
         }[request.param]
+    if request.param == "zookeeper, Kerberos":
+        patch, directory = request.getfixturevalue("monkeypatch"), request.getfixturevalue("tmp_path")
+        log_in_by_keytab(request.getfixturevalue("realm"), directory, patch)
+        server = request.getfixturevalue("kerberized").server
+        return lambda: ZooKeeperBackend(server.connect_string, KERBEROS_ACCESS)
     hosts = request.getfixturevalue("zookeeper").connect_string
     if request.param == "zookeeper, joined":
         return lambda: JoinedBackend(ZooKeeperBackend(hosts))

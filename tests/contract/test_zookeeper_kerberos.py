@@ -4,58 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bookie.embedded.zookeeper import EmbeddedZooKeeper, ZooKeeperKerberos
 from bookie.metadata.access import ZooKeeperAccess, ZooKeeperAccessError, ZooKeeperLogin
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.store.zookeeper import ZooKeeperStore
-from tests.contract.conftest import ZooKeeperBackend
+from tests.contract.conftest import KERBEROS_ACCESS, ZooKeeperBackend, log_in_by_keytab
 from tests.deadlines import STATE_S
-from tests.worlds.kerberos import CONFIGURATION, REALM, Realm, a_realm
-from tests.worlds.secured import Secured, make_security
+from tests.worlds.kerberos import CONFIGURATION, REALM, Realm
+from tests.worlds.secured import Secured
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.needs("kerberos")]
 
-PRINCIPAL = "zookeeper/127.0.0.1"
 
-
-@pytest.fixture(scope="module")
-def realm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
-    with asyncio.Runner() as runner, ExitStack() as stack:
-        world = a_realm(tmp_path_factory.mktemp("realm"))
-        made = runner.run(world.__aenter__())
-        stack.callback(lambda: runner.run(world.__aexit__(None, None, None)))
-        made.keytab("bkheal")
-        made.keytab(PRINCIPAL)
-        yield made
-
-
-@pytest.fixture(scope="module")
-def secured(realm: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+@pytest.fixture
+def secured(kerberized: Secured) -> Secured:
     """A server of the realm that also speaks TLS."""
-    directory = tmp_path_factory.mktemp("kerberos")
-    kerberos = ZooKeeperKerberos(f"{PRINCIPAL}@{REALM}", realm.keytab(PRINCIPAL), realm.configuration)
-    security = replace(make_security(directory / "certificates"), users={}, kerberos=kerberos)
-    server = asyncio.run(EmbeddedZooKeeper.start(directory / "zookeeper", is_durable=False, security=security))
-    yield Secured(server, directory / "certificates")
-    asyncio.run(server.stop())
+    return kerberized
 
 
 @pytest.fixture(autouse=True)
 def client_of_the_realm(realm: Realm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process has the key of its principal, and no ticket yet."""
-    monkeypatch.setenv("KRB5_CONFIG", str(realm.configuration))
-    monkeypatch.setenv("KRB5CCNAME", f"FILE:{tmp_path / 'tickets'}")
-    monkeypatch.setenv("KRB5_CLIENT_KTNAME", f"FILE:{realm.directory / 'bkheal.keytab'}")
+    log_in_by_keytab(realm, tmp_path, monkeypatch)
 
 
-ACCESS = ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI, acl="creator")
+ACCESS = KERBEROS_ACCESS
 
 
 @pytest.mark.parametrize("principal", ["", f"bkheal@{REALM}"])

@@ -36,3 +36,4 @@ def test_the_check_of_references_is_measured_beside_that_of_bookies(
     assert len(figures["references_warm_s"]) == len(figures["bookies_warm_s"]) == 1
     assert all(figures[f"{kind}_peak_mib"]["driver_python"] > 0 for kind in ("bookies", "references"))
     assert figures["ratio_to_bookies_check"] > 0
+    assert figures["processor_ratio"] > figures["processor_ratio_per_node"] > 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import zlib
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -50,9 +50,8 @@ class Copy(enum.Enum):
     """In another storage alone: Pulsar deleted the ledger."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerReference:
-    """A ledger of a topic's messages."""
+class LedgerReference(NamedTuple):
+    """A ledger of a topic's messages. A tuple, because a large topic has thousands."""
 
     ledger_id: int
     copy: Copy
@@ -117,9 +116,9 @@ def schema_references(data: bytes) -> tuple[int, ...]:
 
 def _reference(info: ManagedLedgerInfo.LedgerInfo) -> LedgerReference:
     copy = Copy.BOOKKEEPER
-    if info.offloadContext.complete:
+    if info.HasField("offloadContext") and info.offloadContext.complete:
         copy = Copy.OFFLOADED if info.offloadContext.bookkeeperDeleted else Copy.BOTH
-    return LedgerReference(info.ledgerId, copy, is_empty=info.timestamp > 0 and info.entries == 0)
+    return LedgerReference(info.ledgerId, copy, info.entries == 0 and info.timestamp > 0)
 
 
 def _parsed(kind: type[M], data: bytes) -> M:

@@ -11,15 +11,21 @@ Source: docs/formats.md#references-of-pulsar.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import zlib
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.port import AccessDeniedError, Children, MetadataStore, NoNodeError
+from bookie.runtime.tasks import cancel, guarded
 
 _AT_ONCE: Final = 1_000
+_PARTS_AHEAD: Final = 1
+"""The next part is read while one is decoded. The nodes of large topics have some hundred kilobytes each."""
 _DOMAINS: Final = ("persistent", "non-persistent", "segment")
 _DEPTH_MAX: Final = 6
 _PARENT_DEPTH_MAX: Final = 4
@@ -121,8 +127,18 @@ class PulsarTree:
             AccessDeniedError: a node above topics may not be read, so it is not known which there are.
         """
         top, *names = parent.split("/")
-        async for part in self._below(top, tuple(names), share, shares):
-            yield await self._read(top, part)
+        ahead: deque[asyncio.Task[list[PulsarNode]]] = deque()
+        try:
+            async with aclosing(self._below(top, tuple(names), share, shares)) as parts:
+                async for part in parts:
+                    ahead.append(guarded("read nodes of Pulsar", self._read(top, part)))
+                    if len(ahead) > _PARTS_AHEAD:
+                        yield await ahead.popleft()
+            while ahead:
+                yield await ahead.popleft()
+        finally:
+            for reading in ahead:
+                await cancel(reading)
 
     async def _below(
         self, top: str, start: tuple[str, ...], share: int, shares: int

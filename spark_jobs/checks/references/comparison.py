@@ -8,11 +8,9 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
-from bookie.metadata.pulsar.decoding import Copy
-from bookie.model.metadata import LedgerState
-from bookie.model.ownership import OWNER_COLUMNS, Component
+from bookie.model.ownership import Component
 from spark_jobs.checks.sql_text import in_list, literal
-from spark_jobs.reference_rows import ReferenceRow
+from spark_jobs.reference_rows import LEDGERS, Claim
 
 
 class Verdict(enum.StrEnum):
@@ -45,65 +43,114 @@ class NotJudged(enum.StrEnum):
     YOUNG = "younger than the grace period"
 
 
-_OF_LEDGER: Final = ("ledger_id", "state", "error", *OWNER_COLUMNS, "length * write_quorum AS stored_bytes")
-_OF_REFERENCE: Final = ("root", "kind", "name", "cursor", "topic", "copy", "is_empty")
-_FIRST_REFERENCE: Final = (
-    f"min(struct({', '.join(_OF_REFERENCE)})) FILTER (WHERE `row` = {literal(ReferenceRow.REFERENCE.value)}) AS by"
+_LOOKED_AT: Final = (Verdict.UNREFERENCED.value, Verdict.LOST.value)
+IS_LOOKED_AT: Final = in_list("verdict", _LOOKED_AT)
+"""Rows of ``compared`` that would be reported, and are looked at again."""
+_MAY_BE_UNREFERENCED: Final = f"""
+    verdict = {literal(Verdict.UNREFERENCED.value)}
+    OR verdict = {literal(Verdict.NOT_JUDGED.value)} AND reason = {literal(NotJudged.YOUNG.value)}
+"""
+
+IS_DOUBT: Final = "error IS NOT NULL OR position_in IS NOT NULL"
+"""Rows of ``bk_references`` of nodes that leave a reference unknown."""
+_BROADCAST_MAX: Final = 100_000
+"""Ids that each executor gets in full, about a megabyte."""
+_BY: Final = ("root", "kind", "name", "cursor")
+_BY_TYPE: Final = "struct<root: string, kind: string, name: string, cursor: string>"
+# Standings: 0 is a ledger of Pulsar to which something has to refer, the others are these, from 1.
+_SETTLED: Final = {
+    "error IS NOT NULL": NotJudged.UNREADABLE,
+    "NOT is_pulsar": NotJudged.FOREIGN,
+    "NOT is_closed": NotJudged.OPEN,
+}
+_STANDING: Final = (
+    "CAST(CASE "
+    + " ".join(f"WHEN {condition} THEN {number}" for number, condition in enumerate(_SETTLED, 1))
+    + " ELSE 0 END AS tinyint)"
 )
-_UNREAD_OF: Final = f"min(topic) FILTER (WHERE `row` = {literal(ReferenceRow.IN_LEDGER.value)}) AS unread_of"
-_WITH_SUBSCRIPTION: Final = (Component.CURSOR.value, Component.DELAYED_INDEX.value)
-_UNNAMED: Final = (
-    f"topic IS NULL OR component = {literal(Component.UNKNOWN.value)} "
-    f"OR {in_list('component', _WITH_SUBSCRIPTION)} AND subscription IS NULL"
+_REASON: Final = (
+    "CASE WHEN claim IS NOT NULL THEN NULL "
+    + " ".join(f"WHEN standing = {number} THEN {literal(why.value)}" for number, why in enumerate(_SETTLED.values(), 1))
+    + " END"
 )
+_VERDICT: Final = f"""
+    CASE WHEN claim IS NULL AND standing = 0 THEN {literal(Verdict.UNREFERENCED.value)}
+         WHEN claim IS NULL THEN {literal(Verdict.NOT_JUDGED.value)}
+         WHEN standing IS NOT NULL AND claim <= {Claim.EMPTY.value} THEN {literal(Verdict.REFERENCED.value)}
+         WHEN standing IS NOT NULL THEN {literal(Verdict.ALSO_ELSEWHERE.value)}
+         WHEN claim = {Claim.ENTRIES.value} THEN {literal(Verdict.LOST.value)}
+         WHEN claim = {Claim.EMPTY.value} THEN {literal(Verdict.EMPTY.value)}
+         ELSE {literal(Verdict.OFFLOADED.value)} END
+"""
 
 
-def compared(ledgers: DataFrame, references: DataFrame, *, is_unsure: bool) -> DataFrame:
-    """Return one row per ledger, and per reference to a ledger that does not exist, with ``verdict`` and ``reason``.
+def compared(ledgers: DataFrame, references: DataFrame) -> DataFrame:
+    """Return one row per ledger, and per reference to a ledger that does not exist.
+
+    Only numbers are compared and moved between executors. The columns are ``ledger_id``, ``verdict``, ``reason``, and
+    ``topic_hash``, that of the ledger.
 
     Args:
-        ledgers: rows of ``bk_ledgers``, of every ledger.
+        ledgers: brief rows of ``bk_ledgers``, of every ledger.
         references: rows of ``bk_references``, of every Pulsar cluster that uses these bookies.
-        is_unsure: a node that matters belongs to an unknown topic, so no ledger is unreferenced.
-
-    The columns are those of the ledger, ``stored_bytes`` on all bookies together, ``by``, the reference, of which one
-    is kept if there are several, and ``unread_of``: the topic whose reference to its compacted ledger is in the ledger.
     """
-    row = F.col("row")
-    of_ledger = ledgers.selectExpr(*_OF_LEDGER)
-    named = references.where(row != ReferenceRow.UNDECODABLE.value).groupBy("ledger_id")
-    known = named.agg(F.expr(_FIRST_REFERENCE), F.expr(_UNREAD_OF))
-    doubts = references.where((row != ReferenceRow.REFERENCE.value) & F.col("topic").isNotNull()).groupBy("topic")
+    of_ledger = ledgers.selectExpr("ledger_id", "topic_hash", f"{_STANDING} AS standing")
+    named = references.selectExpr(f"inline({LEDGERS})").groupBy("ledger_id").agg(F.min("claim").alias("claim"))
+    both = of_ledger.join(named, "ledger_id", "full_outer")
+    return both.selectExpr("ledger_id", "topic_hash", f"{_VERDICT} AS verdict", f"{_REASON} AS reason")
+
+
+def suspects(compared: DataFrame, references: DataFrame, lost: int) -> DataFrame:
+    """Return the rows of ``compared`` that would be reported, with ``by``, the node of a reference that is lost.
+
+    Of several such nodes one is kept. ``lost`` is the number of ledgers that do not exist.
+    """
+    some = compared.where(IS_LOOKED_AT)
+    if not lost:
+        return some.withColumn("by", F.expr(f"CAST(NULL AS {_BY_TYPE})"))
+    missing = some.where(F.col("verdict") == Verdict.LOST.value).select("ledger_id")
+    named = references.selectExpr(*_BY, f"inline({LEDGERS})").where(F.col("claim") == Claim.ENTRIES.value)
+    missing = F.broadcast(missing) if lost <= _BROADCAST_MAX else missing
+    known = named.join(missing, "ledger_id", "left_semi").groupBy("ledger_id")
+    return some.join(known.agg(F.expr(f"min(struct({', '.join(_BY)})) AS by")), "ledger_id", "left")
+
+
+def spared(seen: DataFrame, references: DataFrame) -> DataFrame:
+    """Return rows of the second look (``SECOND_LOOK_DDL``), without a verdict on ledgers of doubtful topics.
+
+    Args:
+        seen: the rows.
+        references: rows of ``bk_references``. A topic with a node that cannot be decoded owns no unreferenced ledger,
+            and one with a reference in a ledger no unreferenced compacted ledger.
+    """
+    doubts = references.where(IS_DOUBT).where("topic IS NOT NULL").groupBy("topic")
     doubtful = doubts.agg(
-        F.max(row == ReferenceRow.UNDECODABLE.value).alias("is_undecodable"),
-        F.max(row == ReferenceRow.IN_LEDGER.value).alias("is_in_ledger"),
+        F.expr("bool_or(error IS NOT NULL) AS is_undecodable"),
+        F.expr("bool_or(position_in IS NOT NULL) AS is_in_ledger"),
     )
-    both = of_ledger.withColumn("is_there", F.lit(True)).join(known, "ledger_id", "full_outer")
-    judged = both.join(doubtful, "topic", "left")
-    judged = judged.withColumn("reason", F.expr(_reason(is_unsure=is_unsure)))
-    return judged.withColumn("verdict", F.expr(_VERDICT)).drop("is_there", "is_undecodable", "is_in_ledger")
-
-
-def _reason(*, is_unsure: bool) -> str:
-    """Why the ledger of a row has no verdict, unless it is referred to."""
-    reasons = (
-        ("error IS NOT NULL", NotJudged.UNREADABLE),
-        ("component IS NULL", NotJudged.FOREIGN),
-        (f"state != {literal(LedgerState.CLOSED.name)}", NotJudged.OPEN),
-        (_UNNAMED, NotJudged.UNNAMED),
-        ("true" if is_unsure else "is_undecodable", NotJudged.UNDECODABLE),
-        (f"component = {literal(Component.COMPACTED.value)} AND is_in_ledger", NotJudged.IN_LEDGER),
+    judged = seen.join(doubtful, "topic", "left").withColumn(
+        "doubt",
+        F.expr(f"""
+            CASE WHEN NOT ({_MAY_BE_UNREFERENCED}) THEN NULL
+                 WHEN is_undecodable THEN {literal(NotJudged.UNDECODABLE.value)}
+                 WHEN is_in_ledger AND component = {literal(Component.COMPACTED.value)}
+                 THEN {literal(NotJudged.IN_LEDGER.value)} END
+        """),
     )
-    cases = " ".join(f"WHEN {condition} THEN {literal(reason.value)}" for condition, reason in reasons)
-    return f"CASE WHEN is_there IS NULL OR by IS NOT NULL THEN NULL {cases} END"
+    not_judged = f"IF(doubt IS NULL, verdict, {literal(Verdict.NOT_JUDGED.value)}) AS verdict"
+    others = {"verdict": not_judged, "reason": "coalesce(doubt, reason) AS reason"}
+    return judged.selectExpr(*(others.get(name, name) for name in seen.columns))
 
 
-_VERDICT: Final = f"""
-    CASE WHEN is_there AND by IS NULL AND reason IS NULL THEN {literal(Verdict.UNREFERENCED.value)}
-         WHEN is_there AND by IS NULL THEN {literal(Verdict.NOT_JUDGED.value)}
-         WHEN is_there AND by.copy = {literal(Copy.BOOKKEEPER.value)} THEN {literal(Verdict.REFERENCED.value)}
-         WHEN is_there THEN {literal(Verdict.ALSO_ELSEWHERE.value)}
-         WHEN by.copy != {literal(Copy.BOOKKEEPER.value)} THEN {literal(Verdict.OFFLOADED.value)}
-         WHEN by.is_empty THEN {literal(Verdict.EMPTY.value)}
-         ELSE {literal(Verdict.LOST.value)} END
-"""
+def unread(references: DataFrame) -> DataFrame:
+    """Return one row per ledger that contains a reference to a compacted ledger, with the owner's columns."""
+    some = references.where("position_in IS NOT NULL AND topic IS NOT NULL").groupBy("position_in")
+    found = some.agg(F.expr("min(struct(topic, tenant, namespace, cursor)) AS by"))
+    return found.selectExpr(
+        "position_in AS ledger_id",
+        "by.tenant",
+        "by.namespace",
+        "by.topic",
+        f"{literal(Component.CURSOR.value)} AS component",
+        "by.cursor AS subscription",
+    )

@@ -6,7 +6,7 @@ Runs in a Spark task, with a connection of its own; ``look_again`` is its core o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,13 +16,14 @@ import pyarrow as pa
 from bookie.metadata.access import PLAIN_ACCESS, ZooKeeperAccess
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import ledger_path
+from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.pulsar.decoding import UndecodableNodeError
 from bookie.metadata.pulsar.referrers import Referrer, ledger_with_reference, referrers_of, refers
 from bookie.metadata.pulsar.tree import Denied, NodeKind, read_contents
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import LedgerId
-from bookie.model.ownership import OWNER_COLUMNS, Component, Owner, Topic, decoded
+from bookie.model.ownership import OWNER_COLUMNS, Component, Owner, decoded, owner_names, owner_of
 from spark_jobs.checks.references.comparison import NotJudged, Verdict
 from spark_jobs.connect import Connection, connected
 
@@ -44,6 +45,8 @@ _SCHEMA: Final = pa.schema(
 _AT_ONCE: Final = 1_000
 """Ledgers whose nodes are in memory at a time. The node of a topic with many ledgers has some hundred kilobytes."""
 
+_LONG_MAX: Final = (1 << 63) - 1
+
 Row = dict[str, Any]
 
 
@@ -58,10 +61,12 @@ class LookSettings:
     """Younger ledgers have no verdict."""
     access: ZooKeeperAccess = PLAIN_ACCESS
     """How executors reach ZooKeeper."""
+    is_unsure: bool = False
+    """A node that matters belongs to an unknown topic, so no ledger is unreferenced, and no node of a topic is read."""
 
 
 def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The task as a function for ``mapInArrow``; its rows are those of ``compared`` that would be reported."""
+    """The task as a function for ``mapInArrow``; its rows are those of ``suspects``."""
 
     def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with asyncio.Runner() as runner:
@@ -87,39 +92,82 @@ def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iter
 async def look_again(
     store: MetadataStore, cluster: Cluster, settings: LookSettings, rows: Sequence[Row]
 ) -> Sequence[Row]:
-    """Return the rows of ``SECOND_LOOK_DDL``, one for each row of ``compared``.
+    """Return the rows of ``SECOND_LOOK_DDL``, one for each row of ``suspects``.
 
-    The ledgers are read after the nodes, so that a ledger that Pulsar has just deleted is not taken for lost.
+    The ledgers are read again after the nodes, so that one that Pulsar has just deleted is not taken for lost, or for
+    unreferenced.
 
     Raises:
         StoreUnavailableError: no answer.
     """
-    referrers = [_referrers(settings.roots, row) for row in rows]
-    paths = list(dict.fromkeys(referrer.path for each in referrers for referrer in each))
-    contents = dict(zip(paths, await read_contents(store, paths), strict=True))
-    ids = [LedgerId(row["ledger_id"]) for row in rows]
-    nodes = await store.get_many([ledger_path(cluster.kind, cluster.root, ledger_id) for ledger_id in ids])
+    paths = [ledger_path(cluster.kind, cluster.root, LedgerId(row["ledger_id"])) for row in rows]
+    subjects = [_subject(settings, row, data) for row, data in zip(rows, await _owned(store, rows, paths), strict=True)]
+    named = list(dict.fromkeys(referrer.path for each in subjects for referrer in each.referrers))
+    contents = dict(zip(named, await read_contents(store, named), strict=True))
+    nodes = await store.get_many(paths)
     seen = []
-    for row, node, each in zip(rows, nodes, referrers, strict=True):
+    for each, node in zip(subjects, nodes, strict=True):
         created_ms = None if node is None else node.stat.ctime_ms
-        if row["verdict"] == Verdict.LOST.value:
-            (referrer,) = each
-            verdict = _of_reference(referrer, contents[referrer.path], row["ledger_id"], is_there=node is not None)
-            seen.append(_seen(row, verdict, None) | _names(referrer))
+        if each.row["verdict"] == Verdict.LOST.value:
+            (referrer,) = each.referrers
+            verdict = _of_reference(referrer, contents[referrer.path], each.row["ledger_id"], is_there=node is not None)
+            seen.append(each.seen(verdict, None) | _names(referrer))
         else:
-            verdict, reason = _of_ledger(row, each, contents, created_ms, settings.created_before_ms)
-            seen.append(_seen(row, verdict, reason))
+            seen.append(each.seen(*_of_ledger(each, contents, created_ms, settings)))
     return seen
 
 
-def _referrers(roots: Sequence[str], row: Row) -> Sequence[Referrer]:
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A row, and what its ledger's own metadata says."""
+
+    row: Row
+    referrers: Sequence[Referrer] = ()
+    owner: Owner | None = None
+    stored_bytes: int | None = None
+    settled: NotJudged | None = None
+    """Why there is no verdict, whatever refers to the ledger."""
+
+    def seen(self, verdict: Verdict, reason: NotJudged | None) -> Row:
+        """The row of this verdict."""
+        return dict(zip(OWNER_COLUMNS, owner_names(self.owner), strict=True)) | {
+            "ledger_id": self.row["ledger_id"],
+            "stored_bytes": self.stored_bytes,
+            "verdict": verdict.value,
+            "reason": None if reason is None else reason.value,
+            "path": None,
+        }
+
+
+async def _owned(store: MetadataStore, rows: Sequence[Row], paths: Sequence[str]) -> Sequence[bytes | None]:
+    """The metadata of the ledgers that have to name their owners; None for the others, and for deleted ones."""
+    wanted = [path for row, path in zip(rows, paths, strict=True) if row["verdict"] != Verdict.LOST.value]
+    found = dict(zip(wanted, await store.get_many_data(wanted) if wanted else (), strict=True))
+    return [found.get(path) for path in paths]
+
+
+def _subject(settings: LookSettings, row: Row, data: bytes | None) -> _Subject:
     if row["verdict"] == Verdict.LOST.value:
         by = row["by"]
-        return (Referrer(by["root"], NodeKind(by["kind"]), by["name"], by["cursor"]),)
-    owner = Owner(
-        Component(row["component"]), Topic(row["tenant"], row["namespace"], row["topic"]), row["subscription"]
-    )
-    return [each for root in roots for each in referrers_of(root, owner)]
+        return _Subject(row, (Referrer(by["root"], NodeKind(by["kind"]), by["name"], by["cursor"]),))
+    if data is None:
+        return _Subject(row)
+    try:
+        metadata = decode(data)
+    except UnreadableMetadataError:
+        return _Subject(row, settled=NotJudged.UNREADABLE)
+    owner = owner_of(metadata.custom)
+    if owner is None:
+        return _Subject(row, settled=NotJudged.FOREIGN)
+    size = None if metadata.length is None else min(max(0, metadata.length) * metadata.write_quorum, _LONG_MAX)
+    if not metadata.is_closed:
+        return _Subject(row, (), owner, size, NotJudged.OPEN)
+    referrers = [each for root in settings.roots for each in referrers_of(root, owner)]
+    if not referrers:
+        return _Subject(row, (), owner, size, NotJudged.UNNAMED)
+    if settings.is_unsure:
+        return _Subject(row, (), owner, size, NotJudged.UNDECODABLE)
+    return _Subject(row, referrers, owner, size)
 
 
 def _of_reference(referrer: Referrer, data: bytes | Denied | None, ledger_id: int, *, is_there: bool) -> Verdict:
@@ -131,25 +179,21 @@ def _of_reference(referrer: Referrer, data: bytes | Denied | None, ledger_id: in
 
 
 def _of_ledger(
-    row: Row,
-    referrers: Sequence[Referrer],
-    contents: dict[str, bytes | Denied | None],
-    created_ms: int | None,
-    created_before_ms: int,
+    subject: _Subject, contents: Mapping[str, bytes | Denied | None], created_ms: int | None, settings: LookSettings
 ) -> tuple[Verdict, NotJudged | None]:
     """Whether the ledger is there, old enough, and nothing refers to it."""
-    if created_ms is None:
+    if created_ms is None or (subject.settled is None and subject.owner is None):
         return Verdict.CHANGED, None
-    if created_ms > created_before_ms:
+    if subject.settled is not None:
+        return Verdict.NOT_JUDGED, subject.settled
+    if created_ms > settings.created_before_ms:
         return Verdict.NOT_JUDGED, NotJudged.YOUNG
-    if not referrers:
-        return Verdict.NOT_JUDGED, NotJudged.UNNAMED
+    referrers, ledger_id = subject.referrers, subject.row["ledger_id"]
     try:
-        if any(refers(referrer, contents[referrer.path], row["ledger_id"]) for referrer in referrers):
+        if any(refers(referrer, contents[referrer.path], ledger_id) for referrer in referrers):
             return Verdict.CHANGED, None
-        if row["component"] == Component.COMPACTED.value and any(
-            _is_in_ledger(referrer, contents[referrer.path]) for referrer in referrers
-        ):
+        is_compacted = subject.owner is not None and subject.owner.component is Component.COMPACTED
+        if is_compacted and any(_is_in_ledger(referrer, contents[referrer.path]) for referrer in referrers):
             return Verdict.NOT_JUDGED, NotJudged.IN_LEDGER
     except UndecodableNodeError:
         return Verdict.NOT_JUDGED, NotJudged.UNDECODABLE
@@ -159,11 +203,6 @@ def _of_ledger(
 def _is_in_ledger(referrer: Referrer, data: bytes | Denied | None) -> bool:
     """Whether a ledger contains what this node would refer to. ``refers`` has refused a node that may not be read."""
     return isinstance(data, bytes) and ledger_with_reference(referrer.cursor, data) is not None
-
-
-def _seen(row: Row, verdict: Verdict, reason: NotJudged | None) -> Row:
-    kept = {name: row[name] for name in ("ledger_id", "stored_bytes", *OWNER_COLUMNS)}
-    return kept | {"verdict": verdict.value, "reason": None if reason is None else reason.value, "path": None}
 
 
 def _names(referrer: Referrer) -> Row:

@@ -17,6 +17,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from bookie.model.ownership import OWNER_COLUMNS, owner_names, owner_of
 from spark_jobs.datasource import counts as counts_module
+from spark_jobs.datasource.brief_columns import BriefColumns
 from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.ledger_schema import ledger_schema
 from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
@@ -104,6 +105,18 @@ def rows_of(encoded: Sequence[bytes], live: frozenset[str] | None = None) -> lis
     return rows
 
 
+def brief_rows_of(encoded: Sequence[bytes]) -> list[Mapping[str, Any]]:
+    columns = BriefColumns(is_summarized=True)
+    for number, data in enumerate(encoded):
+        columns.add(number, data)
+    batch = columns.take_batch()
+    batch.validate(full=True)
+    (summary,) = columns.take_summary().to_pylist()
+    assert summary["summary"]["returned"] == len(encoded)
+    rows: list[Mapping[str, Any]] = batch.drop_columns("summary").to_pylist()
+    return rows
+
+
 def assert_like_reference(encoded: Sequence[bytes]) -> None:
     expected = [dict(expected_row(data)) | {"ledger_id": number} for number, data in enumerate(encoded)]
     assert rows_of(encoded) == expected
@@ -113,6 +126,20 @@ def assert_like_reference(encoded: Sequence[bytes]) -> None:
 @given(st.lists(ledger_metadata(), max_size=6))
 def test_rows_equal_the_reference_decoder(ledgers: list[LedgerMetadata]) -> None:
     assert_like_reference([encode(metadata) for metadata in ledgers for _ in range(2)])
+
+
+@relaxed
+@given(st.lists(st.one_of(ledger_metadata().map(encode), st.binary(max_size=60)), max_size=6))
+def test_brief_rows_say_the_same_as_full_ones(encoded: list[bytes]) -> None:
+    hashes: dict[str | None, set[int]] = {}
+    for brief, full in zip(brief_rows_of(encoded), rows_of(encoded), strict=True):
+        is_readable = full["error"] is None
+        assert (brief["ledger_id"], brief["error"]) == (full["ledger_id"], full["error"])
+        assert brief["is_closed"] == (full["state"] == "CLOSED" if is_readable else None)
+        assert brief["is_pulsar"] == (full["component"] is not None if is_readable else None)
+        if full["topic"] is not None:
+            hashes.setdefault(full["topic"], set()).add(brief["topic_hash"])
+    assert all(len(each) == 1 and each != {None} for each in hashes.values())
 
 
 @relaxed

@@ -5,7 +5,9 @@ Bytes are made by hand from docs/formats.md#references-of-pulsar.
 
 from __future__ import annotations
 
+import asyncio
 import zlib
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
@@ -27,7 +29,8 @@ from bookie.metadata.pulsar.tree import NodeKind, PulsarNode, PulsarTree
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ownership import topic_of_managed_ledger
-from tests.worlds.pulsar_nodes import cursor
+from tests.deadlines import STATE_S
+from tests.worlds.pulsar_nodes import cursor, put_node
 
 # ledger 7 with 5 entries, 100 bytes, ended at 1; ledger 8 without an end.
 ONE = b"\x0a\x08\x08\x07\x10\x05\x18\x64\x20\x01"
@@ -208,6 +211,38 @@ async def test_the_tree_is_read_with_old_and_new_names() -> None:
     for node in found:
         if node.kind is not NodeKind.SCHEMA:
             assert topic_of_managed_ledger(node.name).managed_ledger == node.name
+
+
+class SlowStore(MemoryStore):
+    """Answers the first request for contents after the second was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryCell())
+        self.second_sent = asyncio.Event()
+        self.sent = 0
+
+    async def get_many_data(self, paths: Sequence[str]) -> list[bytes | None]:
+        self.sent += 1
+        if self.sent == 1:
+            await self.second_sent.wait()
+        self.second_sent.set()
+        return await super().get_many_data(paths)
+
+
+async def test_the_next_part_is_read_before_one_is_used_and_the_order_stays() -> None:
+    store = SlowStore()
+    for name in ("a", "b"):
+        await put_node(store, f"/p/managed-ledgers/t/n/persistent/{name}", b"")
+        await put_node(store, f"/p/managed-ledgers/t/n/persistent/{name}/s", b"")
+    reading = below(PulsarTree(store, "/p"), "managed-ledgers/t/n/persistent")
+    found = await asyncio.wait_for(reading, STATE_S)
+    assert [(node.kind.name, node.name[-1]) for node in found] == [
+        ("MANAGED_LEDGER", "a"),
+        ("MANAGED_LEDGER", "b"),
+        ("CURSOR", "a"),
+        ("CURSOR", "b"),
+    ]
+    assert store.sent == 2
 
 
 def test_a_property_whose_name_is_not_utf_8_makes_a_cursor_undecodable() -> None:

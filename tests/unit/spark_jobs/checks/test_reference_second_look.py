@@ -14,13 +14,11 @@ from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import LedgerId
-from bookie.model.ownership import OWNER_COLUMNS, owner_names, owner_of
 from spark_jobs.checks.references.comparison import NotJudged, Verdict
 from spark_jobs.checks.references.second_look import LookSettings, look_again
 from tests.worlds.cluster import formatted
 from tests.worlds.pulsar_nodes import (
     COMPACTED,
-    CURSOR,
     KINDS,
     MESSAGES,
     ML,
@@ -42,9 +40,9 @@ class Place:
     store: MemoryStore
     cluster: Cluster
 
-    async def create(self, *ids: int) -> None:
+    async def create(self, *ids: int, custom: Custom = MESSAGES, is_open: bool = False) -> None:
         ledgers = LedgerStore(self.store, self.cluster, random.Random(1))
-        await ledgers.create_many([(LedgerId(number), ledger(MESSAGES)) for number in ids])
+        await ledgers.create_many([(LedgerId(number), ledger(custom, is_open=is_open)) for number in ids])
 
     async def look(self, row: dict[str, Any], settings: LookSettings = SETTINGS) -> tuple[str, str | None]:
         (seen,) = await look_again(self.store, self.cluster, settings, [row])
@@ -58,20 +56,19 @@ async def place() -> Place:
     return Place(store, await formatted(store))
 
 
-def unreferenced(ledger_id: int, custom: Custom = MESSAGES) -> dict[str, Any]:
-    owner = dict(zip(OWNER_COLUMNS, owner_names(owner_of(custom)), strict=True))
-    return {"ledger_id": ledger_id, "verdict": "UNREFERENCED", "stored_bytes": 200, "by": None, **owner}
+def unreferenced(ledger_id: int) -> dict[str, Any]:
+    return {"ledger_id": ledger_id, "verdict": "UNREFERENCED", "by": None}
 
 
 def lost(ledger_id: int, at: str | None = None) -> dict[str, Any]:
     by = {"root": "/second", "kind": "managed-ledger" if at is None else "cursor", "name": ML, "cursor": at}
-    return {**dict.fromkeys(OWNER_COLUMNS), "ledger_id": ledger_id, "verdict": "LOST", "stored_bytes": None, "by": by}
+    return {"ledger_id": ledger_id, "verdict": "LOST", "by": by}
 
 
 @pytest.mark.parametrize("custom", KINDS)
 async def test_a_verdict_needs_every_node_again(place: Place, custom: Custom) -> None:
-    await place.create(1)
-    row = unreferenced(1, custom)
+    await place.create(1, custom=custom)
+    row = unreferenced(1)
     assert await place.look(row) == (Verdict.UNREFERENCED, None)
     nodes = {
         f"/second/managed-ledgers/{ML}": managed(1),
@@ -88,16 +85,17 @@ async def test_a_verdict_needs_every_node_again(place: Place, custom: Custom) ->
 
 
 async def test_a_compacted_ledger_has_no_verdict_once_its_reference_is_in_a_ledger(place: Place) -> None:
-    await place.create(1)
+    earlier = of_pulsar(b"managed-ledger", managed__ledger=ML, cursor="__compaction")
+    await place.create(1, custom=COMPACTED)
+    await place.create(2, custom=earlier)
     path = f"/second/managed-ledgers/{ML}/__compaction"
     await put_node(place.store, path, cursor())
-    assert await place.look(unreferenced(1, COMPACTED)) == (Verdict.UNREFERENCED, None)
+    assert await place.look(unreferenced(1)) == (Verdict.UNREFERENCED, None)
     await place.store.set(path, b"\x08\x05", -1)  # the position is in ledger 5 since
-    assert await place.look(unreferenced(1, COMPACTED)) == (Verdict.NOT_JUDGED, NotJudged.IN_LEDGER)
-    earlier = of_pulsar(b"managed-ledger", managed__ledger=ML, cursor="__compaction")
-    assert await place.look(unreferenced(1, earlier)) == (Verdict.UNREFERENCED, None)
-    await place.store.set(path, b"\x08\x01", -1)
-    assert await place.look(unreferenced(1, earlier)) == (Verdict.CHANGED, None)
+    assert await place.look(unreferenced(1)) == (Verdict.NOT_JUDGED, NotJudged.IN_LEDGER)
+    assert await place.look(unreferenced(2)) == (Verdict.UNREFERENCED, None)
+    await place.store.set(path, b"\x08\x02", -1)
+    assert await place.look(unreferenced(2)) == (Verdict.CHANGED, None)
 
 
 async def test_a_ledger_that_is_gone_young_or_without_a_name_is_not_reported(place: Place) -> None:
@@ -109,8 +107,35 @@ async def test_a_ledger_that_is_gone_young_or_without_a_name_is_not_reported(pla
     assert await place.look(unreferenced(1), at_once) == (Verdict.UNREFERENCED, None)
     young = replace(SETTINGS, created_before_ms=created_ms - 1)
     assert await place.look(unreferenced(1), young) == (Verdict.NOT_JUDGED, NotJudged.YOUNG)
-    unnamed = unreferenced(1, CURSOR) | {"subscription": None}
-    assert await place.look(unnamed) == (Verdict.NOT_JUDGED, NotJudged.UNNAMED)
+
+
+async def test_what_the_metadata_says_now_counts(place: Place) -> None:
+    """The first look read no names, and the ledger may have changed since."""
+    unnamed = of_pulsar(b"delayed-index-bucket", delayedIndexTopic="persistent://t/n/orders")
+    for number, custom in enumerate((unnamed, (), MESSAGES), 1):
+        await place.create(number, custom=custom)
+    await place.create(4, is_open=True)
+    await place.store.set(ledger_path(place.cluster.kind, place.cluster.root, LedgerId(3)), b"?", -1)
+    reasons = (NotJudged.UNNAMED, NotJudged.FOREIGN, NotJudged.UNREADABLE, NotJudged.OPEN)
+    for number, reason in enumerate(reasons, 1):
+        assert await place.look(unreferenced(number)) == (Verdict.NOT_JUDGED, reason)
+
+
+async def test_if_a_node_may_belong_to_any_topic_no_ledger_is_unreferenced_and_each_is_named(place: Place) -> None:
+    await place.create(1)
+    unsure = replace(SETTINGS, is_unsure=True)
+    assert await place.look(unreferenced(2), unsure) == (Verdict.CHANGED, None)
+    (seen,) = await look_again(place.store, place.cluster, unsure, [unreferenced(1)])
+    assert (seen["verdict"], seen["reason"]) == (Verdict.NOT_JUDGED, NotJudged.UNDECODABLE)
+    assert (seen["topic"], seen["component"]) == ("persistent://t/n/orders", "managed-ledger")
+
+
+async def test_bytes_are_those_of_all_copies_and_a_damaged_length_does_not_end_the_run(place: Place) -> None:
+    await place.create(1)
+    long = replace(ledger(MESSAGES), length=(1 << 63) - 1)
+    await LedgerStore(place.store, place.cluster, random.Random(1)).create_many([(LedgerId(2), long)])
+    seen = await look_again(place.store, place.cluster, SETTINGS, [unreferenced(1), unreferenced(2)])
+    assert [each["stored_bytes"] for each in seen] == [200, (1 << 63) - 1]
 
 
 async def test_a_reference_is_lost_only_if_it_is_still_there_and_its_ledger_is_not(place: Place) -> None:

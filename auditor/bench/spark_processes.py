@@ -1,4 +1,4 @@
-"""The most memory that the processes of a local Spark session had, from the files that Linux keeps of them."""
+"""Memory and processor time of the processes of a local Spark session, from the files that Linux keeps of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Final
 _EACH_S: Final = 0.25
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _PROCESSES: Final = Path("/proc")
+_TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 
-class SparkMemory:
-    """Resident memory in MiB, sampled; a peak between two samples is not seen.
+class SparkProcesses:
+    """Processor time, and resident memory in MiB, sampled; a peak between two samples is not seen.
 
     Args:
         java_pid: Spark's Java machine, the parent of the Python workers. With a local master it is driver and executor.
@@ -52,6 +53,11 @@ class SparkMemory:
             now["python_workers"] = sum(map(_resident, _descendants(self._java_pid)))
         self._peaks = {name: max(self._peaks[name], size) for name, size in now.items()}
 
+    def processor_s(self) -> float:
+        """Processor time until now of the driver's Python, the Java machine, and all Python workers together."""
+        spark = [] if self._java_pid is None else [self._java_pid, *_descendants(self._java_pid)]
+        return _processor_s(os.getpid(), with_children=False) + sum(map(_processor_s, spark))
+
     def peaks_mib(self) -> Mapping[str, int]:
         """The driver's Python, the Java machine, and all Python workers together; shared pages count several times."""
         return {name: size >> 20 for name, size in self._peaks.items()}
@@ -62,6 +68,16 @@ def _resident(pid: int) -> int:
         return int((_PROCESSES / str(pid) / "statm").read_text(encoding="ascii").split()[1]) * _PAGE
     except OSError:  # it has ended
         return 0
+
+
+def _processor_s(pid: int, *, with_children: bool = True) -> float:
+    """Of a process, and of its children that have ended."""
+    try:
+        stat = (_PROCESSES / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has ended
+        return 0.0
+    # User and system time of the process, then of its children, counted after the name.
+    return _TICK_S * sum(map(int, stat.rpartition(")")[2].split()[11 : 15 if with_children else 13]))
 
 
 def _descendants(pid: int) -> list[int]:
