@@ -22,6 +22,7 @@ from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
 from spark_jobs.image_options import IMAGE_AGE_MAX_S, ImageAgeMax, ImageDir, WithImage, image_directory
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
+from spark_jobs.lint_options import RECOVERY_AGE_MAX_S, RecoveryAgeMax
 from spark_jobs.marking_options import (
     CriticalDelay,
     FlappingDelay,
@@ -131,6 +132,7 @@ class AuditSettings:
             heading=_REPLICAS,
         ),
     ] = False
+    recovery_age_max_s: RecoveryAgeMax = RECOVERY_AGE_MAX_S
     pulsar_roots: PulsarRoots = ""
     reference_grace_s: ReferenceGrace = REFERENCE_GRACE_S
     export: Annotated[

@@ -2,9 +2,10 @@
 
 <image_dir>/<instance id>/<run id>/manifest.json, ledgers-*.parquet, index-*.parquet
 <image_dir>/<instance id>/.writing-<run id>/          until it is whole
+<image_dir>/<instance id>/.writing-<kind>-<run id>/   likewise, of a kind but ``bookies``
 
-Run ids sort by time, so the newest generation has the last name. Runs that mark exclude each other, so there is one
-writer for each cluster; two would not damage a generation either.
+Run ids sort by time, so the newest generation has the last name. Runs of the same kind that mark exclude each other, so
+there is one writer for each kind and cluster, and each removes only what an earlier run of its kind did not finish.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from bookie.metadata.cluster import Cluster
+from bookie.model.run import RunKind
 from spark_jobs.image.manifest import ImageError, Manifest, manifest_of
 
 MANIFEST: Final = "manifest.json"
@@ -32,17 +34,20 @@ def cluster_dir(image_dir: Path, cluster: Cluster) -> Path:
     return image_dir / re.sub(r"[^A-Za-z0-9-]", "_", cluster.instance_id)
 
 
-def begin(image_dir: Path, cluster: Cluster, run_id: str) -> Path:
-    """Make an empty directory for the files of a new generation, and remove what earlier runs did not finish.
+def begin(image_dir: Path, cluster: Cluster, run_id: str, kind: RunKind = RunKind.BOOKIES) -> Path:
+    """Make an empty directory for the files of a new generation, and remove what runs of this kind did not finish.
 
     Raises:
         OSError: it cannot be made.
     """
     parent = cluster_dir(image_dir, cluster)
     parent.mkdir(parents=True, exist_ok=True)
-    for left in parent.glob(f"{_WRITING}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    writing = parent / f"{_WRITING}{run_id}"
+    prefix = _WRITING if kind is RunKind.BOOKIES else f"{_WRITING}{kind.value}-"
+    others = () if kind is not RunKind.BOOKIES else tuple(f"{_WRITING}{each.value}-" for each in RunKind)
+    for left in parent.glob(f"{prefix}*"):
+        if not left.name.startswith(others):
+            shutil.rmtree(left, ignore_errors=True)
+    writing = parent / f"{prefix}{run_id}"
     writing.mkdir()
     return writing
 

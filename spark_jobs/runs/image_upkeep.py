@@ -39,7 +39,7 @@ class ImageUpkeep:
             return None
         self._read_from_ms = context.clock.epoch_ms()
         try:
-            self._writing = files.begin(image_dir, context.cluster.cluster, context.run_id)
+            self._writing = files.begin(image_dir, context.cluster.cluster, context.run_id, context.kind)
         except OSError as error:
             self._failed(f"cannot write to {image_dir}: {error}")
         return self._writing

@@ -37,10 +37,14 @@ class LiveReading:
 
     counts: SnapshotCounts | None = None
 
-    def __init__(self, context: RunContext, image: ImageUpkeep | None = None) -> None:
-        """With ``image``, each scan writes a new one, which is not committed yet."""
+    def __init__(self, context: RunContext, image: ImageUpkeep | None = None, *, keeps_all: bool = False) -> None:
+        """With ``image``, each scan writes a new one, which is not committed yet.
+
+        With ``keeps_all``, a scan returns every ledger, those on live bookies as well.
+        """
         self._context = context
         self._image = image
+        self._keeps_all = keeps_all
         self._plan: Sequence[LeafParent] = ()
         self._totals = NO_TOTALS
 
@@ -50,7 +54,8 @@ class LiveReading:
         self._plan = context.cluster.leaf_parents()
         image_dir = None if self._image is None else self._image.begin()
         with context.tasks(Phase.SCAN):
-            scan = scan_ledgers(context.spark, context.settings, self._plan, live, image_dir=image_dir)
+            kept = None if self._keeps_all else live
+            scan = scan_ledgers(context.spark, context.settings, self._plan, kept, image_dir=image_dir)
         self._totals = scan.totals
         return scan
 
