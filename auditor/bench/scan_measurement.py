@@ -71,7 +71,7 @@ def run(spark: SparkSession, settings: BenchSettings) -> Mapping[str, Any]:
         StoreUnavailableError: no answer.
     """
     with asyncio.Runner() as runner:
-        context = _filled(settings)
+        context = filled(settings)
         store, cluster, fill_s = runner.run(context.__aenter__())
         try:
             baselines = [_get_async(settings, cluster) for _ in range(_BASELINE_PASSES)]
@@ -150,7 +150,7 @@ async def _get_many_data(store: MetadataStore, cluster: Cluster, ledgers: int) -
 
 
 @asynccontextmanager
-async def _filled(settings: BenchSettings) -> AsyncIterator[tuple[MetadataStore, Cluster, float]]:
+async def filled(settings: BenchSettings) -> AsyncIterator[tuple[MetadataStore, Cluster, float]]:
     """Create ledgers and registrations; the registrations last as long as the context."""
     rng = random.Random(settings.seed)
     store = await ZooKeeperStore.connect(settings.hosts)

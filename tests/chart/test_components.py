@@ -352,7 +352,7 @@ def test_auditors_and_jobs_share_one_volume_for_reports() -> None:
     [claim] = made.of("PersistentVolumeClaim")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     users = [pod.spec for pod in pods(made) if pod.spec["containers"][0]["name"] in ("auditor", "audit")]
-    assert len(users) == 6
+    assert len(users) == 7
     assert {reports_claim(spec) for spec in users} == {claim["metadata"]["name"]}
     directory = settings(made, "auditor")["report_dir"]
     assert settings(made, "audit.run")["report_dir"] == directory

@@ -100,17 +100,10 @@ async def _answer(
 
 def _named(client: ConnectedBookKeeper, image: Path, bookies: Sequence[BookieId]) -> NamedLedgers:
     """The ledgers that an image names for the bookies."""
-    from auditor.operating.what_if import NamedLedgers
-    from bookie.model.ids import LedgerId
-    from spark_jobs.image import files
-    from spark_jobs.image.manifest import ImageError, check_usable
-    from spark_jobs.image.suspects import suspects
-    from spark_jobs.image_options import IMAGE_AGE_MAX_S
+    from auditor.operating.named_by_image import named_by_image
+    from spark_jobs.image.manifest import ImageError
 
     try:
-        directory, manifest = files.newest(image, client.cluster)
-        check_usable(manifest, client.cluster, client.ports.clock.epoch_ms(), IMAGE_AGE_MAX_S)
-        found = suspects(directory, manifest, frozenset(bookies), frozenset(bookies), frozenset())
+        return named_by_image(client, image, bookies)
     except ImageError as error:
         refuse(f"the image of ledger metadata cannot be used: {error}; leave out --image", ExitCode.CONFIGURATION)
-    return NamedLedgers([LedgerId(each) for each in found.ids.to_pylist()], manifest.read_from_ms)
