@@ -32,10 +32,7 @@ _END: Final = "least(fragment.last_entry_id, last_entry_id)"
 _HELD: Final = f"""
     transform(
         filter(fragments, fragment -> fragment.last_entry_id IS NULL OR {_END} >= fragment.first_entry_id),
-        fragment -> named_struct(
-            'members', fragment.members,
-            'payload_bytes', CASE WHEN last_entry_id >= 0 THEN
-                length / (CAST(last_entry_id AS double) + 1) * ({_END} - fragment.first_entry_id + 1) ELSE 0D END))
+        fragment -> fragment.members)
 """
 
 Cell = tuple[int | None, str | None, str | None]
@@ -60,19 +57,23 @@ def cells_of(ensembles: Iterable[Sequence[BookieId]], topology: Topology) -> set
     return found | ({(min(numbers), None, None)} if numbers else set())
 
 
-def rack_cells(ledgers: DataFrame, topology: Topology) -> DataFrame:
-    """Return the sums by cell, of rows of ``bk_ledgers``: a few rows, whatever the number of ledgers."""
-    held = ledgers.where("error IS NULL").selectExpr(f"{_HELD} AS held").where("size(held) > 0")
-    of_ledgers = held.selectExpr("array_distinct(held.members) AS ensembles").groupBy("ensembles")
-    each = held.selectExpr("inline(held)").groupBy("members")
-    of_fragments = each.agg(F.count("*").alias("fragments"), F.sum("payload_bytes").alias("payload_bytes"))
-    counts = of_ledgers.agg(F.count("*").alias("ledgers")).selectExpr(
-        "ensembles", "ledgers", "0L AS fragments", "0D AS payload_bytes"
+def rack_cells(ledgers: DataFrame, verdicts: DataFrame, topology: Topology) -> DataFrame:
+    """Return the sums by cell: a few rows, whatever the number of ledgers.
+
+    Args:
+        ledgers: rows of ``bk_ledgers``.
+        verdicts: ``ensemble_verdicts`` of their fragments, which count the ledgers of one fragment; the other ledgers,
+            which are few, are counted here.
+        topology: the locations of bookies.
+    """
+    of_fragments = verdicts.selectExpr(
+        "inline(transform(cells, cell -> named_struct('racks', cell.racks, 'first', cell.first, 'second', cell.second,"
+        " 'ledgers', ledgers_alone, 'fragments', fragments, 'payload_bytes', payload_bytes)))"
     )
-    shapes = counts.unionByName(
-        of_fragments.selectExpr("array(members) AS ensembles", "0L AS ledgers", "fragments", "payload_bytes")
-    )
-    cells = shapes.mapInArrow(_looking_up(topology), _CELL_DDL).groupBy("racks", "first", "second")
+    held = ledgers.where("error IS NULL AND size(fragments) > 1").selectExpr(f"array_distinct({_HELD}) AS ensembles")
+    several = held.where("size(ensembles) > 0").groupBy("ensembles").agg(F.count("*").alias("ledgers"))
+    of_ledgers = several.mapInArrow(_looking_up(topology), _CELL_DDL)
+    cells = of_fragments.unionByName(of_ledgers).groupBy("racks", "first", "second")
     return cells.agg(*[F.sum(name).alias(name) for name in ("ledgers", "fragments", "payload_bytes")])
 
 
@@ -83,7 +84,7 @@ def _looking_up(topology: Topology) -> Callable[[Iterable[pa.RecordBatch]], Iter
         for batch in batches:
             rows = []
             for row in batch.to_pylist():
-                sums = {name: row[name] for name in ("ledgers", "fragments", "payload_bytes")}
+                sums = {"ledgers": row["ledgers"], "fragments": 0, "payload_bytes": 0.0}
                 for racks, first, second in cells_of(row["ensembles"], sendable):
                     rows.append({"racks": racks, "first": first, "second": second, **sums})
             yield pa.RecordBatch.from_pylist(rows, schema=_CELL_SCHEMA)

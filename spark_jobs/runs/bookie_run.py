@@ -228,7 +228,7 @@ class BookieRun:
         with self._context.report.tolerated(), self._context.tasks(Phase.REPORT):
             limit = self._settings.worst_ledgers_max if judged.sums.severities else 0
             worst = report_sink.worst_ledgers(judged.ledgers, limit) if limit else ()
-            others = unreadable_metadata(scan.suspects)
+            others = unreadable_metadata(scan.suspects if scan.totals.unreadable else scan.suspects.limit(0))
             if judged.accepted is not None:
                 others = others.unionByName(judged.accepted)
             for found in beside:

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from bookie.metadata.bookies.topology import InvalidTopologyError
@@ -57,15 +58,15 @@ class EverythingBeside(Beside):
         self, ledgers: DataFrame, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
     ) -> Iterator[FoundBeside]:
         """Judge placement and metadata."""
-        faults, lint, lint_problem = self._lint(ledgers, scanned, cookies)
-        parts = (CheckPart(RunKind.BOOKIES.value), CheckPart(METADATA, lint_problem))
-        try:
-            known = sorted(cookies | scanned.bookies.registered)
-            part = placement_part(self._context, known, sorted(scanned.bookies.writable))
-        except (NoTopologyError, InvalidTopologyError) as error:
-            yield FoundBeside(faults, lint=lint, parts=(*parts, CheckPart(RunKind.PLACEMENT.value, str(error))))
-            return
         with ExitStack() as stack:
+            faults, lint, lint_problem = self._lint(stack, ledgers, scanned, cookies)
+            parts = (CheckPart(RunKind.BOOKIES.value), CheckPart(METADATA, lint_problem))
+            try:
+                known = sorted(cookies | scanned.bookies.registered)
+                part = placement_part(self._context, known, sorted(scanned.bookies.writable))
+            except (NoTopologyError, InvalidTopologyError) as error:
+                yield FoundBeside(faults, lint=lint, parts=(*parts, CheckPart(RunKind.PLACEMENT.value, str(error))))
+                return
             yield self._placed(part, stack, ledgers, scanned, limiter, faults, lint, parts)
 
     def _placed(
@@ -94,13 +95,15 @@ class EverythingBeside(Beside):
         )
 
     def _lint(
-        self, ledgers: DataFrame, scanned: ScanResult, cookies: AbstractSet[BookieId]
+        self, stack: ExitStack, ledgers: DataFrame, scanned: ScanResult, cookies: AbstractSet[BookieId]
     ) -> tuple[tuple[DataFrame, ...], LintCounts, str]:
         """The findings, their counts, and why the lint is not complete."""
         stuck, problem = self._stuck(ledgers, scanned)
         found = metadata_faults(ledgers)
         if stuck:
             found = found.unionByName(stuck_recoveries(ledgers, stuck))
+        found = found.persist(StorageLevel.MEMORY_AND_DISK)  # few rows, of one pass over all ledgers
+        stack.callback(found.unpersist)
         with self._context.tasks(Phase.CHECK):
             rows = found.select("kind", "ledger_id").distinct().groupBy("kind").count().collect()
             numbers = {row["kind"]: row["count"] for row in rows}

@@ -100,7 +100,7 @@ class PlacementPart:
                 sums = report_sink.sums(found)
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
                 worst = report_sink.worst_ledgers(found, limit) if limit else ()
-                tally.matrix.add(rack_cells(ledgers, self._rules.topology))
+                tally.matrix.add(rack_cells(ledgers, verdicts, self._rules.topology))
             for row in counted:
                 tally.fragments[Spread(row["spread"])] += row["sum(fragments)"]
                 tally.ensembles[Spread(row["spread"])] += row["count(1)"]
