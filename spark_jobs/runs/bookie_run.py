@@ -206,7 +206,9 @@ class BookieRun:
             if not (scanned.problems or self._settings.is_dry_run) and published.outcome.is_all:
                 withdrawn = withdraw_ended(self._cluster, self._context.gate)
                 published = replace(published, withdrawn=withdrawn)
-            with self._beside.found(scan.suspects, scanned, cookies, limiter) as beside:
+            # If the store does not answer, what was marked is reported, and no other check begins.
+            others = NothingBeside() if published.outcome is PublishOutcome.INTERRUPTED else self._beside
+            with others.found(scan.suspects, scanned, cookies, limiter) as beside:
                 worst = self._report(scan, judged, beside.findings)
         finally:
             judged.release()

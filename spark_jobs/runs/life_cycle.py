@@ -117,8 +117,13 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "", *, na
         dict(summary.published.withdrawn),
         _image(summary),
         summary.impact.by_namespace(namespaces_max),
-        tuple(kind for kind in summary.kinds_done if kind is not summary.kind) if is_success else (),
+        _also_done(summary, has_report=not why_no_report) if is_success else (),
     )
+
+
+def _also_done(summary: RunSummary, *, has_report: bool) -> tuple[RunKind, ...]:
+    others = (kind for kind in summary.kinds_done if kind is not summary.kind)
+    return tuple(kind for kind in others if has_report or not is_for_report(kind, is_dry_run=False))
 
 
 def _image(summary: RunSummary) -> Mapping[str, int]:

@@ -192,14 +192,14 @@ def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Complete
             return ReferenceRun(context).execute, lambda summary: None
         case RunKind.EVERYTHING:
             everything = BookieRun(context, EverythingBeside(context))
-            return everything.execute, lambda summary: _everything_completed(cluster, everything, summary)
+            return everything.execute, lambda summary: _everything_completed(context, everything, summary)
 
 
-def _everything_completed(cluster: ClusterView, run: BookieRun, summary: RunSummary) -> None:
-    """Each check that is complete counts as if it had run alone."""
-    _losses_audited(cluster, run, summary.finished_ms)
-    if RunKind.PLACEMENT in summary.kinds_done:
-        cluster.write_check_time(CheckKind.PLACEMENT, summary.finished_ms)
+def _everything_completed(context: RunContext, run: BookieRun, summary: RunSummary) -> None:
+    """Each check that is complete counts as if it had run alone; a placement check is its report."""
+    _losses_audited(context.cluster, run, summary.finished_ms)
+    if RunKind.PLACEMENT in summary.kinds_done and context.report.problem is None:
+        context.cluster.write_check_time(CheckKind.PLACEMENT, summary.finished_ms)
 
 
 def _losses_audited(cluster: ClusterView, run: BookieRun, finished_ms: int) -> None:
