@@ -31,6 +31,7 @@ from spark_jobs.image_options import (
     image_directory,
 )
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
+from spark_jobs.lint_options import RECOVERY_AGE_MAX_S, RecoveryAgeMax
 from spark_jobs.marking_options import (
     CriticalDelay,
     FlappingDelay,
@@ -142,6 +143,7 @@ class AuditSettings:
             heading=_REPLICAS,
         ),
     ] = False
+    recovery_age_max_s: RecoveryAgeMax = RECOVERY_AGE_MAX_S
     pulsar_roots: PulsarRoots = ""
     reference_grace_s: ReferenceGrace = REFERENCE_GRACE_S
     export: Annotated[

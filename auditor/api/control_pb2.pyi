@@ -17,6 +17,7 @@ class RunKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_KIND_PLACEMENT: _ClassVar[RunKind]
     RUN_KIND_REPLICAS: _ClassVar[RunKind]
     RUN_KIND_REFERENCES: _ClassVar[RunKind]
+    RUN_KIND_EVERYTHING: _ClassVar[RunKind]
 
 class RunState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -33,6 +34,7 @@ RUN_KIND_BOOKIES: RunKind
 RUN_KIND_PLACEMENT: RunKind
 RUN_KIND_REPLICAS: RunKind
 RUN_KIND_REFERENCES: RunKind
+RUN_KIND_EVERYTHING: RunKind
 RUN_STATE_UNSPECIFIED: RunState
 RUN_STATE_WAITING: RunState
 RUN_STATE_RUNNING: RunState

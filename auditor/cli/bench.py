@@ -221,6 +221,18 @@ def references(
     _show("ReferenceBenchmark", run(measure(topics)), output)
 
 
+@app.command("everything")
+def everything(
+    ledgers: Annotated[int, typer.Option(min=1, max=1_000_000, help="Ledgers.")] = 100_000,
+    warm_runs: Annotated[int, typer.Option(min=1, max=20, help="Runs of each kind after the first.")] = 3,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """A run of everything beside the bookie check and the placement check: seconds, and requests to ZooKeeper."""
+    from auditor.bench.everything import run as measure
+
+    _show("EverythingBenchmark", run(measure(ledgers, warm_runs)), output)
+
+
 @app.command("cluster")
 def cluster(
     bookies: Annotated[int, typer.Option(min=5, max=100, help="Bookies, each a process.")] = 20,

@@ -32,6 +32,7 @@ from auditor.cli.cluster import (
     recovery,
     status,
     throttle,
+    what_if,
 )
 from auditor.cli.configuration import command as config
 from auditor.cli.configuration.security_options import CallOptions, set_for_this_call
@@ -115,6 +116,7 @@ app.add_typer(throttle.app, name="throttle")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(debts.app, name="debts")
 app.command("ok-to-stop")(ok_to_stop.ok_to_stop)
+app.command("what-if")(what_if.what_if)
 app.add_typer(drain.app, name="drain")
 app.add_typer(maintenance.app, name="maintenance")
 app.add_typer(collection.app, name="collection")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from auditor.operating.client import Actor, ClusterClient, Document, RefusedError, check_names
+from auditor.operating.racks import bookies_of_rack
 from bookie.metadata.bookies.maintenance import BOOKIES_MAX, MaintenanceWindows, Window
-from bookie.metadata.bookies.topology import TopologyStore
 from bookie.model.ids import BookieId, bookie_id
 from bookie.model.times import rfc3339, rfc3339_if_known
 from bookie.model.topology import Topology, location
@@ -80,7 +80,7 @@ async def start_window(
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; starting again is safe.
     """
     if target.startswith(RACK):
-        bookies = await _of_rack(client, topology, target.removeprefix(RACK))
+        bookies = await bookies_of_rack(client, topology, target.removeprefix(RACK))
     else:
         bookies = (BookieId(target),)
         await check_names(client, bookies)
@@ -110,16 +110,3 @@ async def end_window(client: ClusterClient, actor: Actor, target: str, *, is_dry
         await windows.end(target)
     fields: dict[str, Any] = {"dry_run": is_dry_run, "target": target, "was_open": was_open}
     return fields
-
-
-async def _of_rack(client: ClusterClient, topology: Topology | None, rack: str) -> tuple[BookieId, ...]:
-    if topology is None:
-        topology = (await TopologyStore(client.store, client.cluster).read()).topology
-    registrations = client.ports.registrations
-    known = await registrations.known() | (await registrations.list()).registered
-    bookies = tuple(sorted(bookie for bookie in known if topology.known(bookie) == rack))
-    if not bookies:
-        racks = sorted({where for bookie in known if (where := topology.known(bookie)) is not None})
-        known_racks = f"racks with bookies: {', '.join(racks)}" if racks else "no bookie has a rack in the topology"
-        raise RefusedError(f"no bookie is in rack {rack}; {known_racks}")
-    return bookies

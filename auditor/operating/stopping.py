@@ -22,7 +22,8 @@ Counting = Callable[[int], AbstractContextManager[Advance]]
 """Shows progress for a number of ledgers."""
 
 
-def _silent(total: int) -> AbstractContextManager[Advance]:
+def silent(total: int) -> AbstractContextManager[Advance]:
+    """Show nothing."""
     return nullcontext(lambda done: None)
 
 
@@ -32,7 +33,7 @@ async def stop_verdict(
     *,
     is_strict: bool = False,
     worst_max: int = WORST_DEFAULT,
-    counting: Counting = _silent,
+    counting: Counting = silent,
 ) -> Document:
     """The verdict: ``ok``, and everything that speaks against it.
 

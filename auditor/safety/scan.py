@@ -86,6 +86,26 @@ async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit
     return result
 
 
+async def scan_ids(
+    ledgers: LedgerStore, ids: Sequence[LedgerId], bookies: Collection[BookieId], visit: Visit, advance: Advance
+) -> ScanResult:
+    """As ``scan``, of the ledgers with these ids alone; those that were deleted are passed over.
+
+    Raises:
+        StoreUnavailableError: no answer; nothing is known.
+    """
+    result = ScanResult()
+    wanted = frozenset(bookies)
+    needles = [bookie.encode() for bookie in sorted(wanted)]
+    for start in range(0, len(ids), CHUNK):
+        part = ids[start : start + CHUNK]
+        for ledger_id, data in zip(part, await ledgers.read_many_data(part), strict=True):
+            if data is not None:
+                _look(result, ledger_id, data, wanted, needles, visit)
+        advance(len(part))
+    return result
+
+
 async def count(ledgers: LedgerStore) -> int:
     """How many ledgers there are, more or less.
 

@@ -152,6 +152,9 @@ class AuditorService(Control):
         self._period_s = {
             kind: period_s(schedule, now_ms) for kind, schedule in self._schedules.items() if schedule is not None
         }
+        for kind, period in tuple(self._period_s.items()):
+            for contained in kind.contained:  # without a schedule of its own, its check runs with the other one
+                self._period_s.setdefault(contained, period)
 
     async def serve(self, connect: Connect, stop: asyncio.Event, on_ready: Callable[[], None] = _nothing) -> None:
         """Serve until ``stop``. Runs end at their next gate, the vote is withdrawn, and the session is closed.
@@ -412,11 +415,15 @@ class AuditorService(Control):
             retry_s = min(2 * retry_s, SCHEDULE_RETRY_S_MAX)
 
     async def _pause_ended(self, kind: RunKind) -> None:
-        """Return once the schedule of a kind is not paused: a run that comes due during a pause follows it, once."""
+        """Return once the schedule of a kind is not paused: a run that comes due during a pause follows it, once.
+
+        A pause of a check holds the scheduled runs that contain this check as well.
+        """
         clock, seen = self._ports.clock, None
         while True:
             try:
-                pause = (await self._there().runs.paused_kinds(clock.epoch_ms())).get(kind)
+                paused = await self._there().runs.paused_kinds(clock.epoch_ms())
+                pause = next((paused[each] for each in (kind, *kind.contained) if each in paused), None)
             except (TransientError, OutcomeUnknownError) as error:
                 _log.warning("pauses are read again", extra={"kind": kind.value, "reason": str(error)})
                 await clock.sleep(PAUSE_LOOK_S)

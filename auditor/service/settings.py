@@ -33,6 +33,7 @@ from spark_jobs.image_options import (
     WithImage,
 )
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
+from spark_jobs.lint_options import RECOVERY_AGE_MAX_S, RecoveryAgeMax
 from spark_jobs.marking_options import (
     CriticalDelay,
     FlappingDelay,
@@ -74,6 +75,10 @@ class ServiceSettings:
     references_schedule: Annotated[
         str, Option("When the references check runs; it compares ledgers with what Pulsar refers to.")
     ] = "off"
+    everything_schedule: Annotated[
+        str, Option("When the checks of bookies and placement, and the metadata lint, run with one reading.")
+    ] = "off"
+    recovery_age_max_s: RecoveryAgeMax = RECOVERY_AGE_MAX_S
     pulsar_roots: PulsarRoots = ""
     reference_grace_s: ReferenceGrace = REFERENCE_GRACE_S
     schedule_jitter_s: Annotated[

@@ -34,6 +34,13 @@ class RunKind(enum.StrEnum):
     """Ask each registered bookie for every entry that it should hold."""
     REFERENCES = "references"
     """Compare all ledgers with what Pulsar's topics, subscriptions and schemas refer to."""
+    EVERYTHING = "everything"
+    """The checks of bookies and of placement, and the metadata lint, with one reading of all ledger metadata."""
+
+    @property
+    def contained(self) -> tuple[RunKind, ...]:
+        """The kinds whose checks a run of this kind does as well."""
+        return (RunKind.BOOKIES, RunKind.PLACEMENT) if self is RunKind.EVERYTHING else ()
 
 
 class RunState(enum.StrEnum):

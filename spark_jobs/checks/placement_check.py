@@ -19,25 +19,36 @@ from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
+from spark_jobs.checks.rack_matrix import cells_of
 from spark_jobs.checks.sql_text import in_list, literal
 
 VERDICT_DDL: Final = """
-    members array<string>, write_quorum int, fragments bigint, spread string, detail string, is_fixable boolean
+    members array<string>, write_quorum int, fragments bigint, ledgers_alone bigint, payload_bytes double,
+    spread string, detail string, is_fixable boolean, cells array<struct<racks: int, first: string, second: string>>
+"""
+"""Columns of ``ensemble_verdicts``.
+
+``ledgers_alone`` are the ledgers of one fragment. ``payload_bytes`` is the payload of fragments of
+closed ledgers, each entry once. ``cells`` are those of the placement matrix (``rack_matrix``) that the ensemble is in.
 """
 _VERDICT_SCHEMA: Final = pa.schema(
     [
         ("members", pa.list_(pa.string())),
         ("write_quorum", pa.int32()),
         ("fragments", pa.int64()),
+        ("ledgers_alone", pa.int64()),
+        ("payload_bytes", pa.float64()),
         ("spread", pa.string()),
         ("detail", pa.string()),
         ("is_fixable", pa.bool_()),
+        ("cells", pa.list_(pa.struct([("racks", pa.int32()), ("first", pa.string()), ("second", pa.string())]))),
     ]
 )
 _OF_LEDGER: Final = ("ledger_id", "state", "write_quorum", "ack_quorum", *OWNER_COLUMNS)
 _FRAGMENTS: Final = (
     *_OF_LEDGER,
     "last_entry_id AS ledger_last",
+    "length",
     "size(fragments) AS fragment_count",
     "posexplode(fragments) AS (fragment_index, fragment)",
 )
@@ -49,6 +60,10 @@ _FRAGMENT: Final = (
     "fragment.first_entry_id AS fragment_first_entry_id",
     "least(fragment.last_entry_id, ledger_last) AS fragment_last_entry_id",
     "fragment_index = fragment_count - 1 AS is_last_fragment",
+    "fragment_count = 1 AS is_alone",
+    """CASE WHEN ledger_last >= 0 THEN length / (CAST(ledger_last AS double) + 1)
+            * (least(fragment.last_entry_id, ledger_last) - fragment.first_entry_id + 1)
+            ELSE 0D END AS payload_bytes""",
 )
 _IS_MISPLACED: Final = f"spread = {literal(Spread.MISPLACED.value)}"
 _VALUES: Final = {
@@ -78,7 +93,11 @@ def placed_fragments(ledgers: DataFrame) -> DataFrame:
 
 def ensemble_verdicts(fragments: DataFrame, rules: PlacementRules) -> DataFrame:
     """Return the verdict on each different ensemble and write quorum of ``placed_fragments``, and how many have it."""
-    ensembles = fragments.groupBy("members", "write_quorum").agg(F.count("*").alias("fragments"))
+    ensembles = fragments.groupBy("members", "write_quorum").agg(
+        F.count("*").alias("fragments"),
+        F.sum(F.col("is_alone").cast("bigint")).alias("ledgers_alone"),
+        F.sum("payload_bytes").alias("payload_bytes"),
+    )
     return ensembles.mapInArrow(_judging(rules), VERDICT_DDL)
 
 
@@ -89,7 +108,8 @@ def placement_check(fragments: DataFrame, verdicts: DataFrame) -> DataFrame:
         fragments: ``placed_fragments``.
         verdicts: ``ensemble_verdicts`` of the same fragments.
     """
-    faults = verdicts.where(in_list("spread", (Spread.MISPLACED.value, Spread.UNKNOWN.value))).drop("fragments")
+    faults = verdicts.where(in_list("spread", (Spread.MISPLACED.value, Spread.UNKNOWN.value)))
+    faults = faults.select("members", "write_quorum", "spread", "detail", "is_fixable")
     return fragments.join(faults, ["members", "write_quorum"]).selectExpr(*_FINDING, "is_fixable")
 
 
@@ -98,10 +118,14 @@ def _judging(rules: PlacementRules) -> Callable[[Iterable[pa.RecordBatch]], Iter
         for batch in batches:
             rows = []
             for row in batch.to_pylist():
-                verdict = rules.judge([BookieId(member) for member in row["members"]], row["write_quorum"])
-                rows.append(
-                    row | {"spread": verdict.spread.value, "detail": verdict.detail, "is_fixable": verdict.is_fixable}
-                )
+                members = [BookieId(member) for member in row["members"]]
+                verdict = rules.judge(members, row["write_quorum"])
+                judged = {"spread": verdict.spread.value, "detail": verdict.detail, "is_fixable": verdict.is_fixable}
+                cells = [
+                    {"racks": racks, "first": first, "second": second}
+                    for racks, first, second in cells_of([members], rules.topology)
+                ]
+                rows.append(row | judged | {"cells": cells})
             yield pa.RecordBatch.from_pylist(rows, schema=_VERDICT_SCHEMA)
 
     return judge

@@ -2,12 +2,13 @@
 
 <image_dir>/<instance id>/<run id>/manifest.json, ledgers-*.parquet, index-*.parquet
 <image_dir>/<instance id>/.writing-<run id>/          until it is whole; its parts that are complete can be read
+<image_dir>/<instance id>/.writing-<kind>-<run id>/   likewise, of a kind but ``bookies``
 
 Besides its files, an unfinished generation has ``beginning.json``, a manifest without files, and a list of files for
 each part (``part-*.json``).
 
-Run ids sort by time, so the newest generation has the last name. Runs that mark exclude each other, so there is one
-writer for each cluster; two would not damage a generation either.
+Run ids sort by time, so the newest generation has the last name. Runs of the same kind that mark exclude each other, so
+there is one writer for each kind and cluster, and each removes only what an earlier run of its kind did not finish.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from bookie.metadata.cluster import Cluster
+from bookie.model.run import RunKind
 from spark_jobs.image.manifest import ImageError, Manifest, manifest_of, part_of
 from spark_jobs.image.part import PART, ImageFile
 
@@ -40,13 +42,14 @@ def cluster_dir(image_dir: Path, cluster: Cluster) -> Path:
     return image_dir / re.sub(r"[^A-Za-z0-9-]", "_", cluster.instance_id)
 
 
-def begin(image_dir: Path, cluster: Cluster, run_id: str, kept: int = 0) -> Path:
-    """Make an empty directory for the files of a new generation, and remove what earlier runs did not finish.
+def begin(image_dir: Path, cluster: Cluster, run_id: str, kind: RunKind = RunKind.BOOKIES, *, kept: int = 0) -> Path:
+    """Make an empty directory for the files of a new generation, and remove what runs of this kind did not finish.
 
     Args:
         image_dir: of all clusters.
         cluster: the live cluster.
         run_id: of the run.
+        kind: of the run.
         kept: how many unfinished generations stay, the newest ones.
 
     Raises:
@@ -54,9 +57,9 @@ def begin(image_dir: Path, cluster: Cluster, run_id: str, kept: int = 0) -> Path
     """
     parent = cluster_dir(image_dir, cluster)
     parent.mkdir(parents=True, exist_ok=True)
-    for left in unfinished(parent)[: -kept or None]:
+    for left in unfinished(parent, kind)[: -kept or None]:
         shutil.rmtree(left, ignore_errors=True)
-    writing = parent / f"{_WRITING}{run_id}"
+    writing = parent / f"{_prefix(kind)}{run_id}"
     writing.mkdir()
     return writing
 
@@ -75,7 +78,8 @@ def note_beginning(writing: Path, manifest: Manifest) -> None:
 
 
 def commit(writing: Path, manifest: Manifest) -> None:
-    """Make a generation whole and current; remove all but the newest ``GENERATIONS``, and what is unfinished.
+    """Make a generation whole and current; remove all but the newest ``GENERATIONS``, and what earlier runs of its
+    kind did not finish.
 
     Raises:
         OSError: it cannot be written.
@@ -96,7 +100,7 @@ def commit(writing: Path, manifest: Manifest) -> None:
     _fsync_directory(writing)
     writing.rename(writing.parent / manifest.run_id)
     _fsync_directory(writing.parent)
-    for old in (*generations(writing.parent)[:-GENERATIONS], *unfinished(writing.parent)):
+    for old in (*generations(writing.parent)[:-GENERATIONS], *unfinished(writing.parent, _kind_of(writing))):
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -112,11 +116,21 @@ def generations(parent: Path) -> list[Path]:
     return []
 
 
-def unfinished(parent: Path) -> list[Path]:
-    """The unfinished generations of a cluster, the oldest first; none if the directory cannot be read."""
+def unfinished(parent: Path, kind: RunKind = RunKind.BOOKIES) -> list[Path]:
+    """The unfinished generations of a cluster by runs of a kind, the oldest first; none if the directory cannot be read."""
     with contextlib.suppress(OSError):
-        return sorted(path for path in parent.glob(f"{_WRITING}*") if path.is_dir())
+        found = (path for path in parent.glob(f"{_WRITING}*") if path.is_dir())
+        return sorted(path for path in found if _kind_of(path) is kind)
     return []
+
+
+def _prefix(kind: RunKind) -> str:
+    return _WRITING if kind is RunKind.BOOKIES else f"{_WRITING}{kind.value}-"
+
+
+def _kind_of(writing: Path) -> RunKind:
+    others = (kind for kind in RunKind if kind is not RunKind.BOOKIES and writing.name.startswith(_prefix(kind)))
+    return next(others, RunKind.BOOKIES)
 
 
 def begun(writing: Path) -> Manifest:

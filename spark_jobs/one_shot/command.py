@@ -121,8 +121,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=[kind.value for kind in RunKind],
         default=RunKind.BOOKIES.value,
         help="bookies: fragments on lost bookies; placement: ensembles against the rack, zone and region policy; "
-        "replicas: ask each bookie whether it holds what it should; references: ledgers against what Pulsar refers to "
-        "(default: bookies)",
+        "replicas: ask each bookie whether it holds what it should; references: ledgers against what Pulsar refers to; "
+        "everything: bookies, placement and the metadata itself with one reading (default: bookies)",
     )
     parser.add_argument(
         "--wait",

@@ -6,12 +6,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from bookie.metadata.bookies.registration import BookieState
+from bookie.model.metadata_faults import MetadataFault
 from bookie.model.times import rfc3339
 from bookie.runtime.human import size
 from spark_jobs.report.held import held_ledgers, why_waiting, withdrawn_marks
 from spark_jobs.report.impact import Impact
-from spark_jobs.report.summary import PublishOutcome, PublishResult, ReferenceCounts, RunSummary
-from spark_jobs.report.text import plain
+from spark_jobs.report.summary import (
+    LintCounts,
+    PlacementCounts,
+    PublishOutcome,
+    PublishResult,
+    ReferenceCounts,
+    RunSummary,
+)
+from spark_jobs.report.text import plain, some
 
 _PUBLISHED: Final = {
     PublishOutcome.PUBLISHED: "{ledgers} ledgers marked for repair, {tasks_changed} of them new or changed",
@@ -23,6 +31,7 @@ _PUBLISHED: Final = {
 }
 
 _TOPICS_SHOWN: Final = 10
+_PAIRS_SHOWN: Final = 20
 
 
 def table(summary: RunSummary) -> str:
@@ -58,7 +67,7 @@ def _lines(summary: RunSummary) -> Iterator[str]:
     yield f"published   {published_text(summary.published)}"
     if summary.held_because is not None:
         yield f"brake       {summary.held_because}"
-    for problem in summary.problems:
+    for problem in summary.shortcomings:
         yield f"incomplete  {problem}"
     for bookie in summary.waiting:
         until = rfc3339(bookie.until_ms)
@@ -83,6 +92,10 @@ def _lines(summary: RunSummary) -> Iterator[str]:
             ("lost bookie", "ledgers", "fragments"),
             [(b.bookie_id, b.ledgers_found, b.fragments_found) for b in missing],
         )
+    if summary.lint is not None:
+        yield from _lint(summary.lint)
+    if summary.placement is not None:
+        yield from _racks(summary.placement)
     if summary.references is not None:
         yield from _references(summary.references)
     yield from _topics(summary.impact)
@@ -90,6 +103,30 @@ def _lines(summary: RunSummary) -> Iterator[str]:
         worst = [(w.ledger_id, w.severity.label, w.bytes_estimate, " ".join(w.missing)) for w in summary.worst_ledgers]
         yield ""
         yield from _grid(("worst ledger", "severity", "bytes", "missing"), worst)
+
+
+def _lint(counts: LintCounts) -> Iterator[str]:
+    if counts.faults:
+        yield ""
+        weights = {fault.label: fault.weight.value for fault in MetadataFault}
+        rows = [(name, weights.get(name, ""), number) for name, number in counts.faults.items()]
+        yield from _grid(("fault of metadata", "weight", "ledgers"), rows)
+    if counts.dangling_cookies:
+        yield f"cookies     of bookies that are in no ledger and not registered: {some(counts.dangling_cookies)}"
+    if counts.cookies_not_judged:
+        yield f"cookies     not judged: {counts.cookies_not_judged}"
+
+
+def _racks(counts: PlacementCounts) -> Iterator[str]:
+    if counts.racks:
+        yield ""
+        rows = [(each.racks, each.ledgers, each.fragments, each.payload_bytes) for each in counts.rack_numbers]
+        yield from _grid(("racks of an ensemble", "ledgers", "fragments", "bytes"), rows)
+        yield ""
+        pairs = [(each.first, each.second, each.ledgers, each.payload_bytes) for each in counts.racks[:_PAIRS_SHOWN]]
+        yield from _grid(("rack", "with", "ledgers", "bytes"), pairs)
+        if len(counts.racks) > _PAIRS_SHOWN or counts.racks_cut:
+            yield "... and more pairs of racks: --output json"
 
 
 def _references(counts: ReferenceCounts) -> Iterator[str]:

@@ -22,13 +22,17 @@ from spark_jobs.report.summary import (
     KIND,
     AcceptedCounts,
     BookieCount,
+    CheckPart,
     ClusterName,
     ImageCounts,
     LedgerCounts,
+    LintCounts,
     NamespaceCount,
     PlacementCounts,
     PublishOutcome,
     PublishResult,
+    RackNumber,
+    RackPair,
     ReferenceCounts,
     ReplicaCounts,
     RunSummary,
@@ -101,6 +105,8 @@ def _summary(document: Mapping[str, Any]) -> RunSummary:
         accepted=_accepted(document["accepted"]) if "accepted" in document else AcceptedCounts(),
         impact=impact_from_json(document["impact"]) if "impact" in document else Impact(),
         image=_image(document["image"]) if "image" in document else ImageCounts(),
+        parts=tuple(_made(CheckPart, item) for item in document.get("parts", ())),
+        lint=_lint(document.get("lint")),
         snapshot=None if document.get("snapshot") is None else _made(SnapshotCounts, document["snapshot"]),
     )
 
@@ -164,7 +170,19 @@ def _count(value: object) -> int:
 def _placement(item: Mapping[str, Any] | None) -> PlacementCounts | None:
     if item is None:
         return None
-    return _made(PlacementCounts, item, unknown_bookies=_texts(item.get("unknown_bookies", [])))
+    return _made(
+        PlacementCounts,
+        item,
+        unknown_bookies=_texts(item.get("unknown_bookies", [])),
+        rack_numbers=tuple(_made(RackNumber, each) for each in item.get("rack_numbers", ())),
+        racks=tuple(_made(RackPair, each) for each in item.get("racks", ())),
+    )
+
+
+def _lint(item: Mapping[str, Any] | None) -> LintCounts | None:
+    if item is None:
+        return None
+    return _made(LintCounts, item, faults=_counts(item["faults"]), dangling_cookies=_texts(item["dangling_cookies"]))
 
 
 def _replicas(item: Mapping[str, Any] | None) -> ReplicaCounts | None:

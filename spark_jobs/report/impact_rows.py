@@ -20,6 +20,7 @@ import pyarrow.dataset as ds
 
 from bookie.model.impact import effect_of, is_unrecoverable, standing_of
 from bookie.model.metadata import LedgerState
+from bookie.model.metadata_faults import MetadataFault
 from bookie.model.ownership import OWNER_COLUMNS, Component, partitioned_name, system_role
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FindingKind
@@ -40,6 +41,7 @@ _LEFT_OUT: Final = tuple(
         FindingKind.UNREFERENCED_LEDGER,
         FindingKind.UNDECODABLE_REFERENCES,
         FindingKind.UNREAD_REFERENCE,
+        *(FindingKind(fault.label) for fault in MetadataFault),
     )
 )
 _NUMBERS: Final = ("severity_rank", "copies_min", "write_quorum", "ack_quorum")

@@ -10,6 +10,7 @@ from typing import Any, Final
 from bookie.metadata.bookies.marking_times import HoldReason
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.exit_codes import ExitCode
+from bookie.model.metadata_faults import MetadataFault, Weight
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from bookie.model.times import rfc3339, rfc3339_if_known
@@ -149,6 +150,29 @@ class AcceptedCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class RackPair:
+    """What is in two racks at the same time: fragments of which some ensemble position is in each."""
+
+    first: str
+    second: str
+    """The same as ``first``: two or more positions of the ensemble are in this rack."""
+    ledgers: int
+    fragments: int
+    payload_bytes: int
+    """Of the fragments, each entry once, of closed ledgers."""
+
+
+@dataclass(frozen=True, slots=True)
+class RackNumber:
+    """What is in ensembles that span a number of racks. A ledger counts at its fragment with the fewest racks."""
+
+    racks: int
+    ledgers: int
+    fragments: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlacementCounts:
     """What a placement check judged."""
 
@@ -169,6 +193,12 @@ class PlacementCounts:
     unknown_fragments: int = 0
     """Fragments with a member outside the topology: not judged."""
     unknown_bookies: tuple[str, ...] = ()
+    rack_numbers: tuple[RackNumber, ...] = ()
+    """By number of racks, ascending. Fragments with a member outside the topology are left out, here and below."""
+    racks: tuple[RackPair, ...] = ()
+    """By pair of racks, in the order of their names; pairs without a fragment are left out."""
+    racks_cut: bool = False
+    """Whether there are more pairs than are listed: those with the most ledgers are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +341,41 @@ class ReferenceCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckPart:
+    """One check of a run that does several (kind ``everything``)."""
+
+    check: str
+    """``bookies``, ``placement`` or ``metadata``."""
+    problem: str = ""
+    """Why it is not complete; empty: it is, as far as all metadata was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LintCounts:
+    """What the metadata lint found (kind ``everything``)."""
+
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """Ledgers by fault, see ``MetadataFault``."""
+    recovery_age_max_s: float = 0.0
+    """How long a recovery may take."""
+    dangling_cookies: tuple[str, ...] = ()
+    """Bookies with a cookie that are not registered, and that no ledger names."""
+    cookies_not_judged: str = ""
+    """Why ``dangling_cookies`` is empty whatever there is."""
+
+    @property
+    def ledgers(self) -> int:
+        """The sum over all faults: a ledger counts once for each."""
+        return sum(self.faults.values())
+
+    @property
+    def errors(self) -> int:
+        """As ``ledgers``, of the faults that endanger entries."""
+        grave = {fault.label for fault in MetadataFault if fault.weight is Weight.ERROR}
+        return sum(count for label, count in self.faults.items() if label in grave)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterName:
     """Which cluster a report is about."""
 
@@ -323,12 +388,16 @@ __all__ = [
     "KIND",
     "AcceptedCounts",
     "BookieCount",
+    "CheckPart",
     "ClusterName",
     "FindingSums",
     "ImageCounts",
     "LedgerCounts",
+    "LintCounts",
     "NamespaceCount",
     "PlacementCounts",
+    "RackNumber",
+    "RackPair",
     "ReferenceCounts",
     "ReplicaCounts",
     "RunSummary",
@@ -366,6 +435,8 @@ class Verdict(enum.Enum):
     """Some entry is on no registered bookie."""
     UNDER_REPLICATED = "under-replicated"
     UNREADABLE_METADATA = "unreadable metadata"
+    FAULTY_METADATA = "faulty metadata"
+    """The metadata of some ledgers contradicts itself, and no copy is missing."""
     METADATA_ONLY = "metadata only"
     """Missing bookies are named, and no entry lacks a copy."""
     MISPLACED = "misplaced"
@@ -409,12 +480,34 @@ class RunSummary:
     snapshot: SnapshotCounts | None = None
     """If a snapshot was the source of metadata (kind ``bookies``)."""
     image: ImageCounts = field(default_factory=ImageCounts)
-    """Kind ``bookies``."""
+    """Kinds ``bookies`` and ``everything``."""
+    parts: tuple[CheckPart, ...] = ()
+    """The checks of kind ``everything``."""
+    lint: LintCounts | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether every ledger that exists was read, or is reported as unreadable."""
+        return not self.problems
 
     @property
     def is_complete(self) -> bool:
-        """Whether every ledger that exists was checked, or is reported as unreadable."""
-        return not self.problems
+        """Whether every ledger that exists was checked by every check of the run, or is reported as unreadable."""
+        return not self.shortcomings
+
+    @property
+    def kinds_done(self) -> tuple[RunKind, ...]:
+        """The kinds of check that this run did completely, its own first; it may have marked less than it found."""
+        if self.held_because is not None or self.problems:
+            return ()
+        done = {part.check for part in self.parts if not part.problem}
+        contained = tuple(kind for kind in self.kind.contained if kind.value in done)
+        return (self.kind, *contained) if self.is_complete else contained
+
+    @property
+    def shortcomings(self) -> tuple[str, ...]:
+        """Why the run is not complete, one sentence each: ``problems``, and those of its checks."""
+        return (*self.problems, *(f"{part.check}: {part.problem}" for part in self.parts if part.problem))
 
     @property
     def worst(self) -> Severity | None:
@@ -437,6 +530,8 @@ class RunSummary:
             return Verdict.UNDER_REPLICATED
         if self.counts.unreadable:
             return Verdict.UNREADABLE_METADATA
+        if self.lint is not None and (self.lint.errors or (self.lint.ledgers and worst is None)):
+            return Verdict.FAULTY_METADATA
         if worst is None:
             has_unreferenced = self.references is not None and self.references.unreferenced > 0
             return Verdict.UNREFERENCED if has_unreferenced else Verdict.CLEAN
@@ -471,6 +566,7 @@ class RunSummary:
             "verdict": self.verdict.value,
             "complete": self.is_complete,
             "problems": list(self.problems),
+            "parts": [asdict(part) for part in self.parts],
             "held_because": self.held_because,
             "counts": asdict(self.counts),
             "findings": [asdict(count) | {"severity": count.severity.label} for count in self.severities],
@@ -482,6 +578,7 @@ class RunSummary:
             "placement": None if self.placement is None else asdict(self.placement),
             "replicas": None if self.replicas is None else asdict(self.replicas),
             "references": None if self.references is None else asdict(self.references),
+            "lint": None if self.lint is None else asdict(self.lint),
             "accepted": asdict(self.accepted),
             "impact": self.impact.to_json(),
             "snapshot": None if self.snapshot is None else asdict(self.snapshot),
@@ -492,7 +589,8 @@ class RunSummary:
         if fail_on is FailOn.NEVER:
             return False
         is_bad = self.worst is not None and self.worst <= _THRESHOLDS[fail_on]
-        return is_bad or self.counts.unreadable > 0
+        is_faulty = fail_on is FailOn.ANY and self.lint is not None and self.lint.ledgers > 0
+        return is_bad or is_faulty or self.counts.unreadable > 0
 
 
 def _image(image: ImageCounts) -> Mapping[str, Any]:

@@ -22,7 +22,6 @@ import duckdb
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FindingKind
-from spark_jobs.report.history import is_whole
 from spark_jobs.report.sql_text import sql_list, sql_text
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.table_files import day_dir, day_of, is_parquet, table_files
@@ -32,7 +31,12 @@ _log = logging.getLogger(__name__)
 
 _MEMORY: Final = "512MiB"
 _ATTEMPTS_MAX: Final = 3
-_KINDS: Final = frozenset({RunKind.BOOKIES, RunKind.REPLICAS})
+_KINDS: Final = {
+    RunKind.BOOKIES: RunKind.BOOKIES,
+    RunKind.REPLICAS: RunKind.REPLICAS,
+    RunKind.EVERYTHING: RunKind.BOOKIES,
+}
+"""The kind whose state a run of a kind continues."""
 _CURRENT: Final = f"""
     SELECT ledger_id, CAST(min(severity_rank) AS INTEGER) AS severity_rank,
            count(*) AS findings, CAST(sum(bytes_estimate) AS BIGINT) AS bytes_estimate
@@ -69,7 +73,7 @@ def continue_state(report_dir: Path, summary: RunSummary, findings: Sequence[Pat
         return
     directory = day_dir(report_dir, UNHEALTHY.name, day_of(summary.finished_ms))
     directory.mkdir(parents=True, exist_ok=True)
-    prefix = state_prefix(summary.kind, summary.cluster.instance_id)
+    prefix = state_prefix(_KINDS[summary.kind], summary.cluster.instance_id)
     target = directory / f"{prefix}{summary.run_id}.parquet"
     temporary = directory / f".{target.name}.tmp"
     for attempt in range(_ATTEMPTS_MAX):
@@ -119,7 +123,7 @@ def saw_every_ledger(summary: RunSummary) -> bool:
     """Whether a ledger without a finding of the run is healthy, as far as the check can see. Pure."""
     asked = summary.replicas
     is_all = asked is None or (asked.sample >= 1 and not asked.ledger_min and asked.ledger_max >= (1 << 63) - 1)
-    return is_whole(summary) and is_all and not (asked and asked.unknown)
+    return summary.is_read and summary.held_because is None and is_all and not (asked and asked.unknown)
 
 
 def _state(summary: RunSummary, findings: Sequence[Path], before: Sequence[Path]) -> str:
@@ -134,7 +138,7 @@ def _state(summary: RunSummary, findings: Sequence[Path], before: Sequence[Path]
 
     return f"""
         SELECT {chosen(run_id, "run_id")}, {sql_text(summary.cluster.instance_id)} AS instance_id,
-               {sql_text(summary.kind.value)} AS run_kind, ledger_id,
+               {sql_text(_KINDS[summary.kind].value)} AS run_kind, ledger_id,
                {chosen(f"CASE now.severity_rank {labels} END", "severity")},
                {chosen("now.severity_rank", "severity_rank")}, {chosen("now.findings", "findings")},
                {chosen("now.bytes_estimate", "bytes_estimate")},

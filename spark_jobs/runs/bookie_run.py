@@ -40,6 +40,7 @@ from spark_jobs.report.summary import (
 )
 from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.accepted import AcceptedLosses, accepted_losses
+from spark_jobs.runs.beside import Beside, NothingBeside
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.held_back import DueOnly, held_back
@@ -49,7 +50,7 @@ from spark_jobs.runs.incremental_reading import IncrementalReading
 from spark_jobs.runs.ledger_scan import LedgerScan
 from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.lost_bookies import LostBookies
-from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
+from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult, added_published, added_sums, worst_of
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import BATCH, Marking, publish
 from spark_jobs.runs.reading import LiveReading, Reading
@@ -85,8 +86,10 @@ class _JudgedLedgers:
 class BookieRun:
     """One run."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext, beside: Beside | None = None) -> None:
+        """``beside``: further checks of the same ledgers, after what this check marks."""
         self._context = context
+        self._beside = beside or NothingBeside()
         self._settings = context.settings
         self._cluster = context.cluster
         self.lost = LostBookies()
@@ -183,7 +186,7 @@ class BookieRun:
         """Scan until no member of any ledger has left during the scan: the scan passed over its ledgers."""
         reading = self._reading()
         for attempt in range(1, SCANS_MAX + 1):
-            if self._settings.incremental:
+            if self._context.is_incremental:
                 reading = self._incremental = self._incrementally(cookies, before.registered)
             scan = reading.scan(before.staying)
             after = self._cluster.bookies()
@@ -205,7 +208,9 @@ class BookieRun:
 
     def _reading(self) -> Reading:
         snapshot = self._settings.snapshot or self._streamed
-        return LiveReading(self._context, self._image) if snapshot is None else SnapshotReading(self._context, snapshot)
+        if snapshot is not None:
+            return SnapshotReading(self._context, snapshot)
+        return LiveReading(self._context, self._image, keeps_all=self._beside.needs_all)
 
     def _check(self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId]) -> CheckResult:
         bookies, decisions = scanned.bookies, self._cluster.accepted_losses()
@@ -218,28 +223,43 @@ class BookieRun:
         self._live = bookies.registered | latest.registered
         try:
             self.lost = self._lost_bookies(cookies, latest.registered)
-            published = self._publish(judged)  # before the report: a full disk here must not stop repair there
+            limiter = MarkLimiter(self._settings.run_limits, self._cluster)
+            published = self._publish(judged, limiter)  # before the report: a full disk here must not stop repair there
             if self._image_marks is not None:
                 changed = published.tasks_changed + self._image_marks.tasks_changed
                 published = replace(published, tasks_changed=changed)
             if not (scanned.problems or self._settings.is_dry_run) and published.outcome.is_all:
                 withdrawn = withdraw_ended(self._cluster, self._context.gate)
                 published = replace(published, withdrawn=withdrawn)
-            worst = self._report(scan, judged)
+            # If the store does not answer, what was marked is reported, and no other check begins.
+            others = NothingBeside() if published.outcome is PublishOutcome.INTERRUPTED else self._beside
+            with others.found(scan.suspects, scanned, cookies, limiter) as beside:
+                worst = self._report(scan, judged, beside.findings)
         finally:
             judged.release()
-        waiting = self.lost.in_report(judged.sums)
-        return CheckResult(latest, judged.sums, worst, published, waiting, accepted=judged.counts)
+        return CheckResult(
+            latest,
+            added_sums(judged.sums, beside.sums),
+            worst_of((*worst, *beside.worst), self._settings.worst_ledgers_max),
+            added_published(published, beside.published),
+            self.lost.in_report(judged.sums),
+            placement=beside.placement,
+            accepted=judged.counts,
+            parts=beside.parts,
+            lint=beside.lint,
+        )
 
-    def _report(self, scan: LedgerScan, judged: _JudgedLedgers) -> tuple[WorstLedger, ...]:
+    def _report(self, scan: LedgerScan, judged: _JudgedLedgers, beside: Sequence[DataFrame]) -> tuple[WorstLedger, ...]:
         """Write the findings, and return the worst."""
         worst: tuple[WorstLedger, ...] = ()
         with self._context.report.tolerated(), self._context.tasks(Phase.REPORT):
             limit = self._settings.worst_ledgers_max if judged.sums.severities else 0
             worst = report_sink.worst_ledgers(judged.ledgers, limit) if limit else ()
-            others = unreadable_metadata(scan.suspects)
+            others = unreadable_metadata(scan.suspects if scan.totals.unreadable else scan.suspects.limit(0))
             if judged.accepted is not None:
                 others = others.unionByName(judged.accepted)
+            for found in beside:
+                others = others.unionByName(found)
             self._context.report.write_findings(judged.ledgers, others, self.lost.held)
         return worst
 
@@ -275,7 +295,7 @@ class BookieRun:
         policy = self._cluster.marking_policy(self._settings.marking_rules, losses, now_ms, is_noted=is_noted)
         return LostBookies(noted, policy, now_ms)
 
-    def _publish(self, judged: _JudgedLedgers) -> PublishResult:
+    def _publish(self, judged: _JudgedLedgers, limiter: MarkLimiter) -> PublishResult:
         losses = judged.losses
         total = sum(count.ledgers for count in judged.sums.severities) + len(losses.returned)
         if total == 0:
@@ -283,7 +303,6 @@ class BookieRun:
         if self._settings.is_dry_run:
             return PublishResult(PublishOutcome.DRY_RUN)
         due_only = DueOnly(self.lost.held)
-        limiter = MarkLimiter(self._settings.run_limits, self._cluster)
         with self._context.tasks(Phase.PUBLISH, is_told=False):
             returned = ((marking, 0) for marking in losses.markings())
             due = limiter.admitted(chain(returned, due_only.of(report_sink.to_mark(judged.ledgers))))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import Final
 
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
@@ -16,11 +17,11 @@ from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.topology import TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import available_path, locks_path, tasks_path
+from bookie.metadata.layout import available_path, ledger_path, locks_path, tasks_path
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.migration import read_migration
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import Stat, StoreUnavailableError
+from bookie.metadata.port import AccessDeniedError, Stat, StoreUnavailableError
 from bookie.metadata.pulsar.tree import PulsarTree
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.metadata.tasks.decisions import Decision, Decisions
@@ -36,6 +37,8 @@ from spark_jobs.datasource.scan import read_metadata
 from spark_jobs.runs.publish import Marking, Publisher
 from spark_jobs.runs.withdrawal import Withdrawal, WithdrawalStep
 from spark_jobs.settings import CONNECT_TIMEOUT_S
+
+_STATS_AT_ONCE: Final = 100
 
 
 class ClusterView:
@@ -76,6 +79,13 @@ class ClusterView:
     def ledger_data(self, ids: Sequence[LedgerId]) -> Sequence[bytes | str | None]:
         """The metadata of ledgers as it is now; see ``read_metadata``."""
         return self._runner.run(read_metadata(self._connection.store, self.cluster, ids))
+
+    def changed_ms(self, ids: Sequence[LedgerId]) -> Mapping[LedgerId, int]:
+        """When the metadata of ledgers was changed last, epoch milliseconds by ZooKeeper's clock.
+
+        Ledgers that were deleted, or whose node may not be looked at, are absent.
+        """
+        return self._runner.run(self._changed_ms(ids))
 
     def bookies(self) -> Bookies:
         """The registered bookies, and which of them are being drained, no older than this call."""
@@ -184,6 +194,21 @@ class ClusterView:
     async def _bookies(self) -> Bookies:
         registered = await self._registrations.list()
         return registered.with_draining((await self._drains.draining()).bookies)
+
+    async def _changed_ms(self, ids: Sequence[LedgerId]) -> Mapping[LedgerId, int]:
+        times: dict[LedgerId, int] = {}
+        for start in range(0, len(ids), _STATS_AT_ONCE):
+            some = ids[start : start + _STATS_AT_ONCE]
+            stats = await asyncio.gather(*map(self._stat, some))
+            times.update((each, stat.mtime_ms) for each, stat in zip(some, stats, strict=True) if stat is not None)
+        return times
+
+    async def _stat(self, ledger_id: LedgerId) -> Stat | None:
+        cluster = self.cluster
+        try:
+            return await self._connection.store.stat(ledger_path(cluster.kind, cluster.root, ledger_id))
+        except AccessDeniedError:
+            return None
 
     async def _staying(self) -> AbstractSet[BookieId]:
         return (await self._bookies()).staying

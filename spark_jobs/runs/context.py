@@ -33,6 +33,11 @@ class RunContext:
     gate: Gate
     progress: Progress
 
+    @property
+    def is_incremental(self) -> bool:
+        """Whether the run takes what did not change from the image; the setting is for the check of bookies alone."""
+        return self.settings.incremental and self.kind is RunKind.BOOKIES
+
     def tasks(self, phase: Phase, *, is_told: bool = True) -> AbstractContextManager[None]:
         """Around the Spark jobs of a phase; see ``spark_tasks``.
 

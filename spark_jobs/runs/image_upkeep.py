@@ -44,8 +44,8 @@ class ImageUpkeep:
             return None
         self.read_from_ms = context.clock.epoch_ms()
         try:
-            kept = files.UNFINISHED if settings.incremental else 0
-            self._writing = files.begin(image_dir, context.cluster.cluster, context.run_id, kept)
+            kept = files.UNFINISHED if context.is_incremental else 0
+            self._writing = files.begin(image_dir, context.cluster.cluster, context.run_id, context.kind, kept=kept)
             files.note_beginning(self._writing, replace(self._manifest(), bookies=tuple(sorted(live))))
         except OSError as error:
             self._failed(f"cannot write to {image_dir}: {error}")
@@ -84,7 +84,7 @@ class ImageUpkeep:
 
     def leave(self) -> None:
         """End without an image. What was read stays for the next run, if that reads incrementally."""
-        if self._context.settings.incremental:
+        if self._context.is_incremental:
             self._writing = None
         self.abandon()
 

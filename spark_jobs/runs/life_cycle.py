@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S: Final = 2.0
 """Between two writes of a run's progress, and two checks for a request to end it."""
+_MARKING: Final = (RunKind.BOOKIES, RunKind.EVERYTHING)
+"""Kinds that mark what they find about lost bookies, and that write an image."""
 _END_ATTEMPTS: Final = 3
 """To write the end of a run whose session has ended; otherwise the next leader marks it abandoned."""
 _RETRY_S: Final = 1.0
@@ -65,6 +67,8 @@ class RunOutcome:
     withdrawn: Mapping[str, int] = field(default_factory=dict)
     image: Mapping[str, int] = field(default_factory=dict)
     namespaces: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    also_done: tuple[RunKind, ...] = ()
+    """Other kinds of check that it did, with success: their schedules count it as well."""
 
     def of_record(self) -> dict[str, Any]:
         """The fields of the run's record."""
@@ -97,13 +101,14 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "", *, na
     is_delivered = not why_no_report or not is_for_report(summary.kind, is_dry_run=summary.is_dry_run)
     is_complete = summary.is_complete and summary.held_because is None and is_delivered
     no_report = f"the report is missing: {why_no_report}" if why_no_report else ""
-    is_marked = summary.published.outcome.is_all or summary.kind is not RunKind.BOOKIES
+    is_marked = summary.published.outcome.is_all or summary.kind not in _MARKING
+    is_success = is_marked and is_delivered and not summary.is_dry_run
     return RunOutcome(
         RunState.DONE,
         int(summary.exit_code() or (ExitCode.CONFIGURATION if why_no_report else ExitCode.OK)),
-        "; ".join(filter(None, (summary.held_because or "; ".join(summary.problems), no_report))),
+        "; ".join(filter(None, (summary.held_because or "; ".join(summary.shortcomings), no_report))),
         summary.verdict.value,
-        is_complete and is_marked and not summary.is_dry_run,
+        is_complete and is_success,
         summary.counts.ledgers,
         {count.severity.label: count.ledgers for count in summary.severities if count.ledgers},
         summary.published.tasks_changed,
@@ -112,11 +117,17 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "", *, na
         dict(summary.published.withdrawn),
         _image(summary),
         summary.impact.by_namespace(namespaces_max),
+        _also_done(summary, has_report=not why_no_report) if is_success else (),
     )
 
 
+def _also_done(summary: RunSummary, *, has_report: bool) -> tuple[RunKind, ...]:
+    others = (kind for kind in summary.kinds_done if kind is not summary.kind)
+    return tuple(kind for kind in others if has_report or not is_for_report(kind, is_dry_run=False))
+
+
 def _image(summary: RunSummary) -> Mapping[str, int]:
-    if summary.kind is not RunKind.BOOKIES:
+    if summary.kind not in _MARKING:
         return {}
     image = summary.image
     return {
@@ -247,8 +258,9 @@ class RunLifeCycle:
         attempts_left = _END_ATTEMPTS
         while attempts_left:
             try:
-                if outcome.is_success and not record.is_dry_run:
-                    await self._runs.note_success(record.kind, record.started_ms)
+                if not record.is_dry_run:
+                    for kind in (*((record.kind,) if outcome.is_success else ()), *outcome.also_done):
+                        await self._runs.note_success(kind, record.started_ms)
                 await self._write()
                 await self._runs.clear_request(record.run_id)
                 break

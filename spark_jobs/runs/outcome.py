@@ -15,10 +15,12 @@ from bookie.model.severity import Severity
 from spark_jobs.report.summary import (
     AcceptedCounts,
     BookieCount,
+    CheckPart,
     ClusterName,
     FindingSums,
     ImageCounts,
     LedgerCounts,
+    LintCounts,
     PlacementCounts,
     PublishOutcome,
     PublishResult,
@@ -62,6 +64,8 @@ class CheckResult:
     replicas: ReplicaCounts | None = None
     references: ReferenceCounts | None = None
     accepted: AcceptedCounts = field(default_factory=AcceptedCounts)
+    parts: tuple[CheckPart, ...] = ()
+    lint: LintCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,8 @@ def assemble(run: RunName, cookies: AbstractSet[BookieId], outcome: Outcome) -> 
         accepted=checked.accepted,
         snapshot=None if scanned is None else scanned.snapshot,
         image=outcome.image,
+        parts=checked.parts,
+        lint=checked.lint,
     )
 
 
@@ -179,13 +185,18 @@ class FindingTotals:
     ) -> None:
         """Add a chunk. A ledger is in one chunk only."""
         self.totals = self.totals.plus(totals)
-        self.sums = _sums(self.sums, sums)
-        order = sorted((*self.worst, *worst), key=lambda each: (each.severity, -each.bytes_estimate, each.ledger_id))
-        self.worst = tuple(order[: self.worst_max])
-        self.published = _published(self.published, published)
+        self.sums = added_sums(self.sums, sums)
+        self.worst = worst_of((*self.worst, *worst), self.worst_max)
+        self.published = added_published(self.published, published)
 
 
-def _sums(one: FindingSums, other: FindingSums) -> FindingSums:
+def worst_of(ledgers: Iterable[WorstLedger], count_max: int) -> tuple[WorstLedger, ...]:
+    """The worst of some ledgers."""
+    return tuple(sorted(ledgers, key=lambda each: (each.severity, -each.bytes_estimate, each.ledger_id))[:count_max])
+
+
+def added_sums(one: FindingSums, other: FindingSums) -> FindingSums:
+    """The sums of both: a ledger in both counts twice."""
     counts: dict[Severity, SeverityCount] = {}
     for count in (*one.severities, *other.severities):
         known = counts.get(count.severity, SeverityCount(count.severity, 0, 0, 0))
@@ -202,7 +213,8 @@ def _sums(one: FindingSums, other: FindingSums) -> FindingSums:
     return FindingSums(tuple(counts[severity] for severity in sorted(counts)), by_bookie)
 
 
-def _published(one: PublishResult, other: PublishResult) -> PublishResult:
+def added_published(one: PublishResult, other: PublishResult) -> PublishResult:
+    """What became of the findings of both."""
     outcome = next(each for each in _OUTCOMES if each in (one.outcome, other.outcome))
     held_back = dict(Counter(one.held_back) + Counter(other.held_back))
     withdrawn = dict(Counter(one.withdrawn) + Counter(other.withdrawn))

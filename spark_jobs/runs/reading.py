@@ -37,10 +37,14 @@ class LiveReading:
 
     counts: SnapshotCounts | None = None
 
-    def __init__(self, context: RunContext, image: ImageUpkeep | None = None) -> None:
-        """With ``image``, each scan writes a new one, which is not committed yet."""
+    def __init__(self, context: RunContext, image: ImageUpkeep | None = None, *, keeps_all: bool = False) -> None:
+        """With ``image``, each scan writes a new one, which is not committed yet.
+
+        With ``keeps_all``, a scan returns every ledger, those on live bookies as well.
+        """
         self._context = context
         self._image = image
+        self._keeps_all = keeps_all
         self._plan: Sequence[LeafParent] = ()
         self._totals = NO_TOTALS
 
@@ -51,8 +55,9 @@ class LiveReading:
         image_dir = None if self._image is None else self._image.begin(live)
         from_ms = 0 if self._image is None else self._image.read_from_ms
         with context.tasks(Phase.SCAN):
+            kept = None if self._keeps_all else live
             scan = scan_ledgers(
-                context.spark, context.settings, self._plan, live, image_dir=image_dir, image_from_ms=from_ms
+                context.spark, context.settings, self._plan, kept, image_dir=image_dir, image_from_ms=from_ms
             )
         self._totals = scan.totals
         return scan

@@ -3,7 +3,8 @@
 The invariant: what a run finds only adds marks. It marks nothing if its input is implausible (S12, ``brake``), and does
 not call itself complete if it may not have seen every ledger (S20, ``completeness``). A mark is withdrawn only if its
 own ledger proves that nothing is left to do (``withdrawal``). Unreadable metadata is a finding. The ``bookie_run``,
-``placement_run``, ``replica_run`` and ``reference_run`` modules contain the checks.
+``placement_run``, ``replica_run`` and ``reference_run`` modules contain the checks, and ``everything`` those that a run
+of everything does beside the bookie check.
 
 The steps are: scan, check, mark, write the report and its summary last, and record the completed check in the cluster.
 Marks come before the report, so a full disk of the auditor prevents no repair and repeats no scan (R52,
@@ -45,6 +46,7 @@ from spark_jobs.report.summary import ClusterName, RunSummary
 from spark_jobs.runs.bookie_run import BookieRun
 from spark_jobs.runs.cluster_view import ClusterView, opened_cluster
 from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.everything import EverythingBeside
 from spark_jobs.runs.outcome import Outcome, RunName, assemble, is_for_report
 from spark_jobs.runs.placement_run import PlacementRun
 from spark_jobs.runs.port import Gate, OpenGate, Phase, Progress, ProgressEvent
@@ -194,6 +196,16 @@ def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Complete
             return ReplicaRun(context, rng).execute, lambda summary: _replicas_completed(context, summary)
         case RunKind.REFERENCES:
             return ReferenceRun(context).execute, lambda summary: None
+        case RunKind.EVERYTHING:
+            everything = BookieRun(context, EverythingBeside(context))
+            return everything.execute, lambda summary: _everything_completed(context, everything, summary)
+
+
+def _everything_completed(context: RunContext, run: BookieRun, summary: RunSummary) -> None:
+    """Each check that is complete counts as if it had run alone; a placement check is its report."""
+    _losses_audited(context.cluster, run, summary.finished_ms)
+    if RunKind.PLACEMENT in summary.kinds_done and context.report.problem is None:
+        context.cluster.write_check_time(CheckKind.PLACEMENT, summary.finished_ms)
 
 
 def _losses_audited(cluster: ClusterView, run: BookieRun, finished_ms: int) -> None:
@@ -218,7 +230,7 @@ def _replicas_completed(context: RunContext, summary: RunSummary) -> None:
 def _did_everything(summary: RunSummary) -> bool:
     """A dry run changes nothing in the cluster, not even a time."""
     return (
-        summary.is_complete
+        (summary.is_read if summary.parts else summary.is_complete)
         and summary.held_because is None
         and not summary.is_dry_run
         and summary.published.outcome.is_all

@@ -54,7 +54,11 @@ def losses(newest_first: Iterable[RunSummary], instance_id: str) -> Mapping[Book
     found: dict[BookieId, Loss] = {}
     open_still: set[BookieId] | None = None
     for run in islice(newest_first, REPORTS_MAX):
-        if run.kind is not RunKind.BOOKIES or not is_whole(run) or run.cluster.instance_id != instance_id:
+        if (
+            run.kind not in (RunKind.BOOKIES, RunKind.EVERYTHING)
+            or not is_whole(run)
+            or run.cluster.instance_id != instance_id
+        ):
             continue
         lost = {BookieId(each.bookie_id) for each in run.bookies if each.state is BookieState.UNREGISTERED}
         if open_still is None:

@@ -20,6 +20,7 @@ _ASKS: Final = {
     RunKind.PLACEMENT.value: "all ensembles against the rack, zone and region policy",
     RunKind.REPLICAS.value: "every entry, asked of each bookie that should hold it",
     RunKind.REFERENCES.value: "all ledgers against what Pulsar refers to",
+    RunKind.EVERYTHING.value: "bookies, placement and the metadata itself, with one reading",
 }
 _GOOD_VERDICTS: Final = ("", "clean")
 

@@ -59,7 +59,7 @@ def test_what_one_needs_to_give() -> None:
         ("PodDisruptionBudget", "demo-bkheal-auditor"),
         *(
             ("CronJob", f"demo-bkheal-once-{name}")
-            for name in ("bookies", "placement", "references", "replicas", "dry-run")
+            for name in ("bookies", "everything", "placement", "references", "replicas", "dry-run")
         ),
         ("Deployment", "demo-bkheal-replicator"),
         ("Service", "demo-bkheal-replicator"),
@@ -324,7 +324,7 @@ def cron_jobs(made: Release) -> dict[str, Object]:
 def test_one_off_runs_are_jobs_of_suspended_cron_jobs() -> None:
     made = release("service-k8s-client")
     found = {item["metadata"]["name"].rpartition("-once-")[2]: item["spec"] for item in made.of("CronJob")}
-    assert found.keys() == {"bookies", "placement", "references", "replicas", "dry-run"}
+    assert found.keys() == {"bookies", "everything", "placement", "references", "replicas", "dry-run"}
     auditor = made.one("Deployment", "demo-bkheal-auditor")["spec"]["template"]["spec"]
     for name, spec in found.items():
         assert spec["suspend"] is True
@@ -352,7 +352,7 @@ def test_auditors_and_jobs_share_one_volume_for_reports() -> None:
     [claim] = made.of("PersistentVolumeClaim")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     users = [pod.spec for pod in pods(made) if pod.spec["containers"][0]["name"] in ("auditor", "audit")]
-    assert len(users) == 6
+    assert len(users) == 7
     assert {reports_claim(spec) for spec in users} == {claim["metadata"]["name"]}
     directory = settings(made, "auditor")["report_dir"]
     assert settings(made, "audit.run")["report_dir"] == directory

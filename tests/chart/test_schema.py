@@ -26,7 +26,7 @@ TABLES: Final = {"auditor": "auditor", "audit": "audit.run", "replicator": "repl
 """The key of a free table in the values, and the table of the file."""
 TEXTS: Final = {
     "store": "s3://bkheal/reports",
-    **dict.fromkeys(("bookies", "placement", "replicas", "references"), "15m"),
+    **dict.fromkeys(("bookies", "placement", "replicas", "references", "everything"), "15m"),
     "driverMemory": "2g",
     "proxyBase": "/spark",
     "publicUrl": "https://bkheal.example.org",

@@ -16,7 +16,9 @@ from bookie.model.spread import PlacementPolicy
 from spark_jobs.checks.bookie_check import bookie_check
 from spark_jobs.checks.placement_check import ensemble_verdicts, placed_fragments, placement_check
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
+from spark_jobs.checks.rack_matrix import cells_of, rack_cells
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
+from spark_jobs.runs.rack_matrix import RackMatrix
 
 pytestmark = pytest.mark.spark
 
@@ -93,6 +95,33 @@ def test_the_verdict_in_spark_is_that_of_the_pure_function(spark: SparkSession) 
     )
     assert sum(each["fragments"] for each in verdicts) == len(rows)
     assert len({(tuple(each["members"]), each["write_quorum"]) for each in verdicts}) == len(verdicts)
+
+
+def test_the_matrix_in_spark_is_the_sum_of_the_pure_cells(spark: SparkSession) -> None:
+    rng = random.Random(99)
+    rows, expected = [], RackMatrix()
+    for ledger_id in range(200):
+        starts = sorted({0, *rng.sample(range(1, 30), rng.choice([0, 0, 1, 2]))})
+        members = [rng.sample(NAMES, 3) for _ in starts]
+        last = rng.choice([None, 9, 19, 29])
+        ends = [*(start - 1 for start in starts[1:]), last]
+        rows.append(row(ledger_id, list(zip(starts, ends, members, strict=True)), last=last))
+        held = [
+            (
+                each,
+                100 / (last + 1) * (min(last if end is None else end, last) - start + 1) if last is not None else 0.0,
+            )
+            for start, end, each in zip(starts, ends, members, strict=True)
+            if end is None or min(end, 29 if last is None else last) >= start
+        ]
+        ids = [list(map(BookieId, each)) for each, _ in held]
+        expected.plus(RackMatrix(dict.fromkeys(cells_of(ids, TOPOLOGY), (1, 0, 0.0))))
+        for each, size in zip(ids, (size for _, size in held), strict=True):
+            expected.plus(RackMatrix(dict.fromkeys(cells_of([each], TOPOLOGY), (0, 1, size))))
+    ledgers, found = table(spark, rows), RackMatrix()
+    found.add(rack_cells(ledgers, ensemble_verdicts(placed_fragments(ledgers), RULES), TOPOLOGY))
+    assert (found.numbers, found.pairs) == (expected.numbers, expected.pairs)
+    assert [each.racks for each in found.numbers] == [2, 3]
 
 
 def test_the_columns_are_those_of_every_check(spark: SparkSession) -> None:

@@ -14,12 +14,16 @@ from bookie.model.topology import Topology, location
 from spark_jobs.report import writing as report
 from spark_jobs.report.summary import (
     BookieCount,
+    CheckPart,
     ClusterName,
     LedgerCounts,
+    LintCounts,
     NamespaceCount,
     PlacementCounts,
     PublishOutcome,
     PublishResult,
+    RackNumber,
+    RackPair,
     ReferenceCounts,
     ReplicaCounts,
     RunSummary,
@@ -155,6 +159,39 @@ PLACEMENT = replace(
     severities=(SeverityCount(Severity.MISPLACED, 81, 90, 0),),
     worst_ledgers=(WorstLedger(8, Severity.MISPLACED, 1, 0, ()),),
     placement=PlacementCounts(2, 1, 1, False, "/ledgers/../bookies", 1300, 84, 81, 90, 4, 7, (bookie_name(8),)),
+)
+
+EVERYTHING = replace(
+    CLEAN,
+    kind=RunKind.EVERYTHING,
+    severities=(
+        SeverityCount(Severity.BELOW_WRITE_QUORUM, 5, 6, 9 << 20),
+        SeverityCount(Severity.MISPLACED, 81, 90, 0),
+    ),
+    worst_ledgers=(WorstLedger(11, Severity.BELOW_WRITE_QUORUM, 1, 1 << 20, (bookie_name(1),)),),
+    placement=PlacementCounts(
+        2,
+        1,
+        1,
+        False,
+        "/ledgers/../bookies",
+        1300,
+        84,
+        81,
+        90,
+        4,
+        7,
+        (bookie_name(8),),
+        (RackNumber(1, 81, 90, 1 << 30), RackNumber(2, 1119, 1210, 5 << 30)),
+        tuple(RackPair(f"/r{one}", f"/r{two}", 30, 31, 1 << 28) for one in range(10) for two in range(one, 10)),
+        racks_cut=True,
+    ),
+    parts=(
+        CheckPart("bookies"),
+        CheckPart("metadata"),
+        CheckPart("placement", "7 fragments were not judged: their bookies have no location"),
+    ),
+    lint=LintCounts({"DUPLICATE_MEMBER": 3, "LENGTH_MISMATCH": 2}, 3600.0, (bookie_name(9),)),
 )
 
 ASKED = ReplicaCounts(

@@ -83,15 +83,15 @@ class StartRequest:
         return " ".join([self.kind.value, *(["dry run"] if self.is_dry_run else []), *options])
 
 
-RUN_OPTIONS: Final[Mapping[str, RunKind]] = {
-    "mark_misplaced": RunKind.PLACEMENT,
-    "ledger_min": RunKind.REPLICAS,
-    "ledger_max": RunKind.REPLICAS,
-    "sample": RunKind.REPLICAS,
-    "sample_seed": RunKind.REPLICAS,
+RUN_OPTIONS: Final[Mapping[str, tuple[RunKind, ...]]] = {
+    "mark_misplaced": (RunKind.PLACEMENT, RunKind.EVERYTHING),
+    "ledger_min": (RunKind.REPLICAS,),
+    "ledger_max": (RunKind.REPLICAS,),
+    "sample": (RunKind.REPLICAS,),
+    "sample_seed": (RunKind.REPLICAS,),
 }
-"""The options that a request may set, with the kind of check that has them. They only narrow a check, or add marks that
-ask for better placement; the brake and the placement policy are settings of the service."""
+"""The options that a request may set, with the kinds of check that have them. They only narrow a check, or add marks
+that ask for better placement; the brake and the placement policy are settings of the service."""
 
 
 def run_request(body: bytes) -> StartRequest:
@@ -115,8 +115,9 @@ def run_options(kind: RunKind, fields: Mapping[str, Any]) -> Mapping[str, bool |
         ContradictionError: no ledger is in the range.
     """
     for name in RUN_OPTIONS.keys() & fields.keys():
-        if RUN_OPTIONS[name] is not kind:
-            raise InvalidRequestError(f"a {kind.value} run has no {name}, only a {RUN_OPTIONS[name].value} run has")
+        if kind not in RUN_OPTIONS[name]:
+            having = " or ".join(each.value for each in RUN_OPTIONS[name])
+            raise InvalidRequestError(f"a {kind.value} run has no {name}, only a {having} run has")
     options = {name: _run_option(name, fields[name]) for name in RUN_OPTIONS if name in fields}
     if options.get("ledger_min", 0) > options.get("ledger_max", LEDGER_ID_MAX):
         raise ContradictionError("ledger_min must not exceed ledger_max")

@@ -84,6 +84,15 @@ LIMITS: Final[Mapping[str, int]] = {
 """Limits on copying and their largest values. 0: no limit."""
 
 
+_MARK_MISPLACED: Final[Mapping[str, Schema]] = {
+    "mark_misplaced": {
+        **_TRUTH,
+        "default": False,
+        "description": "Mark the ledgers that a replacement would improve.",
+    }
+}
+
+
 def _run_request(kind: RunKind, options: Mapping[str, Schema]) -> Schema:
     dry_run = {**_TRUTH, "default": False, "description": "Report only, and mark nothing."}
     properties = {"kind": {"const": kind.value}, "dry_run": dry_run, **options}
@@ -285,6 +294,42 @@ _VERDICT: Final = {
     ),
     "placement_problems": _list(_TEXT),
     "not_registered": _list(_TEXT),
+}
+_WHAT_IF: Final = {
+    "bookies": _list(_TEXT),
+    "not_registered": _list(_TEXT),
+    "source": _one_of(["metadata", "image"]),
+    "image_read_from": _TIME,
+    "image_age_seconds": _nullable(_COUNT),
+    "ledgers": {**_COUNT, "description": "Ledgers that were looked at."},
+    "unreadable_ledgers": _COUNT,
+    "findings": _list(
+        _fields(
+            {
+                "severity": _one_of([level.label for level in Severity]),
+                "ledgers": {**_COUNT, "description": "Ledgers that would be worse off than now."},
+                "already": {**_COUNT, "description": "Ledgers on these bookies that would stay as they are."},
+                "bytes_estimate": _COUNT,
+            }
+        )
+    ),
+    "worst": _list(
+        _fields(
+            {
+                "ledger_id": _COUNT,
+                "severity": _one_of([level.label for level in Severity]),
+                "severity_now": _nullable(_TEXT),
+                "copies_left": _COUNT,
+                "bookies": _list(_TEXT),
+                "bytes_estimate": _COUNT,
+                **_OWNER,
+            }
+        )
+    ),
+    "topics_total": _COUNT,
+    "topics_cut": _TRUTH,
+    "unnamed_ledgers": {**_COUNT, "description": "Ledgers that would be worse off, and that name no topic."},
+    "topics": _list(_fields({"topic": _TEXT, "severity": _TEXT, "ledgers": _COUNT})),
 }
 _DRAINED: Final = _fields(
     {"bookie_id": _TEXT, "since": _TIME, "by": _TEXT, "state": _one_of(["writable", "read_only", "lost"])}
@@ -504,6 +549,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
     ),
     "DrainStop": _document("DrainStop", {**_DONE, "stopped": _list(_TEXT)}),
     "StopVerdict": _document("StopVerdict", _VERDICT),
+    "WhatIf": _document("WhatIf", _WHAT_IF),
     "RecoveryStatus": _document("RecoveryStatus", {"enabled": _TRUTH, "lost_bookie_delay_seconds": _COUNT}),
     "RecoveryRequest": {
         **_body(
@@ -645,19 +691,11 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             _ref("PlacementRunRequest"),
             _ref("ReplicasRunRequest"),
             _ref("ReferencesRunRequest"),
+            _ref("EverythingRunRequest"),
         ],
     },
     "BookiesRunRequest": _run_request(RunKind.BOOKIES, {}),
-    "PlacementRunRequest": _run_request(
-        RunKind.PLACEMENT,
-        {
-            "mark_misplaced": {
-                **_TRUTH,
-                "default": False,
-                "description": "Mark the ledgers that a replacement would improve.",
-            }
-        },
-    ),
+    "PlacementRunRequest": _run_request(RunKind.PLACEMENT, _MARK_MISPLACED),
     "ReplicasRunRequest": _run_request(
         RunKind.REPLICAS,
         {
@@ -673,6 +711,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         },
     ),
     "ReferencesRunRequest": _run_request(RunKind.REFERENCES, {}),
+    "EverythingRunRequest": _run_request(RunKind.EVERYTHING, _MARK_MISPLACED),
     **_UPKEEP,
     "ServiceStatus": _STATUS,
     "ScheduleList": _document(

@@ -21,6 +21,7 @@ from auditor.api.upkeep_port import Upkeep
 from auditor.operating import boosting, dead_letters, debts, drain_status, drains, limits, maintenance, switches
 from auditor.operating.client import Actor, ClusterClient, Document, RefusedError, changes_of
 from auditor.operating.stopping import reasons, stop_verdict
+from auditor.operating.what_if import TOPICS_DEFAULT, WORST_DEFAULT, bookies_of, what_if
 from bookie.metadata.tasks.changes import CHANGES_MAX
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.metadata.tasks.switches import DELAY_S_MAX
@@ -76,6 +77,9 @@ class UpkeepRoutes:
             _read(f"{_API}/ok-to-stop", "get_ok_to_stop",
                   "Whether bookies may be stopped now: 200 yes, 409 no, 503 not known yet: send it again.",
                   self._ok_to_stop, "StopVerdict", _STOPPING),
+            _read(f"{_API}/what-if", "get_what_if",
+                  "What would be lost if bookies or racks went now. 503 while the metadata is read: send it again.",
+                  self._what_if, "WhatIf", _WHAT_IF),
             _read(f"{_API}/recovery", "get_recovery", "The switch of recovery and the lost-bookie delay.",
                   self._recovery, "RecoveryStatus"),
             _change("PUT", f"{_API}/recovery", "set_recovery", "Disable recovery, enable it, set the delay.",
@@ -226,6 +230,22 @@ class UpkeepRoutes:
         if not verdict["ok"]:
             raise NotOkToStopError("; ".join(map(str.strip, reasons(verdict))).replace(":; ", ": "), verdict)
         return _answer("StopVerdict", verdict)
+
+    async def _what_if(self, call: Call) -> web.Response:
+        query = call.request.query
+        refuse_unknown(query, ("target", "worst", "topics"), "parameter")
+        targets = tuple(dict.fromkeys(queries.window_target_of(name) for name in query.getall("target", [])))
+        if not 1 <= len(targets) <= _STOPPED_MAX:
+            raise InvalidRequestError(f"name 1 to {_STOPPED_MAX} targets: ?target=BOOKIE or rack:RACK, repeated")
+        worst = whole_number(query.get("worst", str(WORST_DEFAULT)), "worst", 0, _PAGE_MAX)
+        topics = whole_number(query.get("topics", str(TOPICS_DEFAULT)), "topics", 0, _PAGE_MAX)
+
+        async def work(client: ClusterClient) -> Document:
+            topology = client.ports.placement.topology  # of the file that the auditor was given, if it was
+            bookies = await bookies_of(client, targets, topology if topology.locations else None)
+            return await what_if(client, bookies, worst_max=worst, topics_max=topics)
+
+        return _answer("WhatIf", await self._upkeep.ask_long(("what-if", targets, worst, topics), work))
 
     async def _recovery(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")
@@ -406,6 +426,23 @@ _PAGING: Final = (_LIMIT, Parameter("after", "Begin after this ledger.", LEDGER_
 _LETTER_PAGING: Final = (
     *_PAGING,
     Parameter("reason", "Only those with this reason.", {"type": "string", "enum": [why.value for why in ParkReason]}),
+)
+_WHAT_IF: Final = (
+    Parameter(
+        "target",
+        "A bookie, or rack: and the location of a rack; repeated for each.",
+        {
+            "type": "array",
+            "items": {"type": "string", "pattern": WINDOW_TARGET_PATTERN},
+            "minItems": 1,
+            "maxItems": _STOPPED_MAX,
+        },
+        is_required=True,
+    ),
+    *(
+        Parameter(name, f"How many {name} are named at most.", {"type": "integer", "minimum": 0, "maximum": _PAGE_MAX})
+        for name in ("worst", "topics")
+    ),
 )
 _STOPPING: Final = (
     Parameter(

@@ -41,6 +41,8 @@ Checks (--kind):
 
   references  find ledgers that nothing in Pulsar refers to, and references to ledgers that do not exist; marks nothing
 
+  everything  bookies and placement, and faults of the metadata itself, with one reading of the metadata
+
 One run of a kind goes on at a time in a cluster, whoever started it.
 """
 _EXIT_CODES: Final = (
@@ -163,10 +165,10 @@ def _sent_options(context: typer.Context, kind: RunKind) -> dict[str, bool | int
             f"{', '.join(lost)} cannot be sent with --at: the service has its own settings. Leave it out, or run the "
             "audit here without --at"
         )
-    if wrong := sorted(flags[name] for name in given & RUN_OPTIONS.keys() if RUN_OPTIONS[name] is not kind):
+    if wrong := sorted(flags[name] for name in given & RUN_OPTIONS.keys() if kind not in RUN_OPTIONS[name]):
         raise typer.BadParameter(f"a run of kind {kind.value} has no {', '.join(wrong)}")
     chosen = {name for name, source in by_source.items() if source != "DEFAULT"}
-    return {name: context.params[name] for name in RUN_OPTIONS if name in chosen and RUN_OPTIONS[name] is kind}
+    return {name: context.params[name] for name in RUN_OPTIONS if name in chosen and kind in RUN_OPTIONS[name]}
 
 
 def _settings(uri: str, given: Options) -> AuditSettings:

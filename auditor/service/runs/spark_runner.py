@@ -97,6 +97,7 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         namespaces_in_metrics=settings.namespaces_in_metrics,
         pulsar_roots=settings.pulsar_roots,
         reference_grace_s=settings.reference_grace_s,
+        recovery_age_max_s=settings.recovery_age_max_s,
         security=settings.bookie_security,
         history_days=settings.history_days,
         history_mib=settings.history_mib,

@@ -72,6 +72,7 @@ JSON are the same. */}}
   "placement_schedule" $a.schedules.placement
   "replicas_schedule" $a.schedules.replicas
   "references_schedule" $a.schedules.references
+  "everything_schedule" $a.schedules.everything
   "schedule_jitter_s" $a.scheduleJitterSeconds
   "misfire_grace_s" $a.misfireGraceSeconds
   "missing_share_max" $a.missingShareMax

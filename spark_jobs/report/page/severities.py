@@ -24,6 +24,14 @@ _USUAL: Final = {
     RunKind.PLACEMENT: (Severity.MISPLACED,),
     RunKind.REPLICAS: (Severity.LOST, Severity.CRITICAL, Severity.BELOW_ACK_QUORUM, Severity.BELOW_WRITE_QUORUM),
     RunKind.REFERENCES: (Severity.LOST,),
+    RunKind.EVERYTHING: (
+        Severity.NO_LIVE_COPY,
+        Severity.CRITICAL,
+        Severity.BELOW_ACK_QUORUM,
+        Severity.BELOW_WRITE_QUORUM,
+        Severity.METADATA_ONLY,
+        Severity.MISPLACED,
+    ),
 }
 """Severities that a check looks for: shown also without findings."""
 

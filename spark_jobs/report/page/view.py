@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bookie.model.metadata_faults import MetadataFault
 from bookie.model.run import RunKind
 from bookie.model.times import utc_text
 from bookie.model.topology import Topology
@@ -29,6 +30,7 @@ from spark_jobs.report.page.plots import LineChart, line_chart
 from spark_jobs.report.page.severities import Segment, SeverityRow, ledgers_found, segments, severity_rows, share_text
 from spark_jobs.report.page.words import KIND_MEANINGS, KIND_NAMES, Headline, headline, ledgers
 from spark_jobs.report.summary import (
+    LintCounts,
     PlacementCounts,
     PublishOutcome,
     ReferenceCounts,
@@ -43,6 +45,8 @@ _FACTS_LINES: Final = 16
 """About how many lines the facts of a run take in a column."""
 
 _TOPICS_SHOWN: Final = 25
+_PAIRS_SHOWN: Final = 45
+"""Pairs of nine racks."""
 _FEW_BOOKIES: Final = 12
 """Up to here the table of bookies can be taken in at one look."""
 
@@ -118,7 +122,7 @@ def page_view(
         title=f"{headline(run).text} {KIND_NAMES[run.kind]}, {utc_text(run.finished_ms)}",
         kind=KIND_NAMES[run.kind],
         headline=headline(run),
-        reasons=(*((run.held_because,) if run.held_because else ()), *run.problems),
+        reasons=(*((run.held_because,) if run.held_because else ()), *run.shortcomings),
         tiles=tuple(_tiles(run, rows)),
         steps=steps,
         environment=environment(run),
@@ -268,8 +272,15 @@ def details(run: RunSummary) -> Iterator[Detail]:
     if run.published.withdrawn:
         rows = tuple((why, _many(count, "mark")) for why, count in withdrawn_marks(run))
         yield Detail("Marks that were withdrawn", "Nothing was left to do for them.", rows)
+    if run.parts:
+        lead = "They used the same reading of the metadata. Each is complete or not by itself."
+        rows = tuple((part.check, part.problem or "complete") for part in run.parts)
+        yield Detail("Checks of this run", lead, rows)
     if run.placement is not None:
         yield _placement(run.placement)
+        yield from _racks(run.placement)
+    if run.lint is not None:
+        yield _lint(run.lint)
     if run.replicas is not None:
         yield _replicas(run.replicas)
     if run.references is not None:
@@ -294,6 +305,40 @@ def _placement(counts: PlacementCounts) -> Detail:
     if counts.unknown_bookies:
         rows.append(("Place unknown", some(counts.unknown_bookies)))
     return Detail("Placement", "How write quorums spread over failure domains.", tuple(rows))
+
+
+def _racks(counts: PlacementCounts) -> Iterator[Detail]:
+    if not counts.racks and not counts.rack_numbers:
+        return
+    rows = [
+        (_many(each.racks, "rack"), f"{ledgers(each.ledgers)}, {size(each.payload_bytes)}")
+        for each in counts.rack_numbers
+    ]
+    yield Detail("Racks of ensembles", "A ledger counts at its fragment with the fewest racks.", tuple(rows))
+    pairs = [
+        (
+            f"{each.first} twice" if each.first == each.second else f"{each.first} and {each.second}",
+            f"{ledgers(each.ledgers)}, {size(each.payload_bytes)}",
+        )
+        for each in counts.racks[:_PAIRS_SHOWN]
+    ]
+    if len(counts.racks) > _PAIRS_SHOWN or counts.racks_cut:
+        pairs.append(("More", "summary.json lists the other pairs"))
+    yield Detail("Racks by pairs", "What is in both racks; twice: in two bookies of the same rack.", tuple(pairs))
+
+
+def _lint(counts: LintCounts) -> Detail:
+    known = {fault.label: fault for fault in MetadataFault}
+    rows = [
+        (label, f"{ledgers(number)}: {known[label].meaning}" if label in known else ledgers(number))
+        for label, number in counts.faults.items()
+    ]
+    if counts.dangling_cookies:
+        rows.append(("Cookies of bookies in no ledger", some(counts.dangling_cookies)))
+    if counts.cookies_not_judged:
+        rows.append(("Cookies", f"not judged: {counts.cookies_not_judged}"))
+    lead = "Faults of the metadata itself. They are reported, and nothing is marked."
+    return Detail("Metadata", lead, tuple(rows or [("Faults", "none")]))
 
 
 def _references(counts: ReferenceCounts) -> Iterator[Detail]:

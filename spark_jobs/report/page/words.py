@@ -10,7 +10,7 @@ from typing import Final
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from bookie.runtime.human import size
-from spark_jobs.report.summary import ReferenceCounts, RunSummary, Verdict
+from spark_jobs.report.summary import LintCounts, ReferenceCounts, RunSummary, Verdict
 
 MEANINGS: Final[Mapping[Severity, str]] = {
     Severity.LOST: "Every holder answered that it has no such entry, or an operator accepted the loss.",
@@ -31,6 +31,7 @@ KIND_NAMES: Final[Mapping[RunKind, str]] = {
     RunKind.PLACEMENT: "Placement check",
     RunKind.REPLICAS: "Replica check",
     RunKind.REFERENCES: "References check",
+    RunKind.EVERYTHING: "Check of everything",
 }
 
 KIND_MEANINGS: Final[Mapping[RunKind, str]] = {
@@ -38,6 +39,7 @@ KIND_MEANINGS: Final[Mapping[RunKind, str]] = {
     RunKind.PLACEMENT: "all ensembles against the placement policy",
     RunKind.REPLICAS: "every entry that a registered bookie should hold, asked of that bookie",
     RunKind.REFERENCES: "all ledgers against what topics, subscriptions and schemas of Pulsar refer to",
+    RunKind.EVERYTHING: "all ledger metadata against the registered bookies, the placement policy and its own rules",
 }
 
 _ALL_WELL: Final[Mapping[RunKind, str]] = {
@@ -45,6 +47,7 @@ _ALL_WELL: Final[Mapping[RunKind, str]] = {
     RunKind.PLACEMENT: "Every ensemble keeps to the placement policy.",
     RunKind.REPLICAS: "Every bookie holds the entries it should hold.",
     RunKind.REFERENCES: "Every ledger that Pulsar refers to exists, and Pulsar refers to every ledger that was judged.",
+    RunKind.EVERYTHING: "Every ledger has all of its copies, each ensemble keeps to the policy, and metadata is sound.",
 }
 
 
@@ -83,6 +86,8 @@ def headline(summary: RunSummary) -> Headline:
                 f"The metadata of {ledgers(summary.counts.unreadable)} cannot be read.",
                 "Nothing is known about their copies. All other ledgers were checked.",
             )
+        case Verdict.FAULTY_METADATA if summary.lint is not None:
+            return _faulty(summary.lint)
         case Verdict.UNREFERENCED if summary.references is not None:
             return _unreferenced(summary.references)
         case Verdict.CLEAN:
@@ -91,6 +96,15 @@ def headline(summary: RunSummary) -> Headline:
             return Headline(Tone.GOOD, _ALL_WELL[summary.kind], f"{_counted(summary)} checked, none with a finding.")
         case _:
             return _found(summary)
+
+
+def _faulty(counts: LintCounts) -> Headline:
+    named = ", ".join(f"{label} {number:,}" for label, number in counts.faults.items())
+    return Headline(
+        Tone.WARN if counts.errors else Tone.INFO,
+        "No copy is missing, and the metadata of some ledgers has faults.",
+        f"Ledgers by fault: {named}. Nothing is marked because of a fault.",
+    )
 
 
 def _unreferenced(counts: ReferenceCounts) -> Headline:

@@ -205,7 +205,7 @@ async def test_failed_request_may_be_sent_again_with_its_key(world: ApiWorld) ->
         (b"", "not JSON"),
         (b"[]", "one JSON object"),
         (b"{", "not JSON"),
-        (b'{"kind": "everything"}', "bookies, placement, replicas"),
+        (b'{"kind": "nonsense"}', "bookies, placement, replicas"),
         (b'{"kind": ["bookies"]}', "bookies, placement, replicas"),
         (b"{}", "kind must be"),
         (b'{"kind": "bookies", "dryrun": true}', "unknown field: dryrun"),
@@ -287,7 +287,7 @@ async def test_a_schedule_is_paused_until_a_time_and_resumed(world: ApiWorld) ->
     page = await world.ask("GET", "/status")
     assert b"replicas (paused until 2023-11-14T23:13:20.000Z)" in page.body
     assert (await good(world, "PUT", f"{path}/running")).json["paused"] is False
-    for wrong in (f"{path}/cancelled", "/api/v1/schedules/everything/state/paused"):
+    for wrong in (f"{path}/cancelled", "/api/v1/schedules/nonsense/state/paused"):
         assert (await world.operate("PUT", wrong)).status == 400
 
 

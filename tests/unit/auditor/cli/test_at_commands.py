@@ -93,6 +93,23 @@ async def test_ok_to_stop_ends_with_its_verdict(world: ApiWorld) -> None:
     assert (no.exit_code, "ledger 10 from entry 0: 0 copies left" in no.stdout) == (1, True)
 
 
+async def test_what_if_counts_by_severity(world: ApiWorld) -> None:
+    async with world.upkeep.cluster.connected("") as client:
+        await client.ports.ledgers.create(10, make_metadata((0, "c d"), quorum=(2, 2), last=9))
+        await TopologyStore(client.store, client.cluster).write('{"c": "/r1", "d": "/r1"}')
+    one = await document(world, "what-if", "c")
+    assert (one["kind"], one["bookies"], one["source"], one["image_age_seconds"]) == ("WhatIf", ["c"], "metadata", None)
+    assert [(row["ledger_id"], row["severity"], row["copies_left"]) for row in one["worst"]] == [(10, "critical", 1)]
+    rack = await document(world, "what-if", "rack:/r1", "--worst", "0")
+    assert (rack["bookies"], rack["worst"]) == (["c", "d"], [])
+    assert rack["findings"][0] == {"severity": "no_live_copy", "ledgers": 1, "already": 0, "bytes_estimate": 0}
+    text = await call(world, "what-if", "rack:/r1")
+    assert "no_live_copy: 1 ledgers more, 0 already" in text.stdout
+    assert "ledger 10: no_live_copy, 0 copies left" in text.stdout
+    assert (await call(world, "what-if", "rack:/r9")).exit_code != ExitCode.OK
+    assert (await call(world, "what-if", "nobody")).exit_code != ExitCode.OK
+
+
 async def test_switch_delay_limits_and_boosts_are_set(world: ApiWorld) -> None:
     switches = RecoverySwitches(world.upkeep.cluster.keeper, ROOT)
     assert (await document(world, "recovery", "delay", "60"))["before_seconds"] == 0

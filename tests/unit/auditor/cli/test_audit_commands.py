@@ -166,7 +166,7 @@ def test_a_schedule_is_paused_and_resumed(services: Services) -> None:
         (("pause", "--at", "http://one:1"), "either the id of a run or --kind"),
         (("pause", "r1", "--kind", "bookies", "--at", "http://one:1"), "either the id of a run or --kind"),
         (("--dry-run", "list"), "write --dry-run after"),
-        (("run", "--kind", "everything"), "everything"),
+        (("run", "--kind", "nonsense"), "nonsense"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--sample", "0"), "sample = 0"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--ledger-min", "9", "--ledger-max", "8"), "leave no ledger"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--tls-key", "k"), "need tls_ca"),

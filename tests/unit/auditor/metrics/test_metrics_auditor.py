@@ -176,9 +176,9 @@ def test_a_run_under_way_is_shown() -> None:
     running = replace(RECORD, state=RunState.RUNNING, started_ms=NOW_MS - 8000, finished_ms=0, done=30, total=120)
     paused = replace(running, kind=RunKind.REPLICAS, state=RunState.PAUSED, total=0, pause_ends_ms=9_000)
     shown = Shown(replace(STATUS, running=(running, paused), paused_kinds={RunKind.PLACEMENT: KindPause("me", 7_000)}))
-    assert [shown.value(names.RUNNING, kind=kind) for kind in names.KINDS] == [1, 0, 1, 0]
-    assert [shown.value(names.PAUSED, kind=kind) for kind in names.KINDS] == [0, 1, 1, 0]
-    assert [shown.value(names.PAUSE_ENDS, kind=kind) for kind in names.KINDS] == [0, 7, 9, 0]
+    assert [shown.value(names.RUNNING, kind=kind) for kind in names.KINDS] == [1, 0, 1, 0, 0]
+    assert [shown.value(names.PAUSED, kind=kind) for kind in names.KINDS] == [0, 1, 1, 0, 0]
+    assert [shown.value(names.PAUSE_ENDS, kind=kind) for kind in names.KINDS] == [0, 7, 9, 0, 0]
     assert shown.value(names.RUNNING_SECONDS, kind="bookies") == 8
     assert shown.value(names.PROGRESS, kind="bookies") == 0.25
     assert shown.value(names.PROGRESS, kind="replicas") == 0
@@ -195,7 +195,7 @@ def test_results_of_earlier_processes_are_shown_from_their_records() -> None:
     assert shown.value(names.LAST_SUCCESS, kind="replicas") == NOW_MS / 1000 - 10_000
     assert shown.value(names.LAST_SUCCESS, kind="placement") == 0
     assert shown.value(names.LAST_FINDINGS, kind="replicas", severity="critical") == 7
-    assert [shown.value(names.LAST_HELD, kind=kind) for kind in names.KINDS] == [0, 0, 1, 0]
+    assert [shown.value(names.LAST_HELD, kind=kind) for kind in names.KINDS] == [0, 0, 1, 0, 0]
 
 
 @pytest.mark.parametrize(

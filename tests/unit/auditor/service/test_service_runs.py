@@ -379,6 +379,34 @@ async def test_the_pause_of_a_kind_ends_by_itself_and_its_run_follows(world: Ser
 
 
 @in_service_world
+async def test_a_run_of_everything_counts_for_its_checks_and_waits_for_their_pauses(world: ServiceWorld) -> None:
+    auditor = await world.leader(bookies_schedule="off", everything_schedule="24h")
+    await when(lambda: len(auditor.counted.ended) == 1, 30)
+    status = auditor.service.status()
+    assert status.last_success_ms.keys() == {RunKind.EVERYTHING, RunKind.BOOKIES, RunKind.PLACEMENT}
+    assert set(status.last_success_ms.values()) == {auditor.counted.ended[0].started_ms}
+    assert status.period_s == dict.fromkeys((RunKind.EVERYTHING, RunKind.BOOKIES, RunKind.PLACEMENT), 86_400)
+    await asyncio.sleep(24 * 3600 - 100)
+    await auditor.service.pause_kind(RunKind.PLACEMENT, owner="me", via="http")
+    await asyncio.sleep(200)
+    assert len(auditor.counted.ended) == 1
+    await auditor.service.resume_kind(RunKind.PLACEMENT, owner="me", via="http")
+    await when(lambda: len(auditor.counted.ended) == 2, 60)
+
+
+@in_service_world
+async def test_a_loss_is_audited_beside_a_run_of_everything(world: ServiceWorld) -> None:
+    world.check_s = 300
+    auditor = await world.leader(bookies_schedule="off")
+    record = await auditor.service.start_run(RunKind.EVERYTHING, cause=RunCause.HTTP, owner="me")
+    await world.down(BOOKIES[0])
+    await when(lambda: any(run.kind is RunKind.BOOKIES for run in auditor.service.status().running), 120)
+    await when(lambda: bool(world.marked), 400)
+    ended = await auditor.service.run(record.run_id)
+    assert ended.state in (RunState.RUNNING, RunState.DONE), "the reaction ends no run of everything"
+
+
+@in_service_world
 async def test_a_loss_is_audited_while_its_kind_is_paused(world: ServiceWorld) -> None:
     auditor = await world.leader(bookies_schedule="1h")
     await when(lambda: len(auditor.counted.ended) == 1, 30)

@@ -28,6 +28,7 @@ def test_the_defaults_are_fine() -> None:
         RunKind.PLACEMENT: None,
         RunKind.REPLICAS: None,
         RunKind.REFERENCES: None,
+        RunKind.EVERYTHING: None,
     }
 
 

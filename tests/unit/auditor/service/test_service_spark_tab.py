@@ -146,7 +146,7 @@ async def test_refusals_are_answers(error: Exception, outcome: ActionOutcome) ->
 async def test_an_unknown_kind_is_not_asked_for() -> None:
     control = FakeControl()
     tab = actions(control)
-    assert (await elsewhere(lambda: tab.run("everything", "", "h"))).outcome is ActionOutcome.UNKNOWN
+    assert (await elsewhere(lambda: tab.run("nonsense", "", "h"))).outcome is ActionOutcome.UNKNOWN
     assert control.asked == []
 
 

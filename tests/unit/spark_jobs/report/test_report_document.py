@@ -60,7 +60,7 @@ def test_what_a_newer_version_added_is_ignored() -> None:
     assert decode_summary(newer) == world.NO_LIVE_COPY
 
 
-OPTIONAL = {"run_kind", "dry_run", "waiting", "placement", "replicas", "references", "verdict", "complete"}
+OPTIONAL = {"run_kind", "dry_run", "waiting", "placement", "replicas", "references", "lint", "verdict", "complete"}
 
 
 @pytest.mark.parametrize("name", sorted(set(document()) - OPTIONAL))

@@ -36,7 +36,7 @@ from tests.worlds import report as world
 
 ALL = [
     world.CLEAN, world.UNDER_REPLICATED, world.NO_LIVE_COPY, world.HELD, world.INCOMPLETE, world.WAITING,
-    world.PLACEMENT, world.REPLICAS, world.REFERENCES, world.MANY, world.ATTACK,
+    world.PLACEMENT, world.REPLICAS, world.REFERENCES, world.EVERYTHING, world.MANY, world.ATTACK,
 ]  # fmt: skip
 
 LINKS = r"#[a-z]+|\.\./index\.html|(\.\./)?[A-Za-z0-9-]+/report\.html|summary\.json|data:,"

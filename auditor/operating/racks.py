@@ -1,0 +1,33 @@
+"""The bookies of a rack, for requests that name one."""
+
+from __future__ import annotations
+
+from auditor.operating.client import ClusterClient, RefusedError
+from bookie.metadata.bookies.topology import TopologyStore
+from bookie.model.ids import BookieId
+from bookie.model.topology import Topology
+
+
+async def bookies_of_rack(client: ClusterClient, topology: Topology | None, rack: str) -> tuple[BookieId, ...]:
+    """Every known bookie in a rack, registered or not, by id.
+
+    Args:
+        client: of the cluster.
+        topology: the locations of bookies; None: those in ZooKeeper.
+        rack: the whole location, such as ``/r1``.
+
+    Raises:
+        RefusedError: no bookie is there; the text has the racks that have bookies.
+        InvalidTopologyError: the topology cannot be read.
+        StoreUnavailableError: no answer.
+    """
+    if topology is None:
+        topology = (await TopologyStore(client.store, client.cluster).read()).topology
+    registrations = client.ports.registrations
+    known = await registrations.known() | (await registrations.list()).registered
+    bookies = tuple(sorted(bookie for bookie in known if topology.known(bookie) == rack))
+    if not bookies:
+        racks = sorted({where for bookie in known if (where := topology.known(bookie)) is not None})
+        known_racks = f"racks with bookies: {', '.join(racks)}" if racks else "no bookie has a rack in the topology"
+        raise RefusedError(f"no bookie is in rack {rack}; {known_racks}")
+    return bookies

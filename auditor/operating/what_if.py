@@ -1,0 +1,168 @@
+"""What would be lost, critical or short of copies if some bookies went now? Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from auditor.operating.client import ClusterClient, Document, check_names
+from auditor.operating.maintenance import RACK
+from auditor.operating.owners import owner_text, with_owners
+from auditor.operating.racks import bookies_of_rack
+from auditor.operating.stopping import Counting, silent
+from auditor.safety.scan import count, scan, scan_ids
+from auditor.safety.what_if import Losses, loss_of
+from bookie.metadata.bookies.drains import Drains
+from bookie.model.ids import BookieId, LedgerId, bookie_id
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.severity import Severity
+from bookie.model.times import rfc3339
+from bookie.model.topology import Topology
+from bookie.runtime.human import printable, size
+
+WORST_DEFAULT: Final = 10
+TOPICS_DEFAULT: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class NamedLedgers:
+    """The ledgers that an image of ledger metadata names for the bookies: they are read, and no others are."""
+
+    ids: Sequence[LedgerId]
+    read_from_ms: int
+    """When the reading of the image began, epoch milliseconds."""
+
+
+async def bookies_of(
+    client: ClusterClient, targets: Sequence[str], topology: Topology | None = None
+) -> tuple[BookieId, ...]:
+    """The bookies that targets name (``window_target``), each once.
+
+    Raises:
+        NotThereError: a name is no bookie.
+        RefusedError: no bookie is in a rack.
+        InvalidTopologyError: the topology cannot be read.
+        StoreUnavailableError: no answer.
+    """
+    found: dict[BookieId, None] = {}
+    for target in targets:
+        if target.startswith(RACK):
+            found.update(dict.fromkeys(await bookies_of_rack(client, topology, target.removeprefix(RACK))))
+        else:
+            await check_names(client, [bookie_id(target)])
+            found[bookie_id(target)] = None
+    return tuple(found)
+
+
+async def what_if(
+    client: ClusterClient,
+    bookies: Sequence[BookieId],
+    *,
+    worst_max: int = WORST_DEFAULT,
+    topics_max: int = TOPICS_DEFAULT,
+    named: NamedLedgers | None = None,
+    counting: Counting = silent,
+) -> Document:
+    """The answer: ledgers by severity as an audit would find them without these bookies, the worst, and the topics.
+
+    With ``named``, only these ledgers are read: the answer says how old their list is, and that newer ledgers are
+    missing. Without, all metadata is read.
+
+    Raises:
+        StoreUnavailableError, NotAClusterError: see ``scan``.
+    """
+    ports, going = client.ports, frozenset(bookies)
+    before = await ports.registrations.list()
+    tasks = {task.ledger_id: frozenset(task.missing) for task in await ports.tasks.list()}
+    drained = frozenset(await Drains(client.store, client.cluster.root).read())
+    losses = Losses(worst_max)
+
+    def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
+        doubted = tasks.get(ledger_id, frozenset()) - drained  # it may have come back with other disks
+        loss = loss_of(ledger_id, metadata, before.registered - doubted, going)
+        if loss is not None:
+            losses.add(loss, metadata)
+
+    total = len(named.ids) if named is not None else await count(ports.ledgers)
+    with counting(total) as advance:
+        if named is not None:
+            scanned = await scan_ids(ports.ledgers, named.ids, going, visit, advance)
+        else:
+            scanned = await scan(ports.ledgers, going, visit, advance)
+    topics = sorted(losses.topics.items(), key=lambda item: (item[1][0], -item[1][1], item[0]))
+    now_ms = client.ports.clock.epoch_ms()
+    return {
+        "bookies": list(bookies),
+        "not_registered": sorted(going - before.registered),
+        "source": "metadata" if named is None else "image",
+        "image_read_from": None if named is None else rfc3339(named.read_from_ms),
+        "image_age_seconds": None if named is None else max(0, now_ms - named.read_from_ms) // 1000,
+        "ledgers": scanned.ledgers,
+        "unreadable_ledgers": scanned.unreadable_count,
+        "findings": [
+            {
+                "severity": level.label,
+                "ledgers": losses.ledgers[level],
+                "already": losses.already[level],
+                "bytes_estimate": losses.bytes_estimate[level],
+            }
+            for level in Severity
+            if losses.ledgers[level] or losses.already[level]
+        ],
+        "worst": await with_owners(
+            ports.ledgers,
+            [
+                {
+                    "ledger_id": loss.ledger_id,
+                    "severity": loss.after.label,
+                    "severity_now": None if loss.before is None else loss.before.label,
+                    "copies_left": loss.copies_left,
+                    "bookies": list(loss.bookies),
+                    "bytes_estimate": loss.bytes_estimate,
+                }
+                for loss in losses.worst
+            ],
+        ),
+        "topics_total": len(losses.topics),
+        "topics_cut": losses.topics_left_out > 0,
+        "unnamed_ledgers": losses.unnamed,
+        "topics": [
+            {"topic": topic, "severity": severity.label, "ledgers": ledgers}
+            for topic, (severity, ledgers) in topics[:topics_max]
+        ],
+    }
+
+
+def what_if_lines(document: Document) -> list[str]:
+    """The answer as text."""
+    names = ", ".join(document["bookies"])
+    lines = [f"without {names}: {document['ledgers']} ledgers looked at"]
+    if document["source"] == "image":
+        lines.append(
+            f"  by an image that is {document['image_age_seconds']} s old: ledgers that were created or moved since "
+            "are missing; leave out --image for all ledgers"
+        )
+    lines += [f"  {name} is not running: its loss changes nothing" for name in document["not_registered"]]
+    lines += [
+        f"  {row['severity']}: {row['ledgers']} ledgers more, {row['already']} already, "
+        f"{size(row['bytes_estimate'])} to copy"
+        for row in document["findings"]
+    ]
+    if not document["findings"]:
+        lines.append("  no ledger would lose a copy")
+    if document["unreadable_ledgers"]:
+        lines.append(f"  {document['unreadable_ledgers']} ledgers cannot be read, so nothing is known of them")
+    if document["worst"]:
+        lines.append("  the worst ledgers:")
+    lines += [
+        f"    ledger {row['ledger_id']}: {row['severity']}, {row['copies_left']} copies left"
+        f"{'' if row.get('topic') is None else f', {printable(owner_text(row))}'}"
+        for row in document["worst"]
+    ]
+    if document["topics_total"]:
+        lines.append(f"  {document['topics_total']} topics of Pulsar would be affected, the worst:")
+    lines += [
+        f"    {row['severity']}, {row['ledgers']} ledgers: {printable(row['topic'])}" for row in document["topics"]
+    ]
+    return lines

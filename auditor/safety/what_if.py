@@ -1,0 +1,139 @@
+"""What would it cost if these bookies went now? Pure functions of ledger metadata and of who is registered.
+
+The severities are those of an audit (``bookie.model.severity``), as if the bookies were not registered. A member that
+the ledger is marked for does not count as a copy, as nothing proves that it has one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Final
+
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.ownership import owner_names, owner_of
+from bookie.model.severity import FragmentHealth, Severity, fragment_health
+
+TOPICS_MAX: Final = 100_000
+"""Topics that are counted one by one: some 30 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLoss:
+    """What the loss of the bookies would do to a ledger."""
+
+    ledger_id: LedgerId
+    before: Severity | None
+    """As it is now; None: it has all of its copies."""
+    after: Severity
+    copies_left: int
+    """Of the entry with the fewest copies."""
+    bookies: tuple[BookieId, ...]
+    """Which of the bookies that would go hold a part of it."""
+    bytes_estimate: int
+    """To copy because of them, of a closed ledger."""
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the ledger would be worse off than it is now."""
+        return self.before is None or self.after < self.before
+
+
+def loss_of(
+    ledger_id: LedgerId,
+    metadata: LedgerMetadata,
+    live: AbstractSet[BookieId],
+    going: AbstractSet[BookieId],
+) -> LedgerLoss | None:
+    """What a ledger would lose; None if none of the bookies that would go holds a part of it.
+
+    Args:
+        ledger_id: the ledger.
+        metadata: its metadata.
+        live: bookies that hold what they should, those that would go included.
+        going: bookies that would go.
+    """
+    named = going & live & metadata.members()
+    if not named:
+        return None
+    before = [_health(metadata, index, live) for index in range(len(metadata.fragments))]
+    after = [_health(metadata, index, live - going) for index in range(len(metadata.fragments))]
+    levels = [each.severity for each in after if each.severity is not None]
+    return LedgerLoss(
+        ledger_id,
+        min((each.severity for each in before if each.severity is not None), default=None),
+        min(levels),
+        min(each.copies_min for each in after),
+        tuple(sorted(named)),
+        sum(_bytes(metadata, index, named) for index in range(len(metadata.fragments))),
+    )
+
+
+def _health(metadata: LedgerMetadata, index: int, live: AbstractSet[BookieId]) -> FragmentHealth:
+    fragment = metadata.fragments[index]
+    return fragment_health(
+        [member in live for member in fragment.members],
+        metadata.write_quorum,
+        metadata.ack_quorum,
+        fragment.first_entry_id,
+        metadata.fragment_last_entry_id(index),
+    )
+
+
+def _bytes(metadata: LedgerMetadata, index: int, going: AbstractSet[BookieId]) -> int:
+    fragment, last = metadata.fragments[index], metadata.fragment_last_entry_id(index)
+    end, length = metadata.last_entry_id, metadata.length
+    if end is None or length is None or last is None or end < 0:
+        return 0
+    entries = max(0, min(last, end) - fragment.first_entry_id + 1)
+    positions = sum(member in going for member in fragment.members)
+    return round(length / (end + 1) * entries * positions * metadata.write_quorum / metadata.ensemble_size)
+
+
+@dataclass(slots=True)
+class Losses:
+    """The losses of many ledgers, summed up in bounded memory."""
+
+    worst_max: int
+    ledgers: Counter[Severity] = field(default_factory=Counter)
+    """Ledgers that would be worse off, by their severity then."""
+    already: Counter[Severity] = field(default_factory=Counter)
+    """Ledgers on these bookies that would stay at the severity that they have."""
+    bytes_estimate: Counter[Severity] = field(default_factory=Counter)
+    topics: dict[str, tuple[Severity, int]] = field(default_factory=dict)
+    """By topic of Pulsar, of the ledgers that would be worse off: the worst severity, and how many ledgers."""
+    topics_left_out: int = 0
+    """Ledgers of topics beyond ``TOPICS_MAX``."""
+    unnamed: int = 0
+    """Ledgers that would be worse off and that name no topic."""
+    _worst: list[tuple[int, int, int, LedgerLoss]] = field(default_factory=list)
+
+    def add(self, loss: LedgerLoss, metadata: LedgerMetadata) -> None:
+        """Count a ledger."""
+        if not loss.is_worse:
+            self.already[loss.after] += 1
+            return
+        self.ledgers[loss.after] += 1
+        self.bytes_estimate[loss.after] += loss.bytes_estimate
+        topic = owner_names(owner_of(metadata.custom))[2] if metadata.custom else None
+        if topic is None:
+            self.unnamed += 1
+        elif topic in self.topics or len(self.topics) < TOPICS_MAX:
+            severity, ledgers = self.topics.get(topic, (loss.after, 0))
+            self.topics[topic] = (min(severity, loss.after), ledgers + 1)
+        else:
+            self.topics_left_out += 1
+        entry = (-loss.after, loss.bytes_estimate, -loss.ledger_id, loss)
+        if len(self._worst) < self.worst_max:
+            heapq.heappush(self._worst, entry)
+        elif self._worst:
+            heapq.heappushpop(self._worst, entry)
+
+    @property
+    def worst(self) -> Sequence[LedgerLoss]:
+        """The worst first, the largest of them first."""
+        return [loss for *_, loss in sorted(self._worst, reverse=True)]

@@ -1,0 +1,20 @@
+"""Options of the metadata lint, the same for the service and for a run of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from bookie.model.option import Option
+
+RECOVERY_AGE_MAX_S: Final = 3600.0
+"""A recovery reads and writes the end of one ledger: seconds, and minutes if bookies are slow."""
+
+RecoveryAgeMax = Annotated[
+    float,
+    Option(
+        "A ledger that has been in recovery for more than so many seconds is a finding of the metadata lint.",
+        minimum=1,
+        maximum=365 * 86_400,
+        heading="Metadata lint",
+    ),
+]

@@ -1,0 +1,140 @@
+"""The checks that a run of everything does beside that of bookies: placement, and the metadata lint.
+
+All of them use one reading of the metadata (R2, record 76). Each may be incomplete by itself: without a topology no
+placement can be judged, and the losses of bookies are dealt with all the same. The summary names each check with the
+reason why it is not complete, and a time of success is recorded only for the checks that are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+
+from bookie.metadata.bookies.topology import InvalidTopologyError
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerState
+from bookie.model.metadata_faults import MetadataFault, is_stuck
+from bookie.model.run import RunKind
+from spark_jobs.checks.metadata_check import metadata_faults, stuck_recoveries
+from spark_jobs.report.summary import CheckPart, LintCounts
+from spark_jobs.runs.beside import Beside, FoundBeside
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.limits import MarkLimiter
+from spark_jobs.runs.outcome import ScanResult
+from spark_jobs.runs.placement_part import (
+    NoTopologyError,
+    PlacementPart,
+    PlacementTally,
+    not_judged,
+    placement_part,
+)
+from spark_jobs.runs.port import Phase
+
+METADATA: Final = "metadata"
+"""Name of the lint among the checks of a run."""
+RECOVERIES_MAX: Final = 10_000
+"""Ledgers in recovery of which the age is looked up; of more, it is not known."""
+COOKIES_MAX: Final = 1_000
+"""Dangling cookies that a summary names."""
+
+
+class EverythingBeside(Beside):
+    """One run."""
+
+    needs_all = True
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._cluster = context.cluster
+
+    @contextmanager
+    def found(
+        self, ledgers: DataFrame, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
+    ) -> Iterator[FoundBeside]:
+        """Judge placement and metadata."""
+        with ExitStack() as stack:
+            faults, lint, lint_problem = self._lint(stack, ledgers, scanned, cookies)
+            parts = (CheckPart(RunKind.BOOKIES.value), CheckPart(METADATA, lint_problem))
+            try:
+                known = sorted(cookies | scanned.bookies.registered)
+                part = placement_part(self._context, known, sorted(scanned.bookies.writable))
+            except (NoTopologyError, InvalidTopologyError) as error:
+                yield FoundBeside(faults, lint=lint, parts=(*parts, CheckPart(RunKind.PLACEMENT.value, str(error))))
+                return
+            yield self._placed(part, stack, ledgers, scanned, limiter, faults, lint, parts)
+
+    def _placed(
+        self,
+        part: PlacementPart,
+        stack: ExitStack,
+        ledgers: DataFrame,
+        scanned: ScanResult,
+        limiter: MarkLimiter,
+        faults: tuple[DataFrame, ...],
+        lint: LintCounts,
+        parts: tuple[CheckPart, ...],
+    ) -> FoundBeside:
+        tally = PlacementTally()
+        judged = stack.enter_context(part.judged(ledgers, tally, is_told=True))
+        counts = part.counts(tally, judged.sums, scanned.totals)
+        problem = "; ".join(not_judged(counts))
+        return FoundBeside(
+            (judged.ledgers.selectExpr("inline(found)"), judged.unknown, *faults),
+            judged.sums,
+            judged.worst,
+            part.publish(judged, limiter),
+            counts,
+            lint,
+            (*parts, CheckPart(RunKind.PLACEMENT.value, problem)),
+        )
+
+    def _lint(
+        self, stack: ExitStack, ledgers: DataFrame, scanned: ScanResult, cookies: AbstractSet[BookieId]
+    ) -> tuple[tuple[DataFrame, ...], LintCounts, str]:
+        """The findings, their counts, and why the lint is not complete."""
+        stuck, problem = self._stuck(ledgers, scanned)
+        found = metadata_faults(ledgers)
+        if stuck:
+            found = found.unionByName(stuck_recoveries(ledgers, stuck))
+        found = found.persist(StorageLevel.MEMORY_AND_DISK)  # few rows, of one pass over all ledgers
+        stack.callback(found.unpersist)
+        with self._context.tasks(Phase.CHECK):
+            rows = found.select("kind", "ledger_id").distinct().groupBy("kind").count().collect()
+            numbers = {row["kind"]: row["count"] for row in rows}
+        faults = {fault.label: numbers[fault.label] for fault in MetadataFault if fault.label in numbers}
+        dangling, why_not = dangling_cookies(cookies, scanned)
+        counts = LintCounts(faults, self._settings.recovery_age_max_s, tuple(dangling[:COOKIES_MAX]), why_not)
+        return (found,) if faults else (), counts, problem
+
+    def _stuck(self, ledgers: DataFrame, scanned: ScanResult) -> tuple[dict[int, int], str]:
+        """Ledgers that are in recovery for too long, with the time of their last change."""
+        if not scanned.totals.in_recovery:
+            return {}, ""
+        with self._context.tasks(Phase.CHECK):
+            is_recovering = f"state = '{LedgerState.IN_RECOVERY.name}'"
+            rows = ledgers.where(is_recovering).select("ledger_id").orderBy("ledger_id").limit(RECOVERIES_MAX)
+            ids = [LedgerId(row["ledger_id"]) for row in rows.collect()]
+        times, now_ms = self._cluster.changed_ms(ids), self._context.clock.epoch_ms()
+        limit_s = self._settings.recovery_age_max_s
+        problem = ""
+        if (more := scanned.totals.in_recovery - len(ids)) > 0:
+            problem = f"{more} ledgers in recovery were not looked at: at most {RECOVERIES_MAX} are in one run"
+        return {each: at_ms for each, at_ms in times.items() if is_stuck(at_ms, now_ms, limit_s)}, problem
+
+
+def dangling_cookies(cookies: AbstractSet[BookieId], scanned: ScanResult) -> tuple[Sequence[BookieId], str]:
+    """Bookies with a cookie that are not registered and that no ledger names, and why they are not known. Pure.
+
+    A ledger that was not read, or cannot be read, may name any bookie.
+    """
+    if scanned.problems:
+        return (), "not every ledger was read"
+    if scanned.totals.unreadable:
+        return (), f"{scanned.totals.unreadable} ledgers cannot be read, and may name any bookie"
+    return sorted(cookies - scanned.bookies.registered - scanned.totals.ledgers_by_bookie.keys()), ""

@@ -1,0 +1,184 @@
+"""What the placement check does with ledgers that were read: it judges, sums up, and marks if it is to mark.
+
+The run of the placement check reads ledgers in chunks and gives each of them here; a run of everything gives all at
+once, which it has read for its other checks as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+
+from bookie.model.errors import PermanentError
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.severity import Severity
+from bookie.model.topology import Topology
+from spark_jobs.checks.findings import FindingKind
+from spark_jobs.checks.placement_check import ensemble_verdicts, placed_fragments, placement_check
+from spark_jobs.checks.placement_rules import PlacementRules, Spread
+from spark_jobs.checks.rack_matrix import rack_cells
+from spark_jobs.checks.sql_text import literal
+from spark_jobs.report.summary import FindingSums, PlacementCounts, PublishOutcome, PublishResult, WorstLedger
+from spark_jobs.runs import findings as report_sink
+from spark_jobs.runs.completeness import ScanTotals
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.held_back import held_back
+from spark_jobs.runs.limits import MarkLimiter
+from spark_jobs.runs.port import Phase
+from spark_jobs.runs.publish import publish
+from spark_jobs.runs.rack_matrix import RackMatrix
+
+_NAMED_MAX: Final = 5
+_UNKNOWN: Final = f"kind = {literal(FindingKind.UNKNOWN_PLACE.value)}"
+
+
+class NoTopologyError(PermanentError):
+    """No location of any bookie is known, so no ensemble can be judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPlacement:
+    """What the check found in some ledgers; Spark keeps it while it is worked on."""
+
+    ledgers: DataFrame
+    """One row for each misplaced ledger."""
+    unknown: DataFrame
+    """Findings of fragments that could not be judged."""
+    fixable: DataFrame
+    """Ids of closed ledgers that a replacement would improve."""
+    sums: FindingSums
+    worst: tuple[WorstLedger, ...]
+
+
+@dataclass(slots=True)
+class PlacementTally:
+    """Fragments and ensembles by how they stand, of all that was judged."""
+
+    fragments: Counter[Spread] = field(default_factory=Counter)
+    ensembles: Counter[Spread] = field(default_factory=Counter)
+    matrix: RackMatrix = field(default_factory=RackMatrix)
+
+    def plus(self, other: PlacementTally) -> None:
+        """Add what was judged of other ledgers."""
+        self.fragments += other.fragments
+        self.ensembles += other.ensembles
+        self.matrix.plus(other.matrix)
+
+
+class PlacementPart:
+    """The check with one topology and policy. Belongs to the run's thread."""
+
+    def __init__(self, context: RunContext, rules: PlacementRules, source: str) -> None:
+        """``source`` names the node or file of the topology."""
+        self._context = context
+        self._settings = context.settings
+        self._cluster = context.cluster
+        self._rules = rules
+        self._source = source
+
+    @contextmanager
+    def judged(self, ledgers: DataFrame, tally: PlacementTally, *, is_told: bool) -> Iterator[JudgedPlacement]:
+        """Judge rows of ``bk_ledgers``, and add them to ``tally`` when they have been judged.
+
+        Raises:
+            MetadataReadAgainError: Spark lost a part of ``ledgers``.
+        """
+        fragments = placed_fragments(ledgers)
+        verdicts = ensemble_verdicts(fragments, self._rules).persist(StorageLevel.MEMORY_AND_DISK)
+        findings = placement_check(fragments, verdicts).persist(StorageLevel.MEMORY_AND_DISK)
+        misplaced = findings.where(f"NOT ({_UNKNOWN})").drop("is_fixable")
+        found = report_sink.ledgers_found(misplaced).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            with self._context.tasks(Phase.CHECK, is_told=is_told):
+                counted = verdicts.groupBy("spread").agg({"fragments": "sum", "*": "count"}).collect()
+                sums = report_sink.sums(found)
+                limit = self._settings.worst_ledgers_max if sums.severities else 0
+                worst = report_sink.worst_ledgers(found, limit) if limit else ()
+                tally.matrix.add(rack_cells(ledgers, verdicts, self._rules.topology))
+            for row in counted:
+                tally.fragments[Spread(row["spread"])] += row["sum(fragments)"]
+                tally.ensembles[Spread(row["spread"])] += row["count(1)"]
+            fixable = findings.where("is_fixable AND state = 'CLOSED'").select("ledger_id").distinct()
+            unknown = findings.where(_UNKNOWN).drop("is_fixable")
+            yield JudgedPlacement(found, unknown, fixable, sums, worst)
+        finally:
+            for kept in (found, findings, verdicts):
+                kept.unpersist()
+
+    def publish(self, judged: JudgedPlacement, limiter: MarkLimiter) -> PublishResult:
+        """Mark what a replacement would improve, if the run is to mark misplaced ledgers."""
+        if not self._settings.mark_misplaced or not judged.sums.severities:
+            return PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
+        if self._settings.is_dry_run:
+            return PublishResult(PublishOutcome.DRY_RUN)
+        with self._context.tasks(Phase.PUBLISH, is_told=False):
+            ids = (LedgerId(row["ledger_id"]) for row in judged.fixable.orderBy("ledger_id").toLocalIterator())
+            due = limiter.admitted(((ledger_id, ()), 0) for ledger_id in ids)
+            published = publish(due, self._cluster, gate=self._context.gate, note=self._context.note_marks)
+        return replace(published, held_back=held_back(limiter))
+
+    def counts(self, tally: PlacementTally, sums: FindingSums, totals: ScanTotals) -> PlacementCounts:
+        """The summary of what was judged."""
+        policy = self._settings.placement_policy
+        misplaced = {count.severity: count.ledgers for count in sums.severities}
+        fragments, matrix = tally.fragments, tally.matrix
+        return PlacementCounts(
+            policy.min_racks,
+            policy.min_zones,
+            policy.min_regions,
+            policy.is_strict,
+            self._source,
+            fragments=fragments.total(),
+            ensembles=tally.ensembles.total(),
+            misplaced_ledgers=misplaced.get(Severity.MISPLACED, 0),
+            misplaced_fragments=fragments[Spread.MISPLACED],
+            as_good_as_possible_fragments=fragments[Spread.AS_GOOD_AS_POSSIBLE],
+            unknown_fragments=fragments[Spread.UNKNOWN],
+            unknown_bookies=tuple(_unknown_bookies(totals, self._rules.topology)),
+            rack_numbers=matrix.numbers,
+            racks=matrix.pairs,
+            racks_cut=matrix.is_cut,
+        )
+
+
+def placement_part(context: RunContext, bookies: Sequence[BookieId], writable: Sequence[BookieId]) -> PlacementPart:
+    """The check with the topology as it is now.
+
+    Args:
+        context: of the run.
+        bookies: every known bookie, registered or not.
+        writable: those that take copies.
+
+    Raises:
+        NoTopologyError: there is none.
+        InvalidTopologyError: it cannot be read.
+    """
+    topology, source = context.cluster.topology(context.settings.topology_file)
+    if not topology.locations:
+        raise NoTopologyError(
+            "there is no topology, so no placement can be judged: write a topology file and pass it with "
+            "--topology-file, or store the topology in ZooKeeper"
+        )
+    rules = PlacementRules.of(context.settings.placement_policy, topology, bookies, writable)
+    return PlacementPart(context, rules, source)
+
+
+def not_judged(counts: PlacementCounts) -> tuple[str, ...]:
+    """Why the check is not complete, one sentence each."""
+    if not counts.unknown_fragments:
+        return ()
+    some = ", ".join(counts.unknown_bookies[:_NAMED_MAX])
+    more = f" and {len(counts.unknown_bookies) - _NAMED_MAX} more" if len(counts.unknown_bookies) > _NAMED_MAX else ""
+    what = f"{counts.unknown_fragments} fragments were not judged"
+    return (f"{what}, as {counts.topology} has no location for {some}{more} stand: add them",)
+
+
+def _unknown_bookies(totals: ScanTotals, topology: Topology) -> list[BookieId]:
+    named = map(BookieId, sorted(totals.ledgers_by_bookie))
+    return [bookie for bookie in named if topology.known(bookie) is None]

@@ -1,0 +1,80 @@
+"""What the loss of bookies would do: the severity of an audit without them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from auditor.safety.what_if import LedgerLoss, Losses, loss_of
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.severity import Severity
+from tests.worlds.ledgers import make_metadata, name_set
+
+LEDGER = LedgerId(7)
+
+
+def closed(*fragments: tuple[int, str], last: int = 9, quorum: tuple[int, int] = (2, 2)) -> LedgerMetadata:
+    return make_metadata(*fragments, quorum=quorum).closed(EntryId(last), 10 * (last + 1))
+
+
+def loss(metadata: LedgerMetadata, live: str, going: str) -> LedgerLoss | None:
+    return loss_of(LEDGER, metadata, name_set(live), name_set(going))
+
+
+def levels(metadata: LedgerMetadata, live: str, going: str) -> tuple[Severity | None, Severity, int]:
+    found = loss(metadata, live, going)
+    assert found is not None
+    return found.before, found.after, found.copies_left
+
+
+def test_one_of_two_copies_is_critical_and_both_are_lost() -> None:
+    metadata = closed((0, "a b"))
+    assert levels(metadata, "a b", "a") == (None, Severity.CRITICAL, 1)
+    assert levels(metadata, "a b", "a b") == (None, Severity.NO_LIVE_COPY, 0)
+
+
+def test_what_is_missing_already_counts_with_it() -> None:
+    metadata = closed((0, "a b c"), quorum=(3, 2))
+    assert levels(metadata, "a b c", "a") == (None, Severity.BELOW_WRITE_QUORUM, 2)
+    assert levels(metadata, "a b", "a") == (Severity.BELOW_WRITE_QUORUM, Severity.CRITICAL, 1)
+
+
+def test_a_bookie_that_holds_nothing_or_is_gone_costs_nothing() -> None:
+    metadata = closed((0, "a b"))
+    assert loss(metadata, "a b c", "c") is None
+    assert loss(metadata, "b", "a") is None
+
+
+def test_the_worst_fragment_counts_and_one_without_entries_does_not() -> None:
+    metadata = closed((0, "a b"), (10, "c d"))
+    assert levels(metadata, "a b c d", "c d") == (None, Severity.METADATA_ONLY, 2)
+    assert levels(metadata, "a b c d", "a c") == (None, Severity.CRITICAL, 1)
+
+
+def test_bytes_are_those_on_the_bookies_that_would_go() -> None:
+    found = loss(closed((0, "a b c"), quorum=(2, 2)), "a b c", "a b")
+    assert found is not None
+    assert found.bytes_estimate == 133  # 100 bytes of payload, of which each of three positions has two thirds
+
+
+def test_sums_are_by_severity_and_topic_and_the_worst_are_the_largest() -> None:
+    losses = Losses(worst_max=2)
+    custom = (("application", b"pulsar"), ("component", b"managed-ledger"))
+    named = replace(
+        closed((0, "a b")), custom=(*custom, ("pulsar/managed-ledger", b"public/default/persistent/orders"))
+    )
+    for number, (metadata, going) in enumerate(
+        [(named, "a"), (named, "a b"), (closed((0, "a b"), last=99), "a"), (closed((0, "a b")), "a")]
+    ):
+        found = loss_of(LedgerId(number), metadata, name_set("a b"), name_set(going))
+        assert found is not None
+        losses.add(found, metadata)
+    gone = loss_of(LedgerId(9), closed((0, "a b"), (5, "c d")), name_set("c d a"), name_set("c"))
+    assert gone is not None
+    assert not gone.is_worse, "an entry of the first fragment has one copy left already"
+    losses.add(gone, named)
+    assert dict(losses.ledgers) == {Severity.CRITICAL: 3, Severity.NO_LIVE_COPY: 1}
+    assert dict(losses.already) == {Severity.CRITICAL: 1}
+    assert [each.ledger_id for each in losses.worst] == [1, 2]
+    assert losses.topics == {"persistent://public/default/orders": (Severity.NO_LIVE_COPY, 2)}
+    assert losses.unnamed == 2

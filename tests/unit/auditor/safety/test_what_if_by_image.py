@@ -1,0 +1,65 @@
+"""What-if by an image: it names ledgers, ZooKeeper decides, and the answer has the image's age."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from auditor.operating.client import ClusterClient
+from auditor.operating.named_by_image import named_by_image
+from auditor.operating.what_if import what_if, what_if_lines
+from bookie.model.ids import BookieId
+from spark_jobs.image import files
+from spark_jobs.image.manifest import ImageError, Manifest
+from spark_jobs.image.part import ImageFile, ImagePart
+from tests.worlds.api import ApiWorld, running
+from tests.worlds.clocks import EPOCH_MS
+from tests.worlds.ledgers import make_metadata
+
+RUN = "20261120T101500Z-0a1b2c"
+C = BookieId("c")
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[ApiWorld]:
+    async with running(tmp_path) as made:
+        yield made
+
+
+def write_image(client: ClusterClient, image_dir: Path, *ledgers: int, read_from_ms: int) -> None:
+    writing = files.begin(image_dir, client.cluster, RUN)
+    part = ImagePart(writing)
+    for ledger_id in ledgers:
+        part.add(ledger_id, 3, 2, 2, 2, ("c", "d"))
+    listed = tuple(ImageFile(**file) for file in part.finish()["files"])
+    cluster = client.cluster
+    name = (RUN, cluster.instance_id, cluster.root, cluster.kind.value)
+    files.commit(writing, Manifest(*name, read_from_ms, len(ledgers), ("c", "d"), listed))
+
+
+async def test_only_ledgers_that_the_image_names_are_read_and_judged_as_they_are_now(
+    world: ApiWorld, tmp_path: Path
+) -> None:
+    async with world.upkeep.cluster.connected("") as client:
+        for ledger_id, members in ((10, "c d"), (11, "d e"), (12, "c d")):
+            await client.ports.ledgers.create(ledger_id, make_metadata((0, members), quorum=(2, 2), last=9))
+        now_ms = client.ports.clock.epoch_ms()
+        write_image(client, tmp_path, 10, 11, 13, read_from_ms=now_ms - 90_000)
+        named = named_by_image(client, tmp_path, [C])
+        assert named.ids == [10, 11, 13]
+        answer = await what_if(client, [C], named=named)
+        assert (answer["source"], answer["image_age_seconds"], answer["ledgers"]) == ("image", 90, 2)
+        assert [row["ledger_id"] for row in answer["worst"]] == [10], "11 was moved, 12 is newer, 13 was deleted"
+        assert "an image that is 90 s old" in "\n".join(what_if_lines(answer))
+        assert (await what_if(client, [C]))["findings"][0]["ledgers"] == 2
+
+
+async def test_an_image_that_cannot_be_trusted_is_refused(world: ApiWorld, tmp_path: Path) -> None:
+    async with world.upkeep.cluster.connected("") as client:
+        with pytest.raises(ImageError, match="there is none"):
+            named_by_image(client, tmp_path, [C])
+        write_image(client, tmp_path, 10, read_from_ms=EPOCH_MS - 366 * 86_400_000)
+        with pytest.raises(ImageError, match="old"):
+            named_by_image(client, tmp_path, [C])

@@ -1,0 +1,98 @@
+"""A run with several checks: each is complete or not by itself, and counts by itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bookie.model.exit_codes import ExitCode
+from bookie.model.run import RunKind
+from bookie.model.severity import Severity
+from spark_jobs.report.console import table
+from spark_jobs.report.decoding import decode_summary
+from spark_jobs.report.summary import (
+    CheckPart,
+    LintCounts,
+    PublishOutcome,
+    PublishResult,
+    RunSummary,
+    SeverityCount,
+    Verdict,
+)
+from spark_jobs.runs.life_cycle import outcome_of
+from spark_jobs.settings import FailOn
+from tests.worlds import report as world
+
+PATH = Path("reports/run/summary.json")
+DONE = (CheckPart("bookies"), CheckPart("metadata"), CheckPart("placement"))
+WHOLE = replace(world.EVERYTHING, parts=DONE)
+KINDS = (RunKind.BOOKIES, RunKind.PLACEMENT)
+
+
+def test_it_is_read_as_it_was_written() -> None:
+    assert decode_summary(json.loads(json.dumps(world.EVERYTHING.to_json()))) == world.EVERYTHING
+
+
+def test_a_check_that_is_not_complete_keeps_only_its_own_success_away() -> None:
+    run = world.EVERYTHING
+    assert (run.is_read, run.is_complete, run.verdict) == (True, False, Verdict.INCOMPLETE)
+    assert run.exit_code() is ExitCode.PARTIAL
+    outcome = outcome_of(run, PATH)
+    assert (outcome.is_success, outcome.also_done) == (False, (RunKind.BOOKIES,))
+    assert outcome.detail == "placement: 7 fragments were not judged: their bookies have no location"
+
+
+def test_a_complete_run_counts_for_each_of_its_checks() -> None:
+    outcome = outcome_of(WHOLE, PATH)
+    assert (outcome.is_success, outcome.also_done) == (True, KINDS)
+
+
+@pytest.mark.parametrize(
+    ("run", "counts"),
+    [
+        (replace(WHOLE, problems=("3 ledgers exist and were not listed",)), ()),
+        (replace(WHOLE, held_because="3 of 4 bookies are missing"), ()),
+        (replace(WHOLE, is_dry_run=True), ()),
+        (replace(WHOLE, published=PublishResult(PublishOutcome.DISABLED)), ()),
+        (replace(world.CLEAN, kind=RunKind.BOOKIES), ()),
+    ],
+)
+def test_what_concerns_all_checks_counts_for_none(run: RunSummary, counts: tuple[RunKind, ...]) -> None:
+    assert outcome_of(run, PATH).also_done == counts
+
+
+def test_a_placement_check_is_its_report() -> None:
+    assert outcome_of(WHOLE, PATH, "the disk is full").also_done == (RunKind.BOOKIES,)
+
+
+@pytest.mark.parametrize(
+    ("severities", "faults", "verdict"),
+    [
+        ((), {}, Verdict.CLEAN),
+        ((), {"LENGTH_MISMATCH": 1}, Verdict.FAULTY_METADATA),
+        ((Severity.MISPLACED,), {"LENGTH_MISMATCH": 1}, Verdict.MISPLACED),
+        ((Severity.MISPLACED,), {"DUPLICATE_MEMBER": 1}, Verdict.FAULTY_METADATA),
+        ((Severity.CRITICAL,), {"DUPLICATE_MEMBER": 1}, Verdict.UNDER_REPLICATED),
+    ],
+)
+def test_a_fault_is_a_verdict_if_no_copy_is_missing(
+    severities: tuple[Severity, ...], faults: dict[str, int], verdict: Verdict
+) -> None:
+    counts = tuple(SeverityCount(severity, 1, 1, 0) for severity in severities)
+    run = replace(WHOLE, severities=counts, lint=LintCounts(faults))
+    assert run.verdict is verdict
+    assert (run.exit_code(FailOn.ANY) is ExitCode.FINDINGS) == (run.verdict is not Verdict.CLEAN)
+
+
+def test_the_text_has_a_section_for_each_check() -> None:
+    text = table(world.EVERYTHING)
+    for part in (
+        "incomplete  placement: 7 fragments",
+        "DUPLICATE_MEMBER   error",
+        "racks of an ensemble",
+        "more pairs",
+    ):
+        assert part in text
