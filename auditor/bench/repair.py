@@ -97,6 +97,8 @@ class _Repaired:
     seconds: float
     cpu_s: float
     """Processor time of the whole process, its start included."""
+    work_cpu_s: float
+    """The same without its start, unless it had ended before its first report was read."""
     bookies_cpu_s: float
     """Processor time of all bookies during the repair."""
     requests: int
@@ -118,8 +120,8 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pull
 
     Returns:
         Figures: ledgers/s, entries/s and MB/s of stored bytes, bytes copied for each byte lost, requests to ZooKeeper
-        for each ledger, processor seconds of the replicator and of source and target bookies for each GB, MB/s of the
-        file copy, and the ratio.
+        for each ledger, processor seconds of the replicator and of source and target bookies for each GB, their
+        processor milliseconds for each ledger (without the replicator's start), MB/s of the file copy, and the ratio.
 
     Raises:
         RepairBenchmarkError: something was not repaired.
@@ -146,6 +148,8 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pull
         "metadata_requests_per_ledger": round(done.requests / ledgers, 1),
         "cpu_seconds_per_gb": round(done.cpu_s / done.bytes * 1e9, 1) if done.bytes else 0.0,
         "bookies_cpu_seconds_per_gb": round(done.bookies_cpu_s / done.bytes * 1e9, 1) if done.bytes else 0.0,
+        "cpu_ms_per_ledger": round(done.work_cpu_s / ledgers * 1e3, 2),
+        "bookies_cpu_ms_per_ledger": round(done.bookies_cpu_s / ledgers * 1e3, 2),
         "baseline": "the same bytes copied from file to file, fdatasync each MiB",
         "baseline_mb_per_second": round(done.bytes / copy_s / 1e6, 1),
         "ratio_to_baseline": round(copy_s / done.seconds, 3),
@@ -191,14 +195,14 @@ async def _repair(cluster: EmbeddedCluster, ledgers: int, options: Sequence[str]
         sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     assert process.stdout is not None
-    started_s = ended_s = 0.0
+    started_s = ended_s = begun_cpu_s = 0.0
     repaired = []
     try:
         async with asyncio.timeout(_REPAIR_DEADLINE_S):
             async for line in process.stdout:
                 event = json.loads(line)
                 if event["event"] == "ready":
-                    started_s = time.perf_counter()
+                    started_s, begun_cpu_s = time.perf_counter(), _process_cpu_s(process.pid)
                 elif event.get("ending") == "repaired":
                     ended_s = time.perf_counter()
                     repaired.append(event)
@@ -209,11 +213,13 @@ async def _repair(cluster: EmbeddedCluster, ledgers: int, options: Sequence[str]
             await process.wait()
     if exit_code or len(repaired) != ledgers:
         raise RepairBenchmarkError(f"the replicator ended with {exit_code} and {len(repaired)} of {ledgers} ledgers")
+    cpu_s = _children_cpu_s() - cpu_s
     return _Repaired(
         sum(each["entries"] for each in repaired),
         sum(each["bytes"] for each in repaired),
         ended_s - started_s,
-        _children_cpu_s() - cpu_s,
+        cpu_s,
+        cpu_s - begun_cpu_s,
         _bookies_cpu_s(cluster) - bookies_cpu_s,
         (await counters(cluster.zookeeper.port)).received - requests,
     )
@@ -227,12 +233,16 @@ def _children_cpu_s() -> float:
 
 def _bookies_cpu_s(cluster: EmbeddedCluster) -> float:
     """Processor time of the bookies that run, as Linux counts it."""
-    total = 0.0
-    for bookie in cluster.bookies:
-        if bookie.running.is_running:
-            fields = Path(f"/proc/{bookie.running.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
+    return sum(_process_cpu_s(bookie.running.pid) for bookie in cluster.bookies if bookie.running.is_running)
+
+
+def _process_cpu_s(pid: int) -> float:
+    """Processor time of a process; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _copy_file(directory: Path, total_bytes: int) -> float:
