@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from auditor.bench.process_time import cpu_s
+from auditor.bench.process_time import cpu_s, process_cpu_s
 from auditor.bench.zookeeper_counters import counters
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper, connect
@@ -98,6 +98,8 @@ class _Repaired:
     seconds: float
     cpu_s: float
     """Processor time of the whole process, its start included."""
+    work_cpu_s: float
+    """The same without its start, unless it had ended before its first report was read."""
     bookies_cpu_s: float
     """Processor time of all bookies during the repair."""
     requests: int
@@ -119,8 +121,8 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pull
 
     Returns:
         Figures: ledgers/s, entries/s and MB/s of stored bytes, bytes copied for each byte lost, requests to ZooKeeper
-        for each ledger, processor seconds of the replicator and of source and target bookies for each GB, MB/s of the
-        file copy, and the ratio.
+        for each ledger, processor seconds of the replicator and of source and target bookies for each GB, their
+        processor milliseconds for each ledger (without the replicator's start), MB/s of the file copy, and the ratio.
 
     Raises:
         RepairBenchmarkError: something was not repaired.
@@ -147,6 +149,8 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pull
         "metadata_requests_per_ledger": round(done.requests / ledgers, 1),
         "cpu_seconds_per_gb": round(done.cpu_s / done.bytes * 1e9, 1) if done.bytes else 0.0,
         "bookies_cpu_seconds_per_gb": round(done.bookies_cpu_s / done.bytes * 1e9, 1) if done.bytes else 0.0,
+        "cpu_ms_per_ledger": round(done.work_cpu_s / ledgers * 1e3, 2),
+        "bookies_cpu_ms_per_ledger": round(done.bookies_cpu_s / ledgers * 1e3, 2),
         "baseline": "the same bytes copied from file to file, fdatasync each MiB",
         "baseline_mb_per_second": round(done.bytes / copy_s / 1e6, 1),
         "ratio_to_baseline": round(copy_s / done.seconds, 3),
@@ -192,14 +196,14 @@ async def _repair(cluster: EmbeddedCluster, ledgers: int, options: Sequence[str]
         sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     assert process.stdout is not None
-    started_s = ended_s = 0.0
+    started_s = ended_s = begun_cpu_s = 0.0
     repaired = []
     try:
         async with asyncio.timeout(_REPAIR_DEADLINE_S):
             async for line in process.stdout:
                 event = json.loads(line)
                 if event["event"] == "ready":
-                    started_s = time.perf_counter()
+                    started_s, begun_cpu_s = time.perf_counter(), process_cpu_s(process.pid)
                 elif event.get("ending") == "repaired":
                     ended_s = time.perf_counter()
                     repaired.append(event)
@@ -210,11 +214,13 @@ async def _repair(cluster: EmbeddedCluster, ledgers: int, options: Sequence[str]
             await process.wait()
     if exit_code or len(repaired) != ledgers:
         raise RepairBenchmarkError(f"the replicator ended with {exit_code} and {len(repaired)} of {ledgers} ledgers")
+    cpu_s = _children_cpu_s() - cpu_s
     return _Repaired(
         sum(each["entries"] for each in repaired),
         sum(each["bytes"] for each in repaired),
         ended_s - started_s,
-        _children_cpu_s() - cpu_s,
+        cpu_s,
+        cpu_s - begun_cpu_s,
         bookies_cpu_s(cluster) - bookies_before_s,
         (await counters(cluster.zookeeper.port)).received - requests,
     )

@@ -58,8 +58,8 @@ def check_data(path: str, data: bytes) -> None:
         raise NodeTooLargeError(f"{len(data)} bytes for {path}: a node holds at most {NODE_DATA_MAX}")
 
 
-def check_multi(operations: Sequence[Operation]) -> None:
-    """Accept operations that fit into one request.
+def check_multi(operations: Sequence[Operation]) -> int:
+    """Accept operations that fit into one request, and return the sum of their ``operation_size``.
 
     Raises:
         NodeTooLargeError: too many, or too many bytes in all.
@@ -67,12 +67,17 @@ def check_multi(operations: Sequence[Operation]) -> None:
     """
     if len(operations) > MULTI_OPS_MAX:
         raise NodeTooLargeError(f"a multi of {len(operations)} operations: at most {MULTI_OPS_MAX} fit, split it")
-    size = 0
+    size = OPERATION_OVERHEAD * len(operations)
     for operation in operations:
-        check_path(operation.path)
-        size += operation_size(operation)
+        path = operation.path
+        if not _is_path(path):
+            check_path(path)
+        size += len(path) if path.isascii() else len(path.encode())
+        if isinstance(operation, _WITH_DATA):
+            size += len(operation.data)
     if size > NODE_DATA_MAX:
         raise NodeTooLargeError(f"a multi of {size} bytes: at most {NODE_DATA_MAX} fit, split it")
+    return size
 
 
 def operation_size(operation: Operation) -> int:

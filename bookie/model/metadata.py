@@ -155,7 +155,7 @@ class LedgerMetadata:
         """Return this metadata with ``bookie`` at ``position`` of fragment ``index``; all else is unchanged."""
         old = self.fragments[index]
         members = (*old.members[:position], bookie, *old.members[position + 1 :])
-        fragments = (*self.fragments[:index], replace(old, members=members), *self.fragments[index + 1 :])
+        fragments = (*self.fragments[:index], Fragment(old.first_entry_id, members), *self.fragments[index + 1 :])
         return replace(self, fragments=fragments)
 
 

@@ -110,6 +110,22 @@ class ReadRequest(_message.Message):
     fence_key: bytes
     def __init__(self, incarnation: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_ids: _Optional[_Iterable[int]] = ..., fence_key: _Optional[bytes] = ...) -> None: ...
 
+class ReadLedgersRequest(_message.Message):
+    __slots__ = ("incarnation", "reads")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    reads: _containers.RepeatedCompositeFieldContainer[LedgerRead]
+    def __init__(self, incarnation: _Optional[str] = ..., reads: _Optional[_Iterable[_Union[LedgerRead, _Mapping]]] = ...) -> None: ...
+
+class LedgerRead(_message.Message):
+    __slots__ = ("ledger_id", "entry_ids")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_IDS_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entry_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class ReadLastRequest(_message.Message):
     __slots__ = ("incarnation", "ledger_id")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +149,20 @@ class EntryBatch(_message.Message):
     status: Status
     detail: str
     def __init__(self, entry_ids: _Optional[_Iterable[int]] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., packets: _Optional[_Iterable[bytes]] = ..., is_last: _Optional[bool] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class LedgerBatches(_message.Message):
+    __slots__ = ("batches",)
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[LedgerBatch]
+    def __init__(self, batches: _Optional[_Iterable[_Union[LedgerBatch, _Mapping]]] = ...) -> None: ...
+
+class LedgerBatch(_message.Message):
+    __slots__ = ("ledger_id", "piece")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    piece: EntryBatch
+    def __init__(self, ledger_id: _Optional[int] = ..., piece: _Optional[_Union[EntryBatch, _Mapping]] = ...) -> None: ...
 
 class FenceRequest(_message.Message):
     __slots__ = ("incarnation", "ledger_id", "master_key")

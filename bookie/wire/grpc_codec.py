@@ -110,6 +110,20 @@ def read_to_wire(reply: ReadReply) -> Iterator[pb.EntryBatch]:
     yield _final(results[start:], reply)
 
 
+def reads_to_wire(replies: Iterable[tuple[LedgerId, ReadReply]]) -> Iterator[pb.LedgerBatches]:
+    """Messages of the answer about several ledgers, each of about ``CHUNK_BYTES`` and a piece more at most."""
+    message, size = pb.LedgerBatches(), 0
+    for ledger_id, reply in replies:
+        for piece in read_to_wire(reply):
+            message.batches.add(ledger_id=ledger_id, piece=piece)
+            size += sum(map(len, piece.packets))
+            if size >= CHUNK_BYTES:
+                yield message
+                message, size = pb.LedgerBatches(), 0
+    if message.batches:
+        yield message
+
+
 def read_last_to_wire(reply: ReadReply) -> pb.EntryBatch:
     """The one message that answers a read of the last entry."""
     return _final(reply.results, reply)

@@ -5,7 +5,6 @@ Requests raise what gRPC raises; ``grpc_transport`` sets the deadlines and turns
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, assert_never, cast
 
 import grpc
@@ -16,21 +15,21 @@ from bookie.runtime.waiting import in_turns
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.add_stream import AddStream
-from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX, open_channel
+from bookie.wire.grpc_channel import open_channel
 from bookie.wire.grpc_codec import (
     MalformedAnswerError,
     copied_from_wire,
     copy_to_wire,
-    entries_from_wire,
     fence_from_wire,
     info_from_wire,
     lac_from_wire,
     list_from_wire,
     read_last_from_wire,
-    status_from_wire,
     write_lac_from_wire,
 )
-from bookie.wire.joint_lists import CUT_SHORT, JointLists
+from bookie.wire.joint_calls import ANSWER_BYTES_MAX, CUT_SHORT
+from bookie.wire.joint_lists import JointLists
+from bookie.wire.joint_reads import JointReads, ReadAnswer
 from bookie.wire.port import READ_BYTES_MAX, EntryResult, ListReply, ReadReply, Reply, ReplyT, Request, Status
 from bookie.wire.requests import (
     AnyRequest,
@@ -60,6 +59,7 @@ class Connection:
         self._stub = rpc.BookieStub(self._channel)  # type: ignore[no-untyped-call]  # generated without types
         self.adds = AddStream(self._stub.Add, address.incarnation)
         self._lists = JointLists(self._stub.ListLedgers, address.incarnation, self._list_alone)
+        self._reads = JointReads(self._stub.ReadLedgers, address.incarnation, self._read)
 
     async def ask(self, request: Request[ReplyT], results: list[EntryResult], timeout_s: float) -> ReplyT:
         """Make a request. A long poll that is given up gives its place at the bookie back.
@@ -77,6 +77,8 @@ class Connection:
         to, stub = self.address.incarnation, self._stub
         match request:
             case Read():
+                if request.is_small and request.fence_key is None:
+                    return await self._reads.read(request, results, timeout_s)
                 return await self._read(request, results, timeout_s)
             case ReadLast():
                 last = pb.ReadLastRequest(incarnation=to, ledger_id=request.ledger_id)
@@ -106,30 +108,24 @@ class Connection:
                 assert_never(request)
 
     async def _read(self, asked: Read, results: list[EntryResult], timeout_s: float) -> ReadReply:
-        entry_ids = asked.entry_ids
         request = pb.ReadRequest(
             incarnation=self.address.incarnation,
             ledger_id=asked.ledger_id,
-            entry_ids=entry_ids,
+            entry_ids=asked.entry_ids,
             fence_key=asked.fence_key,
         )
         call = self._stub.Read(request, timeout=timeout_s)
-        last: pb.EntryBatch | None = None
+        answer = ReadAnswer(asked.entry_ids, results)
         size = 0
         try:
             while isinstance(message := await call.read(), pb.EntryBatch):
-                results.extend(_expected(entries_from_wire(message), entry_ids[len(results) :]))
+                answer.add(message)
                 size += message.ByteSize()
-                if size > READ_BYTES_MAX + 2 * MESSAGE_BYTES_MAX:
+                if size > ANSWER_BYTES_MAX:
                     raise MalformedAnswerError(f"{size} bytes came for a read of at most {READ_BYTES_MAX}")
-                last = message
         finally:
             call.cancel()
-        if last is None or not last.is_last:
-            return ReadReply(Status.UNREACHABLE, tuple(results), CUT_SHORT)
-        if last.status == pb.STATUS_OK and entry_ids and not results:
-            raise MalformedAnswerError("an OK answer to a read covers no entry")
-        return ReadReply(status_from_wire(last.status), tuple(results), last.detail)
+        return answer.reply()
 
     async def _list_alone(self, ledger_id: LedgerId, timeout_s: float) -> ListReply:
         request = pb.ListEntriesRequest(incarnation=self.address.incarnation, ledger_id=ledger_id)
@@ -150,9 +146,3 @@ class Connection:
         """End the add stream and the channel; calls in flight end."""
         await self.adds.close()
         await self._channel.close(None)
-
-
-def _expected(results: list[EntryResult], entry_ids: Sequence[EntryId]) -> list[EntryResult]:
-    if [result.entry_id for result in results] != list(entry_ids[: len(results)]):
-        raise MalformedAnswerError("the entries in the answer are not those that were asked for")
-    return results

@@ -23,8 +23,10 @@ BATCH_ENTRIES_MAX: Final = 1024
 READ_ENTRIES_MAX: Final = 4096
 READ_BYTES_MAX: Final = 8 << 20
 """Bound of one read's answer; the rest is asked for again."""
-LIST_LEDGERS_MAX: Final = 64
-"""Ledgers whose lists one call may ask for."""
+JOINT_LEDGERS_MAX: Final = 64
+"""Ledgers whose lists, or whose entries, one call may ask for."""
+SMALL_READ_BYTES: Final = 64 << 10
+"""Answers of reads that may share a call: what a call costs is that of so many bytes."""
 
 _NO_ENTRIES: Final = EntryRuns(())
 

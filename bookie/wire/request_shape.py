@@ -15,7 +15,7 @@ from bookie.model.digest import DIGEST_KEY_SIZE
 from bookie.model.ids import LEDGER_ID_MAX, NO_ENTRY, EntryId, InvalidIdError, LedgerId, bookie_id
 from bookie.model.metadata import DigestType
 from bookie.model.packet import HEADER_SIZE
-from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, LIST_LEDGERS_MAX, READ_ENTRIES_MAX, AddBatch
+from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, JOINT_LEDGERS_MAX, READ_ENTRIES_MAX, AddBatch
 from bookie.wire.requests import Copy
 
 _IDS: Final = struct.Struct(">qq")
@@ -48,9 +48,9 @@ def batch_ids_problem(batch: AddBatch) -> str | None:
 
 
 def ledgers_problem(ledger_ids: Sequence[LedgerId]) -> str | None:
-    """Return what is wrong with the ledgers of a request for several lists; each one's id is checked by itself."""
-    if not 0 < len(ledger_ids) <= LIST_LEDGERS_MAX:
-        return f"{len(ledger_ids)} ledgers, 1 to {LIST_LEDGERS_MAX} are allowed"
+    """Return what is wrong with the ledgers of a joint request; each one's id is checked by itself."""
+    if not 0 < len(ledger_ids) <= JOINT_LEDGERS_MAX:
+        return f"{len(ledger_ids)} ledgers, 1 to {JOINT_LEDGERS_MAX} are allowed"
     return None if len(set(ledger_ids)) == len(ledger_ids) else "a ledger is named twice"
 
 

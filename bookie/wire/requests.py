@@ -39,6 +39,8 @@ class Read(Request[ReadReply]):
 
     A wrong key answers UNAUTHORIZED.
     """
+    is_small: bool = False
+    """Whether the caller expects an answer of ``SMALL_READ_BYTES`` at most, so that it may share a call with others."""
     failed: ClassVar = ReadReply
 
     @property

@@ -27,7 +27,15 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel
 from bookie.runtime.waiting import first_of
 from bookie.wire.circuits import SLOW_S
-from bookie.wire.port import BATCH_BYTES_MAX, READ_BYTES_MAX, EntryResult, ReadReply, Status, Transport
+from bookie.wire.port import (
+    BATCH_BYTES_MAX,
+    READ_BYTES_MAX,
+    SMALL_READ_BYTES,
+    EntryResult,
+    ReadReply,
+    Status,
+    Transport,
+)
 from bookie.wire.requests import Read
 from bookie.wire.verified import verified
 from replicator.copying.throttle import ByteBudget
@@ -118,7 +126,8 @@ class EntrySource:
 
     async def ask(self, bookie: BookieId, entry_ids: Sequence[EntryId]) -> ReadReply:
         """One request to one bookie."""
-        return await self._transport.ask(bookie, Read(self._ledger_id, entry_ids), READ_TIMEOUT_S)
+        is_small = self.answer_bytes_max(len(entry_ids)) <= SMALL_READ_BYTES
+        return await self._transport.ask(bookie, Read(self._ledger_id, entry_ids, is_small=is_small), READ_TIMEOUT_S)
 
     def verified(self, result: EntryResult, entry_id: EntryId) -> EntryResult:
         """The result of reading an entry; CORRUPT if its bytes do not verify."""

@@ -261,7 +261,7 @@ def _reservation(ledger: Versioned, step: Step, incarnation: str) -> Reservation
 
 
 def _without_progress(reservation: Reservation) -> Reservation:
-    return replace(reservation, end_entry_id=EntryId(0))
+    return replace(reservation, end_entry_id=EntryId(0)) if reservation.end_entry_id else reservation
 
 
 def _all_without_progress(reservations: Iterable[Reservation]) -> tuple[Reservation, ...]:

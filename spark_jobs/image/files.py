@@ -117,7 +117,7 @@ def generations(parent: Path) -> list[Path]:
 
 
 def unfinished(parent: Path, kind: RunKind = RunKind.BOOKIES) -> list[Path]:
-    """The unfinished generations of a cluster by runs of a kind, the oldest first; none if the directory cannot be read."""
+    """The unfinished generations by runs of a kind, the oldest first; none if the directory cannot be read."""
     with contextlib.suppress(OSError):
         found = (path for path in parent.glob(f"{_WRITING}*") if path.is_dir())
         return sorted(path for path in found if _kind_of(path) is kind)

@@ -16,7 +16,7 @@ from bookie.model.ids import LedgerId
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.grpc_transport import GrpcTransport
-from bookie.wire.port import LIST_LEDGERS_MAX, ListReply, Status
+from bookie.wire.port import JOINT_LEDGERS_MAX, ListReply, Status
 from bookie.wire.requests import ListEntries
 from bookie.wire.resolver import BookieAddress
 from tests.contract.transport_world import BOOKIE, DEADLINE_S, LEDGER, Directory, TransportWorld, a_world, entry
@@ -119,9 +119,9 @@ async def test_requests_that_wait_together_are_one_call_and_a_lone_one_is_sent_a
 
 
 async def test_a_call_names_few_ledgers_and_each_once(transport: GrpcTransport, lister: Lister) -> None:
-    wanted = [*range(LIST_LEDGERS_MAX + 2), 3, 3]
+    wanted = [*range(JOINT_LEDGERS_MAX + 2), 3, 3]
     await statuses([listing(transport, n) for n in wanted])
-    assert all(len(set(call)) == len(call) <= LIST_LEDGERS_MAX for call in lister.calls)
+    assert all(len(set(call)) == len(call) <= JOINT_LEDGERS_MAX for call in lister.calls)
     assert sorted([*lister.alone, *itertools.chain(*lister.calls)]) == sorted(wanted)
 
 
@@ -178,7 +178,7 @@ async def test_a_transport_that_is_closed_answers_those_who_wait(transport: Grpc
     assert await statuses(waiting[:2]) == [Status.UNREACHABLE] * 2
 
 
-@pytest.mark.parametrize("ledger_ids", [[], [1, 1], list(range(LIST_LEDGERS_MAX + 1))], ids=["none", "twice", "many"])
+@pytest.mark.parametrize("ledger_ids", [[], [1, 1], list(range(JOINT_LEDGERS_MAX + 1))], ids=["none", "twice", "many"])
 async def test_a_bookie_refuses_a_call_of_another_shape(world: TransportWorld, ledger_ids: list[int]) -> None:
     assert world.directory.address is not None
     async with grpc.aio.insecure_channel(f"127.0.0.1:{world.directory.address.port}") as channel:

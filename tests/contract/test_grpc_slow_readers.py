@@ -59,14 +59,20 @@ class Server:
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
         return BookieAddress("127.0.0.1", self.port)
 
-    async def slow_reads(self, count: int) -> AsyncExitStack:
-        """On a connection of its own, reads of 8 MiB whose answers are never taken; closing it ends them."""
+    async def slow_reads(self, count: int, ledgers: int = 0) -> AsyncExitStack:
+        """On a connection of its own, reads of 8 MiB whose answers are never taken; closing it ends them.
+
+        With ``ledgers``, each call reads so many MiB of each of so many ledgers.
+        """
         mine = await self._stack.enter_async_context(AsyncExitStack())
         options = [("grpc.use_local_subchannel_pool", 1)]
         channel = await mine.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=options))
         request = pb.ReadRequest(ledger_id=LEDGER, entry_ids=range(8))
         stub = rpc.BookieStub(channel)  # type: ignore[no-untyped-call]
-        calls = [stub.Read(request) for _ in range(count)]
+        several = pb.ReadLedgersRequest(
+            reads=[pb.LedgerRead(ledger_id=each, entry_ids=range(ledgers)) for each in range(ledgers)]
+        )
+        calls = [stub.ReadLedgers(several) if ledgers else stub.Read(request) for _ in range(count)]
         mine.callback(calls.clear)  # a call that is dropped is cancelled
         return mine
 
@@ -112,6 +118,26 @@ async def test_a_slow_connection_delays_no_other(stack: AsyncExitStack) -> None:
     await server.until(lambda unsent: unsent >= LIMITS.connection_bytes_max)
     assert await server.read() is Status.OK
     assert server.servicer.unsent.bytes <= LIMITS.connection_bytes_max + LIMITS.reads_max * READ_BYTES_MAX
+
+
+async def test_answers_about_several_ledgers_are_bounded_as_well(stack: AsyncExitStack) -> None:
+    server = Server(stack, LIMITS)
+    await server.start()
+    reader = await server.slow_reads(40, ledgers=8)
+    await server.until(lambda unsent: unsent >= LIMITS.connection_bytes_max)
+    assert await server.read() is Status.OK
+    assert server.servicer.unsent.bytes <= LIMITS.connection_bytes_max + LIMITS.reads_max * READ_BYTES_MAX
+    await reader.aclose()
+    await server.until(lambda unsent: unsent == 0)
+
+
+async def test_an_answer_about_several_ledgers_that_is_not_taken_ends(stack: AsyncExitStack) -> None:
+    server = Server(stack, UnsentLimits(taken_within_s=0.1))
+    await server.start()
+    await server.slow_reads(1, ledgers=8)
+    await server.until(lambda unsent: unsent > 0)
+    await server.until(lambda unsent: unsent == 0)
+    assert await server.read() is Status.OK
 
 
 async def test_an_answer_that_is_not_taken_ends(stack: AsyncExitStack) -> None:

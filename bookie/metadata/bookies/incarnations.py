@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
 import msgspec
 
@@ -20,6 +22,9 @@ from bookie.metadata.port import Check, MetadataStore, Node
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
+
+_KNOWN_MAX: Final = 1000
+"""Histories whose newest incarnation is kept: each repair looks at those of its bookies."""
 
 
 class UnreadableHistoryError(PermanentError):
@@ -112,6 +117,7 @@ class Incarnations:
         return f"{self._parent}/{bookie}"
 
 
+@lru_cache(_KNOWN_MAX)
 def _newest(path: str, data: bytes) -> str:
     try:
         return next((item.uuid for item in reversed(_decode(path, data))), "")

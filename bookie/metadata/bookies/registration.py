@@ -92,7 +92,7 @@ class Bookies:
 
     def with_groups(self, groups: BookieGroups) -> Bookies:
         """The same, with who is in which group."""
-        return replace(self, groups=groups)
+        return self if groups is self.groups else replace(self, groups=groups)
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,7 +251,8 @@ class LedgerStore:
             WriteOutcomeUnknownError: the answer was lost and the ledger cannot be read.
             StoreUnavailableError: no answer; nothing was changed.
         """
-        metadata = replace(metadata, ctoken=0 if metadata.format_version == _CTOKEN_FORMAT else None)
+        ctoken = 0 if metadata.format_version == _CTOKEN_FORMAT else None
+        metadata = metadata if metadata.ctoken == ctoken else replace(metadata, ctoken=ctoken)
         path, data = self.path(ledger_id), encode(metadata)
         is_unknown = False
         for _ in range(WRITE_ATTEMPTS_MAX):

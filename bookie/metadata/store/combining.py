@@ -103,7 +103,7 @@ class CombiningStore(MetadataStore):
         async def alone() -> None:
             await self._store.create(path, data, is_ephemeral=is_ephemeral)
 
-        await self._writes.run([Create(path, data, is_ephemeral)], alone)
+        await self._writes.run(_Joinable([Create(path, data, is_ephemeral)]), alone)
         return path
 
     @override
@@ -113,13 +113,13 @@ class CombiningStore(MetadataStore):
     @override
     async def delete(self, path: str, version: int = ANY_VERSION) -> None:
         check_path(path)
-        await self._writes.run([Delete(path, version)], lambda: self._store.delete(path, version))
+        await self._writes.run(_Joinable([Delete(path, version)]), lambda: self._store.delete(path, version))
 
     @override
     async def multi(self, operations: Sequence[Operation]) -> None:
-        check_multi(operations)
+        size = check_multi(operations)
         if operations:
-            await self._writes.run(operations, lambda: self._store.multi(operations))
+            await self._writes.run(_Joinable(operations, size), lambda: self._store.multi(operations))
 
     @override
     async def sync(self, path: str) -> None:
@@ -148,38 +148,51 @@ class CombiningStore(MetadataStore):
         await self._store.close()
 
 
-class _Writes(Lane[Sequence[Operation], None]):
+class _Joinable:
+    """A transaction that may become a part of a joint one."""
+
+    __slots__ = ("changed", "operations", "size", "touched")
+
+    def __init__(self, operations: Sequence[Operation], size: int | None = None) -> None:
+        """Take ``size`` as what the operations count against the limit of a request, if it is known."""
+        self.operations = operations
+        self.size = sum(map(operation_size, operations)) if size is None else size
+        self.touched = {operation.path for operation in operations}
+        """The nodes that it changes or checks."""
+        self.changed = {operation.path for operation in operations if not isinstance(operation, Check)}
+
+
+class _Writes(Lane[_Joinable, None]):
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(lambda: store.session)
         self._store = store
 
     @override
-    def _take(self, queue: deque[Waiting[Sequence[Operation], None]]) -> list[Waiting[Sequence[Operation], None]]:
+    def _take(self, queue: deque[Waiting[_Joinable, None]]) -> list[Waiting[_Joinable, None]]:
         taken = [queue.popleft()]
-        count, size = len(taken[0].work), _size(taken[0].work)
-        changed, touched = _changed(taken[0].work), _touched(taken[0].work)
+        first = taken[0].work
+        count, size, changed, touched = len(first.operations), first.size, set(first.changed), set(first.touched)
         while queue:
             work = queue[0].work
-            count, size = count + len(work), size + _size(work)
+            count, size = count + len(work.operations), size + work.size
             if count > MULTI_OPS_MAX or size > JOINED_BYTES_MAX or queue[0].made_in.epoch != taken[0].made_in.epoch:
                 break
-            its_changed, its_touched = _changed(work), _touched(work)
-            if not (changed.isdisjoint(its_touched) and touched.isdisjoint(its_changed)):
+            if not (changed.isdisjoint(work.touched) and touched.isdisjoint(work.changed)):
                 break
-            changed |= its_changed
-            touched |= its_touched
+            changed |= work.changed
+            touched |= work.touched
             taken.append(queue.popleft())
         return taken
 
     @override
-    async def _send(self, batch: Sequence[Waiting[Sequence[Operation], None]]) -> None:
+    async def _send(self, batch: Sequence[Waiting[_Joinable, None]]) -> None:
         for _ in range(_ATTEMPTS):
             batch = [waiting for waiting in batch if not waiting.answer.done()]
             if len(batch) < 2:
                 break
             self.ensure_session(batch[0].made_in)
             try:
-                await self._store.multi([operation for waiting in batch for operation in waiting.work])
+                await self._store.multi([operation for waiting in batch for operation in waiting.work.operations])
             except MultiFailedError as error:
                 _at_fault(batch, error.index).complete(Apart.ALONE)
                 continue
@@ -233,21 +246,9 @@ class _Syncs(Lane[str, None]):
             waiting.complete(None)
 
 
-def _size(operations: Sequence[Operation]) -> int:
-    return sum(map(operation_size, operations))
-
-
-def _changed(operations: Sequence[Operation]) -> set[str]:
-    return {operation.path for operation in operations if not isinstance(operation, Check)}
-
-
-def _touched(operations: Sequence[Operation]) -> set[str]:
-    return {operation.path for operation in operations}
-
-
-def _at_fault(batch: Sequence[Waiting[Sequence[Operation], None]], index: int) -> Waiting[Sequence[Operation], None]:
+def _at_fault(batch: Sequence[Waiting[_Joinable, None]], index: int) -> Waiting[_Joinable, None]:
     for waiting in batch:
-        if index < len(waiting.work):
+        if index < len(waiting.work.operations):
             return waiting
-        index -= len(waiting.work)
+        index -= len(waiting.work.operations)
     return batch[-1]

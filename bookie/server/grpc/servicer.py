@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -32,6 +32,7 @@ from bookie.wire.grpc_codec import (
     lists_to_wire,
     read_last_to_wire,
     read_to_wire,
+    reads_to_wire,
     write_lac_to_wire,
 )
 from bookie.wire.handler import BookieHandler
@@ -41,7 +42,9 @@ from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLa
 
 AddContext = grpc.aio.ServicerContext[pb.AddRequest, pb.AddResponse]
 ReadContext = grpc.aio.ServicerContext[pb.ReadRequest, pb.EntryBatch]
+ReadLedgersContext = grpc.aio.ServicerContext[pb.ReadLedgersRequest, pb.LedgerBatches]
 Context = grpc.aio.ServicerContext[object, object]
+MessageT = TypeVar("MessageT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,38 @@ class BookieServicer(rpc.BookieServicer):
         if not is_taken:  # gRPC still holds one message, and closes the call once the client takes it or goes
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not taken in time")
 
-    async def _is_taken(self, context: ReadContext, messages: Iterable[pb.EntryBatch]) -> bool:
+    async def ReadLedgers(self, request: pb.ReadLedgersRequest, context: ReadLedgersContext) -> None:  # noqa: N802
+        """Read of ledgers side by side, and send each answer as soon as it is there."""
+        reads = [Read(LedgerId(each.ledger_id), cast(list[EntryId], list(each.entry_ids))) for each in request.reads]
+        if (problem := ledgers_problem([read.ledger_id for read in reads])) is not None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        is_taken, peer = True, context.peer()
+        running = {
+            guarded(
+                "read of a ledger", self.unsent.answer(peer, partial(self._handler.answer, request.incarnation, each))
+            ): each.ledger_id
+            for each in reads
+        }
+        try:
+            while running and is_taken:
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                answers = []
+                try:
+                    for task in done:
+                        answers.append((running.pop(task), task.result()))
+                    messages = reads_to_wire((ledger_id, answer.reply) for ledger_id, answer in answers)
+                    is_taken = await self._is_taken(context, messages)
+                finally:
+                    for _, answer in answers:
+                        answer.end()
+        finally:
+            for task in running:
+                if not task.cancel() and task.exception() is None:  # it was answered, and nothing was sent
+                    task.result().end()
+        if not is_taken:  # as for one read
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not taken in time")
+
+    async def _is_taken(self, context: grpc.aio.ServicerContext[Any, MessageT], messages: Iterable[MessageT]) -> bool:
         """Send an answer; False if the client does not take it."""
         try:
             async with asyncio.timeout(self.unsent.limits.taken_within_s):

@@ -42,6 +42,15 @@ class _Connection:
     has_sent: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass(frozen=True, slots=True)
+class UnsentAnswer:
+    """An answer that is counted."""
+
+    reply: ReadReply
+    end: Callable[[], None]
+    """To be called once, when it was sent or is dropped."""
+
+
 class UnsentAnswers:
     """Counts the answers of one listener."""
 
@@ -62,28 +71,42 @@ class UnsentAnswers:
 
         ``is_urgent``: whether it goes before the others that wait.
         """
+        answer = await self.answer(peer, read, is_urgent=is_urgent)
+        try:
+            yield answer.reply
+        finally:
+            answer.end()
+
+    async def answer(
+        self, peer: str, read: Callable[[], Awaitable[ReadReply]], *, is_urgent: bool = False
+    ) -> UnsentAnswer:
+        """Call ``read`` if there is room, and count its answer until the caller ends it."""
         connection = self._connections.setdefault(peer, _Connection())
         connection.calls += 1
         size = 0
-        try:
-            reply = None
-            while reply is None:
-                async with self._places.place(is_urgent=is_urgent):
-                    if self.bytes >= self.limits.total_bytes_max:
-                        reply = ReadReply(Status.TOO_MANY_REQUESTS, detail="too many answers were not taken yet")
-                    elif connection.bytes < self.limits.connection_bytes_max:
-                        reply = await read()
-                        size = sum(len(result.packet) for result in reply.results)
-                        self.bytes += size
-                        connection.bytes += size
-                if reply is None:
-                    connection.has_sent.clear()
-                    await connection.has_sent.wait()
-            yield reply
-        finally:
+
+        def end() -> None:
             self.bytes -= size
             connection.bytes -= size
             connection.calls -= 1
             connection.has_sent.set()
             if not connection.calls:
                 del self._connections[peer]
+
+        try:
+            while True:
+                async with self._places.place(is_urgent=is_urgent):
+                    if self.bytes >= self.limits.total_bytes_max:
+                        reply = ReadReply(Status.TOO_MANY_REQUESTS, detail="too many answers were not taken yet")
+                        return UnsentAnswer(reply, end)
+                    if connection.bytes < self.limits.connection_bytes_max:
+                        reply = await read()
+                        size = sum(len(result.packet) for result in reply.results)
+                        self.bytes += size
+                        connection.bytes += size
+                        return UnsentAnswer(reply, end)
+                connection.has_sent.clear()
+                await connection.has_sent.wait()
+        except BaseException:
+            end()
+            raise

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
+from typing_extensions import override
 
 from bookie.client.access import stored_digest
 from bookie.metadata.ledgers.ledgers import Versioned
@@ -19,7 +20,18 @@ from bookie.model.metadata import DigestType
 from bookie.model.packet import HEADER_SIZE
 from bookie.wire.batching import batches
 from bookie.wire.circuits import SLOW_S
-from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_BYTES_MAX, EntryResult, Status
+from bookie.wire.memory import MemoryTransport
+from bookie.wire.port import (
+    BATCH_BYTES_MAX,
+    BATCH_ENTRIES_MAX,
+    READ_BYTES_MAX,
+    SMALL_READ_BYTES,
+    EntryResult,
+    ReplyT,
+    Request,
+    Status,
+)
+from bookie.wire.requests import Read
 from replicator.copying import receiver
 from replicator.copying.copier import LANES_MAX, Copier, CopyOutcome, MayContinue
 from replicator.copying.pace import Pace
@@ -619,3 +631,20 @@ async def test_the_bound_of_an_answer_is_that_of_a_small_ledger() -> None:
     small, unknown = (EntrySource(transport, LedgerId(1), digest, length) for length in (1000, None))
     assert small.answer_bytes_max(10) == 1000 + 10 * (HEADER_SIZE + digest.size)
     assert unknown.answer_bytes_max(10) > READ_BYTES_MAX
+
+
+@in_virtual_time
+async def test_reads_of_small_ledgers_may_share_a_call_and_no_others() -> None:
+    asked: list[bool] = []
+
+    class Recording(MemoryTransport):
+        @override
+        async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+            asked.append(isinstance(request, Read) and request.is_small)
+            return await super().ask(bookie, request, timeout_s)
+
+    bookies, digest = Bookies(), digest_for(DigestType.CRC32C, b"")
+    for length in (1000, SMALL_READ_BYTES, None):
+        source = EntrySource(Recording(bookies, bookies.network), LedgerId(1), digest, length)
+        await source.fetch({EntryId(0): [BookieId("b:1")]})
+    assert asked == [True, False, False]
