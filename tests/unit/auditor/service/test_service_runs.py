@@ -380,13 +380,13 @@ async def test_the_pause_of_a_kind_ends_by_itself_and_its_run_follows(world: Ser
 
 @in_service_world
 async def test_a_run_of_everything_counts_for_its_checks_and_waits_for_their_pauses(world: ServiceWorld) -> None:
-    auditor = await world.leader(bookies_schedule="off", everything_schedule="24h")
+    auditor = await world.leader(bookies_schedule="off", everything_schedule="1h", session_timeout_s=40.0)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     status = auditor.service.status()
     assert status.last_success_ms.keys() == {RunKind.EVERYTHING, RunKind.BOOKIES, RunKind.PLACEMENT}
     assert set(status.last_success_ms.values()) == {auditor.counted.ended[0].started_ms}
-    assert status.period_s == dict.fromkeys((RunKind.EVERYTHING, RunKind.BOOKIES, RunKind.PLACEMENT), 86_400)
-    await asyncio.sleep(24 * 3600 - 100)
+    assert status.period_s == dict.fromkeys((RunKind.EVERYTHING, RunKind.BOOKIES, RunKind.PLACEMENT), 3600)
+    await asyncio.sleep(3600 - 100)
     await auditor.service.pause_kind(RunKind.PLACEMENT, owner="me", via="http")
     await asyncio.sleep(200)
     assert len(auditor.counted.ended) == 1
