@@ -31,6 +31,7 @@ from spark_jobs.marking_options import (
     RackOutageDelay,
 )
 from spark_jobs.namespace_options import NamespacesInMetrics
+from spark_jobs.reading_options import MetadataRate
 from spark_jobs.reference_options import REFERENCE_GRACE_S, REFERENCES, PulsarRoots, ReferenceGrace
 from spark_jobs.run_limits import RunLimits
 from spark_jobs.store_address import ReportStoreOption, address_problems
@@ -154,6 +155,7 @@ class AuditSettings:
         HISTORY_MIB
     )
 
+    metadata_rate: MetadataRate = 0.0
     with_image: WithImage = True
     image_dir: ImageDir = None
     image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S

@@ -19,6 +19,7 @@ from auditor.metrics.service_metrics import AuditorMetrics
 from auditor.service.addresses import report_base_url, trusted_proxies
 from auditor.service.events import EventFanout, ServiceEvents
 from auditor.service.faces import Face, MetricsEvents, faces_on, set_rates, wired_faces
+from auditor.service.fetched_reports import FetchedReports
 from auditor.service.leader_ports import leader_ports
 from auditor.service.peer_reports import OtherAuditors
 from auditor.service.runs.spark_holder import Spark, SparkHolder
@@ -86,13 +87,19 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
     upkeep = UpkeepApart(_client_of(settings), clock)
     faces = wired_faces(service, settings, metrics, clock, upkeep, _peers(service, settings, ports.name))
 
+    fetched = FetchedReports(settings.report_store, settings.report_dir, settings.kept, clock)
+    shared = (fetched,) if settings.report_store else ()
+
     def leader() -> str:
         return service.status().leader
 
     watching = guarded("spark watch", spark_watch.run(clock))
     try:
         live = {"requests_per_second": lambda rate: set_rates(faces, rate)}
-        async with faces_on((*faces, *leader_ports(settings, leader, clock))), following(config, live, clock, stop.set):
+        async with (
+            faces_on((*faces, *leader_ports(settings, leader, clock), *shared)),
+            following(config, live, clock, stop.set),
+        ):
             code = await _serve(service, settings, stop, lambda: _say_ready(settings, faces))
     finally:
         await cancel(watching)

@@ -7,6 +7,7 @@ returns wrong rows (Spark 4.1 to 4.3).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -30,6 +31,7 @@ PLAN: Final = "plan"
 CONNECT_TIMEOUT_S: Final = "connect_timeout_s"
 IMAGE_DIR: Final = "image_dir"
 BRIEF: Final = "brief"
+NODES_PER_S: Final = "nodes_per_s"
 
 _SECONDS_MAX: Final = 3600
 
@@ -62,6 +64,8 @@ class LedgerOptions:
     """Directory in which each partition writes its part of an image; its files are in ``summary``."""
     is_brief: bool = False
     """Whether rows have the columns of ``ledger_schema.BRIEF_DDL`` alone."""
+    nodes_per_s: float = 0.0
+    """Ledgers that each task may read per second; 0: as many as it can."""
 
     def is_wanted(self, ledger_id: int) -> bool:
         """Whether the ledger is in the range."""
@@ -92,6 +96,7 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
         plan=_plan(options.get(PLAN)),
         image_dir=options.get(IMAGE_DIR),
         is_brief=options.get(BRIEF, "false").lower() == "true",
+        nodes_per_s=_rate(options, NODES_PER_S),
     )
 
 
@@ -158,4 +163,15 @@ def _number(options: Mapping[str, str], name: str, default: int, least: int) -> 
         raise InvalidOptionError(f"option {name}={text!r} is not a whole number") from None
     if not least <= value <= LEDGER_ID_MAX:
         raise InvalidOptionError(f"option {name}={value} is out of range, need {least} to {LEDGER_ID_MAX}")
+    return value
+
+
+def _rate(options: Mapping[str, str], name: str) -> float:
+    text = options.get(name, "0")
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidOptionError(f"option {name}={text!r} is not a number per second") from None
+    if not 0 <= value < math.inf:
+        raise InvalidOptionError(f"option {name}={text} is out of range, need 0 or more")
     return value

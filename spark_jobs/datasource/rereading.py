@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from bookie.model.ids import LedgerId
+from bookie.runtime.clock import SystemClock
 from spark_jobs.connect import connected
 from spark_jobs.datasource.ledgers import numbered
 from spark_jobs.datasource.options import LedgerOptions
+from spark_jobs.datasource.pace import Pace
 from spark_jobs.datasource.scan import reread
 
 
@@ -54,9 +56,10 @@ def _chain(first: Sequence[LedgerId], others: Iterator[Sequence[LedgerId]]) -> I
 
 
 async def _rows(options: LedgerOptions, ids: Iterator[Sequence[LedgerId]]) -> AsyncGenerator[pa.RecordBatch, None]:
+    pace = Pace(SystemClock(), options.nodes_per_s)
     async with (
         connected(options.uri, options.connect_timeout_s, options.access) as connection,
-        aclosing(reread(connection.store, connection.cluster, ids, options)) as batches,
+        aclosing(reread(connection.store, connection.cluster, ids, options, pace)) as batches,
     ):
         async for batch in batches:
             yield batch

@@ -25,12 +25,12 @@ from spark_jobs.datasource.brief_columns import BriefColumns
 from spark_jobs.datasource.columns import LedgerColumns, MetadataColumns
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.options import LedgerOptions
+from spark_jobs.datasource.pace import Pace
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.image.part import ImagePart
 
 ROWS_MAX: Final = 10_000
 """Rows in a batch; Spark's own default."""
-_CHUNK: Final = 2_000
 _CHUNKS_AHEAD: Final = 2
 """Two chunks of some 200 bytes a ledger keep ZooKeeper busy while a third is decoded, in about one megabyte."""
 _LEAF_DIGITS: Final = 4
@@ -44,7 +44,7 @@ _Chunk = tuple[Sequence[LedgerId], Sequence[bytes | str | None]]
 
 
 async def reread(
-    store: MetadataStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]], options: LedgerOptions
+    store: MetadataStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]], options: LedgerOptions, pace: Pace
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """As ``scan``, of the ledgers with these ids, in any order; the counts have no parents.
 
@@ -52,14 +52,14 @@ async def reread(
         StoreUnavailableError: no answer; nothing of this scan may be used.
     """
     columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized)
-    wanted = _given(store, cluster, ids)
+    wanted = _given(store, cluster, ids, pace)
     async with aclosing(_batches(store, cluster, wanted, columns, _each_path)) as batches:
         async for batch in batches:
             yield batch
 
 
 async def scan(
-    store: MetadataStore, cluster: Cluster, parents: Sequence[LeafParent], options: LedgerOptions
+    store: MetadataStore, cluster: Cluster, parents: Sequence[LeafParent], options: LedgerOptions, pace: Pace
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the ledgers directly under ``parents``, then the summary row if one is asked for.
 
@@ -72,7 +72,7 @@ async def scan(
     else:
         image = None if options.image_dir is None else ImagePart(Path(options.image_dir))
         columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized, image=image)
-    listed = _listed(store, cluster, parents, options, columns.counts)
+    listed = _listed(store, cluster, parents, options, columns.counts, pace)
     async with aclosing(_batches(store, cluster, listed, columns, _paths)) as batches:
         async for batch in batches:
             yield batch
@@ -109,8 +109,9 @@ async def _listed(
     parents: Sequence[LeafParent],
     options: LedgerOptions,
     counts: ScanCounts,
+    pace: Pace,
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
-    """Ids to read, in chunks; counts what was listed."""
+    """Ids to read, in chunks, when they may be read; counts what was listed."""
     tree = LedgerTree(store, cluster)
     await store.sync(cluster.root)  # this session's server may be older than the one of the plan
     for parent in parents:
@@ -118,17 +119,25 @@ async def _listed(
         wanted = [ledger_id for ledger_id in ids if options.is_wanted(ledger_id)]
         counts.parents.append((parent.path, parent.planned, len(ids)))
         counts.skipped += len(ids) - len(wanted)
-        for start in range(0, len(wanted), _CHUNK):
-            yield wanted[start : start + _CHUNK]
+        async for some in _paced(wanted, pace):
+            yield some
 
 
 async def _given(
-    store: MetadataStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]]
+    store: MetadataStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]], pace: Pace
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
     await store.sync(cluster.root)  # this session's server may be older than what the caller saw
     for some in ids:
-        for start in range(0, len(some), _CHUNK):
-            yield some[start : start + _CHUNK]
+        async for chunk in _paced(some, pace):
+            yield chunk
+
+
+async def _paced(ids: Sequence[LedgerId], pace: Pace) -> AsyncGenerator[Sequence[LedgerId], None]:
+    size = pace.chunk
+    for start in range(0, len(ids), size):
+        chunk = ids[start : start + size]
+        await pace.admit(len(chunk))
+        yield chunk
 
 
 async def _read_ahead(

@@ -2,7 +2,8 @@
 
 The store has one folder for each run, with the files of its report. The summary is written last and removed first, so a
 folder without it is no report, at any moment. The tables of all runs stay on the machine: each machine makes them from
-the runs that it wrote or fetched. Rules: R102 in docs/failure-model.md.
+the runs that it wrote or fetched. A report that was not sent is marked on this machine, and sent by a later run.
+Rules: R102 in docs/failure-model.md.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -28,6 +30,10 @@ from spark_jobs.store_address import parse_address
 _log = logging.getLogger(__name__)
 
 _FETCHED: Final = ".bkheal-fetched-"
+_UNSENT: Final = ".unsent"
+"""In the directory of a report: the store may lack it, or have a part of it."""
+_fetching: Final = threading.Lock()
+"""Held by the thread that fetches: a run is added to the tables once."""
 RUNS_FETCHED: Final = 50
 """At a time, the newest."""
 _ROWS_MAX: Final = 10_000_000
@@ -46,19 +52,36 @@ def opened_store(address: str) -> ReportStore | None:
 def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
     """Write the report of a finished run to the store, the summary last. Sending it again changes nothing.
 
+    A report whose sending fails, or ends with its process, is sent by ``send_unsent``.
+
     Raises:
         ReportStoreError: the store cannot be written; the report on this machine is complete.
     """
     directory = report_dir / run_id
     try:
+        (directory / _UNSENT).touch()
         names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
         visible = [name for name in names if not any(part.startswith((".", "_")) for part in name.split("/"))]
         for name in [*(name for name in visible if name != SUMMARY), SUMMARY]:
             store.upload(directory / name, f"{run_id}/{name}")
+        (directory / _UNSENT).unlink(missing_ok=True)
     except OSError as error:
-        raise ReportStoreError(f"cannot read the report in {directory}: {error.strerror}") from error
+        raise ReportStoreError(f"the report in {directory} was not sent: {error.strerror}") from error
     except ReportStoreError as error:
         raise ReportStoreError(f"{error}; the report of this run is complete in {directory}") from error
+
+
+def send_unsent(store: ReportStore, report_dir: Path) -> list[str]:
+    """Send the finished reports that an earlier run could not send, the newest first; return their ids.
+
+    Raises:
+        ReportStoreError: the store cannot be written; the rest is sent later.
+    """
+    waiting = sorted((path.parent.name for path in report_dir.glob(f"*/{_UNSENT}")), reverse=True)
+    sent = [run_id for run_id in waiting if is_run_id(run_id) and (report_dir / run_id / SUMMARY).is_file()]
+    for run_id in sent:
+        send_run(store, report_dir, run_id)
+    return sent
 
 
 def stored_runs(store: ReportStore) -> list[str]:
@@ -121,18 +144,19 @@ def fetch_missing(store: ReportStore, report_dir: Path, count_max: int = RUNS_FE
         ReportDirError: the directory cannot be written.
     """
     wanted = stored_runs(store)[:count_max]
-    lacking = [run_id for run_id in reversed(wanted) if not (report_dir / run_id).exists()]
-    fetched = [run_id for run_id in lacking if fetch_run(store, report_dir, run_id)]
-    if not fetched:
-        return []
-    known = {row[0] for row in ask(report_dir, "SELECT run_id FROM runs", limit=_ROWS_MAX, timeout_s=_KNOWN_S).rows}
-    for run_id in fetched:
-        try:
-            if run_id not in known:
-                add_run(report_dir, find(report_dir, run_id))
-        except (OSError, DamagedReportError, pa.ArrowException) as error:
-            _log.warning("a fetched run is not in the tables", extra={"run_id": run_id, "reason": str(error)})
-    renew_index(report_dir, report_dir / fetched[-1])
+    with _fetching:
+        lacking = [run_id for run_id in reversed(wanted) if not (report_dir / run_id).exists()]
+        fetched = [run_id for run_id in lacking if fetch_run(store, report_dir, run_id)]
+        if not fetched:
+            return []
+        known = {row[0] for row in ask(report_dir, "SELECT run_id FROM runs", limit=_ROWS_MAX, timeout_s=_KNOWN_S).rows}
+        for run_id in fetched:
+            try:
+                if run_id not in known:
+                    add_run(report_dir, find(report_dir, run_id))
+            except (OSError, DamagedReportError, pa.ArrowException) as error:
+                _log.warning("a fetched run is not in the tables", extra={"run_id": run_id, "reason": str(error)})
+        renew_index(report_dir, report_dir / fetched[-1])
     return fetched
 
 

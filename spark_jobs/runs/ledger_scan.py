@@ -20,6 +20,7 @@ from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs.datasource import options
 from spark_jobs.datasource.ledgers import NAME, READING
+from spark_jobs.datasource.pace import task_share
 from spark_jobs.datasource.partitions import LeafParent, partition_count
 from spark_jobs.image.part import ImageFile
 from spark_jobs.runs.completeness import ScanTotals
@@ -90,18 +91,21 @@ def scan_ledgers(
         ExecutorEnvironmentError: an executor lacks the package or a dependency.
         ScanFailedError: Spark failed.
     """
-    tasks = session_slots(spark).tasks(sum(parent.planned for parent in plan), LEDGERS_PER_TASK)
+    slots = session_slots(spark)
+    tasks = slots.tasks(sum(parent.planned for parent in plan), LEDGERS_PER_TASK)
+    partitions = settings.num_partitions or partition_count(plan, tasks)
     read = (
         spark.read.format(NAME)
         .option(options.METADATA_URI, settings.metadata_uri)
         .option(options.ACCESS, access_in_use().to_text())
         .option(options.PLAN, options.plan_text(plan))
-        .option(options.NUM_PARTITIONS, settings.num_partitions or partition_count(plan, tasks))
+        .option(options.NUM_PARTITIONS, partitions)
         .option(options.CONNECT_TIMEOUT_S, settings.connect_timeout_s)
         .option(options.WITH_SUMMARY, "true")
         .option(options.FIRST_LEDGER, ids[0])
         .option(options.LAST_LEDGER, ids[1])
         .option(options.BRIEF, str(is_brief).lower())
+        .option(options.NODES_PER_S, task_share(settings.metadata_rate, partitions, slots.most))
     )
     if live is not None:
         # A name with a comma is no bookie id (docs/formats.md#registration), and must not make two bookies look alive.

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock, SystemClock
 from spark_jobs.datasource.register import register
 from spark_jobs.report.store import ReportStore
-from spark_jobs.report.store_runs import RUNS_FETCHED, fetch_missing, opened_store
+from spark_jobs.report.store_runs import RUNS_FETCHED, fetch_missing, opened_store, send_unsent
 from spark_jobs.report.summary import ClusterName, RunSummary
 from spark_jobs.runs.bookie_run import BookieRun
 from spark_jobs.runs.cluster_view import ClusterView, opened_cluster
@@ -133,8 +134,11 @@ def run_check(
         cookies = cluster.bookies_with_cookies()
         is_report_needed = is_for_report(kind, is_dry_run=settings.is_dry_run)
         store = opened_store(settings.report_store)
+        fetching = None
         if store is not None:
-            _fetch(store, settings)
+            # Beside the run: a store that hangs must not delay marks.
+            fetching = threading.Thread(target=_exchange, args=(store, settings), name="fetched reports", daemon=True)
+            fetching.start()
         report = RunReport(settings.report_dir, run_id, is_needed=is_report_needed, store=store)
         context = RunContext(kind, run_id, spark, settings, cluster, report, clock, gate, progress)
         try:
@@ -144,6 +148,8 @@ def run_check(
             report.abandon()
             raise
         cluster_name = ClusterName(settings.metadata_uri, cluster.cluster.instance_id)
+        if fetching is not None:
+            fetching.join()  # every call to the store has a deadline
         name = RunName(run_id, cluster_name, started_ms, clock.epoch_ms(), kind, settings.is_dry_run)
         summary = replace(assemble(name, cookies, outcome), impact=report.impact())
         path = report.finish(summary, _topology(cluster, settings), settings.kept)
@@ -220,12 +226,18 @@ def _did_everything(summary: RunSummary) -> bool:
     )
 
 
-def _fetch(store: ReportStore, settings: AuditSettings) -> None:
-    """Fetch what other machines wrote, so that trends and states continue; a run does not depend on it."""
+def _exchange(store: ReportStore, settings: AuditSettings) -> None:
+    """Send what an earlier run could not send, and fetch what other machines wrote, so that trends and states continue.
+
+    A run does not depend on it.
+    """
     try:
+        send_unsent(store, settings.report_dir)
         fetch_missing(store, settings.report_dir, settings.reports_kept or RUNS_FETCHED)
     except PermanentError as error:
-        _log.warning("reports were not fetched", extra={"store": str(store.address), "reason": str(error)})
+        _log.warning(
+            "reports were not exchanged with the store", extra={"store": str(store.address), "reason": str(error)}
+        )
 
 
 def _silent(event: ProgressEvent) -> None:

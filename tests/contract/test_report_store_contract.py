@@ -15,15 +15,18 @@ import pytest
 from pyarrow import fs
 from typer.testing import CliRunner
 
-from auditor.api.http.report_routes import ReportRoutes
+from auditor.api.http.report_routes import ReportRoutes, list_reports
 from auditor.cli.main import app
+from auditor.service.fetched_reports import FetchedReports
 from bookie.model.errors import TransientError
-from spark_jobs.report.files import PAGE, SUMMARY
+from spark_jobs.kept import Kept
+from spark_jobs.report.files import INDEX, PAGE, SUMMARY
 from spark_jobs.report.history import find, reports
 from spark_jobs.report.sql import ask
 from spark_jobs.report.store import ReportStore, ReportStoreError
-from spark_jobs.report.store_runs import fetch_missing, fetch_run, remove_runs, send_run, stored_runs
+from spark_jobs.report.store_runs import fetch_missing, fetch_run, remove_runs, send_run, send_unsent, stored_runs
 from spark_jobs.store_address import StoreAddressError, parse_address
+from tests.worlds.clocks import ManualClock
 from tests.worlds.report_tables import STORY, write_story
 
 RUNS = [summary.run_id for summary, _ in STORY]
@@ -138,6 +141,58 @@ def test_the_summary_is_written_last_and_removed_first(
     assert sum(name.endswith(SUMMARY) for name in names) == 1
     remove_runs(store, RUNS[1:2])
     assert store.list(RUNS[1])[0] == []
+
+
+def test_a_report_that_was_not_sent_is_sent_later(store: ReportStore, written: Path, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.write_text("a file where the folder should be")
+    with pytest.raises(ReportStoreError):
+        send_run(ReportStore(parse_address(f"file://{closed}")), written, RUNS[0])
+    send_run(store, written, RUNS[1])
+
+    assert send_unsent(store, written) == [RUNS[0]]
+    assert send_unsent(store, written) == []
+    assert stored_runs(store) == sorted(RUNS[:2], reverse=True)
+    assert fetch_missing(store, tmp_path / "there") == sorted(RUNS[:2])
+    assert not list((tmp_path / "there").rglob(".unsent"))
+
+
+def test_a_report_whose_sending_was_cut_is_sent_again(
+    store: ReportStore, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "upload", _cut)
+        with pytest.raises(KeyboardInterrupt):
+            send_run(store, written, RUNS[0])
+
+    assert send_unsent(store, written) == [RUNS[0]]
+    assert stored_runs(store) == RUNS[:1]
+
+
+def _cut(source: Path, name: str) -> None:
+    raise KeyboardInterrupt
+
+
+async def test_an_auditor_that_wrote_no_reports_lists_those_of_the_store(
+    address: str, store: ReportStore, written: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for run_id in RUNS:
+        send_run(store, written, run_id)
+    there, clock = tmp_path / "there", ManualClock()
+
+    await FetchedReports(address, there, Kept(2, None, None), clock).look()
+
+    listed = [row["run_id"] for row in list_reports(there)["items"]]
+    assert listed == sorted(RUNS, reverse=True)[:2]
+    assert all(run_id in (there / INDEX).read_text() for run_id in listed)
+    assert len(stored_runs(store)) == len(RUNS)
+    assert not caplog.records
+
+    (tmp_path / "closed").write_text("")
+    failing = FetchedReports(f"file://{tmp_path}/closed", there, Kept(2, None, None), clock)
+    await failing.look()
+    await failing.look()
+    assert [record.message for record in caplog.records] == ["reports were not fetched"]
 
 
 def test_a_command_fetches_what_is_missing(

@@ -280,7 +280,7 @@ class Repairs:
         judge = world.placement().judge()
         cost, old_cost = (judge.faults(each.members, metadata.write_quorum).cost for each in (after, before))
         replaced = {gone for gone, new in zip(before.members, after.members, strict=True) if gone != new}
-        if replaced.isdisjoint(truth.of(ledger_id).ever_missing | truth.rotten):
+        if replaced.isdisjoint(truth.of(ledger_id).ever_missing | truth.rotten | world.drained):
             self.moved_copies += len(replaced)
             if cost > old_cost:
                 truth.fail("R57", f"{who} moved copies of {ledger_id} to a worse place: {before} to {after}")

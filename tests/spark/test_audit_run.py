@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ from spark_jobs.report.finding_filter import FindingFilter
 from spark_jobs.report.finding_rows import read_findings
 from spark_jobs.report.history import find
 from spark_jobs.report.sql import ask
+from spark_jobs.report.store import ReportStore, StoredFile
 from spark_jobs.report.store_runs import fetch_missing, opened_store
 from spark_jobs.report.summary import PublishOutcome, Verdict
 from spark_jobs.runs import bookie_run
@@ -416,3 +418,25 @@ def test_a_store_that_refuses_the_report_costs_neither_marks_nor_the_report_here
     assert f"complete in {place.report_dir / result.run_id}" in result.report_problem
     assert result.exit_code() is ExitCode.CONFIGURATION
     assert find(place.report_dir, "latest").run_id == result.run_id
+
+
+def test_a_store_that_hangs_delays_no_mark(
+    place: Place, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers when the run has marked: a run that waited for it would not mark."""
+    marked, waited = threading.Event(), []
+
+    def answer(store: ReportStore, folder: str = "", **how: bool) -> tuple[list[StoredFile], list[str]]:
+        waited.append(marked.wait(30))
+        return [], []
+
+    def note(event: ProgressEvent) -> None:
+        if event.phase is Phase.REPORT:
+            marked.set()
+
+    monkeypatch.setattr(ReportStore, "list", answer)
+
+    run_audit(spark, AuditSettings(place.uri, place.report_dir, report_store=f"file://{tmp_path}/store"), note)
+
+    assert waited == [True]
+    assert place.marked() == LOST

@@ -100,6 +100,7 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         security=settings.bookie_security,
         history_days=settings.history_days,
         history_mib=settings.history_mib,
+        metadata_rate=settings.metadata_rate,
         with_image=settings.with_image,
         image_dir=settings.image_dir,
         image_age_max_s=settings.image_age_max_s,

@@ -1,0 +1,83 @@
+"""Reports from the store that all auditors share, so that the list of reports of every auditor has them.
+
+A new pod and an auditor that does not lead write no reports of their own. They look into the store now and then, and
+fetch what they lack. The look runs in a thread: a store that hangs delays nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Final
+
+from typing_extensions import override
+
+from auditor.service.faces import Face
+from auditor.service.runs.spark_holder import in_thread
+from bookie.model.errors import PermanentError
+from bookie.runtime.clock import Clock
+from bookie.runtime.tasks import cancel, guarded
+from spark_jobs.kept import Kept
+
+_log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S: Final = 60.0
+"""After the end of one look, before the next."""
+
+
+class FetchedReports(Face):
+    """Fetches while the faces listen."""
+
+    def __init__(self, report_store: str, report_dir: Path, kept: Kept, clock: Clock) -> None:
+        """Only stores.
+
+        Args:
+            report_store: address of the store.
+            report_dir: of this auditor.
+            kept: how much to keep here; what is older or more is removed here, and stays in the store.
+            clock: for the interval.
+        """
+        self._report_store = report_store
+        self._report_dir = report_dir
+        self._kept = kept
+        self._clock = clock
+        self._looking: asyncio.Task[None] | None = None
+        self._is_failing = False
+
+    @override
+    async def start(self) -> None:
+        """Begin; the first look follows at once, in the background."""
+        self._looking = guarded("fetched reports", self._run())
+
+    @override
+    async def stop(self) -> None:
+        await cancel(self._looking)
+
+    @override
+    def set_requests_per_second(self, rate: float) -> None:
+        """Nothing: it has no clients."""
+
+    async def look(self) -> None:
+        """Fetch what is missing here. A failure is logged once, until a look succeeds."""
+        try:
+            await in_thread("fetched reports", self._fetch)
+        except PermanentError as error:
+            if not self._is_failing:
+                _log.warning("reports were not fetched", extra={"store": self._report_store, "reason": str(error)})
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+    async def _run(self) -> None:
+        while True:
+            await self.look()
+            await self._clock.sleep(LOOK_INTERVAL_S)
+
+    def _fetch(self) -> None:
+        from spark_jobs.report.store_runs import RUNS_FETCHED, fetch_missing, opened_store
+        from spark_jobs.report.writing import keep
+
+        store = opened_store(self._report_store)
+        if store is not None and fetch_missing(store, self._report_dir, self._kept.reports_max or RUNS_FETCHED):
+            keep(self._report_dir, self._clock.epoch_ms(), self._kept)
