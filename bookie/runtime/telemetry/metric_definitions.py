@@ -68,7 +68,7 @@ class Definition:
             yield dict(zip(self.labels, values, strict=True))
 
 
-_UNITS: Final = ("seconds", "bytes", "ratio", "info")
+_UNITS: Final = ("seconds", "bytes", "entries", "ratio", "info")
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _FORBIDDEN_LABELS: Final = frozenset({"ledger", "ledger_id", "entry", "entry_id", "run", "run_id", "le", "quantile"})
 
