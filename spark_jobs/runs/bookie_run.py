@@ -43,7 +43,7 @@ from spark_jobs.runs.accepted import AcceptedLosses, accepted_losses
 from spark_jobs.runs.beside import Beside, NothingBeside
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.held_back import DueOnly, held_back
+from spark_jobs.runs.held_back import DueOnly, HeldBookies, held_back
 from spark_jobs.runs.image_marks import ImageMarks
 from spark_jobs.runs.image_upkeep import ImageUpkeep
 from spark_jobs.runs.incremental_reading import IncrementalReading
@@ -225,6 +225,7 @@ class BookieRun:
             self.lost = self._lost_bookies(cookies, latest.registered)
             limiter = MarkLimiter(self._settings.run_limits, self._cluster)
             published = self._publish(judged, limiter)  # before the report: a full disk here must not stop repair there
+            held = replace(self.lost.held, limit_from=limiter.first_held)
             if self._image_marks is not None:
                 changed = published.tasks_changed + self._image_marks.tasks_changed
                 published = replace(published, tasks_changed=changed)
@@ -234,7 +235,7 @@ class BookieRun:
             # If the store does not answer, what was marked is reported, and no other check begins.
             others = NothingBeside() if published.outcome is PublishOutcome.INTERRUPTED else self._beside
             with others.found(scan.suspects, scanned, cookies, limiter) as beside:
-                worst = self._report(scan, judged, beside.findings)
+                worst = self._report(scan, judged, beside.findings, held)
         finally:
             judged.release()
         return CheckResult(
@@ -249,7 +250,9 @@ class BookieRun:
             lint=beside.lint,
         )
 
-    def _report(self, scan: LedgerScan, judged: _JudgedLedgers, beside: Sequence[DataFrame]) -> tuple[WorstLedger, ...]:
+    def _report(
+        self, scan: LedgerScan, judged: _JudgedLedgers, beside: Sequence[DataFrame], held: HeldBookies
+    ) -> tuple[WorstLedger, ...]:
         """Write the findings, and return the worst."""
         worst: tuple[WorstLedger, ...] = ()
         with self._context.report.tolerated(), self._context.tasks(Phase.REPORT):
@@ -260,7 +263,7 @@ class BookieRun:
                 others = others.unionByName(judged.accepted)
             for found in beside:
                 others = others.unionByName(found)
-            self._context.report.write_findings(judged.ledgers, others, self.lost.held)
+            self._context.report.write_findings(judged.ledgers, others, held)
         return worst
 
     def _judge(

@@ -33,6 +33,7 @@ _CRITICAL_MISSING: Final = (
     "array_distinct(flatten(transform("
     f"filter(found, finding -> finding.severity_rank = {Severity.CRITICAL.value}), finding -> finding.missing)))"
 )
+_LIMITED: Final = "not marked by this run, which reached its limit (limit), unless it was marked before"
 _PACKED: Final = "packed binary"
 
 
@@ -60,15 +61,30 @@ def write_findings(ledgers: DataFrame, others: DataFrame, directory: Path, held:
         ledgers: ``ledgers_found``.
         others: findings of any other kind.
         directory: of the run.
-        held: bookies that are not due; a finding because of which nothing is marked gets the reason as its detail.
+        held: what is held back; a finding because of which nothing is marked gets the reason in its detail.
     """
-    if held is not None and held.times:
-        found = ledgers.selectExpr(f"{_CRITICAL_MISSING} AS critical_missing", "inline(found)")
-        found = found.withColumn("detail", F.expr(_held_back(held))).drop("critical_missing")
+    if held is not None and (held.times or held.limit_from is not None):
+        found = ledgers.selectExpr(
+            f"{_CRITICAL_MISSING} AS critical_missing", "severity_rank AS ledger_rank", "inline(found)"
+        )
+        if held.limit_from is not None:
+            found = found.withColumn("detail", F.expr(_limited(ledgers, held.limit_from)))
+        if held.times:
+            found = found.withColumn("detail", F.expr(_held_back(held)))
+        found = found.drop("critical_missing", "ledger_rank")
     else:
         found = ledgers.selectExpr("inline(found)")
     named = found.unionByName(others).select(F.lit(directory.name).alias("run_id"), "*")
     named.write.mode("append").parquet((directory / FINDINGS).resolve().as_uri())
+
+
+def _limited(ledgers: DataFrame, first: LedgerId) -> str:
+    """The reason of the findings from ``first`` on, in the order of ``to_mark``."""
+    ranks = [row["severity_rank"] for row in ledgers.where(f"ledger_id = {first}").select("severity_rank").collect()]
+    if not ranks:
+        return "detail"
+    is_after = f"ledger_rank > {ranks[0]} OR (ledger_rank = {ranks[0]} AND ledger_id >= {first})"
+    return f"CASE WHEN {is_after} THEN concat_ws('; ', detail, {literal(_LIMITED)}) ELSE detail END"
 
 
 def _held_back(held: HeldBookies) -> str:

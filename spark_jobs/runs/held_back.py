@@ -37,6 +37,8 @@ class HeldBookies:
     times: Mapping[BookieId, MarkingTimes] = field(default_factory=dict)
     critical_due: AbstractSet[BookieId] = frozenset()
     """Those of them that are due for critical ledgers."""
+    limit_from: LedgerId | None = None
+    """In the order of marking, the first ledger that was not marked because the run had reached a limit."""
 
     def to_mark(self, ledger: FoundLedger) -> tuple[BookieId, ...]:
         """Return the bookies that a mark of the ledger names; empty: it is not marked."""

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
+from bookie.model.ids import LedgerId
 from spark_jobs.run_limits import RunLimits
 from spark_jobs.runs.publish import BATCH, Marking
 
@@ -43,6 +44,8 @@ class MarkLimiter:
         self._ledgers = 0
         self._bytes = 0
         self._held = 0
+        self.first_held: LedgerId | None = None
+        """The first ledger that the last call of ``admitted`` held back; all new ones after it were as well."""
 
     def admitted(self, due: Iterable[DueLedger]) -> Iterator[Marking]:
         """Yield the markings that the limits admit, in their order, and those that exist already.
@@ -50,6 +53,7 @@ class MarkLimiter:
         Raises:
             StoreUnavailableError: the existing marks cannot be read.
         """
+        self.first_held = None
         if self._limits == RunLimits():
             yield from (marking for marking, _ in due)
             return
@@ -61,6 +65,7 @@ class MarkLimiter:
                     yield marking
                 else:
                     self._held += 1
+                    self.first_held = marking[0] if self.first_held is None else self.first_held
 
     def take_held(self) -> int:
         """Return how many ledgers were not marked because of a limit since the last call."""

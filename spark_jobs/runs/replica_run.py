@@ -51,7 +51,7 @@ from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.chunks import chunks, in_range, is_sampled
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.held_back import held_back
+from spark_jobs.runs.held_back import HeldBookies, held_back
 from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers, store_error
 from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
@@ -160,7 +160,7 @@ class ReplicaRun:
             self._asked.add(counted)
             self._accepted_found = (self._accepted_found[0] + ledger_count, self._accepted_found[1] + fragments)
             with context.report.tolerated(), context.tasks(Phase.REPORT, is_told=False):
-                context.report.write_findings(ledgers, others)
+                context.report.write_findings(ledgers, others, HeldBookies(limit_from=self._limiter.first_held))
         finally:
             ledgers.unpersist()
             answers.unpersist()

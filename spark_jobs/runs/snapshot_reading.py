@@ -27,6 +27,7 @@ from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs.datasource.ledger_schema import ledger_ddl
 from spark_jobs.datasource.ledgers import READING_DDL
 from spark_jobs.datasource.options import LedgerOptions
+from spark_jobs.datasource.pace import task_share
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
 from spark_jobs.datasource.rereading import RereadTasks
 from spark_jobs.datasource.snapshot_ledgers import NAMED_DDL, SnapshotTasks, groups_of
@@ -36,6 +37,7 @@ from spark_jobs.runs.completeness import NO_TOTALS, ScanTotals, problems, short_
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_ledgers, scan_of
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.streamed_snapshot import StreamedSnapshot
 from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart, index_snapshot
 
@@ -172,6 +174,8 @@ class SnapshotReading:
         """Read ``count`` ledgers again."""
         settings = self._settings
         cores = self._context.spark.sparkContext.defaultParallelism
+        partitions = min(max(1, -(-count // _REREAD_PER_TASK)), max(cores, -(-count // LEDGERS_PER_PARTITION_MAX)))
+        slots_max = session_slots(self._context.spark).most
         tasks = RereadTasks(
             LedgerOptions(
                 uri=parse_uri(settings.metadata_uri),
@@ -183,10 +187,9 @@ class SnapshotReading:
                 is_summarized=True,
                 connect_timeout_s=settings.connect_timeout_s,
                 plan=None,
+                nodes_per_s=task_share(settings.metadata_rate, partitions, slots_max),
             )
         )
         ids = named.where("ledger_id IS NOT NULL").select("ledger_id")
-        ids = ids.repartition(
-            min(max(1, -(-count // _REREAD_PER_TASK)), max(cores, -(-count // LEDGERS_PER_PARTITION_MAX)))
-        )
+        ids = ids.repartition(partitions)
         return scan_of(collected(ids.mapInArrow(tasks, f"{ledger_ddl(is_summarized=True)}, {READING_DDL}"), settings))

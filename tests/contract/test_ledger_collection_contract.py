@@ -20,8 +20,8 @@ from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE,
 from bookie.storage.entry_logs.log_ends import ends_at
 from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
-from bookie.wire.port import Status
-from tests.contract.test_ledger_storage_contract import KEY, LEDGER, Bookie, batch, ids
+from bookie.wire.port import AddBatch, Status
+from tests.contract.test_ledger_storage_contract import KEY, LEDGER, Bookie, batch, entry, ids
 
 OTHER = LedgerId(8)
 SETTINGS = StorageSettings(delete_page_keys=7, list_page_keys=5, flush_page_entries=10)
@@ -535,3 +535,28 @@ async def test_collection_ends_no_limbo(bookie: Bookie) -> None:
         assert read.results[0].status is Status.LIMBO
         assert await bookie.store.ledger_ids() == [LEDGER]
         await restart(bookie)
+
+
+async def test_a_sequential_reader_meets_replaced_collected_and_moved_entries(bookie: Bookie) -> None:
+    assert await bookie.add(*range(300)) is Status.OK
+    assert (await bookie.store.add(batch(*range(900), ledger_id=OTHER))).status is Status.OK
+    await bookie.store.checkpoint()
+    assert await bookie.statuses(*range(20)) == [Status.OK] * 20
+    assert bookie.store.read_cache.read_ahead_bytes > 0
+    replaced = [entry(number, b"another version") for number in range(20, 40)]
+    assert (await bookie.store.add(AddBatch(LEDGER, KEY, replaced, is_recovery=True))).status is Status.OK
+    for _ in range(2):  # from the write cache, then from the logs
+        reply = await bookie.store.read(LEDGER, ids(range(20, 40)))
+        assert [result.packet for result in reply.results] == replaced
+        await bookie.store.checkpoint()
+    assert await bookie.store.collect(OTHER, bookie.store.mark(OTHER))
+    assert (await bookie.store.compact()).removed_logs > 0
+    for number in range(40, 300):
+        assert await bookie.statuses(number) == [Status.OK]
+    for number in range(20):
+        assert await bookie.statuses(number, ledger_id=OTHER) == [Status.NO_ENTRY]
+    hits = bookie.store.read_cache.hits
+    assert hits > 200
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    assert await bookie.statuses(298, 299) == [Status.NO_ENTRY] * 2
+    assert bookie.store.read_cache.hits == hits

@@ -299,32 +299,6 @@ async def test_zero_payload_and_dummy_digest_entries_are_entries(bookie: Bookie,
     assert [result.packet for result in reply.results] == entries
 
 
-async def test_a_sequential_reader_meets_replaced_collected_and_moved_entries(bookie: Bookie) -> None:
-    other = LedgerId(LEDGER + 1)
-    assert await bookie.add(*range(300)) is Status.OK
-    assert (await bookie.store.add(batch(*range(900), ledger_id=other))).status is Status.OK
-    await bookie.store.checkpoint()
-    assert await bookie.statuses(*range(20)) == [Status.OK] * 20
-    assert bookie.store.read_cache.read_ahead_bytes > 0
-    replaced = [entry(number, b"another version") for number in range(20, 40)]
-    assert (await bookie.store.add(AddBatch(LEDGER, KEY, replaced, is_recovery=True))).status is Status.OK
-    for _ in range(2):  # from the write cache, then from the logs
-        reply = await bookie.store.read(LEDGER, ids(range(20, 40)))
-        assert [result.packet for result in reply.results] == replaced
-        await bookie.store.checkpoint()
-    assert await bookie.store.collect(other, bookie.store.mark(other))
-    assert (await bookie.store.compact()).removed_logs > 0
-    for number in range(40, 300):
-        assert await bookie.statuses(number) == [Status.OK]
-    for number in range(20):
-        assert await bookie.statuses(number, ledger_id=other) == [Status.NO_ENTRY]
-    hits = bookie.store.read_cache.hits
-    assert hits > 200
-    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
-    assert await bookie.statuses(298, 299) == [Status.NO_ENTRY] * 2
-    assert bookie.store.read_cache.hits == hits
-
-
 async def test_largest_entry_fits(bookie: Bookie, place: str) -> None:
     large = entry(0, b"x" * (PACKET_BYTES_MAX - 36))
     assert (await bookie.store.add(AddBatch(LEDGER, KEY, [large]))).status is Status.OK

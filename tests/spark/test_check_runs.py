@@ -177,12 +177,16 @@ def test_a_limited_run_marks_the_worst_and_the_next_run_continues(spark: SparkSe
     place.create({number: closed("a:1", "x:1") for number in (4, 5)})
     place.create({6: replace(closed("a:1", "c:1", "x:1"), write_quorum=3)})
     marked: list[set[int]] = []
+    explained: list[set[int]] = []
     for _ in range(2):
         result = place.audit(spark, marks_max=2)
         marked.append(set(place.marked()))
+        rows = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+        explained.append({row["ledger_id"] for row in rows if "(limit)" in (row["detail"] or "")})
         held = result.summary.published.held_back
         assert (place.audited(), held) == (set(), {"limit": 4 - len(marked[-1])}) or not held
     assert marked == [{3, 4}, {3, 4, 5, 6}], "one copy left comes first, and no worker ran between the two"
+    assert explained == [{5, 6}, set()]
     assert place.audited() == {"x:1"}
 
 

@@ -36,7 +36,8 @@ def admitted(limiter: MarkLimiter, ledgers: list[DueLedger]) -> list[int]:
 def test_the_first_ledgers_are_admitted_and_the_rest_is_held(batch_size: int) -> None:
     limiter = MarkLimiter(RunLimits(marks_max=2), Marks(), batch_size)
     assert admitted(limiter, due(1, 1, 1, 1, 1)) == [0, 1]
-    assert (limiter.take_held(), limiter.take_held()) == (3, 0)
+    assert (limiter.take_held(), limiter.take_held(), limiter.first_held) == (3, 0, 2)
+    assert (admitted(limiter, due(1)), limiter.first_held) == ([], 0)
 
 
 def test_what_is_marked_already_is_free_so_the_next_run_gets_further() -> None:
