@@ -17,7 +17,7 @@ from tests.apache.worlds import patient
 from tests.worlds.secured import PASSWORD, USER, full_access, make_security
 from tests.worlds.secured_commands import ENTRIES, bkheal, members, owners_below, set_access, write_ledger
 
-pytestmark = [pytest.mark.apache, pytest.mark.long]
+pytestmark = [pytest.mark.apache, pytest.mark.long, pytest.mark.needs("openssl")]
 
 
 class LockedCluster(ApacheCluster):

@@ -304,9 +304,9 @@ def log_in_by_keytab(realm: Realm, directory: Path, monkeypatch: pytest.MonkeyPa
         "zookeeper",
         "memory, joined",
         "zookeeper, joined",
-        "zookeeper, secured",
-        pytest.param("zookeeper, TLS", marks=pytest.mark.long),
-        pytest.param("zookeeper, SASL", marks=pytest.mark.long),
+        pytest.param("zookeeper, secured", marks=pytest.mark.needs("openssl")),
+        pytest.param("zookeeper, TLS", marks=[pytest.mark.long, pytest.mark.needs("openssl")]),
+        pytest.param("zookeeper, SASL", marks=[pytest.mark.long, pytest.mark.needs("openssl")]),
         pytest.param("zookeeper, Kerberos", marks=[pytest.mark.long, pytest.mark.needs("kerberos")]),
     ]
 )

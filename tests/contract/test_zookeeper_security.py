@@ -32,6 +32,8 @@ from tests.contract.conftest import ZooKeeperBackend
 from tests.deadlines import PROGRAM_S, STATE_S
 from tests.worlds.secured import PASSWORD, USER, Secured
 
+pytestmark = pytest.mark.needs("openssl")
+
 
 @asynccontextmanager
 async def session(hosts: str, access: ZooKeeperAccess, **options: Any) -> AsyncIterator[ZooKeeperStore]:

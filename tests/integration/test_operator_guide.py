@@ -232,7 +232,7 @@ async def test_bookies_are_restarted_one_after_another_and_nothing_is_marked(sit
 async def test_the_next_leader_leads_by_the_vote_it_had_and_goes_on_with_a_delay_that_runs(site: Site) -> None:
     await site.whole()
     before, old = await site.published(), await site.metadata()
-    back, gone = site.cluster.bookies[1], site.cluster.bookies[2]
+    back, gone = site.cluster.bookies[1], site.cluster.bookies[5]
     await site.kill9(back, gone)
     since = await site.until_down(back.bookie_id, gone.bookie_id)
     leader, nodes = await site.leader(), await site.vote_names()

@@ -16,7 +16,7 @@ from bookie.embedded.cluster import EmbeddedCluster
 from tests.worlds.secured import PASSWORD, USER, Secured, full_access, make_security
 from tests.worlds.secured_commands import bkheal, members, owners_below, set_access, write_ledger
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.needs("openssl")]
 
 STATE_ROOT = "/locked/bkheal"
 OWNERS = {("sasl", USER), ("x509", "CN=client")}

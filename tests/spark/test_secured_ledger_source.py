@@ -26,7 +26,7 @@ from tests.worlds.secured import PASSWORD, Secured, start_secured
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.needs("openssl")]
 
 LEDGERS = 5
 
