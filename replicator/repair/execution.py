@@ -41,7 +41,6 @@ from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
 from replicator.queue.ordering import is_large
-from replicator.repair.debt_notes import note_debts
 from replicator.repair.install import CopiedStep, Installer
 from replicator.repair.lease import Lease
 from replicator.repair.reservation_holder import ReservationHolder
@@ -306,7 +305,6 @@ class Execution:
     async def _install(
         self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Sequence[Operation] | None = None
     ) -> Versioned:
-        await note_debts(self._ports, ledger, [copy.step for copy in ready])
         installed = await self._installer.install(ledger, ready, self._reserving.current, completing)
         if installed.is_completed:
             self._reserving.note_deleted()

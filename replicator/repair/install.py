@@ -46,6 +46,7 @@ from replicator.knowledge.evidence import Answer
 from replicator.knowledge.holdings import Holdings
 from replicator.plan.steps import CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
+from replicator.repair.debt_notes import note_debts
 from replicator.repair.lease import Lease
 
 _log = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ class Installer:
             wanted = with_steps(ledger.metadata, changes)
             if reserved is None:
                 raise InvariantError(f"ledger {ledger.ledger_id} was to be changed without a reservation")
+            await note_debts(self._ports, ledger, changes)  # what was refused may have been what made it adhere
             named = sorted({step.target for step in changes})
             checks: list[Operation] = [registrations.check_writable(target) for target in named]
             checks += [seen.latest[target].check for target in named if target in seen.latest]

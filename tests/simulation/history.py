@@ -29,6 +29,7 @@ from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.model.topology import Topology, location
 from bookie.runtime.fault_points import deciding_by
 from bookie.runtime.tasks import _running as guarded_tasks
+from replicator.queue.repayment import ROUND_S
 from tests.simulation import apps, services
 from tests.simulation.closing import judge_locks, judge_space, watch_locks
 from tests.simulation.loop import SimLoop, StuckError
@@ -334,6 +335,8 @@ class History:
         world, loop = self.world, self._loop
         world.trace.event("WORLD", "heals")
         deadline_s = loop.time() + HEAL_S * (3 if self._variation.is_default else 1) + STUBBORN_S
+        if world.topology.locations:  # a ledger that is closed after a look at its debt is seen by the next look
+            deadline_s += ROUND_S
         was_forgotten = any(node.is_apache and node.was_wiped for node in world.bookies.values())
         recovers_from_s = loop.time() + (60.0 * self._scale if was_forgotten else 0.0)
         for client in world.clients:

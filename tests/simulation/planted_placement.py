@@ -14,7 +14,7 @@ from replicator.copying.pull import Pull, Pulled
 from replicator.plan.steps import Cause
 from replicator.queue import ordering
 from replicator.queue.repayment import Repayment
-from replicator.repair import execution
+from replicator.repair import execution, install
 from replicator.repair.install import CopiedStep, Installer
 from tests.simulation.planting import Registry, swap
 
@@ -103,7 +103,7 @@ def _(stack: ExitStack) -> None:
     async def nothing(ports: Any, ledger: Any, steps: Sequence[Any]) -> None:
         return None
 
-    swap(stack, execution, "note_debts", lambda _: nothing)
+    swap(stack, install, "note_debts", lambda _: nothing)
 
 
 @plants("debt-never-paid", "R57", "nobody marks a ledger with a debt when a better place appears")
