@@ -118,7 +118,7 @@ class SimLoop(base_events.BaseEventLoop):
     _ready: deque[Any]
     _stopping: bool
 
-    def __init__(self, turns_max: int = 400_000) -> None:
+    def __init__(self, turns_max: int = 1_000_000) -> None:
         super().__init__()
         self._now_s = START_S
         self._selector = self
