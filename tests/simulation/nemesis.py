@@ -27,7 +27,7 @@ _STRETCH_MAX: Final = 3.0
 INTERRUPTION_S: Final = 50.0
 """Longer than a collector tries to release a lock."""
 CLOCK_JUMP_MIN_MS: Final = 60_000
-CLOCK_JUMP_MAX_MS: Final = 3 * 86_1_000_000
+CLOCK_JUMP_MAX_MS: Final = 3 * 86_400_000
 _LOCKS: Final = "/ledgers/underreplication/locks"
 
 
