@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from kazoo.client import KazooClient
 from bookie.embedded.process import EmbeddedProcessError
 from bookie.embedded.zookeeper import EmbeddedZooKeeper, ZooKeeperJarsMissingError
 from bookie.runtime.java import JavaOrigin, find_java
+from bookie.runtime.ports import free_loopback_port
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S
 
@@ -80,10 +82,11 @@ async def test_a_second_server_on_the_same_data_is_refused(tmp_path: Path) -> No
 
 
 async def test_a_port_in_use_is_refused_and_the_directory_stays_free(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(EmbeddedProcessError, match=f"port {port} on 127.0.0.1 is in use"):
-            await EmbeddedZooKeeper.start(tmp_path, port=port, is_durable=False)
+    # not a port that the system gives to outgoing connections: one of them could take it between the two starts
+    port = free_loopback_port(random.Random())
+    in_use = f"port {port} on 127.0.0.1 is in use"
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(EmbeddedProcessError, match=in_use):
+        await EmbeddedZooKeeper.start(tmp_path, port=port, is_durable=False)
     async with await EmbeddedZooKeeper.start(tmp_path, port=port, is_durable=False) as zookeeper:
         assert zookeeper.port == port
 

@@ -190,7 +190,8 @@ def test_the_worst_state_counts() -> None:
 async def test_servers_are_asked_one_by_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with socket.create_server(("127.0.0.1", 0)) as other:
-            closed = other.getsockname()[1]
-        found = await doctor._server_checks(f"127.0.0.1:{port},127.0.0.1:{closed}")
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused, and the port stays ours
+            closed = silent.getsockname()[1]
+            found = await doctor._server_checks(f"127.0.0.1:{port},127.0.0.1:{closed}")
     assert [check.state for check in found] == [State.OK, State.WARNING]
