@@ -19,7 +19,7 @@ from tests.apache.worlds import connect, gone
 from tests.deadlines import STATE_S
 from tests.sessions import kill9
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.long]
 
 PAGES = 16
 """Of the index cache of each bookie; the bookies hold many more ledgers."""
