@@ -18,8 +18,7 @@ from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.port import JOINT_LEDGERS_MAX, ListReply, Status
 from bookie.wire.requests import ListEntries
-from bookie.wire.resolver import BookieAddress
-from tests.contract.transport_world import BOOKIE, DEADLINE_S, LEDGER, Directory, TransportWorld, a_world, entry
+from tests.contract.transport_world import BOOKIE, DEADLINE_S, LEDGER, TransportWorld, a_world, entry, served
 
 SOON_S = 0.2
 """For calls that must time out."""
@@ -77,14 +76,8 @@ def lister() -> Lister:
 
 @pytest.fixture
 async def transport(lister: Lister) -> AsyncIterator[GrpcTransport]:
-    server = grpc.aio.server()
-    rpc.add_BookieServicer_to_server(lister, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    transport = GrpcTransport(Directory(BookieAddress("127.0.0.1", port)), is_plaintext=True)
-    yield transport
-    await transport.close()
-    await server.stop(None)
+    async with served(lister) as transport:
+        yield transport
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.joint_calls import ANSWER_BYTES_MAX
 from bookie.wire.port import JOINT_LEDGERS_MAX, EntryResult, ReadReply, Status, Transport
 from bookie.wire.requests import Read
-from bookie.wire.resolver import BookieAddress
-from tests.contract.transport_world import BOOKIE, DEADLINE_S, KEY, LEDGER, Directory, TransportWorld, a_world, entry
+from tests.contract.transport_world import BOOKIE, DEADLINE_S, KEY, LEDGER, TransportWorld, a_world, entry, served
 
 SOON_S = 0.2
 """For calls that must time out."""
@@ -80,14 +79,8 @@ def shelf() -> Shelf:
 
 @pytest.fixture
 async def transport(shelf: Shelf) -> AsyncIterator[GrpcTransport]:
-    server = grpc.aio.server()
-    rpc.add_BookieServicer_to_server(shelf, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    transport = GrpcTransport(Directory(BookieAddress("127.0.0.1", port)), is_plaintext=True)
-    yield transport
-    await transport.close()
-    await server.stop(None)
+    async with served(shelf) as transport:
+        yield transport
 
 
 @pytest.fixture

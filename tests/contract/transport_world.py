@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import grpc.aio
+
 from bookie.model.digest import digest_for
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
@@ -20,6 +22,7 @@ from bookie.server.service import BookieService, ServiceLimits
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
 from bookie.storage.port import DiskError
 from bookie.storage.store import LedgerStorage
+from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.apache.listing import LIST_SILENCE_S
 from bookie.wire.apache.transport import BULK_ENTRIES_MIN, ApacheTransport
 from bookie.wire.grpc_transport import GrpcTransport
@@ -182,3 +185,18 @@ async def a_world(kind: str) -> AsyncIterator[TransportWorld]:
     await stop_listening()
     assert await service.drain(DEADLINE_S)
     await storage.abort()
+
+
+@asynccontextmanager
+async def served(servicer: rpc.BookieServicer) -> AsyncIterator[GrpcTransport]:
+    """A transport that reaches ``servicer`` over gRPC, in place of a bookie."""
+    server = grpc.aio.server()
+    rpc.add_BookieServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    transport = GrpcTransport(Directory(BookieAddress("127.0.0.1", port)), is_plaintext=True)
+    try:
+        yield transport
+    finally:
+        await transport.close()
+        await server.stop(None)
