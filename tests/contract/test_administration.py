@@ -381,3 +381,40 @@ def test_a_bookie_that_does_not_answer_is_unavailable() -> None:
     with pytest.raises(AdministrationUnavailableError) as raised:
         asyncio.run(ask())
     assert exit_code_of(raised.value) is ExitCode.UNAVAILABLE
+
+
+def test_a_change_that_has_begun_is_finished_without_its_caller(
+    bookie: Administered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that is cancelled at a write of the index could be overtaken by the next one."""
+    add(bookie, L1, 0)
+    gates = {"force": asyncio.Event(), "read-only": asyncio.Event()}
+    reached = {name: asyncio.Event() for name in gates}
+
+    def held(name: str, real: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+        async def later(*arguments: Any) -> T:
+            reached[name].set()
+            await gates[name].wait()
+            return await real(*arguments)
+
+        return later
+
+    index = bookie.node.storage._index
+    monkeypatch.setattr(index, "write", held("force", index.write))
+    disk = bookie.node.disks["ledgers"]
+    monkeypatch.setattr(disk, "replace", held("read-only", disk.replace))
+
+    async def leave() -> None:
+        async with bookie.client() as client, asyncio.timeout(STATE_S):
+            wish = client.set_read_only(pb.SetReadOnlyRequest(action=pb.SetReadOnlyRequest.SET))
+            for name, call in (("force", client.force()), ("read-only", wish)):
+                calling = asyncio.ensure_future(call)
+                await reached[name].wait()
+                await cancel(calling)
+            await client.status()  # it came after the cancellations on the same connection
+            for gate in gates.values():
+                gate.set()
+
+    bookie.thread.run(leave())
+    until(bookie, lambda: not bookie.node.storage.memory.is_flushing and bookie.node.read_only.wish is not None)
+    call(bookie, lambda client: client.set_read_only(pb.SetReadOnlyRequest(action=pb.SetReadOnlyRequest.CLEAR)))
