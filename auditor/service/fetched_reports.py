@@ -78,6 +78,11 @@ class FetchedReports(Face):
         from spark_jobs.report.store_runs import RUNS_FETCHED, fetch_missing, opened_store
         from spark_jobs.report.writing import keep
 
-        store = opened_store(self._report_store)
-        if store is not None and fetch_missing(store, self._report_dir, self._kept.reports_max or RUNS_FETCHED):
-            keep(self._report_dir, self._clock.epoch_ms(), self._kept)
+        store, is_changed = opened_store(self._report_store), True
+        if store is None:
+            return
+        try:
+            is_changed = bool(fetch_missing(store, self._report_dir, self._kept.reports_max or RUNS_FETCHED))
+        finally:
+            if is_changed:  # also if some could not be fetched
+                keep(self._report_dir, self._clock.epoch_ms(), self._kept)

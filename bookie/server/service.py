@@ -245,7 +245,8 @@ class BookieService(BookieHandler):
         return self.damaged.list_of(ledger_id, await self._storage.list_entries(ledger_id))
 
     async def verify(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
-        """Read entries, so that the damaged ones among them are noted, and the others are no longer."""
+        """Read entries from the disk, so that the damaged ones among them are noted, and the others are no longer."""
+        self._storage.read_cache.forget((ledger_id,))  # it may have their bytes from before the damage (R106)
         for start in range(0, len(entry_ids), READ_ENTRIES_MAX):
             rest = entry_ids[start : start + READ_ENTRIES_MAX]
             while rest and (reply := await self._entries(ledger_id, rest)).results:

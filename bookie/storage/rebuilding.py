@@ -44,6 +44,7 @@ from bookie.storage.disks.index_format import (
     state_key,
     unpack_location,
 )
+from bookie.storage.entry_logs.dead_bytes import increased
 from bookie.storage.entry_logs.entry_log import (
     HEADER_SIZE,
     RECORD_HEADER_SIZE,
@@ -110,15 +111,19 @@ async def rebuild(journal: Disk, ledgers: Disk, index: EntryIndex) -> RebuiltInd
 async def adopt(ledgers: Disk, index: EntryIndex, ids: Sequence[int]) -> RebuiltIndex:
     """Name in an index the entries of entry logs that it does not name, and put new ledgers in limbo. Idempotent.
 
+    An entry that the index names in an older log is named here: compaction or a repair has stored it again, and the
+    index lost this. The older log may be removed by now, or its copy damaged.
+
     Args:
         ledgers: the disk of the entry logs; only read.
-        index: an index that is in use. What it names stays as it is.
-        ids: the logs. Dead bytes are not counted.
+        index: an index that is in use.
+        ids: the logs that were begun after the last write of the index, or just before. Their dead bytes are not
+            counted.
 
     Raises:
         DiskError: a log cannot be opened, or the index cannot be read or written.
     """
-    rebuilding = _Rebuilding(ledgers, index, keeps_named=True)
+    rebuilding = _Rebuilding(ledgers, index, adopted=frozenset(ids))
     for log_id in ids:
         await rebuilding.read_log(log_id)
     return rebuilding.result
@@ -142,8 +147,8 @@ async def _first_sequence(journal: Disk) -> int:
 class _Rebuilding:
     disk: Disk
     index: EntryIndex
-    keeps_named: bool = False
-    """Whether what the index names stays."""
+    adopted: frozenset[int] | None = None
+    """Logs that are added to an index which is in use: what it names in one of them stays. None: it is a new index."""
     result: RebuiltIndex = field(default_factory=RebuiltIndex)
     _dead: dict[int, int] = field(default_factory=dict)
     """Dead bytes by log id."""
@@ -171,7 +176,7 @@ class _Rebuilding:
         if end < size:
             self._add_dead(log_id, size - end)
             # So that compaction can remove the log when its entries are gone.
-            if is_end_recorded and not self.keeps_named:
+            if is_end_recorded and self.adopted is None:
                 await self.index.write([ends_at(log_id, end, is_counted=True)])
 
     async def finish(self, mark: CheckpointMark) -> None:
@@ -206,6 +211,7 @@ class _Rebuilding:
         places: dict[bytes, Location] = {}
         found: set[LedgerId] = set()
         named = []
+        replaced: dict[int, int] = {}
         for location, body in records:
             ledger_id, entry_id = packet_ids(body)
             place = Location(log_id, base + location.offset, location.size, location.crc)
@@ -222,10 +228,11 @@ class _Rebuilding:
         for key, place, ledger_id, entry_id in named:
             if (before := places.get(key)) is None:
                 self.result.entries += 1
-            elif self.keeps_named:
+            elif before == place or (self.adopted is not None and before.log_id in self.adopted):
                 continue
             else:
                 self.result.superseded += 1
+                replaced[before.log_id] = replaced.get(before.log_id, 0) + before.size + RECORD_HEADER_SIZE
                 self._add_dead(before.log_id, before.size + RECORD_HEADER_SIZE)
                 if (before.size, before.crc) != (place.size, place.crc):
                     self.result.report(
@@ -236,15 +243,24 @@ class _Rebuilding:
                     )
             places[key] = place
         puts = [(key, pack_location(each.log_id, each.offset, each.size, each.crc)) for key, each in places.items()]
-        await self.index.write([*puts, *await self._new_states(sorted(found))])
+        more = [] if self.adopted is None else await increased(self.index, replaced)
+        await self.index.write([*puts, *more, *await self._new_states(sorted(found))])
 
     async def _new_states(self, ledger_ids: Sequence[LedgerId]) -> list[tuple[bytes, bytes]]:
+        """The states of ledgers that are new, or were collected."""
         known = await self.index.get_many([state_key(ledger_id) for ledger_id in ledger_ids])
-        new = [ledger_id for ledger_id, value in zip(ledger_ids, known, strict=True) if value is None]
-        self.result.ledgers += len(new)
-        return [
-            (state_key(ledger_id), LedgerState(ledger_id, is_fenced=True, is_limbo=True).encode()) for ledger_id in new
-        ]
+        puts = []
+        for ledger_id, value in zip(ledger_ids, known, strict=True):
+            state = LedgerState(ledger_id, is_fenced=True, is_limbo=True)
+            if value is None:
+                self.result.ledgers += 1
+            else:
+                state.restore(value)
+                if not state.is_collected:
+                    continue
+                state.is_collected, state.is_limbo = False, True  # else its entries were never collected again
+            puts.append((state_key(ledger_id), state.encode()))
+        return puts
 
     async def _read(self, file: DiskFile, log_id: int, offset: int, size: int) -> bytes:
         return await read_with_gaps(file, log_path(log_id), offset, size, self.result)

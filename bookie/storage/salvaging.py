@@ -10,7 +10,8 @@ Which ledgers got one is written in the journal alone. So the salvage bounds not
   puts it in limbo, with all other ledgers that the metadata names (``bookie.server.joining.salvaged``).
 
 Entry logs that the index does not name are kept, and their entries named: the damage may be that the index lost what it
-had written, and the journal was trimmed since.
+had written, and the journal was trimmed since. This includes what compaction moved: the logs that such an index names
+are removed by then.
 
 The entries that can be read are moved to the entry logs, so that a copy which is the last one survives. The mark of the
 checkpoint does not move, and nothing in the journal is changed. So until the caller takes the journal out, the store
@@ -30,7 +31,7 @@ from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark, ledger_i
 from bookie.storage.entry_logs import entry_log
 from bookie.storage.entry_logs.entry_log import EntryLogs
 from bookie.storage.entry_logs.leftovers import remove_leftovers
-from bookie.storage.entry_logs.log_ends import last_recorded
+from bookie.storage.entry_logs.log_ends import last_recorded, uncounted
 from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.findings import Findings
 from bookie.storage.journal import replay
@@ -103,7 +104,8 @@ async def salvage(journal: Disk, ledgers: Disk, index: EntryIndex, settings: Sto
     log_ids = await entry_log.log_ids(ledgers)
     last_id = max([*log_ids, await last_recorded(index)], default=0)
     leftovers = [log_id for log_id in log_ids if log_id >= mark.next_log_id]
-    adopted = await adopt(ledgers, index, leftovers)
+    unfinished = set(log_ids) & set(await uncounted(index))
+    adopted = await adopt(ledgers, index, sorted(unfinished.union(leftovers)))
     mark = replace(mark, ledger_count=mark.ledger_count + adopted.ledgers)
     await index.write([(MARK_KEY, mark.encode())])
     caches, states = Caches(), LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)

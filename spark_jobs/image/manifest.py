@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
+from bookie.metadata.bookies.attendance import NOT_KNOWN, Attendance, Turnover
 from bookie.metadata.cluster import Cluster
 from bookie.model.errors import PermanentError
 from spark_jobs.image.part import ImageFile, document_crc32
@@ -40,6 +41,8 @@ class Manifest:
     bookies: tuple[str, ...]
     """All that are named in metadata."""
     files: tuple[ImageFile, ...]
+    attendance: Attendance = NOT_KNOWN
+    """The registrations before its reading began; empty in an image of an earlier release."""
 
     @property
     def bytes(self) -> int:
@@ -80,11 +83,24 @@ def manifest_of(text: str) -> Manifest:
             raise ImageError(f"it has version {document['version']}, and this release reads version {VERSION}")
         if document.pop("crc32") != document_crc32(document):
             raise ImageError("its manifest is damaged")
-        values = {name: document[name] for name in (field.name for field in fields(Manifest))}
+        attendance = _attendance(document.get("attendance", {}))
+        names = (field.name for field in fields(Manifest) if field.name != "attendance")
+        values = {name: document[name] for name in names}
         files = tuple(ImageFile(**file) for file in values.pop("files"))
-        return Manifest(**values | {"files": files, "bookies": tuple(values["bookies"])})
+        return Manifest(**values | {"files": files, "bookies": tuple(values["bookies"]), "attendance": attendance})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ImageError(f"its manifest is damaged: {error}") from error
+
+
+def _attendance(document: Mapping[str, Any]) -> Attendance:
+    if not document:
+        return NOT_KNOWN
+    return Attendance(
+        Turnover(**document["writable"]),
+        Turnover(**document["read_only"]),
+        tuple(document["bookies"]),
+        tuple(document["draining"]),
+    )
 
 
 def part_of(text: str) -> tuple[ImageFile, ...]:

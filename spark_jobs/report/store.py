@@ -82,17 +82,24 @@ class ReportStore:
 
         return self._bounded("list", folder, call)
 
-    def download(self, name: str, target: Path, size: int = 0) -> None:
+    def download(self, name: str, target: Path, size: int) -> None:
         """Copy a file to a new file of this machine. Memory is bounded by a chunk.
 
+        Args:
+            name: of the file.
+            target: the new file.
+            size: the size that the list of files gave.
+
         Raises:
-            ReportStoreError: the store cannot be read, or lacks the file.
+            ReportStoreError: the store cannot be read, lacks the file, or has one of another size.
         """
 
         def call(system: Any, base: str) -> None:
             with system.open_input_stream(f"{base}/{name}") as source, target.open("wb") as file:
-                while chunk := source.read(_CHUNK):
+                while (chunk := source.read(_CHUNK)) and file.tell() <= size:
                     file.write(chunk)
+                if file.tell() != size:
+                    raise OSError(f"it has another size than the {size} bytes of the list: it changes, or is cut off")
 
         self._bounded("read", name, call, size)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -36,6 +37,10 @@ _fetching: Final = threading.Lock()
 """Held by the thread that fetches: a run is added to the tables once."""
 RUNS_FETCHED: Final = 50
 """At a time, the newest."""
+_PROBLEMS_MAX: Final = 3
+"""Reports that cannot be fetched in one look: a store that fails is not asked for each of the others."""
+_ROOM_BYTES: Final = 256 << 20
+"""Stays free for the reports of this machine."""
 _ROWS_MAX: Final = 10_000_000
 _KNOWN_S: Final = 60.0
 
@@ -107,7 +112,7 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
 
     Raises:
         ReportStoreError: the store cannot be read.
-        ReportDirError: the directory cannot be written.
+        ReportDirError: the directory cannot be written, or has no room for it.
     """
     if not is_run_id(run_id):
         return False
@@ -118,6 +123,9 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
         return False
     try:
         report_dir.mkdir(parents=True, exist_ok=True)
+        size, free = sum(file.size for file in files), shutil.disk_usage(report_dir).free
+        if size > free - _ROOM_BYTES:
+            raise ReportDirError(f"no room in {report_dir} for the report {run_id} of {size} bytes: {free} are free")
         with tempfile.TemporaryDirectory(prefix=_FETCHED, dir=report_dir) as folder:
             whole = Path(folder) / run_id
             for file in files:
@@ -140,24 +148,38 @@ def fetch_missing(store: ReportStore, report_dir: Path, count_max: int = RUNS_FE
     """Copy the newest reports that this machine lacks, and add them to its tables; return their ids, the oldest first.
 
     Raises:
-        ReportStoreError: the store cannot be read.
+        ReportStoreError: the store cannot be read, or a report of it; the others were fetched, unless many cannot be.
         ReportDirError: the directory cannot be written.
     """
     wanted = stored_runs(store)[:count_max]
+    fetched: list[str] = []
+    problems: list[ReportDirError] = []
     with _fetching:
         lacking = [run_id for run_id in reversed(wanted) if not (report_dir / run_id).exists()]
-        fetched = [run_id for run_id in lacking if fetch_run(store, report_dir, run_id)]
-        if not fetched:
-            return []
-        known = {row[0] for row in ask(report_dir, "SELECT run_id FROM runs", limit=_ROWS_MAX, timeout_s=_KNOWN_S).rows}
-        for run_id in fetched:
+        for run_id in lacking:
             try:
-                if run_id not in known:
-                    add_run(report_dir, find(report_dir, run_id))
-            except (OSError, DamagedReportError, pa.ArrowException) as error:
-                _log.warning("a fetched run is not in the tables", extra={"run_id": run_id, "reason": str(error)})
-        renew_index(report_dir, report_dir / fetched[-1])
+                if fetch_run(store, report_dir, run_id):
+                    fetched.append(run_id)
+            except ReportDirError as error:
+                problems.append(error)
+                if len(problems) == _PROBLEMS_MAX:
+                    break
+        if fetched:
+            _add_to_tables(report_dir, fetched)
+    if problems:
+        raise problems[0]
     return fetched
+
+
+def _add_to_tables(report_dir: Path, fetched: Sequence[str]) -> None:
+    known = {row[0] for row in ask(report_dir, "SELECT run_id FROM runs", limit=_ROWS_MAX, timeout_s=_KNOWN_S).rows}
+    for run_id in fetched:
+        try:
+            if run_id not in known:
+                add_run(report_dir, find(report_dir, run_id))
+        except (OSError, DamagedReportError, pa.ArrowException) as error:
+            _log.warning("a fetched run is not in the tables", extra={"run_id": run_id, "reason": str(error)})
+    renew_index(report_dir, report_dir / fetched[-1])
 
 
 def remove_runs(store: ReportStore, run_ids: Sequence[str]) -> None:

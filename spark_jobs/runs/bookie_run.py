@@ -190,7 +190,9 @@ class BookieRun:
                 reading = self._incremental = self._incrementally(cookies, before.registered)
             scan = reading.scan(before.staying)
             after = self._cluster.bookies()
-            gone = (before.registered - after.registered) & scan.totals.ledgers_by_bookie.keys()
+            gone = before.registered - after.registered
+            if not scan.totals.carried:  # what is carried over may name it by now
+                gone &= scan.totals.ledgers_by_bookie.keys()
             if not gone or attempt == SCANS_MAX:
                 break
             scan.release()

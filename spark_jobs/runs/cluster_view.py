@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from bookie.metadata.bookies.attendance import Attendance, attendance, parents_now, who_left
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.bookies.marking_policy import MarkingPolicies, MarkingRules
@@ -90,6 +91,14 @@ class ClusterView:
     def bookies(self) -> Bookies:
         """The registered bookies, and which of them are being drained, no older than this call."""
         return self._runner.run(self._bookies())
+
+    def attendance(self) -> Attendance:
+        """The registrations now, to be compared with those of a later moment."""
+        return self._runner.run(attendance(self._connection.store, self.cluster))
+
+    def who_left(self, then: Attendance) -> str:
+        """Why a bookie that is lost or drained now can have got copies since ``then``; empty if none can."""
+        return self._runner.run(self._who_left(then))
 
     def bookies_with_cookies(self) -> frozenset[BookieId]:
         """Every bookie that ever joined."""
@@ -194,6 +203,10 @@ class ClusterView:
     async def _bookies(self) -> Bookies:
         registered = await self._registrations.list()
         return registered.with_draining((await self._drains.draining()).bookies)
+
+    async def _who_left(self, then: Attendance) -> str:
+        draining = (await self._bookies()).draining
+        return who_left(then, await parents_now(self._connection.store, self.cluster), draining)
 
     async def _changed_ms(self, ids: Sequence[LedgerId]) -> Mapping[LedgerId, int]:
         times: dict[LedgerId, int] = {}

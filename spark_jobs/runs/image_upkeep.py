@@ -10,6 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from bookie.metadata.bookies.attendance import NOT_KNOWN, Attendance
 from spark_jobs.image import files
 from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.runs.completeness import ScanTotals
@@ -27,15 +28,20 @@ class ImageUpkeep:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._writing: Path | None = None
+        self._attendance = NOT_KNOWN
         self.read_from_ms = 0
         """When the reading of the last generation that was begun began."""
         self.written: Manifest | None = None
         self.problem = ""
         """Why no image was written."""
 
-    def begin(self, live: AbstractSet[str]) -> Path | None:
-        """Begin before a scan with these live bookies, and forget what an earlier one wrote; the directory for the
-        parts, or None.
+    def begin(self, live: AbstractSet[str], attendance: Attendance | None = None) -> Path | None:
+        """Begin before a scan, and forget what an earlier one wrote; the directory for the parts, or None.
+
+        Args:
+            live: bookies that the scan takes to be there.
+            attendance: the registrations from before anything that the image will have was read or compared; None:
+                nothing was yet.
         """
         context, settings = self._context, self._context.settings
         image_dir = settings.image_directory
@@ -43,6 +49,7 @@ class ImageUpkeep:
         if image_dir is None or settings.is_dry_run:
             return None
         self.read_from_ms = context.clock.epoch_ms()
+        self._attendance = context.cluster.attendance() if attendance is None else attendance
         try:
             kept = files.UNFINISHED if context.is_incremental else 0
             self._writing = files.begin(image_dir, context.cluster.cluster, context.run_id, context.kind, kept=kept)
@@ -91,7 +98,15 @@ class ImageUpkeep:
     def _manifest(self) -> Manifest:
         cluster = self._context.cluster.cluster
         return Manifest(
-            self._context.run_id, cluster.instance_id, cluster.root, cluster.kind.value, self.read_from_ms, 0, (), ()
+            self._context.run_id,
+            cluster.instance_id,
+            cluster.root,
+            cluster.kind.value,
+            self.read_from_ms,
+            0,
+            (),
+            (),
+            self._attendance,
         )
 
     def _failed(self, reason: str) -> None:

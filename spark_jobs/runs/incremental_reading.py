@@ -75,6 +75,7 @@ class IncrementalReading:
         """Read every ledger once, or carry it over; errors: ``scan_ledgers``."""
         context = self._context
         self._plan = context.cluster.leaf_parents()
+        attendance = context.cluster.attendance()  # before it is compared, so that no moment is left out
         sources = _Sources(context, self._lost)
         works = self._works(sources)
         if not any(work.record for work in works):
@@ -82,7 +83,7 @@ class IncrementalReading:
             self._log_problem("all ledgers are read")
             self._plan = ()
             return self._live.scan(live)
-        image_dir = self._image.begin(live)
+        image_dir = self._image.begin(live, attendance)
         with context.tasks(Phase.SCAN):
             scan = self._scan(works, sources, live, image_dir)
         self._totals = scan.totals
@@ -215,6 +216,8 @@ class _Sources:
         context = self._context
         age_max_s = context.settings.reread_within_s
         check_usable(manifest, context.cluster.cluster, context.clock.epoch_ms(), age_max_s)
+        if reason := context.cluster.who_left(manifest.attendance):
+            raise ImageError(reason)
 
     def _check_losses(self, manifest: Manifest) -> None:
         """Each lost bookie was so before this was read, so no copy was moved to it after that."""

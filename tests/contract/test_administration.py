@@ -33,7 +33,7 @@ from bookie.wire.administration import (
     PlaintextTokenError,
 )
 from bookie.wire.port import AddBatch, Status
-from bookie.wire.requests import ListEntries
+from bookie.wire.requests import ListEntries, Read
 from bookie.wire.resolver import BookieAddress
 from bookie.wire.security import PLAINTEXT, TlsSettings
 from tests.deadlines import STATE_S
@@ -278,8 +278,11 @@ def test_read_only_is_kept_over_a_restart_and_ended_by_an_operator(bookie: Admin
 
 
 def test_a_scrub_starts_on_demand_and_lists_what_is_damaged_until_it_is_stored_again(bookie: Administered) -> None:
-    assert add(bookie, L1, *range(10)) is Status.OK
+    assert add(bookie, L1, *range(20)) is Status.OK
     call(bookie, lambda client: client.force())
+    read = Read(L1, list(map(EntryId, range(20))))
+    assert bookie.thread.run(bookie.node.service.answer("", read)).status is Status.OK
+    assert bookie.node.storage.read_cache.size, "what a sequential reader has loaded does not hide the damage"
     damage(bookie, 3)
     scrubber = bookie.node.scrubber
     assert scrubber is not None
@@ -290,14 +293,14 @@ def test_a_scrub_starts_on_demand_and_lists_what_is_damaged_until_it_is_stored_a
     finally:
         end()
     state = call(bookie, lambda client: client.scrub(pb.ScrubRequest()), None)
-    assert (state.entries, state.damaged, state.unrepaired_count) == (10, 1, 1)
+    assert (state.entries, state.damaged, state.unrepaired_count) == (20, 1, 1)
     assert [(each.ledger_id, list(each.entry_ids)) for each in state.unrepaired] == [(L1, [3])]
     reply = bookie.thread.run(bookie.node.service.answer("", ListEntries(L1)))
-    assert (reply.status, list(reply.entries)) == (Status.CORRUPT, [0, 1, 2, 4, 5, 6, 7, 8, 9])
+    assert (reply.status, list(reply.entries)) == (Status.CORRUPT, [0, 1, 2, *range(4, 20)])
     assert add(bookie, L1, 3, is_recovery=True) is Status.OK
     assert call(bookie, lambda client: client.scrub(pb.ScrubRequest()), None).unrepaired_count == 0
     reply = bookie.thread.run(bookie.node.service.answer("", ListEntries(L1)))
-    assert (reply.status, list(reply.entries)) == (Status.OK, list(range(10)))
+    assert (reply.status, list(reply.entries)) == (Status.OK, list(range(20)))
 
 
 def test_a_collection_starts_on_demand_once(bookie: Administered) -> None:
@@ -381,3 +384,40 @@ def test_a_bookie_that_does_not_answer_is_unavailable() -> None:
     with pytest.raises(AdministrationUnavailableError) as raised:
         asyncio.run(ask())
     assert exit_code_of(raised.value) is ExitCode.UNAVAILABLE
+
+
+def test_a_change_that_has_begun_is_finished_without_its_caller(
+    bookie: Administered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that is cancelled at a write of the index could be overtaken by the next one."""
+    add(bookie, L1, 0)
+    gates = {"force": asyncio.Event(), "read-only": asyncio.Event()}
+    reached = {name: asyncio.Event() for name in gates}
+
+    def held(name: str, real: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+        async def later(*arguments: Any) -> T:
+            reached[name].set()
+            await gates[name].wait()
+            return await real(*arguments)
+
+        return later
+
+    index = bookie.node.storage._index
+    monkeypatch.setattr(index, "write", held("force", index.write))
+    disk = bookie.node.disks["ledgers"]
+    monkeypatch.setattr(disk, "replace", held("read-only", disk.replace))
+
+    async def leave() -> None:
+        async with bookie.client() as client, asyncio.timeout(STATE_S):
+            wish = client.set_read_only(pb.SetReadOnlyRequest(action=pb.SetReadOnlyRequest.SET))
+            for name, call in (("force", client.force()), ("read-only", wish)):
+                calling = asyncio.ensure_future(call)
+                await reached[name].wait()
+                await cancel(calling)
+            await client.status()  # it came after the cancellations on the same connection
+            for gate in gates.values():
+                gate.set()
+
+    bookie.thread.run(leave())
+    until(bookie, lambda: not bookie.node.storage.memory.is_flushing and bookie.node.read_only.wish is not None)
+    call(bookie, lambda client: client.set_read_only(pb.SetReadOnlyRequest(action=pb.SetReadOnlyRequest.CLEAR)))

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyarrow import fs
@@ -20,7 +21,7 @@ from auditor.cli.main import app
 from auditor.service.fetched_reports import FetchedReports
 from bookie.model.errors import TransientError
 from spark_jobs.kept import Kept
-from spark_jobs.report.files import INDEX, PAGE, SUMMARY
+from spark_jobs.report.files import INDEX, PAGE, SUMMARY, ReportDirError
 from spark_jobs.report.history import find, reports
 from spark_jobs.report.sql import ask
 from spark_jobs.report.store import ReportStore, ReportStoreError
@@ -114,6 +115,29 @@ def test_a_report_that_was_sent_is_the_same_on_another_machine(
         assert here.rows
     assert (there / RUNS[-1] / PAGE).read_bytes() == (written / RUNS[-1] / PAGE).read_bytes()
     assert not list(there.glob(".bkheal*"))
+
+
+def test_a_report_that_cannot_be_fetched_delays_no_other(
+    store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, bad = tmp_path / "there", min(RUNS)
+    for run_id in RUNS:
+        send_run(store, written, run_id)
+    download = store.download
+
+    def failing(name: str, target: Path, size: int) -> None:
+        download(name, target, size + name.startswith(bad))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "download", failing)
+        with pytest.raises(ReportStoreError, match="another size"):
+            fetch_missing(store, there)
+    assert fetch_missing(store, there) == [bad]
+    assert {row[0] for row in ask(there, "SELECT run_id FROM runs", limit=1000, timeout_s=30).rows} == set(RUNS)
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=256 << 20))
+    with pytest.raises(ReportDirError, match="no room"):
+        fetch_run(store, tmp_path / "small", bad)
 
 
 def test_a_run_that_is_not_finished_is_no_report(store: ReportStore, written: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.layout import task_path
+from bookie.metadata.layout import cookie_path, task_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import ANY_VERSION
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -141,6 +141,29 @@ def test_a_bookie_that_leaves_during_an_incremental_scan_makes_it_read_everythin
     assert result.summary.is_complete
     assert set(place.marked()) == {5, 10_005, 40_001}
     assert (result.summary.image.carried, place.audited()) == (0, {"x:1"})
+
+
+@pytest.mark.long
+def test_a_bookie_that_was_there_in_between_makes_a_run_read_everything(
+    spark: SparkSession, place: Place, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.unregister("x:1")
+    audit(spark, place, clock)
+    place.register("x:1")
+    moved(place, 40_001, closed("a:1", "x:1"))
+    place.unregister("x:1")
+    result = again(spark, place, clock)
+    assert (result.summary.image.carried, place.audited()) == (0, {"x:1"})
+    assert "joined and left" in result.summary.image.carried_problem
+    assert 40_001 in place.marked()
+
+    place.register("w:1")
+    place.do(place.store.create(cookie_path(place.cluster.root, BookieId("w:1"))))
+    moved(place, 40_002, closed("a:1", "w:1"))
+    after_listing(monkeypatch, 1, lambda: place.unregister("w:1"))
+    result = again(spark, place, clock)
+    assert (result.summary.image.carried, place.audited()) == (0, {"x:1", "w:1"})
+    assert 40_002 in place.marked()
 
 
 @pytest.mark.long

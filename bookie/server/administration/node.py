@@ -1,7 +1,8 @@
 """The state of a running bookie and the changes that an operator may ask for. Who may ask is decided by the face.
 
 Every method is short or bounded: a change only starts what runs in the background, and an inventory has limits of
-ledgers, bytes and time.
+ledgers, bytes and time. A change that has begun is finished also if its caller leaves: a write that goes on in a thread
+after its caller has ended could overtake a later one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 from bookie.model.errors import PermanentError, TransientError
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, LedgerId
 from bookie.runtime.clock import Clock
+from bookie.runtime.tasks import guarded
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.collector import Collector, CollectorReport
 from bookie.server.upkeep.disk_watch import DiskWatch
@@ -78,6 +80,9 @@ class Node:
     """When the process started, on the clock's monotonic time."""
     _inventories: int = 0
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _forcing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _next_force: asyncio.Task[pb.ForceResponse] | None = None
+    """Has not begun yet, and serves every call until then."""
 
     async def status(self) -> pb.NodeStatus:
         """Return what the process does and holds."""
@@ -171,8 +176,15 @@ class Node:
             DiskFullError: not done; nothing is lost.
             DiskError: a disk failed; the process ends.
         """
+        if self._next_force is None:
+            self._next_force = guarded("force", self._force())
+        return await asyncio.shield(self._next_force)
+
+    async def _force(self) -> pb.ForceResponse:
         begun_s = self.clock.monotonic_s()
-        await self.storage.checkpoint()
+        async with self._forcing:
+            self._next_force = None
+            await self.storage.checkpoint()
         return pb.ForceResponse(took_ms=int((self.clock.monotonic_s() - begun_s) * 1000))
 
     def scrub(self, request: pb.ScrubRequest) -> pb.ScrubState:
@@ -220,11 +232,15 @@ class Node:
         if request.action not in (pb.SetReadOnlyRequest.SHOW, pb.SetReadOnlyRequest.SET, pb.SetReadOnlyRequest.CLEAR):
             raise WrongRequestError(f"action {request.action} is unknown")
         if request.action != pb.SetReadOnlyRequest.SHOW:
-            async with self._changing:
-                is_set = request.action == pb.SetReadOnlyRequest.SET
-                await self.read_only.set(ReadOnlyWish(who, self.clock.epoch_ms()) if is_set else None)
-                await self.watch.look()
+            is_set = request.action == pb.SetReadOnlyRequest.SET
+            wish = ReadOnlyWish(who, self.clock.epoch_ms()) if is_set else None
+            await asyncio.shield(guarded("read-only mode", self._follow(wish)))
         return self._read_only()
+
+    async def _follow(self, wish: ReadOnlyWish | None) -> None:
+        async with self._changing:
+            await self.read_only.set(wish)
+            await self.watch.look()
 
     def _read_only(self) -> pb.ReadOnlyState:
         wish = self.read_only.wish

@@ -7,6 +7,9 @@ compaction moves its entries. The end is recorded in the index (``bookie.storage
 loss left after it was never in the index. A log of a release that recorded no end must be readable to the end of its
 file.
 
+An entry that the index names in a log that does not exist is named in the leftover log that has it. The index lost what
+it had written then: compaction removes a log only after it has written the new places of its entries.
+
 The record of the end can belong to an earlier file with the same id, after a downgrade. It only decides which part of a
 log may be unreadable. It never decides what the index refers to: all of the log is read, also what comes after the end,
 and each entry is looked up. A record is deleted if the log's header shows that the end of this file was not recorded,
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +31,7 @@ from bookie.storage.disks.index_format import (
     end_key,
     pack_dead,
     pack_entry_key,
+    pack_location,
     unpack_location,
 )
 from bookie.storage.entry_logs.entry_log import (
@@ -37,6 +42,7 @@ from bookie.storage.entry_logs.entry_log import (
     decode_records,
     log_path,
 )
+from bookie.storage.entry_logs.entry_log import log_ids as entry_log_ids
 from bookie.storage.entry_logs.log_ends import end_of, ends_at, uncounted
 from bookie.storage.port import Disk, DiskFile, EntryIndex
 
@@ -58,7 +64,9 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
         DiskError: a file or the index cannot be read or written, or a removal cannot be made durable.
     """
     removed: list[int] = []
-    for log_id in sorted({*log_ids, *await uncounted(index)}):
+    leftovers = sorted({*log_ids, *await uncounted(index)})
+    present = frozenset(await entry_log_ids(disk)) if leftovers else frozenset()
+    for log_id in leftovers:
         end = await end_of(index, log_id)
         try:
             file = await disk.open(log_path(log_id))
@@ -66,7 +74,7 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
             removed.append(log_id)  # before it was created, or after it was removed
             continue
         try:
-            found = await _contents(file, log_id, index, None if end is None else end.offset)
+            found = await _contents(file, log_id, index, None if end is None else end.offset, present)
         finally:
             await file.close()
         if found.is_readable and not found.live_end:
@@ -99,7 +107,9 @@ class _Contents:
     dead_bytes: int = 0
 
 
-async def _contents(file: DiskFile, log_id: int, index: EntryIndex, recorded_end: int | None) -> _Contents:
+async def _contents(
+    file: DiskFile, log_id: int, index: EntryIndex, recorded_end: int | None, present: AbstractSet[int]
+) -> _Contents:
     """Read all that can be read of a log. What cannot be read after its recorded end is dead."""
     found = _Contents()
     offset, size = HEADER_SIZE, await file.size()
@@ -117,7 +127,7 @@ async def _contents(file: DiskFile, log_id: int, index: EntryIndex, recorded_end
         records = decode_records(window)
         if not records:
             break
-        await _count(found, records, log_id, offset, index)
+        await _count(found, records, log_id, offset, index, present)
         last = records[-1][0]
         offset += last.offset + last.size
     if found.live_end > end:
@@ -128,12 +138,26 @@ async def _contents(file: DiskFile, log_id: int, index: EntryIndex, recorded_end
 
 
 async def _count(
-    found: _Contents, records: list[tuple[Location, bytes]], log_id: int, offset: int, index: EntryIndex
+    found: _Contents,
+    records: list[tuple[Location, bytes]],
+    log_id: int,
+    offset: int,
+    index: EntryIndex,
+    present: AbstractSet[int],
 ) -> None:
-    values = await index.get_many([pack_entry_key(*packet_ids(body)) for _, body in records])
-    for (location, _), value in zip(records, values, strict=True):
+    keys = [pack_entry_key(*packet_ids(body)) for _, body in records]
+    puts = []
+    for key, (location, _), value in zip(keys, records, await index.get_many(keys), strict=True):
+        here = Location(log_id, offset + location.offset, location.size, location.crc)
         named = None if value is None else unpack_location(value)
-        if named is not None and (named.log_id, named.offset) == (log_id, offset + location.offset):
+        if named is not None and named.log_id not in present:
+            puts.append((key, pack_location(here.log_id, here.offset, here.size, here.crc)))
+            named = here
+        if named is not None and (named.log_id, named.offset) == (log_id, here.offset):
             found.live_end = named.offset + location.size
         else:
             found.dead_bytes += location.size + RECORD_HEADER_SIZE
+    if puts:
+        extra = {"log_id": log_id, "entries": len(puts)}
+        _log.error("the index lost places of entries, which an unfinished entry log has", extra=extra)
+        await index.write(puts)

@@ -56,13 +56,19 @@ async def test_log_stays_if_the_index_names_any_of_its_entries(number: int) -> N
         assert unpack_dead(dead) == (COUNT - 1) * (len(entry(0)) + RECORD_HEADER_SIZE)
 
 
-async def test_log_goes_if_the_index_names_its_entries_elsewhere() -> None:
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_log_goes_if_the_index_names_its_entries_in_a_log_that_is_there(is_there: bool) -> None:
     disk, values = await disk_with_log()
     index = MemoryIndex()
     elsewhere = [struct.pack(">Q", 2) + value[8:] for value in values]
     await index.write([(pack_entry_key(7, number), value) for number, value in enumerate(elsewhere)])
-    await remove_leftovers(disk, index, [1])
-    assert await log_ids(disk) == []
+    if is_there:
+        await (await EntryLogs(disk, 3, 10).create(2)).sync()
+    for _ in range(2):
+        await remove_leftovers(disk, index, [1])
+        assert await log_ids(disk) == ([2] if is_there else [1])
+        named = await index.get_many([pack_entry_key(7, number) for number in range(COUNT)])
+        assert named == (elsewhere if is_there else values)
 
 
 async def test_log_that_cannot_be_read_to_its_end_stays() -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from bookie.model.ids import LedgerId
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
 from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.journal.format import FILE_HEADER_SIZE
 from bookie.storage.journal.replay import DIRECTORY
@@ -351,6 +352,90 @@ async def test_entries_that_the_index_lost_after_the_journal_was_trimmed_are_ser
             assert await read(store, ledger_id, *ids) == [(Status.OK, entry(ledger_id, each)) for each in ids]
         await store.abort()
         disks = disks.copy()
+
+
+@pytest.mark.parametrize("is_trimmed", [True, False])
+async def test_what_compaction_moved_is_served_whichever_of_its_last_writes_the_index_lost(is_trimmed: bool) -> None:
+    disks, older = Disks(), list[MemoryIndex]()
+
+    async def before(operation: Operation, path: str) -> None:
+        if operation is Operation.INDEX_WRITE:
+            older.append(disks.index.restarted())
+
+    store = await disks.open()
+    await add(store, L1, 0, 1)
+    await add(store, L4, *range(6))
+    await store.checkpoint()
+    await add(store, L2, 0)
+    await store.checkpoint()
+    await collect(store, L4)
+    await store.checkpoint()
+    disks.index.before = before
+    assert (await store.compact()).removed_logs
+    if is_trimmed:
+        await add(store, L1, 2, 3)
+        await store.checkpoint()
+        await add(store, L2, 1)
+        await store.checkpoint()
+    await store.abort()
+    disks.index.before = give_way
+    outcomes = Counter[bool]()
+    for index in older:
+        copy = disks.copy()
+        copy.index = index
+        is_damaged = await damage_of(copy.journal, copy.index) is not None
+        if is_damaged:
+            await copy.salvaged()
+        outcomes[is_damaged] += 1
+        store = await copy.open()
+        for ledger_id, ids in ((L1, range(4 if is_trimmed else 2)), (L2, range(1 + is_trimmed))):
+            assert await read(store, ledger_id, *ids) == [(Status.OK, entry(ledger_id, each)) for each in ids]
+        await store.compact(1.0)
+        await store.abort()
+        store = await copy.copy().open()
+        assert await read(store, L1, 0, 1) == [(Status.OK, entry(L1, each)) for each in range(2)]
+        await store.close()
+    assert outcomes[is_trimmed] > 3
+
+
+async def test_the_copy_of_a_repair_counts_if_the_index_lost_its_place() -> None:
+    disks = Disks()
+    store = await disks.open()
+    await add(store, L1, 0, 1)
+    await store.checkpoint()
+    older = disks.index.restarted()
+    await add(store, L1, 0, is_recovery=True)
+    await store.checkpoint()
+    await store.abort()
+    disks = disks.copy()
+    disks.index = older
+    disks.ledgers.flip_bit(log_path(1), (HEADER_SIZE + RECORD_HEADER_SIZE + 35) * 8)
+    for _ in range(2):  # also if it is repeated
+        await salvage(disks.journal, disks.ledgers, disks.index, SETTINGS)
+    await disks.salvaged()
+    store = await disks.open()
+    assert await read(store, L1, 0, 1) == [(Status.OK, entry(L1, each)) for each in range(2)]
+    await store.close()
+
+
+async def test_entries_of_a_collected_ledger_that_come_back_can_be_collected_again() -> None:
+    disks = Disks()
+    store = await disks.open()
+    await add(store, L1, 0)
+    await store.checkpoint()
+    await collect(store, L1)
+    await store.checkpoint()
+    older = disks.index.restarted()
+    await add(store, L1, 1, is_recovery=True)
+    await store.checkpoint()
+    await store.abort()
+    disks = disks.copy()
+    disks.index = older
+    await disks.salvaged()
+    store = await disks.open()
+    assert await listed(store, L1) == (Status.LIMBO, [1])
+    assert await store.ledger_ids() == [L1]
+    await store.close()
 
 
 async def test_a_journal_that_can_be_used_has_no_damage_and_a_lost_index_is_not_replaced() -> None:

@@ -1,0 +1,145 @@
+"""Whether a bookie that is not registered now can have been registered since an earlier moment.
+
+A bookie that returned, got copies, and left again does not show in two lists of registrations. But ZooKeeper counts the
+registrations that were ever created (docs/formats.md#registration). If each of those since then is still there, and
+each bookie of then as well, no other bookie was registered in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import available_path
+from bookie.metadata.port import MetadataStore, Node, NoNodeError
+
+_NAMED_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Turnover:
+    """What ZooKeeper counts of one of the two parents of registrations; all 0 if it does not exist.
+
+    Attributes:
+        czxid: transaction that created the parent.
+        newest_zxid: transaction that last created or deleted a registration.
+        created: registrations that were ever created.
+    """
+
+    czxid: int = 0
+    newest_zxid: int = 0
+    created: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attendance:
+    """The registrations of a moment.
+
+    Attributes:
+        writable: of the parent of writable ones.
+        read_only: of the parent of read-only ones.
+        bookies: that were registered. One that left before the end of the call may be missing.
+        draining: those of them that were being drained.
+    """
+
+    writable: Turnover = Turnover()
+    read_only: Turnover = Turnover()
+    bookies: tuple[str, ...] = ()
+    draining: tuple[str, ...] = ()
+
+
+NOT_KNOWN: Final = Attendance()
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A parent of registrations at a later moment, and the transaction that created each registration."""
+
+    czxid: int = 0
+    created: int = 0
+    registrations: Mapping[str, int] | None = None
+
+
+async def attendance(store: MetadataStore, cluster: Cluster) -> Attendance:
+    """The registrations now, to be compared with those of a later moment.
+
+    Raises:
+        NotAClusterError, StoreUnavailableError: see ``Registrations.list``.
+    """
+    paths = _paths(cluster)
+    await store.sync(paths[0])
+    writable, read_only = map(_turnover, await store.get_many(paths))  # first: who joins in between is in both
+    draining = (await Drains(store, cluster.root).draining()).bookies
+    listed = (await Registrations(store, cluster).list()).with_draining(draining)
+    return Attendance(writable, read_only, tuple(sorted(listed.registered)), tuple(sorted(listed.draining)))
+
+
+async def parents_now(store: MetadataStore, cluster: Cluster) -> tuple[Parent, Parent]:
+    """The parents of writable and of read-only registrations as they are now.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    paths = _paths(cluster)
+    await store.sync(paths[0])
+    writable, read_only = [await _parent(store, path) for path in paths]
+    return writable, read_only
+
+
+def who_left(then: Attendance, now: tuple[Parent, Parent], draining: AbstractSet[str]) -> str:
+    """Why a bookie that is lost or drained now can have got copies since ``then``; empty if none can. Pure.
+
+    Args:
+        then: the earlier moment.
+        now: the later moment.
+        draining: bookies that are being drained now.
+    """
+    if not then.writable.czxid:
+        return "it does not say which bookies were registered"
+    there = {name for parent in now for name in parent.registrations or ()}
+    if gone := sorted(set(then.bookies) - there):
+        return f"{_some(gone)} left since it was read"
+    if drained := sorted(draining - set(then.draining)):
+        return f"{_some(drained)} is drained since it was read"
+    for was, parent in zip((then.writable, then.read_only), now, strict=True):
+        newer = [name for name, czxid in (parent.registrations or {}).items() if czxid > was.newest_zxid]
+        if parent.czxid != was.czxid or parent.created - was.created != len(newer):
+            return "a bookie joined and left since it was read"
+    return ""
+
+
+async def _parent(store: MetadataStore, path: str) -> Parent:
+    stat = await store.stat(path)
+    try:
+        listing = await store.children(path)
+    except NoNodeError:
+        return Parent()
+    nodes = await store.get_many([f"{path}/{name}" for name in listing.names])
+    found = {name: node.stat.czxid for name, node in zip(listing.names, nodes, strict=True) if node is not None}
+    return Parent(0 if stat is None else stat.czxid, _created(listing.version, len(listing.names)), found)
+
+
+def _turnover(parent: Node | None) -> Turnover:
+    if parent is None:
+        return Turnover()
+    stat = parent.stat
+    return Turnover(stat.czxid, stat.children_zxid, _created(stat.children_version, stat.children_count))
+
+
+def _created(version: int, count: int) -> int:
+    """ZooKeeper counts creations and deletions of children together."""
+    return (version + count) // 2
+
+
+def _paths(cluster: Cluster) -> list[str]:
+    return [available_path(cluster.root, is_read_only=is_read_only) for is_read_only in (False, True)]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED_MAX
+    return ", ".join(names[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,118 @@
+"""What ZooKeeper counts shows each bookie that was registered since a moment and is not now, however short it was."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from bookie.metadata.bookies.attendance import Attendance, attendance, parents_now, who_left
+from bookie.metadata.layout import bookie_path
+from bookie.model.ids import BookieId
+from tests.worlds.cluster import MemoryCluster
+
+A, B, C = map(BookieId, ("a:1", "b:1", "c:1"))
+
+
+class Place:
+    """Registrations of one cluster; ``seen`` has each bookie that was registered since ``look``."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        self.cluster = cluster
+        self.there: dict[BookieId, bool] = {}
+        self.seen: set[BookieId] = set()
+
+    async def look(self) -> Attendance:
+        self.seen = set(self.there)
+        return await attendance(self.cluster.store, self.cluster.cluster)
+
+    async def join(self, *bookies: BookieId, is_read_only: bool = False) -> None:
+        for bookie in bookies:
+            await self.leave(bookie)
+            await self.cluster.store.create(self._path(bookie, is_read_only), is_ephemeral=True)
+            self.there[bookie] = is_read_only
+            self.seen.add(bookie)
+
+    async def leave(self, bookie: BookieId) -> None:
+        if (is_read_only := self.there.pop(bookie, None)) is not None:
+            await self.cluster.store.delete(self._path(bookie, is_read_only))
+
+    async def left(self, then: Attendance, draining: Sequence[BookieId] = ()) -> str:
+        return who_left(then, await parents_now(self.cluster.store, self.cluster.cluster), frozenset(draining))
+
+    def _path(self, bookie: BookieId, is_read_only: bool) -> str:
+        return bookie_path(self.cluster.cluster.root, bookie, is_read_only=is_read_only)
+
+
+async def opened() -> Place:
+    place = Place(await MemoryCluster().found())
+    await place.join(C, is_read_only=True)
+    await place.join(A, B)
+    await place.leave(C)
+    return place
+
+
+def test_a_bookie_that_stays_or_restarts_once_is_no_reason() -> None:
+    async def run() -> None:
+        place = await opened()
+        then = await place.look()
+        assert then.bookies == (A, B)
+        assert await place.left(then) == ""
+        await place.join(A)
+        await place.join(B, is_read_only=True)
+        await place.join(C)
+        assert await place.left(then) == ""
+        assert await place.left(replace(then, draining=(B,)), [B]) == ""
+        assert "b:1 is drained" in await place.left(then, [B])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_read_only", [False, True])
+def test_a_bookie_that_is_gone_is_seen(is_read_only: bool) -> None:
+    async def run() -> None:
+        place = await opened()
+        then = await place.look()
+        await place.join(C, is_read_only=is_read_only)
+        await place.leave(C)
+        assert "joined and left" in await place.left(then)
+        then = await place.look()
+        await place.leave(A)
+        assert "a:1 left" in await place.left(then)
+        assert await place.left(Attendance())
+
+    asyncio.run(run())
+
+
+def test_parents_that_were_created_again_are_seen() -> None:
+    async def run() -> None:
+        place = await opened()
+        then = await place.look()
+        parent = place._path(C, True).rpartition("/")[0]
+        await place.cluster.store.delete(parent)
+        await place.cluster.store.create(parent)
+        assert await place.left(then)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_bookie_comes_and_goes_unseen(seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def run() -> None:
+        place = await opened()
+        for _ in range(25):
+            then = await place.look()
+            for _ in range(rng.randrange(1, 6)):
+                bookie = rng.choice((A, B, C))
+                await (
+                    place.leave(bookie) if rng.random() < 0.5 else place.join(bookie, is_read_only=rng.random() < 0.3)
+                )
+            if place.seen - place.there.keys():
+                assert await place.left(then)
+
+    asyncio.run(run())
