@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from auditor.cli.cluster.changing import whoami
 from auditor.cli.cluster.watching import IntervalOption
-from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_line, print_note
+from auditor.cli.output import OutputFormat, StreamFormat, print_error, print_json, print_line, print_note
 from auditor.cli.running import OutputOption, StreamOutputOption, run
 from auditor.cli.services.bookie_lines import collection_lines, read_only_lines
 from auditor.cli.services.bookie_place import (
@@ -27,6 +28,9 @@ from bookie.model.exit_codes import ExitCode
 
 __all__ = ["bookie_app"]
 
+COLLECTED_WITHIN_S: Final = 3600.0
+"""Compaction reads up to 180 GB of entry logs in this time."""
+
 
 @bookie_app.command("gc")
 def collect(
@@ -40,6 +44,9 @@ def collect(
         bool, typer.Option("--major", help="Start: the same, and logs less than four fifths live.")
     ] = False,
     is_waiting: Annotated[bool, typer.Option("--wait", help="Wait for the end of the collection.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0, metavar="SECONDS", help="With --wait: wait no longer than this.")
+    ] = COLLECTED_WITHIN_S,
     interval: IntervalOption = 2.0,
 ) -> None:
     """Start a garbage collection of a running bookie, or show the last one.
@@ -49,7 +56,8 @@ def collect(
     collection of a stopped bookie is impossible: it needs ZooKeeper.
 
     Exit codes: 0 shown, started, or ended as it should; 1 refused (one runs already, or a token is missing), or with
-    --wait: it ended early, and the output says why; 2 wrong usage; 69 the bookie did not answer.
+    --wait: it ended early, and the output says why; 2 wrong usage; 69 the bookie did not answer; 75 with --wait: the
+    collection was not over in time. It goes on.
 
     Example: `bkheal bookie gc --at bk1:3181 --major --wait`
     """
@@ -59,17 +67,48 @@ def collect(
         raise typer.BadParameter("give one of --minor and --major", param_hint="--minor / --major")
     bookie = RunningBookie.at(at, token_file)
     document = run(bookie.collect("MAJOR" if is_major else "MINOR" if is_minor else "SHOW"))
-    while is_waiting and document["running"]:
-        print_note(collection_lines(document)[0])
-        time.sleep(interval)
-        document = run(bookie.collect())
+    if is_waiting:
+        document = collected(document, lambda: run(bookie.collect()), interval, timeout)
     if output is not StreamFormat.TABLE:
         print_document(output, "BookieCollection", document)
     else:
         for line in collection_lines(document):
             print_line(line)
+    if is_waiting and document["running"]:
+        print_error(f"the collection was not over after {timeout:g} s; it goes on")
+        raise typer.Exit(ExitCode.BUSY)
     if is_waiting and document["stopped"]:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def collected(
+    document: dict[str, Any],
+    look: Callable[[], dict[str, Any]],
+    interval_s: float,
+    timeout_s: float,
+    *,
+    monotonic_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Any]:
+    """Look until no collection runs, or until the time is up, and return the last document.
+
+    Args:
+        document: the first look.
+        look: asks the bookie, with a deadline of its own.
+        interval_s: the pause between two looks.
+        timeout_s: how long to wait; after it the bookie is asked once more.
+        monotonic_s: the clock.
+        sleep: waits.
+
+    Raises:
+        BkhealError: a look failed; the collection is not affected.
+    """
+    end_s = monotonic_s() + timeout_s
+    while document["running"] and (left_s := end_s - monotonic_s()) > 0:
+        print_note(collection_lines(document)[0])
+        sleep(min(interval_s, left_s))
+        document = look()
+    return document
 
 
 class ReadOnlyAction(enum.StrEnum):

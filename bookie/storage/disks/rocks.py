@@ -38,6 +38,7 @@ from typing_extensions import override
 from bookie.runtime.tasks import guarded
 from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.disks.files import make_durable_directory
+from bookie.storage.disks.rocks_logs import BLOCK_BYTES, endless_record_at
 from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ _STALL_S_MAX: Final = 60.0
 _STALL_PAUSE_S: Final = 0.005
 _STALLED: Final = "Write stall"
 _LOG_FILES: Final = "*.log"
+_MANIFESTS: Final = "MANIFEST-*"
 _REOPEN_SPARE_BYTES: Final = 1 << 20
 """Beyond the size of its log, which is written to tables when the database is opened."""
 _DAMAGED: Final = "Corruption"
@@ -250,16 +252,37 @@ def _close(database: Any) -> None:
 def _open(path: Path, cache_bytes: int) -> Any:
     options = _options(cache_bytes)
     make_durable_directory(path)
+    _check_logs(path)
     try:
         # Without the last argument, a re-opened database would use the options of its creation, and its own cache.
         return Rdict(str(path), options, {"default": options})
     except Exception as error:
         if any(text in str(error) for text in _LOCKED):
             raise DirectoryInUseError(f"the index {path} is in use by another process: stop it") from error
-        raise DiskError(
-            f"cannot open the index {path}: {error}. Make it again with `bkheal bookie rebuild-index`, or replace this "
-            "bookie's disks as a new incarnation"
-        ) from error
+        raise _unusable(path, str(error)) from error
+
+
+def _check_logs(path: Path) -> None:
+    """Refuse an index whose opening would never end.
+
+    Raises:
+        DiskError: a log of the index is damaged in this way, or cannot be read.
+    """
+    try:
+        for log in [*path.glob(_MANIFESTS), *path.glob(_LOG_FILES)]:
+            with log.open("rb") as file:
+                offset = endless_record_at(iter(lambda: file.read(BLOCK_BYTES), b""))
+            if offset is not None:
+                raise _unusable(path, f"Corruption: a record of {log.name} at offset {offset} has an impossible type")
+    except OSError as error:
+        raise _unusable(path, str(error)) from error
+
+
+def _unusable(path: Path, why: str) -> DiskError:
+    return DiskError(
+        f"cannot open the index {path}: {why}. Make it again with `bkheal bookie rebuild-index`, or replace this "
+        "bookie's disks as a new incarnation"
+    )
 
 
 def _options(cache_bytes: int) -> Options:

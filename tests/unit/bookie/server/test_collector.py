@@ -19,6 +19,8 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.fault_points import deciding_by
 from bookie.server.upkeep.collector import Collector, CollectorReport, CollectorSettings
 from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
+from bookie.storage.entry_logs.entry_log import log_path
+from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, ListReply, Status
 from tests.worlds.clocks import VirtualClock
@@ -38,11 +40,11 @@ SETTINGS = CollectorSettings(interval_s=600, confirm_after_s=30, suspects_per_s=
 class CollectorWorld(MemoryCluster):
     """One bookie's storage, its session, and the test's own beside it."""
 
-    async def open(self, settings: CollectorSettings = SETTINGS) -> CollectorWorld:
+    async def open(self, settings: CollectorSettings = SETTINGS, disks: StorageSettings = SMALL) -> CollectorWorld:
         await self.found()
         self.bookie_session = self.session()
         self.reservations = Reservations(self.store, self.cluster.root)
-        bookie = await open_bookie(self.clock, settings=SMALL)
+        bookie = await open_bookie(self.clock, settings=disks)
         self.disk, self.storage = bookie.ledgers, bookie.storage
         self.collector = Collector(
             self.bookie_session, self.cluster, self.storage, US, self.clock, random.Random(3), settings
@@ -143,6 +145,37 @@ async def test_the_space_is_given_back() -> None:
     assert world.disk.used_bytes() < used / 2
     reply = await world.storage.read(LedgerId(3), [EntryId(number) for number in range(10)])
     assert [result.status for result in reply.results] == [Status.OK] * 10
+
+
+@in_virtual_time
+async def test_a_minor_collection_compacts_logs_below_half_and_a_major_one_those_below_four_fifths() -> None:
+    world = await CollectorWorld().open(disks=StorageSettings())
+    for number, live in enumerate((9, 10, 15, 17)):  # of 20 entries in each entry log
+        await ledger_of(world, LedgerId(number), OURS, live)
+        await ledger_of(world, LedgerId(100 + number), None, 20 - live)
+        await world.storage.checkpoint()
+    minor = await world.collector.run_pass()
+    assert (minor.is_major, minor.collected, await world.disk.names("entries")) == (False, 4, names(2, 3, 4, 5))
+    major = await world.collector.run_pass(is_major=True)
+    assert (major.is_major, major.collected, await world.disk.names("entries")) == (True, 0, names(4, 5, 6, 7))
+    copied = [report.compacted.copied_bytes if report.compacted else 0 for report in (minor, major)]
+    assert [count // len(entry(0, 0, b"x" * 20)) for count in copied] == [9, 10 + 15]
+    for number, live in enumerate((9, 10, 15, 17)):
+        reply = await world.storage.read(LedgerId(number), [EntryId(each) for each in range(live)])
+        assert {result.status for result in reply.results} == {Status.OK}
+    again = await world.collector.run_pass(is_major=True)
+    assert again.compacted is not None
+    assert again.compacted.removed_logs == 0
+
+
+async def ledger_of(world: CollectorWorld, ledger_id: LedgerId, metadata: LedgerMetadata | None, count: int) -> None:
+    if metadata is not None:
+        await world.set(ledger_id, metadata)
+    assert await world.add(ledger_id, *range(count)) is Status.OK
+
+
+def names(*log_ids: int) -> list[str]:
+    return [log_path(log_id).partition("/")[2] for log_id in log_ids]
 
 
 @in_virtual_time

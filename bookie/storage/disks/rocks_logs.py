@@ -1,0 +1,58 @@
+"""A look at RocksDB's manifest and write-ahead logs before RocksDB reads them.
+
+RocksDB 9.8 never ends the opening of a database if a record after the first one has a type that only reused logs have:
+it reads this record again and again, and the binding holds the interpreter lock meanwhile. One flipped bit makes such a
+type of an intact record. The index reuses no logs, so such a type is damage.
+
+A log consists of blocks of ``BLOCK_BYTES``, and a block of chunks, with zeros where no chunk fits any more. A chunk: a
+masked CRC-32C of what follows the length (4 bytes, little-endian), the length of the payload (2), the type (1), the
+payload.
+
+Source: docs/failure-model.md#R117.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from crc32c import crc32c
+
+BLOCK_BYTES: Final = 32 << 10
+
+_CHUNK: Final = struct.Struct("<IHB")
+_TYPE_AT: Final = 6
+_ZERO: Final = 0
+_REUSED: Final = frozenset({5, 6, 7, 8, 11, 13})
+"""Full, first, middle and last chunks of reused logs, and two kinds of their descriptions."""
+_MASK_ADD: Final = 0xA282EAD8
+
+
+def endless_record_at(blocks: Iterable[bytes]) -> int | None:
+    """Return the offset of the first record at which RocksDB would not go on, or None.
+
+    What RocksDB notices by itself is passed over as RocksDB does: a wrong checksum or length ends the block.
+
+    Args:
+        blocks: the content of one log, in pieces of ``BLOCK_BYTES``; the last one may be shorter.
+    """
+    offset = 0
+    for block in blocks:
+        at = 0
+        while at + _CHUNK.size <= len(block):
+            crc, length, kind = _CHUNK.unpack_from(block, at)
+            if kind in _REUSED:
+                return offset + at
+            end = at + _CHUNK.size + length
+            if (kind == _ZERO and not length) or end > len(block) or crc != masked_crc(block[at + _TYPE_AT : end]):
+                break
+            at = end
+        offset += len(block)
+    return None
+
+
+def masked_crc(content: bytes) -> int:
+    """Return the checksum of the type and the payload of a chunk, as it is stored."""
+    crc = crc32c(content)
+    return (((crc >> 15) | (crc << 17)) + _MASK_ADD) & 0xFFFFFFFF
