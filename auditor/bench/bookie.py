@@ -19,6 +19,7 @@ from typing import Any, Final
 from auditor.bench.bookie_contestants import contestants, running_bookies
 from auditor.bench.bookie_engine import measure_engine
 from auditor.bench.bookie_figures import measured
+from auditor.bench.bookie_journal import measure_reserved
 from auditor.bench.bookie_load import Load, measure_adds, measure_lone_adds, measure_reads
 from bookie.embedded.apache_jars import ApacheJarsMissingError, apache_version, find_apache_lib
 from bookie.embedded.apache_settings import ApacheStorage
@@ -82,6 +83,7 @@ async def run(settings: BookieBenchmark, say: Say) -> dict[str, Any]:
         if settings.part is not Part.STORAGE:
             await _measure_with_clients(settings.part, load, directory, figures, say)
         if settings.part in (Part.STORAGE, Part.ALL):
+            figures["reserved"] = await measure_reserved(directory / "reserved", say)
             figures["engine"] = await measure_engine(directory, load, say)
     return figures | {"comparisons": [each.figures() for each in measured(figures)]}
 

@@ -28,8 +28,9 @@ from bookie.wire.port import AddBatch, Status
 
 Say = Callable[[str], None]
 
-_LEDGER: Final = LedgerId(1)
-_KEY: Final = bytes(20)
+SINGLE_LEDGER: Final = LedgerId(1)
+"""The ledger that everything is written to."""
+SINGLE_LEDGER_KEY: Final = bytes(20)
 _HEADER: Final = struct.Struct(">qqqq")
 _BATCH_BYTES: Final = 256 << 10
 _BATCH_ENTRIES: Final = 500
@@ -55,11 +56,16 @@ async def measure_engine(directory: Path, load: Load, say: Say) -> list[dict[str
     return figures
 
 
+def packets(start: int, end: int, payload: bytes) -> list[bytes]:
+    """Return the entries from ``start`` to before ``end``, each with the same payload."""
+    return [_HEADER.pack(SINGLE_LEDGER, number, -1, 0) + payload for number in range(start, end)]
+
+
 async def _measure(place: Path, payload_bytes: int, entries: int) -> dict[str, Any]:
     stored_bytes = entries * (payload_bytes + HEADER_SIZE)
     figures: dict[str, Any] = {"payload_bytes": payload_bytes, "entries": entries, "stored_bytes": stored_bytes}
     before = written_bytes()
-    async with _store(place / "first") as store:
+    async with opened_store(place / "first") as store:
         began_s = time.process_time()
         seconds = await _add_all(store, payload_bytes, entries)
         figures["adds"] = _speed(seconds, entries, stored_bytes) | _used(began_s, stored_bytes)
@@ -69,12 +75,12 @@ async def _measure(place: Path, payload_bytes: int, entries: int) -> dict[str, A
         figures["bytes_written_per_byte_stored"] = round((after - before) / stored_bytes, 3)
     for name, at_once in (("cold sequential", _READ_AT_ONCE), ("cold sequential, one by one", 1)):
         drop_caches(place)
-        async with _store(place / "first") as store:
+        async with opened_store(place / "first") as store:
             began_s = time.process_time()
             seconds = await _read_all(store, entries, at_once)
             figures[name] = _speed(seconds, entries, stored_bytes) | _used(began_s, stored_bytes)
     drop_caches(place)
-    async with _store(place / "first") as store:
+    async with opened_store(place / "first") as store:
         count = min(_RANDOM_READS, entries)
         seconds = await _read_at_random(store, entries, count)
         figures["cold random"] = _speed(seconds, count, count * (payload_bytes + HEADER_SIZE))
@@ -89,12 +95,14 @@ async def _measure(place: Path, payload_bytes: int, entries: int) -> dict[str, A
 
 
 @asynccontextmanager
-async def _store(place: Path, *, is_closed: bool = True) -> AsyncIterator[LedgerStorage]:
+async def opened_store(
+    place: Path, settings: StorageSettings | None = None, *, is_closed: bool = True
+) -> AsyncIterator[LedgerStorage]:
     """Open a store, and close it after use, or end it as a crash of the process would."""
     journal, ledgers = await FileDisk.acquire(place / "journal"), await FileDisk.acquire(place / "ledgers")
     index = await RocksIndex.open(place / "ledgers" / "index")
     try:
-        store = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), SystemClock())
+        store = await LedgerStorage.open(journal, ledgers, index, settings or StorageSettings(), SystemClock())
         try:
             yield store
         finally:
@@ -112,10 +120,7 @@ async def _add_all(store: LedgerStorage, payload_bytes: int, entries: int) -> fl
 
     async def add() -> None:
         for start in starts:
-            packets = [
-                _HEADER.pack(_LEDGER, number, -1, 0) + payload for number in range(start, min(start + step, entries))
-            ]
-            batch = AddBatch(_LEDGER, _KEY, packets)
+            batch = AddBatch(SINGLE_LEDGER, SINGLE_LEDGER_KEY, packets(start, min(start + step, entries), payload))
             while (reply := await store.add(batch)).status is Status.TOO_MANY_REQUESTS:
                 await store.checkpoint()
             if reply.status is not Status.OK:
@@ -143,7 +148,7 @@ async def _read_at_random(store: LedgerStorage, entries: int, count: int) -> flo
 
 
 async def _read(store: LedgerStorage, wanted: list[EntryId]) -> int:
-    reply = await store.read(_LEDGER, wanted)
+    reply = await store.read(SINGLE_LEDGER, wanted)
     if not reply.results or any(result.status is not Status.OK for result in reply.results):
         raise LoadFailedError(f"a read of {len(wanted)} entries from {wanted[0]} on failed: {reply.detail}")
     return len(reply.results)
@@ -161,12 +166,12 @@ async def _scrubbed(store: LedgerStorage, entries: int) -> dict[str, Any]:
 
 async def _recovered(place: Path, payload_bytes: int, entries: int) -> dict[str, Any]:
     """End the process of the store, as far as its files can tell, and measure its next start."""
-    async with _store(place, is_closed=False) as store:
+    async with opened_store(place, is_closed=False) as store:
         await _add_all(store, payload_bytes, entries)
     size = sum(path.stat().st_size for path in (place / "journal").rglob("*.journal"))
     drop_caches(place)
     started_s, began_s = time.perf_counter(), time.process_time()
-    async with _store(place):
+    async with opened_store(place):
         seconds, used_s = time.perf_counter() - started_s, time.process_time() - began_s
     return {
         "journal_bytes": size,

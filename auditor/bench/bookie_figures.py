@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from auditor.bench.bookie_contestants import APACHE, OURS_APACHE, OURS_GRPC
+from auditor.bench.bookie_journal import NOT_RESERVED, RESERVED
 
 ADDS_OVER_APACHE_AIM: Final = 1.0
 """At least as fast as Apache's bookie over its own protocol."""
@@ -66,6 +67,7 @@ def measured(figures: Mapping[str, Any]) -> list[Measured]:
         *_adds(figures.get("adds", ())),
         *_lone(figures.get("lone", {}).get("times", {})),
         *_reads(figures.get("reads", ())),
+        *_reserved(figures.get("reserved", {})),
         *_engine(figures.get("engine", ())),
     ]
 
@@ -125,6 +127,15 @@ def _reads(reads: Any) -> Iterator[Measured]:
                 yield _against(case, "MB/s", results, name, APACHE, "mb_per_second", None, kind)
                 if kind in results.get("plain file", {}):
                     yield _against(case, "MB/s", results, name, "plain file", "mb_per_second", None, kind)
+
+
+def _reserved(figures: Mapping[str, Any]) -> Iterator[Measured]:
+    for key, case in (("adds", "lone add, storage alone"), ("syncs", "bare write and fdatasync")):
+        for percentile in ("p50_ms", "p99_ms"):
+            if key in figures:
+                ours, plain = (figures[key][name][percentile] for name in (RESERVED, NOT_RESERVED))
+                name = percentile.replace("_ms", ", ms")
+                yield Measured(case, name, ours, "without reserved space", plain, _ratio(ours, plain))
 
 
 def _engine(engine: Any) -> Iterator[Measured]:

@@ -113,7 +113,7 @@ async def measure_lone_adds(found: Sequence[Contestant], directory: Path, say: S
                 await writer.append(payload)
                 adds.append(time.perf_counter() - started_s)
             await writer.close()
-    return {"payload_bytes": LONE_PAYLOAD_BYTES, "times": {name: _percentiles(those) for name, those in times.items()}}
+    return {"payload_bytes": LONE_PAYLOAD_BYTES, "times": {name: percentiles(those) for name, those in times.items()}}
 
 
 async def measure_reads(bookies: Bookies, load: Load, directory: Path, say: Say) -> list[dict[str, Any]]:
@@ -237,7 +237,8 @@ def _rate(rates: Sequence[float], payload_bytes: int) -> dict[str, Any]:
     }
 
 
-def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Return the median and the 99th percentile, in milliseconds."""
     ordered = sorted(seconds)
     return {
         name: round(ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1000, 4)

@@ -111,6 +111,7 @@ class _TimedFile:
         self._clock = clock
         self.append = file.append
         self.sync = file.sync
+        self.reserve = file.reserve
         self.read = file.read
         self.size = file.size
         self.close = file.close

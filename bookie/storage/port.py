@@ -51,6 +51,18 @@ class DiskFile(Protocol):
         """
         ...
 
+    async def reserve(self, ahead: int) -> None:
+        """From now on, keep up to ``ahead`` bytes of space behind the end of what was appended; 0 gives it back.
+
+        A sync of an append into reserved space has less to write: neither the size of the file nor the list of its
+        blocks changes. Until the space is given back, readers find zeros after the last append, also after a crash.
+        It is an attempt: a file system that cannot reserve, or a disk that is nearly full, gets no reservation.
+
+        Raises:
+            DiskError: the file is closed.
+        """
+        ...
+
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return the bytes at each (offset, size); fewer at the end of the file.
 

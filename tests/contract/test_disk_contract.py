@@ -56,6 +56,23 @@ async def test_append_and_sync_does_both(disk: Disk, directory: str) -> None:
     await file.close()
 
 
+async def test_reserved_space_reads_as_zeros_and_changes_nothing_else(disk: Disk, directory: str) -> None:
+    file = await disk.create("d/a")
+    assert await file.append_and_sync([b"one"]) == 3
+    await file.reserve(100)
+    assert await file.append_and_sync([b"two"]) == 6
+    assert await content(disk, "d/a") == b"onetwo" + bytes(97)
+    assert await file.append_and_sync([b"x" * 200]) == 206
+    assert await content(disk, "d/a") == b"onetwo" + b"x" * 200 + bytes(100)
+    await file.reserve(0)
+    assert await content(disk, "d/a") == b"onetwo" + b"x" * 200
+    assert await file.append_and_sync([b"y"]) == 207
+    await file.close()
+    assert await content(disk, "d/a") == b"onetwo" + b"x" * 200 + b"y"
+    with pytest.raises(DiskError):
+        await file.reserve(100)
+
+
 async def test_thousands_of_small_parts_are_one_append(disk: Disk, directory: str) -> None:
     parts = [b"%05d" % number for number in range(3000)]
     file = await disk.create("d/a")

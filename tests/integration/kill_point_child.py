@@ -97,6 +97,10 @@ class KillingFile(DiskFile):
         return size
 
     @override
+    async def reserve(self, ahead: int) -> None:
+        await self._file.reserve(ahead)
+
+    @override
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return await self._file.read(ranges)
 

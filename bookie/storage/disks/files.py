@@ -7,6 +7,7 @@ dropped the pages and would report success for the next one.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import os
 import threading
@@ -26,6 +27,8 @@ _THREADS: Final = 6
 _PARTS_MAX: Final = 64
 """Most parts passed to the kernel; more are joined first: copying a megabyte is cheaper than a thousand parts."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FREE_FOR_RESERVED: Final = 64
+"""A file reserves space only while so many times as much is free, so that a small or full disk is left to its data."""
 
 T = TypeVar("T")
 
@@ -102,6 +105,9 @@ class _File(DiskFile):
         self._path = path
         self._descriptor: int | None = descriptor
         self._size = size
+        self._ahead = 0
+        self._reserved_to = 0
+        """The next attempt to reserve is made by an append that ends after this offset."""
         self._threads = threads
         self._is_broken = False
         self._busy = threading.Lock()
@@ -119,6 +125,10 @@ class _File(DiskFile):
         return await _in_thread(self._threads, self._append_and_sync, parts)
 
     @override
+    async def reserve(self, ahead: int) -> None:
+        await _in_thread(self._threads, self._reserve, ahead)
+
+    @override
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return await _in_thread(self._threads, self._read, ranges)
 
@@ -134,6 +144,8 @@ class _File(DiskFile):
     def _append(self, parts: Sequence[bytes]) -> int:
         with self._writing("append to") as descriptor:
             pieces = [memoryview(part) for part in (parts if len(parts) <= _PARTS_MAX else [b"".join(parts)])]
+            if self._ahead and (end := self._size + sum(map(len, pieces))) > self._reserved_to:
+                self._reserve_from(descriptor, end)
             while pieces:
                 written = os.pwritev(descriptor, pieces, self._size)  # may be short (J9)
                 self._size += written
@@ -148,6 +160,23 @@ class _File(DiskFile):
         size = self._append(parts)
         self._sync()
         return size
+
+    def _reserve(self, ahead: int) -> None:
+        with self._using("reserve space for") as descriptor:
+            self._ahead = ahead
+            if self._is_broken:
+                return
+            if ahead:
+                self._reserve_from(descriptor, self._size)
+            elif os.fstat(descriptor).st_size > self._size:
+                with suppress(OSError):  # then it ends with zeros, as after a crash
+                    os.ftruncate(descriptor, self._size)
+
+    def _reserve_from(self, descriptor: int, end: int) -> None:
+        self._reserved_to = end + self._ahead
+        found = os.fstatvfs(descriptor)
+        if found.f_bavail * found.f_frsize >= _FREE_FOR_RESERVED * self._ahead:
+            _allocate(descriptor, self._size, self._reserved_to - self._size)
 
     def _read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         with self._using("read") as descriptor:
@@ -227,6 +256,26 @@ def _open_file(path: Path, flags: int, threads: ThreadPoolExecutor) -> _File:
         kind = DiskFullError if error.errno in _FULL else DiskError
         raise kind(f"cannot open {path}: {error.strerror}") from error
     return _File(path, descriptor, os.fstat(descriptor).st_size, threads)
+
+
+def _allocate(descriptor: int, offset: int, size: int) -> None:
+    """Let the file end at ``offset + size`` at least, with space for it, if the file system can do so by itself.
+
+    ``os.posix_fallocate`` writes to each block where the file system cannot. Failures change nothing that matters: an
+    append then takes its space itself, and reports why it cannot.
+    """
+    if _fallocate is not None:
+        _fallocate(descriptor, 0, offset, size)
+
+
+def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
+    found = getattr(ctypes.CDLL(None), "fallocate", None)
+    if found is not None:
+        found.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)  # off_t is a long
+    return found
+
+
+_fallocate: Final = _find_fallocate()
 
 
 def _remaining(pieces: list[memoryview], written: int) -> list[memoryview]:

@@ -15,6 +15,7 @@ import random
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from typing_extensions import override
 
@@ -38,6 +39,10 @@ class Operation(enum.Enum):
     INDEX_WRITE = "index write"
 
 
+_RESERVED_MAX: Final = 512
+_FREE_FOR_RESERVED: Final = 64
+"""As ``FileDisk``: with less space free than so many times as much, nothing is reserved."""
+
 Before = Callable[[Operation, str], Awaitable[None]]
 """Awaited with the operation and its path, before the operation has any effect. A ``DiskFullError`` raised at APPEND
 leaves half of the data in the file. After a ``DiskError`` raised at SYNC, the next crash loses the unsynced data."""
@@ -50,19 +55,35 @@ async def give_way(operation: Operation, path: str) -> None:
 
 @dataclass(slots=True)
 class _Content:
-    """A file's bytes. The first ``durable_size`` survive; ``unsynced`` contains the sizes of the later appends."""
+    """A file's bytes. The first ``durable_size`` survive; ``unsynced`` contains the sizes of the later appends.
+
+    ``reserved`` is the number of zeros that readers find after them.
+    """
 
     data: bytearray = field(default_factory=bytearray)
     durable_size: int = 0
     unsynced: list[int] = field(default_factory=list)
     is_doomed: bool = False
+    ahead: int = 0
+    reserved: int = 0
 
     def append(self, data: bytes) -> None:
         self.data += data
         self.unsynced.append(len(data))
+        self.reserved = self.reserved - len(data) if len(data) <= self.reserved else self.ahead
 
     def copy(self) -> _Content:
-        return _Content(bytearray(self.data), self.durable_size, list(self.unsynced), self.is_doomed)
+        return _Content(bytearray(self.data), self.durable_size, list(self.unsynced), self.is_doomed, 0, self.reserved)
+
+    def visible(self) -> bytes:
+        return bytes(self.data) + bytes(self.reserved)
+
+    def written_out(self) -> bytearray:
+        """Return all bytes, for a change of any of them; the zeros are no longer a reservation."""
+        self.data += bytes(self.reserved)
+        self.durable_size += self.reserved if not self.unsynced else 0
+        self.reserved = 0
+        return self.data
 
     def sync(self) -> None:
         self.durable_size = len(self.data)
@@ -78,6 +99,9 @@ class _Content:
             end = offset - size + kept if kept else end
         # Lost bytes become a hole or junk if later ones were kept; otherwise the file may be shorter.
         size = len(survived) if rng.random() < 0.2 else end
+        if self.reserved and len(self.data) % 2:  # the reservation may be durable without the data in it
+            survived = survived[:size] + bytes(len(self.data) + self.reserved - size)
+            size = len(survived)
         return _Content(survived[:size], size)
 
 
@@ -152,7 +176,7 @@ class MemoryDisk(Disk):
 
     def used_bytes(self) -> int:
         """Return the number of bytes in all files."""
-        return sum(len(content.data) for content in self._files.values())
+        return sum(len(content.data) + content.reserved for content in self._files.values())
 
     def check_space(self, size: int) -> None:
         """Raise DiskFullError if ``size`` more bytes do not fit."""
@@ -188,16 +212,16 @@ class MemoryDisk(Disk):
         return sorted(self._files)
 
     def content(self, path: str) -> bytes:
-        """Return the bytes of a file."""
+        """Return the bytes of a file, without what is only reserved."""
         return bytes(self._files[path].data)
 
     def overwrite(self, path: str, offset: int, data: bytes) -> None:
         """Change stored bytes, as by bit rot or a misdirected write."""
-        self._files[path].data[offset : offset + len(data)] = data
+        self._files[path].written_out()[offset : offset + len(data)] = data
 
     def flip_bit(self, path: str, bit: int) -> None:
         """Flip one stored bit; ``bit`` counts from the start of the file."""
-        self._files[path].data[bit // 8] ^= 1 << bit % 8
+        self._files[path].written_out()[bit // 8] ^= 1 << bit % 8
 
     def cut(self, path: str, size: int) -> None:
         """Truncate a file to ``size`` bytes, as after the loss of its end."""
@@ -248,17 +272,26 @@ class _MemoryFile(DiskFile):
         return size
 
     @override
+    async def reserve(self, ahead: int) -> None:
+        """Reserve at most ``_RESERVED_MAX`` bytes, at once: simulated disks are small."""
+        if self.is_closed:
+            raise DiskError(f"cannot reserve space for {self.path}: closed")
+        fits = self.disk.capacity_bytes - self.disk.used_bytes() >= _FREE_FOR_RESERVED * ahead
+        self.content.ahead = self.content.reserved = min(ahead, _RESERVED_MAX) if fits else 0
+
+    @override
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         await self._begin(Operation.READ)
         for path, bad in self.disk.bad_sectors:
             if path == self.path and any(offset <= bad < offset + size for offset, size in ranges):
                 raise DiskError(f"cannot read {path}: input/output error")
-        return [bytes(self.content.data[offset : offset + size]) for offset, size in ranges]
+        data = self.content.visible() if self.content.reserved else self.content.data
+        return [bytes(data[offset : offset + size]) for offset, size in ranges]
 
     @override
     async def size(self) -> int:
         await self._begin(Operation.READ)
-        return len(self.content.data)
+        return len(self.content.data) + self.content.reserved
 
     @override
     async def close(self) -> None:

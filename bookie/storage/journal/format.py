@@ -1,4 +1,4 @@
-"""The byte layout of a journal file: a file header, then batches of records (rules J2 and J11).
+"""The byte layout of a journal file: a file header, then batches of records (rules J2 and J11), then perhaps zeros.
 
 A batch contains its place (epoch, sequence, offset) and the sequence up to which everything was durable when it was
 written. A reader can therefore distinguish a torn tail, which no later header contradicts, from damage to acknowledged
@@ -163,6 +163,11 @@ def find_batch_header(data: bytes, offset: int, epoch: int | None) -> BatchHeade
             return header
         offset += 1
     return None
+
+
+def used_size(data: bytes) -> int:
+    """Return the size of a file without the zeros at its end: space that was reserved, and perhaps zeros of a batch."""
+    return len(data.rstrip(b"\0"))
 
 
 def decode_records(data: bytes, header: BatchHeader) -> list[Record] | None:

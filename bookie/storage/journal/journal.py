@@ -9,10 +9,10 @@ covers many callers, and a single caller does not wait. Callbacks run in the ord
 resumes.
 
 A file begins in this order: its header is synced, then its name in the directory, then the mark beside the files, then
-the first batch is written (J5). A crash before the first batch leaves a file without records. A crash during a batch
-leaves a torn tail. Nothing is appended after it: each start begins a new file with a higher epoch (J8). A file is
-deleted only after a checkpoint that covers it is durable; the mark is written last, because on a full disk it needs the
-space that the deletion frees.
+space is reserved behind it, then the first batch is written (J5). A crash before the first batch leaves a file without
+records. A crash during a batch leaves a torn tail, and any crash leaves the reserved space, which is zeros. Nothing is
+appended after them: each start begins a new file with a higher epoch (J8). A file is deleted only after a checkpoint
+that covers it is durable; the mark is written last, because on a full disk it needs the space that the deletion frees.
 
 Each batch records that the one before it was durable. The last one has no successor, so a second task writes the mark
 once nothing was written for ``journal_mark_after_s``. From then on, a damaged last batch is damage, not a torn tail
@@ -210,7 +210,7 @@ class Journal:
         if self._writer is not None:
             await asyncio.wait([self._writer])
         await cancel(self._marker)
-        await self._close_file()
+        await self._end_file()
 
     async def abort(self) -> None:
         """Stop without writing the queued records, as in a crash."""
@@ -284,7 +284,7 @@ class Journal:
         while group:
             group.popleft().finish(None)
         if self._offset >= self._settings.journal_file_bytes or fault_point("journal.roll_early"):
-            await self._close_file()
+            await self._end_file()
 
     async def _begin_file(self) -> DiskFile:
         """Create a file. Its name and header are durable before the first batch is written (J5)."""
@@ -295,6 +295,7 @@ class Journal:
             self._offset = await file.append_and_sync([encode_file_header(header)])
             await self._disk.sync_directory(DIRECTORY)
             await self._slots.write(JournalMark(self.durable_sequence, self._epoch))
+            await file.reserve(min(self._settings.journal_reserve_bytes, self._settings.journal_file_bytes))
         except DiskFullError:
             await file.close()
             with suppress(DiskError):
@@ -310,6 +311,12 @@ class Journal:
         _log.error("journal disk full", extra={"durable_sequence": self.durable_sequence, "error": str(error)})
         self._epoch += 1
         self._fail(error)
+        await self._end_file()
+
+    async def _end_file(self) -> None:
+        """Give back what is reserved of the file, and close it."""
+        if self._file is not None:
+            await self._file.reserve(0)
         await self._close_file()
 
     async def _close_file(self) -> None:

@@ -22,6 +22,7 @@ from bookie.storage.journal.format import (
     decode_file_header,
     decode_records,
     find_batch_header,
+    used_size,
 )
 from bookie.storage.journal.mark import JournalMark
 from bookie.storage.port import Disk, DiskError
@@ -110,8 +111,8 @@ class JournalReplay:
             )
         self.epoch = header.epoch
         self._prove(header.durable_sequence, f"{path} offset 0")
-        offset = FILE_HEADER_SIZE
-        while offset < len(data):
+        offset, end = FILE_HEADER_SIZE, used_size(data)
+        while offset < end:
             batch = decode_batch_header(data, offset, header.epoch)
             records = decode_records(data, batch) if batch is not None else None
             if batch is None or records is None:

@@ -22,6 +22,7 @@ from bookie.storage.journal.format import (
     decode_file_header,
     decode_records,
     find_batch_header,
+    used_size,
 )
 from bookie.storage.journal.replay import file_numbers, file_path
 from bookie.storage.port import Disk, DiskError
@@ -69,8 +70,8 @@ class JournalSalvage:
             self.findings.report(path, 0, f"it is file {header.number} of epoch {header.epoch} by its header: not used")
             return
         epoch = None if header is None else header.epoch
-        offset = FILE_HEADER_SIZE
-        while offset < len(data):
+        offset, used = FILE_HEADER_SIZE, used_size(data)
+        while offset < used:
             batch = decode_batch_header(data, offset, epoch)
             if batch is not None and batch.epoch >= self.epoch:
                 self.epoch = epoch = batch.epoch
@@ -79,7 +80,7 @@ class JournalSalvage:
                 offset = batch.end  # the size in an intact header is right, and the content may look like a batch
                 continue
             found = find_batch_header(data, offset + 1, epoch)
-            end = len(data) if found is None else found.offset
+            end = used if found is None else found.offset
             self.findings.report(path, offset, f"{end - offset} bytes are no intact batch")
             offset = end
         self.epoch = max(self.epoch, epoch or 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from auditor.bench import bookie
 from auditor.bench.bookie import BookieBenchmark, Part, run
 from auditor.bench.bookie_disk import PlainFile, synced_writes
 from auditor.bench.bookie_figures import Measured, measured, row
+from auditor.bench.bookie_journal import measure_reserved
 from auditor.bench.bookie_load import Load
 from auditor.cli.main import app
 from bookie.runtime.java import JavaNotFoundError
@@ -75,12 +77,16 @@ async def test_the_storage_alone_is_measured_without_java(tmp_path: Path, monkey
         raise JavaNotFoundError("no Java: install one")
 
     monkeypatch.setattr(bookie, "find_java", none)
+    monkeypatch.setattr(bookie, "measure_reserved", partial(measure_reserved, turns=5))
     figures = await run(BookieBenchmark(Part.ALL, (1000,), (1,), 0.02, 1), lambda _: None)
     assert [text.startswith("adds and reads of clients") for text in figures["left_out"]] == [True]
     assert not {"adds", "reads", "lone"} & figures.keys()
     for each in figures["engine"]:
         assert each["bytes_written_per_byte_stored"] is None or each["bytes_written_per_byte_stored"] > 1
         assert each["recovery"]["journal_bytes"] > each["stored_bytes"]
+    for times in (figures["reserved"]["adds"], figures["reserved"]["syncs"]):
+        assert times.keys() == {"reserved", "not reserved"}
+        assert all(0 < each["p50_ms"] <= each["p99_ms"] for each in times.values())
     cases = {each["measure"] for each in figures["comparisons"]}
     assert {"bytes written", "cold sequential, MB/s", "cold random, MB/s", "scrub, CPU s/GB"} <= cases
     json.dumps(figures)

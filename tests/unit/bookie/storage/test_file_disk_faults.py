@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bookie.storage.disks import files
 from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
@@ -36,6 +37,69 @@ async def test_short_writes_are_continued(disk: FileDisk, monkeypatch: pytest.Mo
     file = await disk.create("d/a")
     assert await file.append([b"0123456", b"", b"789", b"ab"]) == 12
     assert await file.read([(0, 20)]) == [b"0123456789ab"]
+    await file.close()
+
+
+async def test_space_is_reserved_before_it_is_used(disk: FileDisk, tmp_path: Path) -> None:
+    file, path = await disk.create("d/a"), tmp_path / "d/a"
+    await file.append_and_sync([b"x" * 10])
+    await file.reserve(1 << 20)
+    assert path.stat().st_size == 10 + (1 << 20)
+    for _ in range(3):
+        await file.append_and_sync([b"x" * 1000])
+        assert path.stat().st_size == 10 + (1 << 20)
+    if files._fallocate is not None:  # else the C library has none
+        assert path.stat().st_blocks * 512 >= 1 << 20
+    await file.reserve(0)
+    assert path.stat().st_size == 3010
+    assert path.stat().st_blocks * 512 < 1 << 20
+    await file.close()
+
+
+async def test_a_nearly_full_disk_is_not_reserved(
+    disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list(os.statvfs(tmp_path))
+    block, available = 1, 4  # f_frsize, f_bavail
+    found[block], found[available] = 4096, 64 * 256 - 1
+    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: os.statvfs_result(found))
+    file = await disk.create("d/a")
+    await file.reserve(1 << 20)
+    assert (tmp_path / "d/a").stat().st_size == 0
+    found[available] += 1
+    await file.reserve(1 << 20)
+    assert (tmp_path / "d/a").stat().st_size == 1 << 20
+    await file.close()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_without_reservation_appends_are_as_before(
+    disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    monkeypatch.setattr(files, "_fallocate", (lambda *arguments: -1) if is_there else None)
+    file = await disk.create("d/a")
+    await file.reserve(1 << 20)
+    assert await file.append_and_sync([b"abc"]) == 3
+    assert (tmp_path / "d/a").stat().st_size == 3
+    await file.reserve(0)
+    await file.close()
+    assert (tmp_path / "d/a").read_bytes() == b"abc"
+
+
+async def test_nothing_is_reserved_or_given_back_after_a_failed_write(
+    disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    file = await disk.create("d/a")
+    await file.reserve(4096)
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(DiskError, match="sync"):
+        await file.append_and_sync([b"abc"])
+    await file.reserve(0)
+    await file.reserve(1 << 20)
+    assert (tmp_path / "d/a").stat().st_size == 4096
     await file.close()
 
 

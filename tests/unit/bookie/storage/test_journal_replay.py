@@ -15,6 +15,7 @@ from bookie.storage.journal.format import FILE_HEADER_SIZE, FileHeader, RecordKi
 from bookie.storage.journal.journal import Journal, Records
 from bookie.storage.journal.mark import JournalMark, MarkSlots
 from bookie.storage.journal.replay import DIRECTORY, JournalReplay, check_same_store, file_path
+from bookie.storage.journal.salvage import JournalSalvage
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
@@ -96,6 +97,29 @@ async def test_file_cut_at_every_byte_replays_the_whole_batches_before_the_cut()
         disk.cut(FIRST, 0)
         disk.overwrite(FIRST, 0, data[:size])
         whole = sum(end <= size for end in ends)
+        assert (await replay(disk, with_mark=False)).bodies == THREE[:whole], f"cut at {size}"
+
+
+async def test_zeros_behind_the_end_are_no_damage(caplog: pytest.LogCaptureFixture) -> None:
+    for bodies in (THREE, [b"ends with zeros" + bytes(40)]):
+        disk = MemoryDisk()
+        await write(disk, bodies)
+        data = disk.content(FIRST)
+        disk.overwrite(FIRST, len(data), bytes(5000))
+        assert (await replay(disk)).bodies == bodies
+        assert not caplog.records
+        salvage = JournalSalvage(disk, 0)
+        assert [record.body async for batch in salvage.batches() for record in batch] == bodies
+        assert not salvage.findings.findings
+
+
+async def test_a_file_cut_before_zeros_is_judged_as_one_that_ends_there() -> None:
+    disk = MemoryDisk()
+    ends = await write(disk, THREE)
+    data = disk.content(FIRST)
+    for size in range(FILE_HEADER_SIZE, len(data)):
+        disk.overwrite(FIRST, 0, data[:size] + bytes(len(data) - size + 100))
+        whole = sum(not any(data[size:end]) for end in ends)
         assert (await replay(disk, with_mark=False)).bodies == THREE[:whole], f"cut at {size}"
 
 

@@ -164,6 +164,28 @@ async def test_callbacks_run_in_the_order_of_the_journal_before_any_caller_wakes
     assert sorted(log[3:]) == ["a woke", "b woke", "c woke"]
 
 
+async def test_a_crash_leaves_the_reserved_space_and_a_close_gives_it_back() -> None:
+    for is_crash in (True, False):
+        disk = MemoryDisk()
+        journal = await begin(disk)
+        assert await put(journal, b"first") is None
+        await (journal.abort() if is_crash else journal.close())
+        file = await disk.restarted().open(file_path(1))
+        reserved = await file.size() - len(disk.content(file_path(1)))
+        assert bool(reserved) is is_crash
+        assert await survivors(disk.restarted()) == [b"first"]
+
+
+async def test_the_end_of_a_full_file_gives_its_reserved_space_back() -> None:
+    disk = MemoryDisk()
+    async with journal_on(disk, StorageSettings(journal_file_bytes=1)) as journal:
+        assert await put(journal, b"first") is None
+        assert await put(journal, b"second") is None
+        for number in (1, 2):
+            file = await disk.open(file_path(number))
+            assert await file.size() == len(disk.content(file_path(number)))
+
+
 @pytest.mark.parametrize("is_silent", [False, True])
 async def test_a_damaged_last_batch_is_a_torn_tail_only_right_after_it_was_written(is_silent: bool) -> None:
     disk, clock = MemoryDisk(), ManualClock()

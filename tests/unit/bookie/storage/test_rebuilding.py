@@ -225,7 +225,7 @@ class _BadSectors:
     def __init__(self, file: DiskFile, begin: int, end: int) -> None:
         self._file, self._begin, self._end = file, begin, end
         self.append, self.sync, self.append_and_sync = file.append, file.sync, file.append_and_sync
-        self.size, self.close = file.size, file.close
+        self.size, self.close, self.reserve = file.size, file.close, file.reserve
 
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         if any(offset < self._end and offset + size > self._begin for offset, size in ranges):
