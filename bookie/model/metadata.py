@@ -104,6 +104,11 @@ class LedgerMetadata:
         return self.state is LedgerState.CLOSED
 
     @property
+    def is_empty(self) -> bool:
+        """True if the ledger is closed without an entry. This is final, so it never has any."""
+        return self.last_entry_id == NO_ENTRY
+
+    @property
     def stripe(self) -> Stripe:
         """How every fragment spreads its entries over its ensemble."""
         return Stripe(self.ensemble_size, self.write_quorum)
@@ -157,8 +162,3 @@ class LedgerMetadata:
         members = (*old.members[:position], bookie, *old.members[position + 1 :])
         fragments = (*self.fragments[:index], Fragment(old.first_entry_id, members), *self.fragments[index + 1 :])
         return replace(self, fragments=fragments)
-
-
-def is_empty(last_entry_id: EntryId) -> bool:
-    """Return whether a closed ledger with this last entry is empty."""
-    return last_entry_id == NO_ENTRY

@@ -8,13 +8,13 @@ registered bookie that a task names is asked whether it is complete, because it 
 (R31). In a fragment that may still grow, it should have what the other members show to be written (``frontier``). This
 end is determined once per turn, so a writer that continues does not keep the turn from ending.
 
-A listing of a new target after the reservation clears a pending mark of the target's collector, so no deletion that
-was decided earlier removes what the metadata will name (S16). Each add does the same. So a target that gets the first
+A listing of a new target after the reservation clears a pending mark of the target's collector, so no deletion that was
+decided earlier removes what the metadata will name (S16). Each add does the same. So a target that gets the first
 entries of a small ledger, and has listed others a moment ago, is asked once: after the last copy. This listing is the
 proof. Every other new target is asked before the first copy as well (``pin``): it may get nothing, because the position
-has no entries or because they are recorded as copied, or it should first show that it can list. The entries of the
-first listing are not verified. Apache's bookies have no such marks; their collectors take the ledger's lock before they
-delete anything.
+has no entries or because they are recorded as copied, or it should first show that it can list. No target of an empty
+ledger is asked (R118). The entries of the first listing are not verified. Apache's bookies have no such marks; their
+collectors take the ledger's lock before they delete anything.
 
 Nothing is recorded here. A crash loses answers only, and the next worker asks again.
 

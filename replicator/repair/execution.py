@@ -151,6 +151,8 @@ class Execution:
     async def _prepare(self, ledger: Versioned, steps: Sequence[Step]) -> dict[BookieId, str]:
         """Reserve the plan, then let targets pin the ledger; return the incarnations of the targets.
 
+        An empty ledger needs neither (R118): there is no copy that a collector could delete.
+
         A target that gets the first entries of a small ledger, and has listed others a short time ago, needs no pin:
         each add clears the mark of a collector as a list does, and the list that is the proof comes after the last add.
         """
@@ -161,6 +163,8 @@ class Execution:
                 self._log.failed_targets[target] = Answer(target, Status.UNRESOLVED, "not registered any more")
             else:
                 incarnations[target] = incarnation
+        if ledger.metadata.is_empty and self._reserving.is_clear:
+            return incarnations
         there = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
         await self._reserving.reserve(ledger, there)
         # Also if nothing is copied: a collector that has started with the ledger must not end up with a member of it.

@@ -7,11 +7,12 @@ The order is the safety argument. First the target lists every entry. Then, afte
 lock, the task, the registrations and the target's incarnation: a lost bookie that has returned keeps its position (R5),
 and a target on other disks gets a new copy. Last, one transaction writes the metadata at the version from which the
 plan was made. It also checks the reservation, which was made before the first byte was copied: while it stands, no
-collector of bkheal deletes what was listed (S16). And it checks that each target is registered as writable, and that no
-other disks were recorded under its name (R30). A registration may outlive its disks by a session timeout, and new disks
-search the metadata for what the old ones may have held only after they were recorded; so this write is either found by
-the search or refused. Apache's bookies record no disks, and their collectors are kept away by the ledger's lock, which
-the same transaction checks: one of Apache's programs may have deleted our lock, and a collector may have its own since.
+collector of bkheal deletes what was listed (S16). An empty ledger has none, as nothing is copied (R118). And it checks
+that each target is registered as writable, and that no other disks were recorded under its name (R30). A registration
+may outlive its disks by a session timeout, and new disks search the metadata for what the old ones may have held only
+after they were recorded; so this write is either found by the search or refused. Apache's bookies record no disks, and
+their collectors are kept away by the ledger's lock, which the same transaction checks: one of Apache's programs may
+have deleted our lock, and a collector may have its own since.
 
 If the plan repairs everything that is missing, the same transaction deletes the task, the lock and the reservation
 (I18). A separate look afterwards would find the metadata that this transaction writes, the targets that it checks, and
@@ -85,7 +86,7 @@ class InstallResult:
 class _Write:
     ledger: Versioned
     wanted: LedgerMetadata
-    reserved: LedgerReservations
+    reserved: LedgerReservations | None
     checks: Sequence[Operation]
 
 
@@ -110,7 +111,8 @@ class Installer:
         Args:
             ledger: the metadata that the steps were planned for.
             copied: the steps.
-            reserved: the reservation of the steps; None is permitted if everything was filled in place.
+            reserved: the reservation of the steps; None is permitted if everything was filled in place, and for an
+                empty ledger (R118).
             completing: if nothing is missing after these steps: what must hold for the task to be deleted with them.
 
         Raises:
@@ -142,7 +144,7 @@ class Installer:
         changes = [copy.step for copy in done if not _is_in_place(copy.step)]
         if changes:
             wanted = with_steps(ledger.metadata, changes)
-            if reserved is None:
+            if reserved is None and not ledger.metadata.is_empty:
                 raise InvariantError(f"ledger {ledger.ledger_id} was to be changed without a reservation")
             await note_debts(self._ports, ledger, changes)  # what was refused may have been what made it adhere
             named = sorted({step.target for step in changes})
@@ -161,7 +163,8 @@ class Installer:
         self._lease.ensure_session()
         ledger, reserved = write.ledger, write.reserved
         lock = self._lease.check()
-        checks = [lock, Check(reserved.path, reserved.version), *write.checks]
+        still_reserved = [] if reserved is None else [Check(reserved.path, reserved.version)]
+        checks = [lock, *still_reserved, *write.checks]
         try:
             return await self._ports.ledgers.write(ledger.ledger_id, write.wanted, ledger.version, checks=checks)
         except PreconditionFailedError as error:
@@ -172,7 +175,8 @@ class Installer:
     async def _complete_with(self, write: _Write, completing: Sequence[Operation]) -> tuple[Versioned, bool]:
         """Write the metadata, and delete the task, the lock and the reservation with it, or write it alone."""
         self._lease.ensure_session()
-        ledger, deletes = write.ledger, self._ports.reservations.deletes(write.reserved)
+        ledger, reserved = write.ledger, write.reserved
+        deletes = [] if reserved is None else self._ports.reservations.deletes(reserved)
         completion = [*self._lease.completion(), *completing]
         try:
             written = await self._ports.ledgers.write(

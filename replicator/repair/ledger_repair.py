@@ -11,7 +11,8 @@ its steps is the safety argument. Members that lack entries of an unclosed ledge
 anything is copied to them: a copy hides the loss, and a recovery must not believe their denials (S6). The plan is
 reserved before the first copy, so no collector deletes a copy before the metadata names it (S16). The metadata names a
 target only after the target has listed its entries (S11). The reservation is removed before the task is deleted: a
-write that a former holder of the lock still has under way is then refused.
+write that a former holder of the lock still has under way is then refused. An empty ledger has no copies, so nothing is
+reserved or asked for it (R118).
 
 A crash releases the lock with the session (S14) and leaves the task. The next worker replaces or removes the
 reservation, plans from the metadata as it is now, and copies again what no metadata names; the collectors of bookies

@@ -54,6 +54,7 @@ class ReservationHolder:
         self._is_read = lease.beside is None
         """Whether what was read under the lock has been used, or was not read."""
         self.current: LedgerReservations | None = None
+        """What this turn has reserved, as far as it stands."""
         self._before: tuple[Reservation, ...] | None = None
         """What an earlier worker reserved; None if it is not known."""
         self._progress: dict[Reservation, EntryId] = {}
@@ -63,6 +64,11 @@ class ReservationHolder:
         self._noted_at_s = ports.clock.monotonic_s()
         self._bytes_since = 0
         self._is_noting = False
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the ledger has no reservation, as far as it is known: not by this turn nor by an earlier one."""
+        return self._is_clear
 
     async def begun(self) -> Mapping[tuple[EntryId, int], BookieId]:
         """The targets of copies that are reserved, or were made in this turn in part, by first entry and position.

@@ -16,7 +16,6 @@ from bookie.model.metadata import (
     InvalidMetadataError,
     LedgerMetadata,
     LedgerState,
-    is_empty,
 )
 
 A, B, C, D, X = map(BookieId, ("a:1", "b:1", "c:1", "d:1", "x:1"))
@@ -155,9 +154,10 @@ def test_the_password_is_never_printed() -> None:
     assert "hunter2" not in repr(metadata(password=b"hunter2"))
 
 
-def test_only_minus_one_is_the_last_entry_of_an_empty_ledger() -> None:
-    assert is_empty(NO_ENTRY)
-    assert not is_empty(EntryId(0))
+def test_only_a_closed_ledger_whose_last_entry_is_minus_one_is_empty() -> None:
+    assert metadata().closed(NO_ENTRY, 0).is_empty
+    assert not metadata().closed(EntryId(0), 1).is_empty
+    assert not metadata().is_empty
 
 
 def test_the_values_of_enums_are_those_on_the_wire() -> None:

@@ -380,14 +380,86 @@ async def test_a_bookie_that_came_back_without_its_disks_after_the_verdict_is_as
 async def test_a_target_that_gets_nothing_is_pinned_as_well() -> None:
     """A collector that has begun with the ledger there must not end with a member of it."""
     async with a_world("a b c d") as world:
-        await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=-1), 0)
-        await world.lose("a")
+        await world.ledger(7, make_metadata((0, "a b c"), quorum=(2, 2), last=0), 1)
+        await world.lose("c")
         storage = world.bookies.nodes[BookieId("d")].storage
         mark = storage.mark(LEDGER)
         recorder = await world.heal()
         assert recorder.endings()[-1] is Ending.REPAIRED
         assert BookieId("d") in (await world.metadata(7)).members()
         assert not await storage.collect(LEDGER, mark)
+
+
+@in_virtual_time
+async def test_an_empty_ledger_gets_another_member_without_a_reservation_or_a_question() -> None:
+    """R118: there is no copy that anyone could delete."""
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=-1), 0)
+        await world.lose("b")
+        asked: list[str] = []
+
+        async def note() -> None:
+            asked.append("t")
+
+        world.bookies["t"].before_list = note
+        running = world.worker()
+        reserved: list[str] = []
+
+        async def watch(operation: str, path: str) -> Fault | None:
+            if operation == "multi" and path.startswith(world.reservations.path(LEDGER)):
+                reserved.append(path)
+            return None
+
+        running.store.fault_hook = watch
+        assert await running.worker.run() is RunEnd.SETTLED
+        assert running.recorder.endings() == [Ending.REPAIRED]
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a t")
+        assert (asked, reserved) == ([], [])
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_what_is_reserved_for_an_empty_ledger_is_replaced_and_removed_with_its_task() -> None:
+    """An earlier release reserved for empty ledgers as well, and one of its workers may have died."""
+    async with a_world("a b t u") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=-1), 0)
+        await world.lose("b")
+        await world.reservations.reserve(LEDGER, "old", [Reservation(EntryId(0), 1, BookieId("u"), "1")])
+        assert (await world.heal()).endings() == [Ending.REPAIRED]
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a u")
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_an_empty_ledger_whose_lock_was_taken_over_is_not_changed() -> None:
+    """Without a reservation, the lock and the version of the metadata are what a late write is checked against."""
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=-1), 0)
+        await world.lose("b")
+        running = world.worker(once=False)
+        theirs = MemoryStore(world.cell)
+        writes: list[str] = []
+
+        async def late(operation: str, path: str) -> Fault | None:
+            if operation == "multi" and path == world.ledgers.path(LEDGER) and not writes:
+                writes.append(path)
+                await theirs.delete(lock_path(ROOT, LEDGER))
+                await theirs.create(lock_path(ROOT, LEDGER), b"", is_ephemeral=True)
+            return None
+
+        running.store.fault_hook = late
+        running.start()
+        await until(lambda: _has_ended(running.recorder))
+        assert running.recorder.endings() == [Ending.STOPPED]
+        assert world.version(LEDGER) == 0
+        await theirs.delete(lock_path(ROOT, LEDGER))
+        await until(world.is_clean)
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a t")
+        await running.stop()
+
+
+async def _has_ended(recorder: Recorder) -> bool:
+    return bool(recorder.results)
 
 
 async def heal_while_disks_of_t_are_replaced(world: RepairWorld, moment: str) -> Recorder:
