@@ -32,6 +32,12 @@ class FindingKind(enum.Enum):
     UNREAD_REFERENCE = "UNREAD_REFERENCE"
     """A ledger contains the reference of a topic to its compacted ledger, which was not read, so that ledger was not
     checked. This ledger itself is referred to."""
+    OVER_REPLICATED_LEDGER = "OVER_REPLICATED_LEDGER"
+    """Bookies hold entries of a closed ledger that its metadata does not place there. They take up space."""
+    UNOWNED_LEDGER = "UNOWNED_LEDGER"
+    """Bookies hold entries of a ledger that does not exist. They take up space."""
+    KNOWN_DAMAGE = "KNOWN_DAMAGE"
+    """A bookie reports damaged entries of a ledger, which its scrub or a read found and it could not replace."""
     UNREADABLE_METADATA = "UNREADABLE_METADATA"
     """A ledger's metadata cannot be read, so nothing is known about its copies."""
     OVERLAPPING_FRAGMENTS = "OVERLAPPING_FRAGMENTS"

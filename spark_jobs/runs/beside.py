@@ -14,6 +14,7 @@ from bookie.model.ids import BookieId
 from spark_jobs.report.summary import (
     CheckPart,
     FindingSums,
+    InventoryCounts,
     LintCounts,
     PlacementCounts,
     PublishOutcome,
@@ -35,6 +36,7 @@ class FoundBeside:
     published: PublishResult = field(default_factory=lambda: PublishResult(PublishOutcome.NOTHING_TO_PUBLISH))
     placement: PlacementCounts | None = None
     lint: LintCounts | None = None
+    inventory: InventoryCounts | None = None
     parts: tuple[CheckPart, ...] = ()
 
 

@@ -248,6 +248,7 @@ class BookieRun:
             accepted=judged.counts,
             parts=beside.parts,
             lint=beside.lint,
+            inventory=beside.inventory,
         )
 
     def _report(

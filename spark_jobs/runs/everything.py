@@ -1,4 +1,4 @@
-"""The checks that a run of everything does beside that of bookies: placement, and the metadata lint.
+"""The checks that a run of everything does beside that of bookies: the metadata lint, the inventory, and placement.
 
 All of them use one reading of the metadata (R2, record 76). Each may be incomplete by itself: without a topology no
 placement can be judged, and the losses of bookies are dealt with all the same. The summary names each check with the
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Final
 
 from pyspark import StorageLevel
@@ -24,6 +25,7 @@ from spark_jobs.checks.metadata_check import metadata_faults, stuck_recoveries
 from spark_jobs.report.summary import CheckPart, LintCounts
 from spark_jobs.runs.beside import Beside, FoundBeside
 from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.inventory_part import INVENTORY, inventory_part
 from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.outcome import ScanResult
 from spark_jobs.runs.placement_part import (
@@ -61,13 +63,27 @@ class EverythingBeside(Beside):
         with ExitStack() as stack:
             faults, lint, lint_problem = self._lint(stack, ledgers, scanned, cookies)
             parts = (CheckPart(RunKind.BOOKIES.value), CheckPart(METADATA, lint_problem))
+            found = FoundBeside(faults, lint=lint, parts=parts)
+            if self._settings.with_inventory:
+                found = self._with_inventory(found, stack, ledgers, scanned)
             try:
                 known = sorted(cookies | scanned.bookies.registered)
                 part = placement_part(self._context, known, sorted(scanned.bookies.writable))
             except (NoTopologyError, InvalidTopologyError) as error:
-                yield FoundBeside(faults, lint=lint, parts=(*parts, CheckPart(RunKind.PLACEMENT.value, str(error))))
+                yield replace(found, parts=(*found.parts, CheckPart(RunKind.PLACEMENT.value, str(error))))
                 return
-            yield self._placed(part, stack, ledgers, scanned, limiter, faults, lint, parts)
+            yield self._placed(part, stack, ledgers, scanned, limiter, found)
+
+    def _with_inventory(
+        self, found: FoundBeside, stack: ExitStack, ledgers: DataFrame, scanned: ScanResult
+    ) -> FoundBeside:
+        inventory = inventory_part(self._context, stack, ledgers, sorted(scanned.bookies.registered))
+        return replace(
+            found,
+            findings=(*found.findings, *inventory.findings),
+            inventory=inventory.counts,
+            parts=(*found.parts, CheckPart(INVENTORY, inventory.problem)),
+        )
 
     def _placed(
         self,
@@ -76,22 +92,21 @@ class EverythingBeside(Beside):
         ledgers: DataFrame,
         scanned: ScanResult,
         limiter: MarkLimiter,
-        faults: tuple[DataFrame, ...],
-        lint: LintCounts,
-        parts: tuple[CheckPart, ...],
+        found: FoundBeside,
     ) -> FoundBeside:
+        """What was found, with the placement."""
         tally = PlacementTally()
         judged = stack.enter_context(part.judged(ledgers, tally, is_told=True))
         counts = part.counts(tally, judged.sums, scanned.totals)
         problem = "; ".join(not_judged(counts))
-        return FoundBeside(
-            (judged.ledgers.selectExpr("inline(found)"), judged.unknown, *faults),
-            judged.sums,
-            judged.worst,
-            part.publish(judged, limiter),
-            counts,
-            lint,
-            (*parts, CheckPart(RunKind.PLACEMENT.value, problem)),
+        return replace(
+            found,
+            findings=(judged.ledgers.selectExpr("inline(found)"), judged.unknown, *found.findings),
+            sums=judged.sums,
+            worst=judged.worst,
+            published=part.publish(judged, limiter),
+            placement=counts,
+            parts=(*found.parts, CheckPart(RunKind.PLACEMENT.value, problem)),
         )
 
     def _lint(

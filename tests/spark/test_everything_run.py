@@ -113,6 +113,7 @@ def test_one_reading_finds_what_the_single_checks_find(
     assert [(part.check, part.problem) for part in summary.parts] == [
         ("bookies", ""),
         ("metadata", ""),
+        ("inventory", ""),
         ("placement", ""),
     ]
     assert summary.lint is not None
