@@ -18,7 +18,7 @@ import pyarrow as pa
 from bookie.metadata.layout import LayoutKind, ledger_ids_under
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
-from bookie.model.ids import InvalidIdError, bookie_id
+from bookie.model.ids import is_bookie_id
 from bookie.model.metadata import LedgerState
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.ledger_schema import SUMMARY_DDL, SUMMARY_FIELD
@@ -90,7 +90,7 @@ class LedgerSieve:
     def __init__(self, live: frozenset[str]) -> None:
         """With the bookies that are registered and stay."""
         self.counts = ScanCounts()
-        self._live = frozenset(filter(_is_bookie_id, live))
+        self._live = frozenset(filter(is_bookie_id, live))
         self._healthy = HealthyMetadata(self._live)
 
     def is_settled(self, data: bytes) -> bool:
@@ -154,14 +154,6 @@ class _PartIds:
 @cache
 def _numbers() -> dict[bytes, int]:
     return {b"L%04d" % number: number for number in range(10_000)}
-
-
-def _is_bookie_id(text: str) -> bool:
-    try:
-        bookie_id(text)
-    except InvalidIdError:
-        return False
-    return True
 
 
 def _named(ids: Sequence[int]) -> pa.RecordBatch:

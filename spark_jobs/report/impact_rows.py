@@ -44,6 +44,7 @@ _LEFT_OUT: Final = tuple(
         FindingKind.OVER_REPLICATED_LEDGER,
         FindingKind.UNOWNED_LEDGER,
         FindingKind.KNOWN_DAMAGE,
+        FindingKind.DANGLING_COOKIE,
         *(FindingKind(fault.label) for fault in MetadataFault),
     )
 )

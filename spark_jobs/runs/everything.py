@@ -17,11 +17,11 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from bookie.metadata.bookies.topology import InvalidTopologyError
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import BookieId, LedgerId, is_bookie_id
 from bookie.model.metadata import LedgerState
 from bookie.model.metadata_faults import MetadataFault, is_stuck
 from bookie.model.run import RunKind
-from spark_jobs.checks.metadata_check import metadata_faults, stuck_recoveries
+from spark_jobs.checks.metadata_check import dangling_cookie_findings, metadata_faults, stuck_recoveries
 from spark_jobs.report.summary import CheckPart, LintCounts
 from spark_jobs.runs.beside import Beside, FoundBeside
 from spark_jobs.runs.context import RunContext
@@ -42,7 +42,7 @@ METADATA: Final = "metadata"
 RECOVERIES_MAX: Final = 10_000
 """Ledgers in recovery of which the age is looked up; of more, it is not known."""
 COOKIES_MAX: Final = 1_000
-"""Dangling cookies that a summary names."""
+"""Dangling cookies that a summary and the findings of a run name."""
 
 
 class EverythingBeside(Beside):
@@ -125,7 +125,10 @@ class EverythingBeside(Beside):
         faults = {fault.label: numbers[fault.label] for fault in MetadataFault if fault.label in numbers}
         dangling, why_not = dangling_cookies(cookies, scanned)
         counts = LintCounts(faults, self._settings.recovery_age_max_s, tuple(dangling[:COOKIES_MAX]), why_not)
-        return (found,) if faults else (), counts, problem
+        findings = [found] if faults else []
+        if named := [bookie for bookie in dangling[:COOKIES_MAX] if is_bookie_id(bookie)]:
+            findings.append(dangling_cookie_findings(self._context.spark, named))
+        return tuple(findings), counts, problem
 
     def _stuck(self, ledgers: DataFrame, scanned: ScanResult) -> tuple[dict[int, int], str]:
         """Ledgers that are in recovery for too long, with the time of their last change."""
