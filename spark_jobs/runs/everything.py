@@ -24,8 +24,10 @@ from bookie.model.run import RunKind
 from spark_jobs.checks.metadata_check import dangling_cookie_findings, metadata_faults, stuck_recoveries
 from spark_jobs.report.summary import CheckPart, LintCounts
 from spark_jobs.runs.beside import Beside, FoundBeside
+from spark_jobs.runs.confirmed_rows import confirmed_rows
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.inventory_part import INVENTORY, inventory_part
+from spark_jobs.runs.ledger_scan import LedgerScan
 from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.outcome import ScanResult
 from spark_jobs.runs.placement_part import (
@@ -57,18 +59,22 @@ class EverythingBeside(Beside):
 
     @contextmanager
     def found(
-        self, ledgers: DataFrame, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
+        self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
     ) -> Iterator[FoundBeside]:
-        """Judge placement and metadata."""
+        """Judge placement and metadata, and compare with what bookies hold."""
         with ExitStack() as stack:
+            known = sorted(cookies | scanned.bookies.registered)
+            writable = sorted(scanned.bookies.writable)
+            ledgers = scan.suspects
+            if scan.settled is not None:
+                ledgers = ledgers.unionByName(confirmed_rows(self._context, stack, scan.settled, known, writable))
             faults, lint, lint_problem = self._lint(stack, ledgers, scanned, cookies)
             parts = (CheckPart(RunKind.BOOKIES.value), CheckPart(METADATA, lint_problem))
             found = FoundBeside(faults, lint=lint, parts=parts)
             if self._settings.with_inventory:
                 found = self._with_inventory(found, stack, ledgers, scanned)
             try:
-                known = sorted(cookies | scanned.bookies.registered)
-                part = placement_part(self._context, known, sorted(scanned.bookies.writable))
+                part = placement_part(self._context, known, writable)
             except (NoTopologyError, InvalidTopologyError) as error:
                 yield replace(found, parts=(*found.parts, CheckPart(RunKind.PLACEMENT.value, str(error))))
                 return
