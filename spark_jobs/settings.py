@@ -16,6 +16,7 @@ from bookie.metadata.bookies.returned import FLAPPING_DELAY_S
 from bookie.metadata.uri import uri_problems
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.option import Group, Option
+from bookie.model.run import RunKind
 from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
@@ -30,6 +31,7 @@ from spark_jobs.image_options import (
     WithImage,
     image_directory,
 )
+from spark_jobs.inventory_options import INVENTORY_GRACE_S, InventoryGrace, WithInventory
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
 from spark_jobs.lint_options import RECOVERY_AGE_MAX_S, RecoveryAgeMax
 from spark_jobs.marking_options import (
@@ -51,8 +53,10 @@ CONNECT_TIMEOUT_S: Final = 15.0
 """How long to try to connect to ZooKeeper: longer than an election in its ensemble takes."""
 SNAPSHOT_HELP: Final = (
     "Read ledger metadata from this snapshot of ZooKeeper (plain, gzip or Snappy), and from ZooKeeper only what it "
-    "cannot decide; with --kind bookies."
+    "cannot decide; with --kind bookies or everything."
 )
+FROM_SNAPSHOT: Final = (RunKind.BOOKIES, RunKind.EVERYTHING)
+"""Kinds that may read ledger metadata from a snapshot."""
 _PLACEMENT: Final = "Placement check"
 _REPLICAS: Final = "Replicas check"
 
@@ -144,6 +148,8 @@ class AuditSettings:
         ),
     ] = False
     recovery_age_max_s: RecoveryAgeMax = RECOVERY_AGE_MAX_S
+    with_inventory: WithInventory = True
+    inventory_grace_s: InventoryGrace = INVENTORY_GRACE_S
     pulsar_roots: PulsarRoots = ""
     reference_grace_s: ReferenceGrace = REFERENCE_GRACE_S
     export: Annotated[
@@ -158,8 +164,8 @@ class AuditSettings:
     ] = None
     """The tables of all runs keep their rows."""
     snapshot: Path | None = None
-    """Snapshot of ZooKeeper to read ledger metadata from, of the bookie check alone; on a file system that the Spark
-    executors share."""
+    """Snapshot of ZooKeeper to read ledger metadata from, of the checks of bookies and of everything; on a file system
+    that the Spark executors share."""
     snapshot_url: SnapshotUrl = ""
     snapshot_authorization_file: SnapshotAuthorizationFile = None
     snapshot_ca: SnapshotCa = None

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from bookie.model.option import Option
 
 AUTHORIZATION_VARIABLE: Final = "BKHEAL_SNAPSHOT_AUTHORIZATION"
-_HEADING: Final = "Snapshot of ZooKeeper, with --kind bookies"
+_HEADING: Final = "Snapshot of ZooKeeper, with --kind bookies or everything"
 
 SnapshotUrl = Annotated[
     str,

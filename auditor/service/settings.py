@@ -32,6 +32,7 @@ from spark_jobs.image_options import (
     RereadWithin,
     WithImage,
 )
+from spark_jobs.inventory_options import INVENTORY_GRACE_S, InventoryGrace, WithInventory
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
 from spark_jobs.lint_options import RECOVERY_AGE_MAX_S, RecoveryAgeMax
 from spark_jobs.marking_options import (
@@ -79,6 +80,8 @@ class ServiceSettings:
         str, Option("When the checks of bookies and placement, and the metadata lint, run with one reading.")
     ] = "off"
     recovery_age_max_s: RecoveryAgeMax = RECOVERY_AGE_MAX_S
+    with_inventory: WithInventory = True
+    inventory_grace_s: InventoryGrace = INVENTORY_GRACE_S
     pulsar_roots: PulsarRoots = ""
     reference_grace_s: ReferenceGrace = REFERENCE_GRACE_S
     schedule_jitter_s: Annotated[

@@ -35,9 +35,14 @@ def bookie_id(text: str) -> BookieId:
     Raises:
         InvalidIdError: it does not match the grammar, or is the reserved word ``readonly``.
     """
-    if not _BOOKIE_ID.fullmatch(text) or text.lower() == "readonly":
+    if not is_bookie_id(text):
         raise InvalidIdError(f"not a bookie id: {text!r} (letters, digits and :;<=>?@[\\]^_.- only, not 'readonly')")
     return BookieId(text)
+
+
+def is_bookie_id(text: str) -> bool:
+    """Whether ``text`` is a bookie id; see ``bookie_id``."""
+    return _BOOKIE_ID.fullmatch(text) is not None and text.lower() != "readonly"
 
 
 def ledger_id(value: int) -> LedgerId:

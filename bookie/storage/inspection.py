@@ -62,6 +62,18 @@ class LedgerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerEnds:
+    """The first and the last entry of a ledger; None: there are none. What lies between may have gaps."""
+
+    ledger_id: LedgerId
+    is_known: bool
+    is_fenced: bool
+    is_limbo: bool
+    is_collected: bool
+    entries: tuple[EntryId, EntryId] | None
+
+
+@dataclass(frozen=True, slots=True)
 class StoppedStorage:
     """The storage of one stopped bookie. Open it with ``inspect``."""
 

@@ -196,6 +196,20 @@ class EntryReader:
             return EntryResult(EntryId(last), state.absent_status)
         return (await self.entries(state, [EntryId(last)]))[0]
 
+    async def ends(self, ledger_id: LedgerId) -> tuple[EntryId, EntryId] | None:
+        """Return the least and the greatest id of a ledger's entries; None: there are none.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        found = self.caches.entry_ids(ledger_id)  # before the index: a flush moves entries there
+        first, end = entry_range(ledger_id)
+        if keys := await self.index.keys(first, end, 1):
+            found.append(EntryId(entry_id_of(keys[0])))
+        if (last := await self.index.last(first, end)) is not None:
+            found.append(EntryId(entry_id_of(last[0])))
+        return (min(found), max(found)) if found else None
+
     async def close(self) -> None:
         """Stop what runs in the background."""
         if self.ahead is not None:

@@ -39,7 +39,7 @@ from bookie.storage.entry_logs.collection import Collection, Mark, Marks
 from bookie.storage.entry_logs.compaction import CompactionResult, Compactor
 from bookie.storage.errors import UnsupportedFormatError
 from bookie.storage.flushing import Flusher
-from bookie.storage.inspection import LedgerStatus
+from bookie.storage.inspection import LedgerEnds, LedgerStatus
 from bookie.storage.journal.journal import JournalBusyError, JournalStoppedError
 from bookie.storage.opening import Parts, open_parts
 from bookie.storage.port import Disk, DiskError, DiskFullError, EntryIndex
@@ -274,6 +274,16 @@ class LedgerStorage:
         async with self._states.using(ledger_id) as state:
             flags = state.is_known, state.is_fenced, state.is_limbo, state.is_collected
             return LedgerStatus(ledger_id, *flags, await self._reader.runs(ledger_id))
+
+    async def ledger_ends(self, ledger_id: LedgerId) -> LedgerEnds:
+        """Return the state of a ledger and its first and last entry. Two reads of the index; no mark changes.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        async with self._states.using(ledger_id) as state:
+            flags = state.is_known, state.is_fenced, state.is_limbo, state.is_collected
+            return LedgerEnds(ledger_id, *flags, await self._reader.ends(ledger_id))
 
     @property
     def memory(self) -> MemoryUse:

@@ -6,6 +6,7 @@ Refusals and silence become the error families. A token is sent over TLS, or to 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -14,6 +15,7 @@ import grpc.aio
 
 from bookie.model.availability import EntryRuns, InvalidAvailabilityError
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from bookie.runtime.listening import is_loopback
 from bookie.wire import administration_pb2 as pb
 from bookie.wire import administration_pb2_grpc as rpc
@@ -37,6 +39,10 @@ class AdministrationRefusedError(PermanentError):
     """The bookie refused the call: a missing token or role, or a wrong request. Nothing was changed."""
 
 
+class AdministrationMissingError(AdministrationRefusedError):
+    """There is no such call: this is no bookie of bkheal, or one of an earlier version."""
+
+
 class AdministrationConflictError(ConflictError):
     """The bookie cannot do it in its present state. Nothing was changed."""
 
@@ -45,12 +51,26 @@ class AdministrationUnavailableError(TransientError):
     """The bookie cannot be reached, or is too busy. Nothing was changed."""
 
 
+class AdministrationAnswerError(AdministrationUnavailableError):
+    """The answer of an inventory is damaged, cut off, or not in order."""
+
+
 class AdministrationUnknownError(OutcomeUnknownError):
     """The answer did not come in time: what was asked for may be done."""
 
 
 class PlaintextTokenError(PermanentError):
     """A token would be sent in the clear to another machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLedger:
+    """A ledger of which a bookie has a record, and its first and last entry there."""
+
+    ledger_id: LedgerId
+    first_entry_id: int | None = None
+    """None: the bookie has no entries of it, such as of a ledger that it only fenced."""
+    last_entry_id: int | None = None
 
 
 class Administration:
@@ -116,31 +136,87 @@ class Administration:
             only_limbo: only ledgers in limbo.
             ledger_id: only this one.
         """
-        count, next_after = 0, after
+        count, pieces, size = 0, list[bytes](), 0
+        async for message in self._inventory(after, limit, only_limbo=only_limbo, ledger_id=ledger_id):
+            pieces.append(message.availability)
+            size += len(message.availability)
+            if size > _LIST_BYTES_MAX:
+                raise AdministrationAnswerError(f"{self._where}: the list of ledger {message.ledger_id} is too long")
+            if message.is_complete:
+                try:
+                    runs = EntryRuns.decode(b"".join(pieces))
+                except InvalidAvailabilityError as error:
+                    raise AdministrationAnswerError(f"{self._where}: the answer cannot be read: {error}") from error
+                pieces, size, count = [], 0, count + 1
+                yield message, runs
+
+    async def ends(self, after: int = -1) -> AsyncIterator[HeldLedger]:
+        """Yield the ledgers after ``after``, ascending, each with its first and its last entry.
+
+        Memory is bounded by a message of the bookie; a bookie of an earlier version sends whole lists, one at a time.
+        """
+        pieces, size = list[bytes](), 0
+        async for message in self._inventory(after, 0, only_ends=True):
+            pieces.append(message.availability)
+            size += len(message.availability)
+            if size > _LIST_BYTES_MAX:
+                raise AdministrationAnswerError(f"{self._where}: the list of ledger {message.ledger_id} is too long")
+            if message.is_complete:
+                yield self._held(message, b"".join(pieces))
+                pieces, size = [], 0
+
+    def _held(self, message: pb.InventoryLedger, availability: bytes) -> HeldLedger:
+        ledger_id = LedgerId(message.ledger_id)
+        if message.HasField("first_entry_id") and message.HasField("last_entry_id"):
+            first, last = message.first_entry_id, message.last_entry_id
+            if not 0 <= first <= last:
+                raise AdministrationAnswerError(f"{self._where}: ledger {ledger_id} has the entries {first} to {last}")
+            return HeldLedger(ledger_id, first, last)
+        if not availability:
+            return HeldLedger(ledger_id)
+        try:
+            runs = EntryRuns.decode(availability)
+        except InvalidAvailabilityError as error:
+            raise AdministrationAnswerError(f"{self._where}: the answer cannot be read: {error}") from error
+        return HeldLedger(ledger_id, runs.groups[0].first, runs.groups[-1].last) if runs else HeldLedger(ledger_id)
+
+    async def _inventory(
+        self, after: int, limit: int, *, only_limbo: bool = False, ledger_id: int | None = None, only_ends: bool = False
+    ) -> AsyncIterator[pb.InventoryLedger]:
+        """Yield the messages of as many calls as it takes. The ledgers of a correct answer ascend, so calls end."""
+        count, reached = 0, after
+        following: int | None
         while True:
-            request = pb.InventoryRequest(after=next_after, only_limbo=only_limbo, ledger_id=ledger_id)
+            request = pb.InventoryRequest(
+                after=reached, only_limbo=only_limbo, ledger_id=ledger_id, only_ends=only_ends
+            )
             request.limit = min(limit - count, _LIMIT) if limit else 0
-            following: int | None = None
-            is_whole, pieces = False, list[bytes]()
+            begun, following = reached, None
+            is_whole, is_between = False, True
             try:
                 async for batch in self._stub.Inventory(request, **self._options(INVENTORY_S)):
                     is_whole = batch.is_last
                     following = batch.next_after if batch.HasField("next_after") else None
-                    for ledger in batch.ledgers:
-                        pieces.append(ledger.availability)
-                        if ledger.is_complete:
-                            yield ledger, EntryRuns.decode(b"".join(pieces))
-                            pieces.clear()
-                            count += 1
+                    for message in batch.ledgers:
+                        is_next = ledger_id is not None or reached < message.ledger_id <= LEDGER_ID_MAX
+                        if not is_next if is_between else message.ledger_id != reached:
+                            raise AdministrationAnswerError(f"{self._where}: the ledgers of the answer do not ascend")
+                        reached, is_between = message.ledger_id, message.is_complete
+                        yield message
+                        count += message.is_complete
             except grpc.aio.AioRpcError as error:
                 raise _error(self.address, error) from error
-            except InvalidAvailabilityError as error:
-                raise AdministrationUnavailableError(f"the answer of the bookie cannot be read: {error}") from error
-            if not is_whole:
-                raise AdministrationUnavailableError("the answer of the bookie was cut off")
+            if not is_whole or not is_between:
+                raise AdministrationAnswerError(f"{self._where}: the answer was cut off")
             if following is None or (limit and count >= limit):
                 return
-            next_after = following
+            if following < reached or following <= begun:
+                raise AdministrationAnswerError(f"{self._where}: the answer does not get on")
+            reached = following
+
+    @property
+    def _where(self) -> str:
+        return f"bookie at {self.address.host}:{self.address.port}"
 
     def _options(self, timeout_s: float) -> dict[str, object]:
         return {"timeout": timeout_s, "metadata": self._metadata}
@@ -154,6 +230,8 @@ class Administration:
 
 _LIMIT: Final = 10_000
 """Ledgers of one call."""
+_LIST_BYTES_MAX: Final = 256 << 20
+"""Of the list of one ledger."""
 
 
 def _error(
@@ -173,7 +251,7 @@ def _error(
     if code in _UNKNOWN:
         return AdministrationUnknownError(where)
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return AdministrationRefusedError(f"{where}: this is no bookie of bkheal, or one of an earlier version")
+        return AdministrationMissingError(f"{where}: this is no bookie of bkheal, or one of an earlier version")
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return AdministrationRefusedError(f"{where}; set $BKHEAL_TOKEN or give --token-file")
     return AdministrationRefusedError(where)

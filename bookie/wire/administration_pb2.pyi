@@ -66,16 +66,18 @@ class DiskSpace(_message.Message):
     def __init__(self, role: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class InventoryRequest(_message.Message):
-    __slots__ = ("after", "limit", "only_limbo", "ledger_id")
+    __slots__ = ("after", "limit", "only_limbo", "ledger_id", "only_ends")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     ONLY_LIMBO_FIELD_NUMBER: _ClassVar[int]
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ONLY_ENDS_FIELD_NUMBER: _ClassVar[int]
     after: int
     limit: int
     only_limbo: bool
     ledger_id: int
-    def __init__(self, after: _Optional[int] = ..., limit: _Optional[int] = ..., only_limbo: _Optional[bool] = ..., ledger_id: _Optional[int] = ...) -> None: ...
+    only_ends: bool
+    def __init__(self, after: _Optional[int] = ..., limit: _Optional[int] = ..., only_limbo: _Optional[bool] = ..., ledger_id: _Optional[int] = ..., only_ends: _Optional[bool] = ...) -> None: ...
 
 class InventoryBatch(_message.Message):
     __slots__ = ("ledgers", "next_after", "is_last")
@@ -88,7 +90,7 @@ class InventoryBatch(_message.Message):
     def __init__(self, ledgers: _Optional[_Iterable[_Union[InventoryLedger, _Mapping]]] = ..., next_after: _Optional[int] = ..., is_last: _Optional[bool] = ...) -> None: ...
 
 class InventoryLedger(_message.Message):
-    __slots__ = ("ledger_id", "availability", "is_complete", "is_known", "is_fenced", "is_limbo", "is_collected")
+    __slots__ = ("ledger_id", "availability", "is_complete", "is_known", "is_fenced", "is_limbo", "is_collected", "first_entry_id", "last_entry_id")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     AVAILABILITY_FIELD_NUMBER: _ClassVar[int]
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +98,8 @@ class InventoryLedger(_message.Message):
     IS_FENCED_FIELD_NUMBER: _ClassVar[int]
     IS_LIMBO_FIELD_NUMBER: _ClassVar[int]
     IS_COLLECTED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     availability: bytes
     is_complete: bool
@@ -103,7 +107,9 @@ class InventoryLedger(_message.Message):
     is_fenced: bool
     is_limbo: bool
     is_collected: bool
-    def __init__(self, ledger_id: _Optional[int] = ..., availability: _Optional[bytes] = ..., is_complete: _Optional[bool] = ..., is_known: _Optional[bool] = ..., is_fenced: _Optional[bool] = ..., is_limbo: _Optional[bool] = ..., is_collected: _Optional[bool] = ...) -> None: ...
+    first_entry_id: int
+    last_entry_id: int
+    def __init__(self, ledger_id: _Optional[int] = ..., availability: _Optional[bytes] = ..., is_complete: _Optional[bool] = ..., is_known: _Optional[bool] = ..., is_fenced: _Optional[bool] = ..., is_limbo: _Optional[bool] = ..., is_collected: _Optional[bool] = ..., first_entry_id: _Optional[int] = ..., last_entry_id: _Optional[int] = ...) -> None: ...
 
 class ForceRequest(_message.Message):
     __slots__ = ()

@@ -32,6 +32,15 @@ class FindingKind(enum.Enum):
     UNREAD_REFERENCE = "UNREAD_REFERENCE"
     """A ledger contains the reference of a topic to its compacted ledger, which was not read, so that ledger was not
     checked. This ledger itself is referred to."""
+    OVER_REPLICATED_LEDGER = "OVER_REPLICATED_LEDGER"
+    """Bookies hold entries of a closed ledger that its metadata does not place there. They take up space."""
+    UNOWNED_LEDGER = "UNOWNED_LEDGER"
+    """Bookies hold entries of a ledger that does not exist. They take up space."""
+    KNOWN_DAMAGE = "KNOWN_DAMAGE"
+    """A bookie reports damaged entries of a ledger, which its scrub or a read found and it could not replace."""
+    DANGLING_COOKIE = "DANGLING_COOKIE"
+    """A bookie has a cookie, is not registered, and no ledger names it. The finding has no ledger; ``missing`` is the
+    bookie."""
     UNREADABLE_METADATA = "UNREADABLE_METADATA"
     """A ledger's metadata cannot be read, so nothing is known about its copies."""
     OVERLAPPING_FRAGMENTS = "OVERLAPPING_FRAGMENTS"
@@ -58,7 +67,8 @@ FINDING_DDL: Final = """
     write_quorum int, ack_quorum int,
     tenant string, namespace string, topic string, component string, subscription string
 """
-"""Columns in order. Per kind some are null: an unreadable ledger has no fragment, severity or missing bookie.
+"""Columns in order. Per kind some are null: a dangling cookie has no ledger, and an unreadable ledger has no fragment,
+severity or missing bookie.
 
 ``fragment_last_entry_id`` is null if only the writer can determine it, and below the first entry for an empty fragment.
 ``missing_positions`` are ensemble positions, ascending; ``missing`` the bookies there, each once. ``severity`` is the

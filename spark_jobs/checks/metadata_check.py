@@ -7,13 +7,13 @@ right, and a ledger whose metadata cannot be read cannot be judged at all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
-from bookie.model.ids import NO_ENTRY
+from bookie.model.ids import NO_ENTRY, BookieId
 from bookie.model.metadata_faults import REASONS, MetadataFault
 from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.times import rfc3339
@@ -48,6 +48,19 @@ def stuck_recoveries(ledgers: DataFrame, changed_ms: Mapping[int, int]) -> DataF
     stuck = ledgers.where(F.col("ledger_id").isin(*changed_ms)) if changed_ms else ledgers.where("false")
     detail = f"element_at(map({times}), ledger_id)" if changed_ms else "NULL"
     return stuck.selectExpr("*", f"{_fault(MetadataFault.STUCK_RECOVERY, detail)} AS fault").selectExpr(*_FAULT_FINDING)
+
+
+def dangling_cookie_findings(spark: SparkSession, bookies: Sequence[BookieId]) -> DataFrame:
+    """Return one finding per bookie whose cookie is left: a bounded number, as text of the query."""
+    names = spark.range(1).selectExpr(f"explode(array({', '.join(map(literal, bookies))})) AS bookie")
+    return names.selectExpr(*(f"CAST({_COOKIE.get(name, 'NULL')} AS {kind}) AS {name}" for name, kind in _COLUMNS))
+
+
+_COOKIE: Final = {
+    "kind": literal(FindingKind.DANGLING_COOKIE.value),
+    "missing": "array(bookie)",
+    "detail": literal("it has a cookie, is not registered, and no ledger names it"),
+}
 
 
 def _fault(fault: MetadataFault, detail: str, index: str = "NULL") -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
-from bookie.model.ids import InvalidIdError, bookie_id
+from bookie.model.ids import is_bookie_id
 from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.ledger_schema import FRAGMENT_TYPE, LEDGER_FIELDS, SUMMARY_FIELD
@@ -58,7 +58,7 @@ class MetadataColumns(abc.ABC):
         self._image = image
         self.counts = ScanCounts()
         self.is_summarized = is_summarized
-        self._live = None if live_bookies is None else frozenset(filter(_is_bookie_id, live_bookies))
+        self._live = None if live_bookies is None else frozenset(filter(is_bookie_id, live_bookies))
         self._healthy = None if self._live is None else HealthyMetadata(self._live)
         self._fields = fields
         self._schema = pa.schema([*fields, SUMMARY_FIELD] if is_summarized else fields)
@@ -276,14 +276,6 @@ class LedgerColumns(MetadataColumns):
         self._ends: list[int | None] = []
         self._member_counts: list[int] = []
         self._members: list[str] = []
-
-
-def _is_bookie_id(text: str) -> bool:
-    try:
-        bookie_id(text)
-    except InvalidIdError:
-        return False
-    return True
 
 
 def _offsets(lengths: Sequence[int]) -> pa.Array:

@@ -18,10 +18,11 @@ import pyarrow as pa
 from bookie.metadata.layout import LayoutKind, ledger_ids_under
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
-from bookie.model.ids import InvalidIdError, bookie_id
+from bookie.model.ids import is_bookie_id
 from bookie.model.metadata import LedgerState
+from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.counts import ScanCounts
-from spark_jobs.datasource.ledger_schema import SUMMARY_DDL, SUMMARY_FIELD
+from spark_jobs.datasource.ledger_schema import LEDGER_DDL, LEDGER_FIELDS, SUMMARY_DDL, SUMMARY_FIELD
 from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
 from spark_jobs.snapshot.errors import SnapshotError
 from spark_jobs.snapshot.files import opened
@@ -30,6 +31,9 @@ from spark_jobs.snapshot.index import LEAF_BYTES, SnapshotPart
 
 NAMED_DDL: Final = f"ledger_id bigint, {SUMMARY_DDL}"
 _NAMED_SCHEMA: Final = pa.schema([pa.field("ledger_id", pa.int64()), SUMMARY_FIELD])
+SETTLED_DDL: Final = f"named_id bigint, {SUMMARY_DDL}, {LEDGER_DDL}"
+"""With the rows of ledgers that need no second look; ``ledger_id`` is null in all others."""
+_SETTLED_SCHEMA: Final = pa.schema([pa.field("named_id", pa.int64()), SUMMARY_FIELD, *LEDGER_FIELDS])
 _CLOSED: Final = LedgerState.CLOSED.value
 _NAME_BYTES: Final = len("L0000")
 
@@ -37,6 +41,8 @@ _NAME_BYTES: Final = len("L0000")
 @dataclass(frozen=True, slots=True)
 class SnapshotTasks:
     """Called by Spark with the numbers of groups of parts; yields the ids to read again, then the counts.
+
+    With ``keeps_all``, it also yields the other ledgers, as rows of ``SETTLED_DDL``.
 
     Raises:
         SnapshotError: the file is not the one that was verified.
@@ -47,20 +53,29 @@ class SnapshotTasks:
     root: str
     live: frozenset[str]
     groups: Sequence[Sequence[SnapshotPart]]
+    keeps_all: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One Spark task."""
         sieve = LedgerSieve(self.live)
+        settled = LedgerColumns() if self.keeps_all else None
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 with opened(self.file) as source:
                     stream = SnapshotStream(source, str(self.file))
                     for part in self.groups[number]:
-                        yield _named(self._part(stream, part, sieve))
-        yield _counted(sieve.counts)
+                        named = _named(self._part(stream, part, sieve, settled))
+                        if settled is None:
+                            yield named
+                        else:  # a part has at most 10,000 ledgers
+                            yield _widened(named)
+                            yield _settled(settled.take_batch())
+        yield _counted(sieve.counts) if settled is None else _widened(_counted(sieve.counts))
 
-    def _part(self, stream: SnapshotStream, part: SnapshotPart, sieve: LedgerSieve) -> list[int]:
-        """Ids of a part that need a second look."""
+    def _part(
+        self, stream: SnapshotStream, part: SnapshotPart, sieve: LedgerSieve, settled: LedgerColumns | None
+    ) -> list[int]:
+        """Ids of a part that need a second look; the others go to ``settled``."""
         ids = _PartIds(self.kind, self.root, part.parent)
         prefix = f"{part.parent}/L".encode()
         size, end, ledgers = len(part.parent.encode()) + LEAF_BYTES, part.offset + part.length, 0
@@ -78,6 +93,8 @@ class SnapshotTasks:
                 sieve.counts.skipped += 1
             elif not sieve.is_settled(data):
                 named.append(ledger_id)
+            elif settled is not None:
+                settled.add(ledger_id, data)
         if stream.offset != end or ledgers != part.ledgers or stream.end_part() != part.checksum:
             raise SnapshotError(f"the snapshot {self.file} changed while it was read: run the audit again")
         sieve.counts.returned += len(named)
@@ -90,7 +107,7 @@ class LedgerSieve:
     def __init__(self, live: frozenset[str]) -> None:
         """With the bookies that are registered and stay."""
         self.counts = ScanCounts()
-        self._live = frozenset(filter(_is_bookie_id, live))
+        self._live = frozenset(filter(is_bookie_id, live))
         self._healthy = HealthyMetadata(self._live)
 
     def is_settled(self, data: bytes) -> bool:
@@ -156,14 +173,6 @@ def _numbers() -> dict[bytes, int]:
     return {b"L%04d" % number: number for number in range(10_000)}
 
 
-def _is_bookie_id(text: str) -> bool:
-    try:
-        bookie_id(text)
-    except InvalidIdError:
-        return False
-    return True
-
-
 def _named(ids: Sequence[int]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(ids, pa.int64()), pa.nulls(len(ids), SUMMARY_FIELD.type)], schema=_NAMED_SCHEMA)
 
@@ -171,3 +180,14 @@ def _named(ids: Sequence[int]) -> pa.RecordBatch:
 def _counted(counts: ScanCounts) -> pa.RecordBatch:
     summary = pa.array([counts.summary()], SUMMARY_FIELD.type)
     return pa.record_batch([pa.nulls(1, pa.int64()), summary], schema=_NAMED_SCHEMA)
+
+
+def _widened(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows without a ledger, in the columns of ``SETTLED_DDL``."""
+    nulls = [pa.nulls(batch.num_rows, field.type) for field in LEDGER_FIELDS]
+    return pa.RecordBatch.from_arrays([*batch.columns, *nulls], schema=_SETTLED_SCHEMA)
+
+
+def _settled(batch: pa.RecordBatch) -> pa.RecordBatch:
+    nulls = [pa.nulls(batch.num_rows, field.type) for field in _NAMED_SCHEMA]
+    return pa.RecordBatch.from_arrays([*nulls, *batch.columns], schema=_SETTLED_SCHEMA)

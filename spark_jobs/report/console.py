@@ -12,6 +12,8 @@ from bookie.runtime.human import size
 from spark_jobs.report.held import held_ledgers, why_waiting, withdrawn_marks
 from spark_jobs.report.impact import Impact
 from spark_jobs.report.summary import (
+    LISTED,
+    InventoryCounts,
     LintCounts,
     PlacementCounts,
     PublishOutcome,
@@ -32,6 +34,7 @@ _PUBLISHED: Final = {
 
 _TOPICS_SHOWN: Final = 10
 _PAIRS_SHOWN: Final = 20
+_BOOKIES_SHOWN: Final = 20
 
 
 def table(summary: RunSummary) -> str:
@@ -94,6 +97,8 @@ def _lines(summary: RunSummary) -> Iterator[str]:
         )
     if summary.lint is not None:
         yield from _lint(summary.lint)
+    if summary.inventory is not None:
+        yield from _inventory(summary.inventory)
     if summary.placement is not None:
         yield from _racks(summary.placement)
     if summary.references is not None:
@@ -115,6 +120,42 @@ def _lint(counts: LintCounts) -> Iterator[str]:
         yield f"cookies     of bookies that are in no ledger and not registered: {some(counts.dangling_cookies)}"
     if counts.cookies_not_judged:
         yield f"cookies     not judged: {counts.cookies_not_judged}"
+
+
+def _inventory(counts: InventoryCounts) -> Iterator[str]:
+    listed = [bookie for bookie in counts.bookies if bookie.state == LISTED]
+    if not counts.bookies:
+        return
+    yield f"inventory   {len(listed)} of {len(counts.bookies)} bookies listed their ledgers"
+    for bookie in counts.unknown[:_BOOKIES_SHOWN]:
+        detail = f": {bookie.detail}" if bookie.detail else ""
+        yield f"unknown     the ledgers of {bookie.bookie_id}, {bookie.state}{detail}"
+    if len(counts.unknown) > _BOOKIES_SHOWN:
+        yield f"unknown     the ledgers of {len(counts.unknown) - _BOOKIES_SHOWN} more bookies: --output json"
+    if listed:
+        yield f"surplus     {counts.over_replicated} ledgers with copies that their metadata does not place there"
+        yield f"unowned     {counts.unowned} ledgers that do not exist, and have copies on bookies"
+        yield f"damaged     {counts.damaged} ledgers of which bookies know damaged entries"
+    for reason, count in counts.not_judged.items():
+        yield f"not judged  {count} ledgers with copies outside of the metadata: {reason}"
+    shown = [each for each in listed if each.over_replicated or each.unowned or each.damaged_entries]
+    if shown:
+        yield ""
+        header = ("bookie", "ledgers", "surplus", "unowned", "damaged entries", "last collection")
+        rows = [
+            (
+                each.bookie_id,
+                each.ledgers,
+                each.over_replicated,
+                each.unowned,
+                each.damaged_entries,
+                each.collection_finished or "none",
+            )
+            for each in shown[:_BOOKIES_SHOWN]
+        ]
+        yield from _grid(header, rows)
+        if len(shown) > _BOOKIES_SHOWN:
+            yield "... and more bookies: --output json"
 
 
 def _racks(counts: PlacementCounts) -> Iterator[str]:

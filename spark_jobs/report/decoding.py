@@ -25,6 +25,8 @@ from spark_jobs.report.summary import (
     CheckPart,
     ClusterName,
     ImageCounts,
+    InventoryBookie,
+    InventoryCounts,
     LedgerCounts,
     LintCounts,
     NamespaceCount,
@@ -107,6 +109,7 @@ def _summary(document: Mapping[str, Any]) -> RunSummary:
         image=_image(document["image"]) if "image" in document else ImageCounts(),
         parts=tuple(_made(CheckPart, item) for item in document.get("parts", ())),
         lint=_lint(document.get("lint")),
+        inventory=_inventory(document.get("inventory")),
         snapshot=None if document.get("snapshot") is None else _made(SnapshotCounts, document["snapshot"]),
     )
 
@@ -183,6 +186,17 @@ def _lint(item: Mapping[str, Any] | None) -> LintCounts | None:
     if item is None:
         return None
     return _made(LintCounts, item, faults=_counts(item["faults"]), dangling_cookies=_texts(item["dangling_cookies"]))
+
+
+def _inventory(item: Mapping[str, Any] | None) -> InventoryCounts | None:
+    if item is None:
+        return None
+    return _made(
+        InventoryCounts,
+        item,
+        bookies=tuple(_made(InventoryBookie, each) for each in item["bookies"]),
+        not_judged=_counts(item["not_judged"]),
+    )
 
 
 def _replicas(item: Mapping[str, Any] | None) -> ReplicaCounts | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.severity import Severity
@@ -41,25 +42,39 @@ ANY: Final = FindingFilter()
 """Every finding."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """The last row of a page."""
+    """The last row of a page, and the order of rows: no two rows of a run have the same."""
 
     ledger_id: int
+    """-1: the finding is about a bookie, and has no ledger."""
     fragment_index: int
     """-1: the finding has no fragment."""
     kind: str
+    bookie: str = ""
+    """Of a finding without a ledger; else empty."""
 
     def __str__(self) -> str:
         """As text, for the request of the next page."""
-        return f"{self.ledger_id}:{self.fragment_index}:{self.kind}"
+        of_bookie = f":{self.bookie}" if self.bookie else ""
+        return f"{self.ledger_id}:{self.fragment_index}:{self.kind}{of_bookie}"
 
 
-CURSOR_PATTERN: Final = f"^[0-9]{{1,19}}:(-1|[0-9]{{1,9}}):({'|'.join(kind.value for kind in FindingKind)})$"
+CURSOR_PATTERN: Final = (
+    f"^(-1|[0-9]{{1,19}}):(-1|[0-9]{{1,9}}):({'|'.join(kind.value for kind in FindingKind)})"
+    r"(:[a-zA-Z0-9:-_.\-]{1,256})?$"
+)
 """The text of a cursor."""
 
 
 def parse_cursor(text: str) -> Cursor:
     """Read the text of a cursor, which fits ``CURSOR_PATTERN``."""
-    ledger_id, index, kind = text.split(":")
-    return Cursor(int(ledger_id), int(index), kind)
+    ledger_id, index, kind, *bookie = text.split(":", 3)
+    return Cursor(int(ledger_id), int(index), kind, *bookie)
+
+
+def cursor_of(row: Mapping[str, Any]) -> Cursor:
+    """The place of a row, of which the kind may be in lower case."""
+    ledger_id, index, missing = row["ledger_id"], row["fragment_index"], row["missing"]
+    bookie = missing[0] if ledger_id is None and missing else ""
+    return Cursor(-1 if ledger_id is None else ledger_id, -1 if index is None else index, row["kind"].upper(), bookie)

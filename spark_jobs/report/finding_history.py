@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bookie.model.errors import PermanentError
-from spark_jobs.report.finding_filter import ANY, COLUMNS, CURSOR_PATTERN, FindingFilter
+from spark_jobs.report.finding_filter import ANY, COLUMNS, CURSOR_PATTERN, FindingFilter, cursor_of, parse_cursor
 from spark_jobs.report.sql import ask
 
 _CURSOR: Final = re.compile(rf"([A-Za-z0-9][A-Za-z0-9_-]{{0,127}})/({CURSOR_PATTERN.strip('^$')})")
@@ -61,7 +61,7 @@ def findings_since(
     columns = ", ".join(f'"{name}"' for name in names)
     question = (
         f"SELECT {columns} FROM findings WHERE {' AND '.join(conditions)} "  # noqa: S608 - names are ours, values are bound
-        "ORDER BY run_id DESC, ledger_id, coalesce(fragment_index, -1), kind"
+        f"ORDER BY run_id DESC, {_ORDER}"
     )
     answer = ask(report_dir, question, limit=limit, timeout_s=_TIMEOUT_S, values=values)
     rows = [dict(zip(names, row, strict=True)) for row in answer.rows]
@@ -73,18 +73,28 @@ def findings_since(
 _DAYS: Final = "(day IS NULL OR day >= $day - 2)"
 """Only these days' files are opened. The day of a finding may be that of the start of its run: a run of an earlier
 release, which took two days at most."""
-_AFTER: Final = """(run_id < $run OR (run_id = $run AND
-    (ledger_id, coalesce(fragment_index, -1), kind) > ($after_ledger, $after_fragment, $after_kind)))"""
+_ORDER: Final = (
+    "coalesce(ledger_id, -1), coalesce(fragment_index, -1), kind, "
+    "CASE WHEN ledger_id IS NULL THEN coalesce(missing[1], '') ELSE '' END"
+)
+"""As ``Cursor``."""
+_AFTER: Final = f"""(run_id < $run OR (run_id = $run AND
+    ({_ORDER}) > ($after_ledger, $after_fragment, $after_kind, $after_bookie)))"""
 
 
 def _end(row: dict[str, Any]) -> str:
-    index = -1 if row["fragment_index"] is None else row["fragment_index"]
-    return f"{row['run_id']}/{row['ledger_id']}:{index}:{row['kind'].upper()}"
+    return f"{row['run_id']}/{cursor_of(row)}"
 
 
 def _cursor(text: str) -> dict[str, object]:
     found = _CURSOR.fullmatch(text)
     if found is None:
         raise InvalidCursorError(f"{text[:200]!r} is not the value that the page before ends with")
-    ledger, index, kind = found[2].split(":")
-    return {"run": found[1], "after_ledger": int(ledger), "after_fragment": int(index), "after_kind": kind.lower()}
+    after = parse_cursor(found[2])
+    return {
+        "run": found[1],
+        "after_ledger": after.ledger_id,
+        "after_fragment": after.fragment_index,
+        "after_kind": after.kind.lower(),
+        "after_bookie": after.bookie,
+    }

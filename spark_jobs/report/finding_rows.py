@@ -1,7 +1,7 @@
 """Findings of a run, in pages, from the table that it left. Needs no Spark; memory is bounded by the page.
 
-Rows are in the order of ledger, fragment and kind. That order is total for the findings of a run, so a page ends
-anywhere and the next one begins after its last row.
+Rows are in the order of ``Cursor``. That order is total for the findings of a run, so a page ends anywhere and the next
+one begins after its last row.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import pyarrow.dataset as ds
 from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.severity import Severity
 from spark_jobs.report.files import FINDINGS, is_run_id
-from spark_jobs.report.finding_filter import ANY, COLUMNS, Cursor, FindingFilter
+from spark_jobs.report.finding_filter import ANY, COLUMNS, Cursor, FindingFilter, cursor_of
 from spark_jobs.report.history import NoSuchReportError
 
 _log = logging.getLogger(__name__)
 
-_ORDER: Final = ("ledger_id", "fragment_index", "kind")
+_ORDER: Final = ("ledger_id", "fragment_index", "kind", "bookie")
 _BATCH_ROWS: Final = 65_536
 
 
@@ -62,9 +62,7 @@ def read_findings(
                 batch = batch.filter(_misses(batch, wanted.bookie))
             if not batch.num_rows:
                 continue
-            found = pa.Table.from_batches([batch])
-            index = found.column_names.index("fragment_index")
-            found = found.set_column(index, "fragment_index", pc.fill_null(found["fragment_index"], -1))
+            found = _placed(batch, after)
             joined = found if kept is None else pa.concat_tables([kept, found], promote_options="permissive")
             kept = joined.sort_by([(name, "ascending") for name in _ORDER]).slice(0, limit + 1).combine_chunks()
         rows = [] if kept is None else kept.to_pylist()
@@ -75,7 +73,7 @@ def read_findings(
         raise NoSuchReportError(f"the findings of run {run_id} cannot be read") from error
     cursor = None
     if len(rows) > limit:
-        cursor = Cursor(*(page[-1][name] for name in _ORDER))
+        cursor = cursor_of(shown[-1])
     return FindingPage(shown, cursor)
 
 
@@ -88,14 +86,31 @@ def _filter(wanted: FindingFilter, after: Cursor | None) -> ds.Expression | None
     if wanted.kind is not None:
         parts.append(ds.field("kind") == wanted.kind.value)
     if after is not None:
-        ledger, kind = ds.field("ledger_id"), ds.field("kind")
+        ledger, kind = pc.coalesce(ds.field("ledger_id"), pc.scalar(-1)), ds.field("kind")
         index = pc.coalesce(ds.field("fragment_index"), pc.scalar(-1))
-        is_later = (index > after.fragment_index) | ((index == after.fragment_index) & (kind > after.kind))
+        is_later_kind = kind >= after.kind if after.bookie else kind > after.kind  # ``_placed`` compares the bookies
+        is_later = (index > after.fragment_index) | ((index == after.fragment_index) & is_later_kind)
         parts.append((ledger > after.ledger_id) | ((ledger == after.ledger_id) & is_later))
     whole: ds.Expression | None = None
     for part in parts:
         whole = part if whole is None else whole & part
     return whole
+
+
+def _placed(batch: pa.RecordBatch, after: Cursor | None) -> pa.Table:
+    """The rows after ``after``, with values that sort: no null, and a bookie if there is no ledger."""
+    found = pa.Table.from_batches([batch])
+    bookies = [""] * found.num_rows
+    if found["ledger_id"].null_count:
+        rows = zip(found["ledger_id"].to_pylist(), found["missing"].to_pylist(), strict=True)
+        bookies = [missing[0] if ledger is None and missing else "" for ledger, missing in rows]
+    for name in ("ledger_id", "fragment_index"):
+        found = found.set_column(found.column_names.index(name), name, pc.fill_null(found[name], -1))
+    found = found.append_column("bookie", pa.array(bookies, pa.string()))
+    if after is None or not after.bookie:
+        return found
+    places = zip(*(found[name].to_pylist() for name in _ORDER), strict=True)
+    return found.filter(pa.array([Cursor(*place) > after for place in places], pa.bool_()))
 
 
 def _misses(batch: pa.RecordBatch, bookie: str) -> pa.Array:
@@ -104,11 +119,12 @@ def _misses(batch: pa.RecordBatch, bookie: str) -> pa.Array:
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    index, severity = row["fragment_index"], row["severity"]
+    index, severity, ledger_id = row["fragment_index"], row["severity"], row["ledger_id"]
     return {
         **dict.fromkeys(COLUMNS),
-        **row,
+        **{name: value for name, value in row.items() if name in COLUMNS},
         "kind": row["kind"].lower(),
+        "ledger_id": None if ledger_id == -1 else ledger_id,
         "fragment_index": None if index == -1 else index,
         "state": row["state"].lower() if row["state"] else None,
         "missing": list(row["missing"] or ()),

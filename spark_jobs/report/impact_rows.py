@@ -41,6 +41,10 @@ _LEFT_OUT: Final = tuple(
         FindingKind.UNREFERENCED_LEDGER,
         FindingKind.UNDECODABLE_REFERENCES,
         FindingKind.UNREAD_REFERENCE,
+        FindingKind.OVER_REPLICATED_LEDGER,
+        FindingKind.UNOWNED_LEDGER,
+        FindingKind.KNOWN_DAMAGE,
+        FindingKind.DANGLING_COOKIE,
         *(FindingKind(fault.label) for fault in MetadataFault),
     )
 )

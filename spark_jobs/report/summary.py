@@ -345,7 +345,7 @@ class CheckPart:
     """One check of a run that does several (kind ``everything``)."""
 
     check: str
-    """``bookies``, ``placement`` or ``metadata``."""
+    """``bookies``, ``placement``, ``metadata`` or ``inventory``."""
     problem: str = ""
     """Why it is not complete; empty: it is, as far as all metadata was read."""
 
@@ -376,6 +376,59 @@ class LintCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class InventoryBookie:
+    """What one registered bookie answered when it was asked for its ledgers. Times are RFC 3339; empty: not known."""
+
+    bookie_id: str
+    state: str
+    """``listed``, or why its ledgers are unknown: ``not offered``, ``refused``, ``no answer``, ``bad answer``."""
+    detail: str = ""
+    ledgers: int = 0
+    """Ledgers that it listed, some of them perhaps without entries."""
+    over_replicated: int = 0
+    """Closed ledgers of which it has entries that the metadata does not place there."""
+    unowned: int = 0
+    """Ledgers of which it has entries, and that do not exist."""
+    damaged_entries: int = 0
+    """That it knows of, and could not replace."""
+    scrub: str = ""
+    """Phase of its scrub: ``waiting``, ``running``, ``stopped``, ``disabled``."""
+    scrub_finished: str = ""
+    collection_finished: str = ""
+    """Of the last garbage collection since its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryCounts:
+    """What bookies hold, compared with the metadata (kind ``everything``)."""
+
+    grace_s: float
+    """Copies that became superfluous less than so many seconds ago are not judged."""
+    bookies: tuple[InventoryBookie, ...] = ()
+    over_replicated: int = 0
+    """Ledgers; each counts once."""
+    unowned: int = 0
+    damaged: int = 0
+    """Ledgers of which a bookie knows damaged entries."""
+    not_judged: Mapping[str, int] = field(default_factory=dict)
+    """Ledgers with copies that the metadata does not place there, by the reason why there is no verdict."""
+
+    @property
+    def unknown(self) -> tuple[InventoryBookie, ...]:
+        """Bookies whose ledgers are not all known."""
+        return tuple(bookie for bookie in self.bookies if bookie.state != LISTED)
+
+    @property
+    def surplus(self) -> int:
+        """Ledgers with copies that nothing needs."""
+        return self.over_replicated + self.unowned
+
+
+LISTED: Final = "listed"
+"""The state of a bookie whose ledgers are all known."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterName:
     """Which cluster a report is about."""
 
@@ -392,6 +445,8 @@ __all__ = [
     "ClusterName",
     "FindingSums",
     "ImageCounts",
+    "InventoryBookie",
+    "InventoryCounts",
     "LedgerCounts",
     "LintCounts",
     "NamespaceCount",
@@ -437,6 +492,8 @@ class Verdict(enum.Enum):
     UNREADABLE_METADATA = "unreadable metadata"
     FAULTY_METADATA = "faulty metadata"
     """The metadata of some ledgers contradicts itself, and no copy is missing."""
+    DAMAGED = "damaged copies"
+    """No copy is missing, and bookies know of damaged entries."""
     METADATA_ONLY = "metadata only"
     """Missing bookies are named, and no entry lacks a copy."""
     MISPLACED = "misplaced"
@@ -445,6 +502,8 @@ class Verdict(enum.Enum):
     """Every copy exists, and some are on bookies that are being drained."""
     UNREFERENCED = "unreferenced ledgers"
     """Every copy exists, and nothing in Pulsar refers to some ledgers."""
+    SURPLUS = "superfluous copies"
+    """Every copy exists, and bookies hold copies that nothing needs."""
     CLEAN = "clean"
 
 
@@ -484,6 +543,7 @@ class RunSummary:
     parts: tuple[CheckPart, ...] = ()
     """The checks of kind ``everything``."""
     lint: LintCounts | None = None
+    inventory: InventoryCounts | None = None
 
     @property
     def is_read(self) -> bool:
@@ -532,6 +592,11 @@ class RunSummary:
             return Verdict.UNREADABLE_METADATA
         if self.lint is not None and (self.lint.errors or (self.lint.ledgers and worst is None)):
             return Verdict.FAULTY_METADATA
+        inventory = self.inventory or InventoryCounts(0.0)
+        if inventory.damaged:
+            return Verdict.DAMAGED
+        if worst is None and inventory.surplus:
+            return Verdict.SURPLUS
         if worst is None:
             has_unreferenced = self.references is not None and self.references.unreferenced > 0
             return Verdict.UNREFERENCED if has_unreferenced else Verdict.CLEAN
@@ -579,6 +644,7 @@ class RunSummary:
             "replicas": None if self.replicas is None else asdict(self.replicas),
             "references": None if self.references is None else asdict(self.references),
             "lint": None if self.lint is None else asdict(self.lint),
+            "inventory": None if self.inventory is None else asdict(self.inventory),
             "accepted": asdict(self.accepted),
             "impact": self.impact.to_json(),
             "snapshot": None if self.snapshot is None else asdict(self.snapshot),
@@ -590,7 +656,8 @@ class RunSummary:
             return False
         is_bad = self.worst is not None and self.worst <= _THRESHOLDS[fail_on]
         is_faulty = fail_on is FailOn.ANY and self.lint is not None and self.lint.ledgers > 0
-        return is_bad or is_faulty or self.counts.unreadable > 0
+        is_damaged = fail_on is FailOn.ANY and self.inventory is not None and self.inventory.damaged > 0
+        return is_bad or is_faulty or is_damaged or self.counts.unreadable > 0
 
 
 def _image(image: ImageCounts) -> Mapping[str, Any]:

@@ -110,7 +110,7 @@ FINDINGS: Final = TableSchema(
         _RUN_ID,
         _DAY,
         Column("kind", "VARCHAR", "what it is about, such as missing_bookie or unreadable_metadata"),
-        Column("ledger_id", "BIGINT", "the ledger"),
+        Column("ledger_id", "BIGINT", "the ledger; null: the finding is about a bookie"),
         Column("fragment_index", "INTEGER", "the fragment, from 0; null: the whole ledger"),
         Column("fragment_first_entry_id", "BIGINT", "first entry of the fragment"),
         Column("fragment_last_entry_id", "BIGINT", "last entry; null: only the writer can determine it"),

@@ -14,12 +14,14 @@ from bookie.model.ids import BookieId
 from spark_jobs.report.summary import (
     CheckPart,
     FindingSums,
+    InventoryCounts,
     LintCounts,
     PlacementCounts,
     PublishOutcome,
     PublishResult,
     WorstLedger,
 )
+from spark_jobs.runs.ledger_scan import LedgerScan
 from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.outcome import ScanResult
 
@@ -35,6 +37,7 @@ class FoundBeside:
     published: PublishResult = field(default_factory=lambda: PublishResult(PublishOutcome.NOTHING_TO_PUBLISH))
     placement: PlacementCounts | None = None
     lint: LintCounts | None = None
+    inventory: InventoryCounts | None = None
     parts: tuple[CheckPart, ...] = ()
 
 
@@ -45,18 +48,18 @@ class Beside(Protocol):
     """Whether they need every ledger, and not only those on lost bookies."""
 
     def found(
-        self, ledgers: DataFrame, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
+        self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
     ) -> AbstractContextManager[FoundBeside]:
         """Judge the ledgers, and mark what is to be marked.
 
         Args:
-            ledgers: rows of ``bk_ledgers``.
+            scan: the ledgers that were read.
             scanned: what reading them gave.
             cookies: every bookie that ever joined.
             limiter: the limits of the run.
 
         Raises:
-            MetadataReadAgainError: Spark lost a part of ``ledgers``; nothing was reported.
+            MetadataReadAgainError: Spark lost a part of them; nothing was reported.
         """
         ...
 
@@ -68,7 +71,7 @@ class NothingBeside(Beside):
 
     @contextmanager
     def found(
-        self, ledgers: DataFrame, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
+        self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
     ) -> Iterator[FoundBeside]:
         """Find nothing."""
         yield FoundBeside()

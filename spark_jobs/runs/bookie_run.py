@@ -211,7 +211,7 @@ class BookieRun:
     def _reading(self) -> Reading:
         snapshot = self._settings.snapshot or self._streamed
         if snapshot is not None:
-            return SnapshotReading(self._context, snapshot)
+            return SnapshotReading(self._context, snapshot, keeps_all=self._beside.needs_all)
         return LiveReading(self._context, self._image, keeps_all=self._beside.needs_all)
 
     def _check(self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId]) -> CheckResult:
@@ -236,7 +236,7 @@ class BookieRun:
                 published = replace(published, withdrawn=withdrawn)
             # If the store does not answer, what was marked is reported, and no other check begins.
             others = NothingBeside() if published.outcome is PublishOutcome.INTERRUPTED else self._beside
-            with others.found(scan.suspects, scanned, cookies, limiter) as beside:
+            with others.found(scan, scanned, cookies, limiter) as beside:
                 worst = self._report(scan, judged, beside.findings, held)
         finally:
             judged.release()
@@ -250,6 +250,7 @@ class BookieRun:
             accepted=judged.counts,
             parts=beside.parts,
             lint=beside.lint,
+            inventory=beside.inventory,
         )
 
     def _report(

@@ -88,6 +88,15 @@ class ClusterView:
         """
         return self._runner.run(self._changed_ms(ids))
 
+    def zxid_before(self, ids: Sequence[LedgerId], before_ms: int) -> int:
+        """The newest transaction up to a moment that the nodes of these ledgers show; 0: they show none.
+
+        Args:
+            ids: of ledgers, some perhaps deleted.
+            before_ms: the moment, epoch milliseconds by ZooKeeper's clock.
+        """
+        return self._runner.run(self._zxid_before(ids, before_ms))
+
     def bookies(self) -> Bookies:
         """The registered bookies, and which of them are being drained, no older than this call."""
         return self._runner.run(self._bookies())
@@ -215,6 +224,12 @@ class ClusterView:
             stats = await asyncio.gather(*map(self._stat, some))
             times.update((each, stat.mtime_ms) for each, stat in zip(some, stats, strict=True) if stat is not None)
         return times
+
+    async def _zxid_before(self, ids: Sequence[LedgerId], before_ms: int) -> int:
+        stats = [stat for stat in await asyncio.gather(*map(self._stat, ids)) if stat is not None]
+        made = [stat.czxid for stat in stats if stat.ctime_ms <= before_ms]
+        changed = [stat.mzxid for stat in stats if stat.mtime_ms <= before_ms]
+        return max((*made, *changed), default=0)
 
     async def _stat(self, ledger_id: LedgerId) -> Stat | None:
         cluster = self.cluster

@@ -1,4 +1,4 @@
-"""The checks that a run of everything does beside that of bookies: placement, and the metadata lint.
+"""The checks that a run of everything does beside that of bookies: the metadata lint, the inventory, and placement.
 
 All of them use one reading of the metadata (R2, record 76). Each may be incomplete by itself: without a topology no
 placement can be judged, and the losses of bookies are dealt with all the same. The summary names each check with the
@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Final
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from bookie.metadata.bookies.topology import InvalidTopologyError
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import BookieId, LedgerId, is_bookie_id
 from bookie.model.metadata import LedgerState
 from bookie.model.metadata_faults import MetadataFault, is_stuck
 from bookie.model.run import RunKind
-from spark_jobs.checks.metadata_check import metadata_faults, stuck_recoveries
+from spark_jobs.checks.metadata_check import dangling_cookie_findings, metadata_faults, stuck_recoveries
 from spark_jobs.report.summary import CheckPart, LintCounts
 from spark_jobs.runs.beside import Beside, FoundBeside
+from spark_jobs.runs.confirmed_rows import confirmed_rows
 from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.inventory_part import INVENTORY, inventory_part
+from spark_jobs.runs.ledger_scan import LedgerScan
 from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.outcome import ScanResult
 from spark_jobs.runs.placement_part import (
@@ -40,7 +44,7 @@ METADATA: Final = "metadata"
 RECOVERIES_MAX: Final = 10_000
 """Ledgers in recovery of which the age is looked up; of more, it is not known."""
 COOKIES_MAX: Final = 1_000
-"""Dangling cookies that a summary names."""
+"""Dangling cookies that a summary and the findings of a run name."""
 
 
 class EverythingBeside(Beside):
@@ -55,19 +59,37 @@ class EverythingBeside(Beside):
 
     @contextmanager
     def found(
-        self, ledgers: DataFrame, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
+        self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
     ) -> Iterator[FoundBeside]:
-        """Judge placement and metadata."""
+        """Judge placement and metadata, and compare with what bookies hold."""
         with ExitStack() as stack:
+            known = sorted(cookies | scanned.bookies.registered)
+            writable = sorted(scanned.bookies.writable)
+            ledgers = scan.suspects
+            if scan.settled is not None:
+                ledgers = ledgers.unionByName(confirmed_rows(self._context, stack, scan.settled, known, writable))
             faults, lint, lint_problem = self._lint(stack, ledgers, scanned, cookies)
             parts = (CheckPart(RunKind.BOOKIES.value), CheckPart(METADATA, lint_problem))
+            found = FoundBeside(faults, lint=lint, parts=parts)
+            if self._settings.with_inventory:
+                found = self._with_inventory(found, stack, ledgers, scanned)
             try:
-                known = sorted(cookies | scanned.bookies.registered)
-                part = placement_part(self._context, known, sorted(scanned.bookies.writable))
+                part = placement_part(self._context, known, writable)
             except (NoTopologyError, InvalidTopologyError) as error:
-                yield FoundBeside(faults, lint=lint, parts=(*parts, CheckPart(RunKind.PLACEMENT.value, str(error))))
+                yield replace(found, parts=(*found.parts, CheckPart(RunKind.PLACEMENT.value, str(error))))
                 return
-            yield self._placed(part, stack, ledgers, scanned, limiter, faults, lint, parts)
+            yield self._placed(part, stack, ledgers, scanned, limiter, found)
+
+    def _with_inventory(
+        self, found: FoundBeside, stack: ExitStack, ledgers: DataFrame, scanned: ScanResult
+    ) -> FoundBeside:
+        inventory = inventory_part(self._context, stack, ledgers, sorted(scanned.bookies.registered))
+        return replace(
+            found,
+            findings=(*found.findings, *inventory.findings),
+            inventory=inventory.counts,
+            parts=(*found.parts, CheckPart(INVENTORY, inventory.problem)),
+        )
 
     def _placed(
         self,
@@ -76,22 +98,21 @@ class EverythingBeside(Beside):
         ledgers: DataFrame,
         scanned: ScanResult,
         limiter: MarkLimiter,
-        faults: tuple[DataFrame, ...],
-        lint: LintCounts,
-        parts: tuple[CheckPart, ...],
+        found: FoundBeside,
     ) -> FoundBeside:
+        """What was found, with the placement."""
         tally = PlacementTally()
         judged = stack.enter_context(part.judged(ledgers, tally, is_told=True))
         counts = part.counts(tally, judged.sums, scanned.totals)
         problem = "; ".join(not_judged(counts))
-        return FoundBeside(
-            (judged.ledgers.selectExpr("inline(found)"), judged.unknown, *faults),
-            judged.sums,
-            judged.worst,
-            part.publish(judged, limiter),
-            counts,
-            lint,
-            (*parts, CheckPart(RunKind.PLACEMENT.value, problem)),
+        return replace(
+            found,
+            findings=(judged.ledgers.selectExpr("inline(found)"), judged.unknown, *found.findings),
+            sums=judged.sums,
+            worst=judged.worst,
+            published=part.publish(judged, limiter),
+            placement=counts,
+            parts=(*found.parts, CheckPart(RunKind.PLACEMENT.value, problem)),
         )
 
     def _lint(
@@ -110,7 +131,10 @@ class EverythingBeside(Beside):
         faults = {fault.label: numbers[fault.label] for fault in MetadataFault if fault.label in numbers}
         dangling, why_not = dangling_cookies(cookies, scanned)
         counts = LintCounts(faults, self._settings.recovery_age_max_s, tuple(dangling[:COOKIES_MAX]), why_not)
-        return (found,) if faults else (), counts, problem
+        findings = [found] if faults else []
+        if named := [bookie for bookie in dangling[:COOKIES_MAX] if is_bookie_id(bookie)]:
+            findings.append(dangling_cookie_findings(self._context.spark, named))
+        return tuple(findings), counts, problem
 
     def _stuck(self, ledgers: DataFrame, scanned: ScanResult) -> tuple[dict[int, int], str]:
         """Ledgers that are in recovery for too long, with the time of their last change."""

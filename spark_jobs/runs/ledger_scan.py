@@ -58,6 +58,9 @@ class LedgerScan:
     totals: ScanTotals
     cached: tuple[DataFrame, ...]
     image: ImageParts = field(default_factory=lambda: ImageParts())
+    settled: DataFrame | None = None
+    """Rows of ``bk_ledgers`` of a snapshot, which no second reading confirmed; None: there are none, or they were not
+    asked for. They are none of the suspects."""
 
     def release(self) -> None:
         """Free what Spark keeps of it."""

@@ -19,6 +19,7 @@ from spark_jobs.report.summary import (
     ClusterName,
     FindingSums,
     ImageCounts,
+    InventoryCounts,
     LedgerCounts,
     LintCounts,
     PlacementCounts,
@@ -66,6 +67,7 @@ class CheckResult:
     accepted: AcceptedCounts = field(default_factory=AcceptedCounts)
     parts: tuple[CheckPart, ...] = ()
     lint: LintCounts | None = None
+    inventory: InventoryCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ def assemble(run: RunName, cookies: AbstractSet[BookieId], outcome: Outcome) -> 
         image=outcome.image,
         parts=checked.parts,
         lint=checked.lint,
+        inventory=checked.inventory,
     )
 
 

@@ -16,33 +16,21 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from pyspark.sql import DataFrame
 
-from bookie.metadata.access import access_in_use
 from bookie.metadata.port import Stat
-from bookie.metadata.uri import parse_uri
-from bookie.model.ids import LEDGER_ID_MAX
-from spark_jobs.datasource.ledger_schema import ledger_ddl
-from spark_jobs.datasource.ledgers import READING_DDL
-from spark_jobs.datasource.options import LedgerOptions
-from spark_jobs.datasource.pace import task_share
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
-from spark_jobs.datasource.rereading import RereadTasks
-from spark_jobs.datasource.snapshot_ledgers import NAMED_DDL, SnapshotTasks, groups_of
+from spark_jobs.datasource.snapshot_ledgers import NAMED_DDL, SETTLED_DDL, SnapshotTasks, groups_of
 from spark_jobs.image import leaves
 from spark_jobs.report.summary import SnapshotCounts
 from spark_jobs.runs.completeness import NO_TOTALS, ScanTotals, problems, short_parents
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_ledgers, scan_of
+from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_ledgers
 from spark_jobs.runs.port import Phase
-from spark_jobs.runs.slots import session_slots
+from spark_jobs.runs.reread_rows import reread_rows
 from spark_jobs.runs.streamed_snapshot import StreamedSnapshot
 from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart, index_snapshot
-
-_REREAD_PER_TASK: Final = 20_000
-"""Fewer do not pay for a connection of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +83,10 @@ class _Read:
 class SnapshotReading:
     """The scans of one run from one snapshot, which is verified once."""
 
-    def __init__(self, context: RunContext, snapshot: Path | StreamedSnapshot) -> None:
+    def __init__(self, context: RunContext, snapshot: Path | StreamedSnapshot, *, keeps_all: bool = False) -> None:
+        """With ``keeps_all``, a scan returns every ledger: those that the snapshot decides about as ``settled``."""
         self._context = context
+        self._keeps_all = keeps_all
         self._settings = context.settings
         self._snapshot = snapshot
         self._name = str(snapshot.resolve()) if isinstance(snapshot, Path) else context.settings.snapshot_url
@@ -114,19 +104,24 @@ class SnapshotReading:
         if self._index is None:
             self._index = self._verified()
         division = divide(self._index, context.cluster.leaf_nodes())
+        kept = None if self._keeps_all else live
         with context.tasks(Phase.SCAN):
-            named, counted = self._named(self._index, division.parts, live)
-            try:
-                again = self._again(named, counted.returned, live)
-            finally:
-                named.unpersist()
+            read, counted = self._in_snapshot(self._index, division.parts, live)
+            ids = read.where("named_id IS NOT NULL").selectExpr("named_id AS ledger_id") if self._keeps_all else read
+            again = reread_rows(context, ids.where("ledger_id IS NOT NULL"), counted.returned, kept)
+            if not self._keeps_all:
+                read.unpersist()
             scans = (
-                [again] if division.live == () else [again, scan_ledgers(context.spark, settings, division.live, live)]
+                [again] if division.live == () else [again, scan_ledgers(context.spark, settings, division.live, kept)]
             )
         self._read = _Read(division, counted, scans[0].totals, scans[-1].totals if division.live else NO_TOTALS)
         totals = functools.reduce(ScanTotals.plus, (scan.totals for scan in scans), replace(counted, returned=0))
         suspects = functools.reduce(DataFrame.unionByName, (scan.suspects for scan in scans))
-        return LedgerScan(suspects, totals, tuple(frame for scan in scans for frame in scan.cached))
+        cached = tuple(frame for scan in scans for frame in scan.cached)
+        if not self._keeps_all:
+            return LedgerScan(suspects, totals, cached)
+        settled = read.where("ledger_id IS NOT NULL").drop("named_id", "summary")
+        return LedgerScan(suspects, totals, (*cached, read), settled=settled)
 
     def _verified(self) -> SnapshotIndex:
         if isinstance(self._snapshot, StreamedSnapshot):
@@ -153,43 +148,21 @@ class SnapshotReading:
         live = read.live.ledgers + read.live.unreadable
         return SnapshotCounts(self._name, size, read.counted.ledgers, read.counted.returned, live)
 
-    def _named(
+    def _in_snapshot(
         self, index: SnapshotIndex, parts: Sequence[SnapshotPart], live: AbstractSet[str]
     ) -> tuple[DataFrame, ScanTotals]:
-        """The ids of ledgers to read again, and the counts of the others.
+        """The ids of ledgers to read again, perhaps with the rows of the others, and the counts of these.
 
-        If Spark loses some of the ids with an executor, it finds the same ones again in the file.
+        If Spark loses some of it with an executor, it finds the same again in the file.
         """
         spark, cluster = self._context.spark, self._context.cluster.cluster
         cores = spark.sparkContext.defaultParallelism
         # A compressed file has to be unpacked from its beginning by each task.
         few = -(-index.ledgers // LEDGERS_PER_PARTITION_MAX) if index.is_seekable else 1
         groups = groups_of(parts, self._settings.num_partitions or max(cores, few))
-        tasks = SnapshotTasks(index.file, cluster.kind, cluster.root, frozenset(live), groups)
-        numbers = spark.range(0, len(groups), 1, max(1, len(groups)))
-        named = collected(numbers.mapInArrow(tasks, NAMED_DDL), self._settings)
-        return named.cached, named.totals
-
-    def _again(self, named: DataFrame, count: int, live: AbstractSet[str]) -> LedgerScan:
-        """Read ``count`` ledgers again."""
-        settings = self._settings
-        cores = self._context.spark.sparkContext.defaultParallelism
-        partitions = min(max(1, -(-count // _REREAD_PER_TASK)), max(cores, -(-count // LEDGERS_PER_PARTITION_MAX)))
-        slots_max = session_slots(self._context.spark).most
-        tasks = RereadTasks(
-            LedgerOptions(
-                uri=parse_uri(settings.metadata_uri),
-                access=access_in_use(),
-                num_partitions=None,
-                first_ledger=0,
-                last_ledger=LEDGER_ID_MAX,
-                live_bookies=frozenset(live),
-                is_summarized=True,
-                connect_timeout_s=settings.connect_timeout_s,
-                plan=None,
-                nodes_per_s=task_share(settings.metadata_rate, partitions, slots_max),
-            )
+        tasks = SnapshotTasks(
+            index.file, cluster.kind, cluster.root, frozenset(live), groups, keeps_all=self._keeps_all
         )
-        ids = named.where("ledger_id IS NOT NULL").select("ledger_id")
-        ids = ids.repartition(partitions)
-        return scan_of(collected(ids.mapInArrow(tasks, f"{ledger_ddl(is_summarized=True)}, {READING_DDL}"), settings))
+        numbers = spark.range(0, len(groups), 1, max(1, len(groups)))
+        read = collected(numbers.mapInArrow(tasks, SETTLED_DDL if self._keeps_all else NAMED_DDL), self._settings)
+        return read.cached, read.totals

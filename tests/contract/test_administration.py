@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,16 +20,18 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.ports import free_loopback_port
 from bookie.runtime.tasks import cancel, guarded
-from bookie.server.administration.node import TooManyInventoriesError, WrongRequestError
+from bookie.server.administration.node import Node, TooManyInventoriesError, WrongRequestError
 from bookie.server.upkeep.operator_read_only import read_wish
 from bookie.storage.disks.memory import MemoryDisk
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
 from bookie.wire import administration_pb2 as pb
 from bookie.wire.administration import (
     Administration,
+    AdministrationAnswerError,
     AdministrationConflictError,
     AdministrationRefusedError,
     AdministrationUnavailableError,
+    HeldLedger,
     PlaintextTokenError,
 )
 from bookie.wire.port import AddBatch, Status
@@ -238,6 +240,83 @@ def test_a_long_list_comes_in_pieces_and_keeps_no_ledger_from_being_collected(bo
     assert len(rows) > 1
     assert [row.is_complete for row in rows] == [*[False] * (len(rows) - 1), True]
     assert list(inventory(bookie, ledger_id=L1)[L1][1]) == entry_ids
+
+
+def ends(bookie: Administered, after: int = -1) -> list[HeldLedger]:
+    async def ask(client: Administration) -> list[HeldLedger]:
+        return [held async for held in client.ends(after)]
+
+    return call(bookie, ask, READ.token)
+
+
+def test_an_inventory_of_ends_has_the_first_and_the_last_entry_of_each_ledger(bookie: Administered) -> None:
+    for ledger_id in range(1, 450):
+        add(bookie, LedgerId(ledger_id), 3, 7)
+    bookie.thread.run(bookie.node.storage.checkpoint())
+    add(bookie, LedgerId(5), 1)
+    add(bookie, LedgerId(6), 9)
+    bookie.thread.run(bookie.node.storage.fence(LedgerId(1000), KEY))
+    found = {held.ledger_id: (held.first_entry_id, held.last_entry_id) for held in ends(bookie)}
+    assert found == {**dict.fromkeys(range(1, 450), (3, 7)), 5: (1, 7), 6: (3, 9), 1000: (None, None)}
+    assert [held.ledger_id for held in ends(bookie, after=448)] == [449, 1000]
+
+
+def answering(bookie: Administered, monkeypatch: pytest.MonkeyPatch, *batches: pb.InventoryBatch) -> None:
+    """Every call has these messages."""
+
+    async def inventory(self: Node, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
+        for batch in batches:
+            yield batch
+
+    monkeypatch.setattr(Node, "inventory", inventory)
+
+
+def listed(ledger_id: int, *entries: tuple[int, int]) -> pb.InventoryLedger:
+    return pb.InventoryLedger(
+        ledger_id=ledger_id, is_complete=True, availability=b"".join(EntryRuns.of_runs(entries).encoded())
+    )
+
+
+def test_an_earlier_version_sends_lists_instead_of_ends(bookie: Administered, monkeypatch: pytest.MonkeyPatch) -> None:
+    piece = b"".join(EntryRuns.of_runs([(2, 3), (8, 9)]).encoded())
+    cut = pb.InventoryLedger(ledger_id=4, availability=piece[:30])
+    rest = pb.InventoryLedger(ledger_id=4, availability=piece[30:], is_complete=True)
+    batches = [pb.InventoryBatch(ledgers=[cut]), pb.InventoryBatch(ledgers=[rest, listed(5)], is_last=True)]
+    answering(bookie, monkeypatch, *batches)
+    assert ends(bookie) == [HeldLedger(LedgerId(4), 2, 9), HeldLedger(LedgerId(5))]
+
+
+@pytest.mark.parametrize(
+    ("batch", "why"),
+    [
+        (pb.InventoryBatch(ledgers=[listed(5, (0, 1)), listed(5, (0, 1))], is_last=True), "do not ascend"),
+        (pb.InventoryBatch(ledgers=[listed(5, (0, 1)), listed(4, (0, 1))], is_last=True), "do not ascend"),
+        (pb.InventoryBatch(ledgers=[listed(-3)], is_last=True), "do not ascend"),
+        (pb.InventoryBatch(is_last=True, next_after=-1), "does not get on"),
+        (pb.InventoryBatch(ledgers=[listed(5)], is_last=True, next_after=3), "does not get on"),
+        (pb.InventoryBatch(ledgers=[listed(5)]), "cut off"),
+        (pb.InventoryBatch(ledgers=[pb.InventoryLedger(ledger_id=5)], is_last=True), "cut off"),
+        (
+            pb.InventoryBatch(
+                ledgers=[pb.InventoryLedger(ledger_id=5, is_complete=True, first_entry_id=4, last_entry_id=3)],
+                is_last=True,
+            ),
+            "has the entries 4 to 3",
+        ),
+        (
+            pb.InventoryBatch(
+                ledgers=[pb.InventoryLedger(ledger_id=5, is_complete=True, availability=b"x")], is_last=True
+            ),
+            "cannot be read",
+        ),
+    ],
+)
+def test_an_answer_that_no_bookie_gives_is_an_error_and_ends(
+    bookie: Administered, monkeypatch: pytest.MonkeyPatch, batch: pb.InventoryBatch, why: str
+) -> None:
+    answering(bookie, monkeypatch, batch)
+    with pytest.raises(AdministrationAnswerError, match=why):
+        ends(bookie)
 
 
 def test_an_inventory_is_refused_if_it_asks_for_too_much_or_others_are_under_way(bookie: Administered) -> None:

@@ -70,7 +70,7 @@ def store_topology(place: Place) -> None:
     place.do(TopologyStore(place.store, place.cluster).write(json.dumps(TOPOLOGY)))
 
 
-def findings(place: Place, summary: RunSummary) -> set[tuple[int, str]]:
+def findings(place: Place, summary: RunSummary) -> set[tuple[int | None, str]]:
     found = pq.read_table(place.report_dir / summary.run_id / report.FINDINGS).to_pylist()
     return {(row["ledger_id"], row["kind"]) for row in found}
 
@@ -107,12 +107,14 @@ def test_one_reading_finds_what_the_single_checks_find(
     assert [list(reading.totals.listed.values()) for reading in readings] == [[(5,), (1,)]], "each node once"
     assert packets[RunKind.EVERYTHING] < packets[RunKind.BOOKIES] + packets[RunKind.PLACEMENT]
     faults = {(4, "DUPLICATE_MEMBER"), (10_001, "LENGTH_MISMATCH")}
-    assert findings(place, summary) == findings(place, single[0]) | findings(place, single[1]) | faults
+    cookie = {(None, "DANGLING_COOKIE")}
+    assert findings(place, summary) == findings(place, single[0]) | findings(place, single[1]) | faults | cookie
     assert {count.severity.label: count.ledgers for count in summary.severities} == {"critical": 1, "misplaced": 3}
     assert (summary.verdict, summary.is_complete) == (Verdict.UNDER_REPLICATED, True)
     assert [(part.check, part.problem) for part in summary.parts] == [
         ("bookies", ""),
         ("metadata", ""),
+        ("inventory", ""),
         ("placement", ""),
     ]
     assert summary.lint is not None

@@ -22,6 +22,7 @@ from bookie.embedded import zookeeper as embedded
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -40,7 +41,7 @@ from tests.worlds.admin_server import Answer, serving
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
-ROOTS = [f"/{number}/ledgers" for number in range(8)]
+ROOTS = [f"/{number}/ledgers" for number in range(10)]
 """Each test has a cluster of its own; one snapshot has them all."""
 HEALTHY = closed("a:1", "b:1", "c:1")
 
@@ -198,6 +199,46 @@ def test_what_changed_since_is_read_in_the_cluster(spark: SparkSession, place: P
     place.audit(spark)
     assert place.audited() == {"x:1"}
     assert place.marked() == marked
+
+
+@pytest.mark.long
+def test_everything_from_a_snapshot_has_the_findings_of_the_cluster(
+    spark: SparkSession, place: Place, snapshot: Path, tmp_path: Path
+) -> None:
+    """Most ledgers are misplaced. What a check would report is read again, so a ledger that was moved is no finding."""
+    racks = tmp_path / "racks.json"
+    racks.write_text(json.dumps({"a:1": "/r1", "b:1": "/r1", "c:1": "/r2", "x:1": "/r3", "y:1": "/r4"}))
+
+    def everything(**settings: Any) -> AuditResult:
+        return place.check(spark, RunKind.EVERYTHING, is_dry_run=True, topology_file=racks, **settings)
+
+    live, read = everything(), everything(snapshot=snapshot)
+    assert comparable(read.summary) == comparable(live.summary)
+    assert findings(read) == findings(live)
+    assert sum(row["kind"] == "MISPLACED" for row in findings(read)) > 500
+    assert read.summary.snapshot is not None
+    assert (read.summary.snapshot.ledgers, read.summary.is_complete) == (504, True)
+
+    ledgers = LedgerStore(place.store, place.cluster, random.Random(1))
+    version = place.do(ledgers.read(LedgerId(1))).version
+    place.do(ledgers.write(LedgerId(1), closed("a:1", "c:1"), version))
+    place.do(ledgers.delete(LedgerId(9)))
+    live, read = everything(), everything(snapshot=snapshot)
+    assert findings(read) == findings(live)
+    assert not {1, 9} & {row["ledger_id"] for row in findings(read)}
+
+
+@pytest.mark.long
+def test_everything_from_a_snapshot_marks_and_is_the_audit_of_no_loss(
+    spark: SparkSession, place: Place, snapshot: Path, tmp_path: Path
+) -> None:
+    place.do(place.tasks.switches.set_lost_bookie_delay_s(0))
+    racks = tmp_path / "racks.json"
+    racks.write_text(json.dumps(dict.fromkeys(("a:1", "b:1", "c:1", "x:1", "y:1"), "/r1")))
+    summary = place.check(spark, RunKind.EVERYTHING, snapshot=snapshot, topology_file=racks).summary
+    assert 3 in place.marked()
+    assert (place.audited(), summary.problems) == (set(), ())
+    assert place.do(CheckTimes(place.store, place.cluster).read(CheckKind.PLACEMENT)) == -1
 
 
 def test_a_bookie_that_leaves_during_the_scan_makes_it_run_again(

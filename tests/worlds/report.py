@@ -16,6 +16,8 @@ from spark_jobs.report.summary import (
     BookieCount,
     CheckPart,
     ClusterName,
+    InventoryBookie,
+    InventoryCounts,
     LedgerCounts,
     LintCounts,
     NamespaceCount,
@@ -189,9 +191,24 @@ EVERYTHING = replace(
     parts=(
         CheckPart("bookies"),
         CheckPart("metadata"),
+        CheckPart("inventory"),
         CheckPart("placement", "7 fragments were not judged: their bookies have no location"),
     ),
     lint=LintCounts({"DUPLICATE_MEMBER": 3, "LENGTH_MISMATCH": 2}, 3600.0, (bookie_name(9),)),
+    inventory=InventoryCounts(
+        7200.0,
+        (
+            InventoryBookie(
+                bookie_name(1), "listed", "", 900, 4, 2, 3, "waiting", "2026-11-19T00:00:00Z", "2026-11-20T09:00:00Z"
+            ),
+            InventoryBookie(bookie_name(2), "not offered", "it speaks the protocol of Apache's bookies alone"),
+            InventoryBookie(bookie_name(3), "listed", "", 800),
+        ),
+        4,
+        2,
+        1,
+        {"the ledger is not closed, so its writer may still count on the copy": 5},
+    ),
 )
 
 ASKED = ReplicaCounts(

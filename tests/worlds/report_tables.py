@@ -51,6 +51,11 @@ def unreadable(ledger: int) -> Row:
     return {**dict.fromkeys(SCHEMA.names), "kind": "UNREADABLE_METADATA", "ledger_id": ledger, "missing": []}
 
 
+def dangling(bookie: str) -> Row:
+    """A cookie that is left; no ledger."""
+    return {**dict.fromkeys(SCHEMA.names), "kind": "DANGLING_COOKIE", "missing": [bookie]}
+
+
 def run(day: int, rows: Sequence[Row] = (), *, lost: Sequence[str] = (), of: RunSummary = world.CLEAN) -> RunSummary:
     """The summary of a run on a day whose findings are ``rows``."""
     worst: dict[int, Severity] = {}

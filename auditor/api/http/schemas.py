@@ -356,7 +356,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
                 _fields(
                     {
                         "kind": _one_of([kind.value.lower() for kind in FindingKind]),
-                        "ledger_id": _COUNT,
+                        "ledger_id": _nullable(_COUNT),
                         "fragment_index": _nullable(_COUNT),
                         "fragment_first_entry_id": _nullable(_COUNT),
                         "fragment_last_entry_id": {"type": ["integer", "null"]},

@@ -24,7 +24,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.user import user_name
-from spark_jobs.settings import AuditSettings, FailOn
+from spark_jobs.settings import FROM_SNAPSHOT, AuditSettings, FailOn
 
 if TYPE_CHECKING:
     from spark_jobs.one_shot.run import OneShot
@@ -123,7 +123,7 @@ def run(
             remotes, kind, is_dry_run=options["dry_run"], options=sent, wait_s=patience_s, is_json=is_json
         )
         raise typer.Exit(code)
-    if (snapshot is not None or options["snapshot_url"]) and kind is not RunKind.BOOKIES:
+    if (snapshot is not None or options["snapshot_url"]) and kind not in FROM_SNAPSHOT:
         raise typer.BadParameter(f"a run of kind {kind.value} has no --snapshot")
     settings = replace(_settings(metadata_uri(uri, config), options), snapshot=snapshot)
     if settings.export is not None and kind is not RunKind.REFERENCES:

@@ -83,7 +83,7 @@ def _cells_of_runs(row: dict[str, Any]) -> Sequence[object]:
 def _finding_cells(row: dict[str, Any]) -> Sequence[object]:
     first, copies = row["fragment_first_entry_id"], row["copies_min"]
     return (
-        row["ledger_id"],
+        "-" if row["ledger_id"] is None else row["ledger_id"],
         "-" if first is None else first,
         row["severity"] or "-",
         "-" if copies is None else copies,
@@ -137,6 +137,8 @@ def _findings_since_there(
     after: str | None,
 ) -> dict[str, Any]:
     """As ``_findings_since``, of the reports that the service still has."""
+    from spark_jobs.report.finding_filter import cursor_of
+
     first, slash, within = (after or "").partition("/")
     if after is not None and not slash:
         raise typer.BadParameter("it must be the value that the page before ends with", param_hint="--after")
@@ -150,10 +152,7 @@ def _findings_since_there(
         if len(rows) == limit:
             # The page is full, and the next run begins the next page, if it has anything.
             if _findings_there(service, run, wanted, 1, start)["items"]:
-                last = rows[-1]
-                index = -1 if last["fragment_index"] is None else last["fragment_index"]
-                end = f"{last['run_id']}/{last['ledger_id']}:{index}:{last['kind'].upper()}"
-                return {"items": rows, "next_after": end}
+                return {"items": rows, "next_after": f"{rows[-1]['run_id']}/{cursor_of(rows[-1])}"}
             continue
         page = _findings_there(service, run, wanted, limit - len(rows), start)
         rows += [{"run_id": run, **row} for row in page["items"]]

@@ -98,6 +98,8 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         pulsar_roots=settings.pulsar_roots,
         reference_grace_s=settings.reference_grace_s,
         recovery_age_max_s=settings.recovery_age_max_s,
+        with_inventory=settings.with_inventory,
+        inventory_grace_s=settings.inventory_grace_s,
         security=settings.bookie_security,
         history_days=settings.history_days,
         history_mib=settings.history_mib,

@@ -22,7 +22,7 @@ from bookie.server.upkeep.disk_watch import DiskWatch
 from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.operator_read_only import OperatorReadOnly, ReadOnlyWish
 from bookie.server.upkeep.scrubber import Scrubber, ScrubPhase
-from bookie.storage.inspection import LedgerStatus
+from bookie.storage.inspection import LedgerEnds, LedgerStatus
 from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
 from bookie.wire import administration_pb2 as pb
@@ -150,7 +150,7 @@ class Node:
             ids = [LedgerId(request.ledger_id)] if is_one else await self._page(after, left, request.only_limbo)
             is_more = bool(ids) and not is_one
             for ledger_id in ids:
-                for message in _ledger_pieces(await self.storage.ledger(ledger_id)):
+                for message in await self._messages(ledger_id, only_ends=request.only_ends):
                     if size >= _BATCH_BYTES or len(batch.ledgers) >= _BATCH_LEDGERS:
                         yield batch
                         batch, size = pb.InventoryBatch(), 0
@@ -164,6 +164,11 @@ class Node:
                     break
         batch.is_last = True
         yield batch
+
+    async def _messages(self, ledger_id: LedgerId, *, only_ends: bool) -> Sequence[pb.InventoryLedger]:
+        if not only_ends:
+            return _ledger_pieces(await self.storage.ledger(ledger_id))
+        return [_ends_message(await self.storage.ledger_ends(ledger_id))]
 
     async def _page(self, after: int, limit: int, only_limbo: bool) -> list[LedgerId]:
         pages = self.storage.limbo_ids if only_limbo else self.storage.ledger_ids
@@ -292,6 +297,20 @@ def _fill(state: pb.CollectionState, last: CollectorReport) -> None:
     if last.compacted is not None:
         state.removed_logs, state.freed_bytes = last.compacted.removed_logs, last.compacted.freed_bytes
         state.copied_bytes = last.compacted.copied_bytes
+
+
+def _ends_message(found: LedgerEnds) -> pb.InventoryLedger:
+    message = pb.InventoryLedger(
+        ledger_id=found.ledger_id,
+        is_complete=True,
+        is_known=found.is_known,
+        is_fenced=found.is_fenced,
+        is_limbo=found.is_limbo,
+        is_collected=found.is_collected,
+    )
+    if found.entries is not None:
+        message.first_entry_id, message.last_entry_id = found.entries
+    return message
 
 
 def _ledger_pieces(found: LedgerStatus) -> Sequence[pb.InventoryLedger]:

@@ -30,6 +30,9 @@ from spark_jobs.report.page.plots import LineChart, line_chart
 from spark_jobs.report.page.severities import Segment, SeverityRow, ledgers_found, segments, severity_rows, share_text
 from spark_jobs.report.page.words import KIND_MEANINGS, KIND_NAMES, Headline, headline, ledgers
 from spark_jobs.report.summary import (
+    LISTED,
+    InventoryBookie,
+    InventoryCounts,
     LintCounts,
     PlacementCounts,
     PublishOutcome,
@@ -46,6 +49,7 @@ _FACTS_LINES: Final = 16
 
 _TOPICS_SHOWN: Final = 25
 _PAIRS_SHOWN: Final = 45
+_BOOKIES_SHOWN: Final = 50
 """Pairs of nine racks."""
 _FEW_BOOKIES: Final = 12
 """Up to here the table of bookies can be taken in at one look."""
@@ -281,6 +285,8 @@ def details(run: RunSummary) -> Iterator[Detail]:
         yield from _racks(run.placement)
     if run.lint is not None:
         yield _lint(run.lint)
+    if run.inventory is not None and run.inventory.bookies:
+        yield from _inventory(run.inventory)
     if run.replicas is not None:
         yield _replicas(run.replicas)
     if run.references is not None:
@@ -339,6 +345,34 @@ def _lint(counts: LintCounts) -> Detail:
         rows.append(("Cookies", f"not judged: {counts.cookies_not_judged}"))
     lead = "Faults of the metadata itself. They are reported, and nothing is marked."
     return Detail("Metadata", lead, tuple(rows or [("Faults", "none")]))
+
+
+def _inventory(counts: InventoryCounts) -> Iterator[Detail]:
+    rows = [
+        ("More copies than the metadata places", f"{ledgers(counts.over_replicated)}"),
+        ("Copies of ledgers that do not exist", f"{ledgers(counts.unowned)}"),
+        ("Damage that bookies know of", f"{ledgers(counts.damaged)}"),
+        *[(f"Not judged: {reason}", ledgers(count)) for reason, count in counts.not_judged.items()],
+    ]
+    lead = "What bookies hold, compared with the metadata. Nothing is marked or deleted: bookies collect by themselves."
+    yield Detail("Inventory", lead, tuple(rows))
+    shown = [each for each in counts.bookies if each.state != LISTED or each.over_replicated or each.unowned]
+    shown += [each for each in counts.bookies if each.damaged_entries and each not in shown]
+    rows = [(each.bookie_id, _held(each)) for each in shown[:_BOOKIES_SHOWN]]
+    if len(shown) > _BOOKIES_SHOWN:
+        rows.append(("More", "summary.json lists the other bookies"))
+    if rows:
+        yield Detail("Inventory by bookie", "Bookies that are unknown, or have something to report.", tuple(rows))
+
+
+def _held(bookie: InventoryBookie) -> str:
+    if bookie.state != LISTED:
+        return f"unknown, {bookie.state}{f': {bookie.detail}' if bookie.detail else ''}"
+    collected = f"last collected {bookie.collection_finished}" if bookie.collection_finished else "not collected yet"
+    return (
+        f"{ledgers(bookie.ledgers)}: {number(bookie.over_replicated)} with more copies, {number(bookie.unowned)} that "
+        f"do not exist, {number(bookie.damaged_entries)} damaged entries; {collected}"
+    )
 
 
 def _references(counts: ReferenceCounts) -> Iterator[Detail]:

@@ -90,6 +90,18 @@ def headline(summary: RunSummary) -> Headline:
             return _faulty(summary.lint)
         case Verdict.UNREFERENCED if summary.references is not None:
             return _unreferenced(summary.references)
+        case Verdict.DAMAGED if summary.inventory is not None:
+            return Headline(
+                Tone.WARN,
+                f"Bookies know damaged entries of {ledgers(summary.inventory.damaged)}.",
+                "Their other copies were not compared. A replicas check finds out, and marks what has to be repaired.",
+            )
+        case Verdict.SURPLUS if summary.inventory is not None:
+            return Headline(
+                Tone.INFO,
+                f"No copy is missing; bookies hold copies of {ledgers(summary.inventory.surplus)} that nothing needs.",
+                "They take up space until their bookies collect them. No data is lost.",
+            )
         case Verdict.CLEAN:
             if summary.accepted.ledgers:
                 return _only_accepted(summary)

@@ -40,7 +40,12 @@ HELD = "waiting until 2026-11-20T12:00:00Z (maintenance: rack:/r1, by me@host)"
 UNREADABLE: dict[str, Any] = {
     **dict.fromkeys(SCHEMA.names), "run_id": RUN, "kind": "UNREADABLE_METADATA", "ledger_id": 4, "missing": [],
 }  # fmt: skip
+COOKIES: list[dict[str, Any]] = [
+    {**dict.fromkeys(SCHEMA.names), "run_id": RUN, "kind": "DANGLING_COOKIE", "missing": [bookie]}
+    for bookie in ("x:1", "y:1", "z:1")
+]
 ROWS = [
+    *COOKIES,
     *(finding(ledger, fragment, "a:1") for ledger in (1, 2, 3) for fragment in (0, 1)),
     finding(2, 2, "b:1", "below_write_quorum", 4) | {"detail": HELD},
     UNREADABLE,
@@ -64,22 +69,24 @@ async def world(tmp_path: Path) -> AsyncIterator[ApiWorld]:
         yield made
 
 
-def places(document: Any) -> list[tuple[int, int | None]]:
+def places(document: Any) -> list[tuple[int | None, int | None]]:
     return [(row["ledger_id"], row["fragment_index"]) for row in document["items"]]
 
 
 async def test_pages_of_any_size_contain_every_finding_once_and_in_order(world: ApiWorld) -> None:
-    expected = [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (4, None)]
+    expected = [*[(None, None)] * 3, (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (4, None)]
     for size in (1, 3, 8, 100):
-        found: list[tuple[int, int | None]] = []
+        found: list[tuple[int | None, int | None]] = []
+        bookies: list[str] = []
         after = ""
         while True:
             page = (await good(world, "GET", f"{PATH}?limit={size}{after}")).json
             found += places(page)
+            bookies += [row["missing"][0] for row in page["items"] if row["ledger_id"] is None]
             if page["next_after"] is None:
                 break
             after = f"&after={page['next_after']}"
-        assert found == expected, size
+        assert (found, bookies) == (expected, ["x:1", "y:1", "z:1"]), size
 
 
 async def test_a_finding_of_which_nothing_is_marked_has_the_reason(world: ApiWorld) -> None:
@@ -96,6 +103,7 @@ async def test_a_finding_of_which_nothing_is_marked_has_the_reason(world: ApiWor
         ("kind=unreadable_metadata", [(4, None)]),
         ("bookie=a:1&ledger=2", [(2, 0), (2, 1)]),
         ("bookie=nobody", []),
+        ("kind=dangling_cookie&bookie=y:1", [(None, None)]),
     ],
 )
 async def test_filters(world: ApiWorld, query: str, expected: list[tuple[int, int | None]]) -> None:

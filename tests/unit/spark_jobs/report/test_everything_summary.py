@@ -13,8 +13,10 @@ from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from spark_jobs.report.console import table
 from spark_jobs.report.decoding import decode_summary
+from spark_jobs.report.page.words import headline
 from spark_jobs.report.summary import (
     CheckPart,
+    InventoryCounts,
     LintCounts,
     PublishOutcome,
     PublishResult,
@@ -27,7 +29,7 @@ from spark_jobs.settings import FailOn
 from tests.worlds import report as world
 
 PATH = Path("reports/run/summary.json")
-DONE = (CheckPart("bookies"), CheckPart("metadata"), CheckPart("placement"))
+DONE = (CheckPart("bookies"), CheckPart("metadata"), CheckPart("inventory"), CheckPart("placement"))
 WHOLE = replace(world.EVERYTHING, parts=DONE)
 KINDS = (RunKind.BOOKIES, RunKind.PLACEMENT)
 
@@ -82,9 +84,30 @@ def test_a_fault_is_a_verdict_if_no_copy_is_missing(
     severities: tuple[Severity, ...], faults: dict[str, int], verdict: Verdict
 ) -> None:
     counts = tuple(SeverityCount(severity, 1, 1, 0) for severity in severities)
-    run = replace(WHOLE, severities=counts, lint=LintCounts(faults))
+    run = replace(WHOLE, severities=counts, lint=LintCounts(faults), inventory=None)
     assert run.verdict is verdict
     assert (run.exit_code(FailOn.ANY) is ExitCode.FINDINGS) == (run.verdict is not Verdict.CLEAN)
+
+
+@pytest.mark.parametrize(
+    ("severities", "counts", "verdict", "fails"),
+    [
+        ((), InventoryCounts(0.0), Verdict.CLEAN, False),
+        ((), InventoryCounts(0.0, not_judged={"open": 3}), Verdict.CLEAN, False),
+        ((), InventoryCounts(0.0, over_replicated=1), Verdict.SURPLUS, False),
+        ((), InventoryCounts(0.0, unowned=1), Verdict.SURPLUS, False),
+        ((Severity.MISPLACED,), InventoryCounts(0.0, unowned=1), Verdict.MISPLACED, True),
+        ((), InventoryCounts(0.0, unowned=1, damaged=1), Verdict.DAMAGED, True),
+        ((Severity.CRITICAL,), InventoryCounts(0.0, damaged=1), Verdict.UNDER_REPLICATED, True),
+    ],
+)
+def test_superfluous_copies_are_no_failure_and_damaged_ones_are(
+    severities: tuple[Severity, ...], counts: InventoryCounts, verdict: Verdict, fails: bool
+) -> None:
+    found = tuple(SeverityCount(severity, 1, 1, 0) for severity in severities)
+    run = replace(WHOLE, severities=found, lint=LintCounts(), inventory=counts)
+    assert (run.verdict, run.exit_code(FailOn.ANY) is ExitCode.FINDINGS) == (verdict, fails)
+    assert headline(run).text
 
 
 def test_the_text_has_a_section_for_each_check() -> None:
@@ -93,6 +116,13 @@ def test_the_text_has_a_section_for_each_check() -> None:
         "incomplete  placement: 7 fragments",
         "DUPLICATE_MEMBER   error",
         "racks of an ensemble",
+        "inventory   2 of 3 bookies listed their ledgers",
+        f"unknown     the ledgers of {world.bookie_name(2)}, not offered: it speaks",
+        "surplus     4 ledgers",
+        "unowned     2 ledgers",
+        "damaged     1 ledgers",
+        "not judged  5 ledgers",
+        "last collection",
         "more pairs",
     ):
         assert part in text

@@ -69,6 +69,7 @@ def test_a_damaged_file_is_refused_and_never_half_read(name: str, value: object)
     if (name, value) in (
         ("held_because", None),
         ("snapshot", None),
+        ("inventory", None),
         ("held_because", "?"),
         ("run_id", "?"),
         ("kind", "?"),

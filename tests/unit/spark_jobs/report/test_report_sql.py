@@ -18,7 +18,7 @@ from spark_jobs.report.sql_values import as_json, as_text
 from spark_jobs.report.table_files import table_files
 from spark_jobs.report.table_schemas import TABLES
 from spark_jobs.report.writing import ReportDirError
-from tests.worlds.report_tables import STORY, write_story
+from tests.worlds.report_tables import STORY, dangling, finding, run, unreadable, write, write_story
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +163,14 @@ def test_findings_of_all_runs_are_filtered(reports: Path) -> None:
     assert since(reports, 0, FindingFilter(ledger_id=3)) == [("03", 3), ("02", 3), ("02", 3)]
     with pytest.raises(InvalidCursorError):
         findings_since(reports, 0, 1, after="1:0:MISSING_BOOKIE")
+
+
+def test_findings_without_a_ledger_are_in_pages_of_any_size(tmp_path: Path) -> None:
+    rows = (dangling("y:3181"), finding(1, "b:3181"), dangling("x:3181"), unreadable(9))
+    write(tmp_path, run(1, rows), rows)
+    for limit in (1, 2, 3, 100):
+        assert since(tmp_path, 0, limit=limit) == [("02", None), ("02", None), ("02", 1), ("02", 9)]
+    assert since(tmp_path, 0, FindingFilter(bookie="x:3181"), limit=1) == [("02", None)]
 
 
 @pytest.mark.parametrize(

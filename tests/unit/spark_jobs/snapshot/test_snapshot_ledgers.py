@@ -85,6 +85,26 @@ def test_parts_are_read_to_their_end(
     assert (counts["returned"], counts["skipped"], counts["unreadable"]) == (5, 0, 0)
 
 
+def test_the_others_are_kept_as_rows_if_they_are_asked_for(tmp_path: Path) -> None:
+    a, b, c = BOOKIES[:3]
+    several = closed(a, b, c, starts=(0, 50))
+    ledgers = {1: encode(closed(a, b, c)), 2: encode(opened(a, b, c)), 3: b"damage", 70_000: encode(several)}
+    file = tmp_path / "snapshot"
+    file.write_bytes(written(tree_of(CLUSTER, ledgers)))
+    index = index_snapshot(file, CLUSTER)
+    named, summary = read_parts(index, CLUSTER)
+    tasks = SnapshotTasks(index.file, CLUSTER.kind, CLUSTER.root, LIVE, groups_of(index.parts, 1), keeps_all=True)
+    rows = pa.Table.from_batches(tasks(iter([pa.record_batch([pa.array([0])], names=["id"])]))).to_pylist()
+    assert [row["named_id"] for row in rows if row["named_id"] is not None] == named == [2, 3]
+    assert [row["summary"] for row in rows if row["summary"] is not None] == [summary.as_py()]
+    columns = LedgerColumns()
+    for number in (1, 70_000):
+        columns.add(number, ledgers[number])
+    expected = columns.take_batch().to_pylist()
+    kept = [row for row in rows if row["ledger_id"] is not None]
+    assert [{name: row[name] for name in expected[0]} for row in kept] == expected
+
+
 def test_nodes_that_are_no_ledgers_are_skipped(tmp_path: Path) -> None:
     tree = tree_of(CLUSTER, {1: encode(closed(*BOOKIES[:3]))})
     for name in ("L00x1", "L", "M0001", "L00001"):

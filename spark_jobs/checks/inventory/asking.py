@@ -1,0 +1,240 @@
+"""Ask bookies which ledgers they hold, and what damage they know of. Runs inside a Spark task.
+
+A bookie is asked page by page, so a task holds a page in memory whatever the bookie holds. Each bookie leaves one row
+with its answer at the end: what it did not list, for any reason, is unknown. Rows before a failure are true.
+
+Apache's bookies offer no such list: their protocol lists the entries of a ledger that the caller names, and their HTTP
+interface the ledgers of the whole cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from bookie.client.resolve import RegistrationResolver
+from bookie.metadata.access import ZooKeeperAccess
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.uri import parse_uri
+from bookie.model.errors import BkhealError
+from bookie.model.ids import BookieId
+from bookie.runtime.clock import Clock, SystemClock
+from bookie.wire import administration_pb2 as pb
+from bookie.wire.administration import (
+    Administration,
+    AdministrationAnswerError,
+    AdministrationMissingError,
+    AdministrationRefusedError,
+    AdministrationUnavailableError,
+    AdministrationUnknownError,
+)
+from bookie.wire.resolver import GRPC_PROTOCOL, Resolver
+from bookie.wire.security import SecurityFiles
+from spark_jobs.connect import connected
+
+HELD_DDL: Final = """
+    bookie_id string, ledger_id bigint, first_entry_id bigint, last_entry_id bigint, damaged array<bigint>,
+    answer struct<state: string, detail: string, ledgers: bigint, damaged: bigint, scrub: string,
+                  scrub_finished_ms: bigint, collection_finished_ms: bigint>
+"""
+"""Three kinds of rows: a ledger with entries on a bookie; a ledger of which the bookie reports ``damaged`` entries; and
+the ``answer`` of a bookie, which is its last row."""
+_ANSWER: Final = pa.struct(
+    [
+        ("state", pa.string()),
+        ("detail", pa.string()),
+        ("ledgers", pa.int64()),
+        ("damaged", pa.int64()),
+        ("scrub", pa.string()),
+        ("scrub_finished_ms", pa.int64()),
+        ("collection_finished_ms", pa.int64()),
+    ]
+)
+_SCHEMA: Final = pa.schema(
+    [
+        ("bookie_id", pa.string()),
+        ("ledger_id", pa.int64()),
+        ("first_entry_id", pa.int64()),
+        ("last_entry_id", pa.int64()),
+        ("damaged", pa.list_(pa.int64())),
+        ("answer", _ANSWER),
+    ]
+)
+_BATCH_ROWS: Final = 10_000
+ATTEMPTS_MAX: Final = 5
+"""Of calls in a row that give no further ledger."""
+BOOKIE_S_MAX: Final = 3600.0
+"""For all calls to one bookie."""
+_BACKOFF_S: Final = 0.5
+_DETAIL_MAX: Final = 200
+_PHASES: Final = {number: name.lower() for name, number in pb.ScrubState.Phase.items()}
+_LATER: Final = (AdministrationUnavailableError, AdministrationUnknownError)
+
+Row = dict[str, Any]
+
+
+class InventoryState(enum.Enum):
+    """How a bookie answered."""
+
+    LISTED = "listed"
+    """All of its ledgers are known."""
+    NOT_OFFERED = "not offered"
+    """It is a bookie of Apache's, or one of an earlier version: its ledgers are unknown."""
+    REFUSED = "refused"
+    """It admits this caller only with a token or a certificate."""
+    NO_ANSWER = "no answer"
+    BAD_ANSWER = "bad answer"
+    """What it sent cannot be read, or contradicts itself."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the bookie could have listed its ledgers, and did not."""
+        return self not in (InventoryState.LISTED, InventoryState.NOT_OFFERED)
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryTasks:
+    """Called by Spark with numbers of bookies; yields rows of ``HELD_DDL``."""
+
+    metadata_uri: str
+    connect_timeout_s: float
+    access: ZooKeeperAccess
+    security: SecurityFiles
+    """Files present on every executor."""
+    bookies: tuple[BookieId, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One Spark task."""
+        numbers = (number for batch in batches for number in batch.column(0).to_pylist())
+        with asyncio.Runner() as runner:
+            stack, clock = AsyncExitStack(), SystemClock()
+            resolver: Resolver | None = None
+            try:
+                for number in numbers:
+                    if resolver is None:
+                        opening = connected(parse_uri(self.metadata_uri), self.connect_timeout_s, self.access)
+                        connection = runner.run(stack.enter_async_context(opening))
+                        resolver = RegistrationResolver(Registrations(connection.store, connection.cluster), clock)
+                    rows = inventory(self.bookies[number], resolver, self.security, clock)
+                    while part := runner.run(_some(rows)):
+                        yield pa.RecordBatch.from_pylist(part, schema=_SCHEMA)
+            finally:
+                runner.run(stack.aclose())
+
+
+async def _some(rows: AsyncGenerator[Row, None]) -> list[Row]:
+    """The next rows; none at the end."""
+    found: list[Row] = []
+    async for row in rows:
+        found.append(row)
+        if len(found) >= _BATCH_ROWS:
+            break
+    return found
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far the list of one bookie is."""
+
+    after: int = -1
+    ledgers: int = 0
+
+
+async def inventory(
+    bookie: BookieId, resolver: Resolver, security: SecurityFiles, clock: Clock
+) -> AsyncGenerator[Row, None]:
+    """Yield the rows of one bookie, its answer last. Every error of a bookie is an answer, and none is raised."""
+    progress, status = _Progress(), pb.NodeStatus()
+    state, detail = InventoryState.LISTED, ""
+    try:
+        address = await resolver.resolve(bookie)
+        if address is None:
+            state, detail = InventoryState.NO_ANSWER, "its address could not be found"
+        elif address.protocol != GRPC_PROTOCOL:
+            state, detail = InventoryState.NOT_OFFERED, "it speaks the protocol of Apache's bookies alone"
+        else:
+            async with Administration(address, security.load(), None) as client:
+                status = await _status(client, clock)
+                for ledger in status.scrub.unrepaired:
+                    yield {"bookie_id": bookie, "ledger_id": ledger.ledger_id, "damaged": list(ledger.entry_ids)}
+                async with aclosing(_listed(bookie, client, progress, clock)) as rows:
+                    async for row in rows:
+                        yield row
+    except BkhealError as error:
+        state, detail = state_of(error), str(error)
+    yield {"bookie_id": bookie, "answer": _answer(state, detail, progress, status)}
+
+
+def state_of(error: BkhealError) -> InventoryState:
+    """How a bookie answered that a call failed with this error."""
+    if isinstance(error, AdministrationMissingError):
+        return InventoryState.NOT_OFFERED
+    if isinstance(error, AdministrationRefusedError):
+        return InventoryState.REFUSED
+    return InventoryState.BAD_ANSWER if isinstance(error, AdministrationAnswerError) else InventoryState.NO_ANSWER
+
+
+async def _status(client: Administration, clock: Clock) -> pb.NodeStatus:
+    attempt = 1
+    while True:
+        try:
+            return await client.status()
+        except _LATER:
+            if attempt == ATTEMPTS_MAX:
+                raise
+        await clock.sleep(_BACKOFF_S * 2**attempt)
+        attempt += 1
+
+
+async def _listed(
+    bookie: BookieId, client: Administration, progress: _Progress, clock: Clock
+) -> AsyncGenerator[Row, None]:
+    """Go on after the last ledger, when a call fails that a later one may do."""
+    end_s = clock.monotonic_s() + BOOKIE_S_MAX
+    attempt = 1
+    while True:
+        begun = progress.after
+        try:
+            async for row in _rows(bookie, client, progress):
+                yield row
+                if clock.monotonic_s() >= end_s:
+                    raise AdministrationUnavailableError(f"its list took longer than {BOOKIE_S_MAX:g} s")
+            return
+        except AdministrationAnswerError:
+            raise
+        except _LATER:
+            attempt = 1 if progress.after > begun else attempt + 1
+            if attempt > ATTEMPTS_MAX or clock.monotonic_s() >= end_s:
+                raise
+        await clock.sleep(_BACKOFF_S * 2**attempt)
+
+
+async def _rows(bookie: BookieId, client: Administration, progress: _Progress) -> AsyncIterator[Row]:
+    async for held in client.ends(progress.after):
+        progress.after, progress.ledgers = held.ledger_id, progress.ledgers + 1
+        if held.first_entry_id is not None:  # without entries it is only a record, such as that of a fence
+            yield {
+                "bookie_id": bookie,
+                "ledger_id": held.ledger_id,
+                "first_entry_id": held.first_entry_id,
+                "last_entry_id": held.last_entry_id,
+            }
+
+
+def _answer(state: InventoryState, detail: str, progress: _Progress, status: pb.NodeStatus) -> Row:
+    is_known = bool(status.bookie_id)
+    return {
+        "state": state.value,
+        "detail": detail[:_DETAIL_MAX],
+        "ledgers": progress.ledgers,
+        "damaged": status.scrub.unrepaired_count,
+        "scrub": _PHASES.get(status.scrub.phase, "unknown") if is_known else "",
+        "scrub_finished_ms": status.scrub.finished_ms,
+        "collection_finished_ms": status.collection.finished_ms,
+    }

@@ -1,0 +1,201 @@
+"""Copies that no metadata placed are looked at again: their ledgers are read now, after the bookies listed them.
+
+Runs in a Spark task, with a connection of its own; ``look_again`` is its core on the store port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from bookie.metadata.access import PLAIN_ACCESS, ZooKeeperAccess
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import ledger_path, lock_path, parents_of, task_path
+from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
+from bookie.metadata.port import AccessDeniedError, MetadataStore, Node, NoNodeError
+from bookie.metadata.tasks.reservations import Reservations
+from bookie.metadata.uri import parse_uri
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
+from bookie.model.ownership import OWNER_COLUMNS, owner_names, owner_of
+from spark_jobs.checks.inventory.verdict import Copy, Deleted, Grace, Present, judged
+from spark_jobs.connect import Connection, connected
+
+SEEN_DDL: Final = """
+    ledger_id bigint, verdict string, reason string, bookies array<string>, state string, write_quorum int,
+    ack_quorum int, tenant string, namespace string, topic string, component string, subscription string
+"""
+"""One row per ledger and verdict, with the bookies whose copies have it."""
+_SCHEMA: Final = pa.schema(
+    [
+        ("ledger_id", pa.int64()),
+        ("verdict", pa.string()),
+        ("reason", pa.string()),
+        ("bookies", pa.list_(pa.string())),
+        ("state", pa.string()),
+        ("write_quorum", pa.int32()),
+        ("ack_quorum", pa.int32()),
+        *((name, pa.string()) for name in OWNER_COLUMNS),
+    ]
+)
+_AT_ONCE: Final = 1_000
+"""Ledgers that are read at a time."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LookSettings:
+    """What each task needs to know. Sent to executors."""
+
+    metadata_uri: str
+    connect_timeout_s: float
+    grace: Grace
+    access: ZooKeeperAccess = PLAIN_ACCESS
+    """How executors reach ZooKeeper."""
+
+
+def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The task as a function for ``mapInArrow``; its rows are those of ``comparison.suspects``."""
+
+    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with asyncio.Runner() as runner:
+            stack = AsyncExitStack()
+            try:
+                connection: Connection | None = None
+                for batch in batches:
+                    if connection is None:
+                        uri = parse_uri(settings.metadata_uri)
+                        opening = connected(uri, settings.connect_timeout_s, settings.access)
+                        connection = runner.run(stack.enter_async_context(opening))
+                    rows = batch.to_pylist()
+                    for start in range(0, len(rows), _AT_ONCE):
+                        part = rows[start : start + _AT_ONCE]
+                        seen = runner.run(look_again(connection.store, connection.cluster, part, settings.grace))
+                        yield pa.RecordBatch.from_pylist(seen, schema=_SCHEMA)
+            finally:
+                runner.run(stack.aclose())
+
+    return look
+
+
+async def look_again(store: MetadataStore, cluster: Cluster, rows: Sequence[Row], grace: Grace) -> list[Row]:
+    """Return the rows of ``SEEN_DDL``.
+
+    What shows a repair is read before the ledger: a repair that ends in between has changed the metadata.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    await store.sync(cluster.root)
+    ids = [LedgerId(row["ledger_id"]) for row in rows]
+    repairs = await _in_repair(store, cluster, ids)
+    nodes = await _nodes(store, [ledger_path(cluster.kind, cluster.root, ledger_id) for ledger_id in ids])
+    absent = [ledger_id for ledger_id, node in zip(ids, nodes, strict=True) if node is None]
+    quiet = dict(zip(absent, await _quiet_since(store, cluster, absent), strict=True))
+    seen: list[Row] = []
+    for row, ledger_id, node in zip(rows, ids, nodes, strict=True):
+        metadata = None
+        ledger: Present | Deleted
+        if node is None:
+            ledger = Deleted(quiet[ledger_id])
+        elif isinstance(node, Node):
+            metadata = _decoded(node.data)
+            ledger = Present(metadata, node.stat.mtime_ms, ledger_id in repairs)
+        else:
+            ledger = Present(None, 0, is_in_repair=False)
+        copies = [
+            Copy(BookieId(each["bookie_id"]), each["first_entry_id"], each["last_entry_id"]) for each in row["copies"]
+        ]
+        for verdict, reason, found in judged(ledger, copies, grace):
+            seen.append(
+                _of_ledger(metadata)
+                | {
+                    "ledger_id": ledger_id,
+                    "verdict": verdict.value,
+                    "reason": None if reason is None else reason.value,
+                    "bookies": [copy.bookie for copy in found],
+                }
+            )
+    return seen
+
+
+class _Denied:
+    """A node that may not be read."""
+
+
+_DENIED: Final = _Denied()
+
+
+async def _nodes(store: MetadataStore, paths: Sequence[str]) -> Sequence[Node | _Denied | None]:
+    if not paths:
+        return ()
+    try:
+        return await store.get_many(paths)
+    except AccessDeniedError:
+        return [await _node(store, path) for path in paths]
+
+
+async def _node(store: MetadataStore, path: str) -> Node | _Denied | None:
+    try:
+        return await store.get(path)
+    except NoNodeError:
+        return None
+    except AccessDeniedError:
+        return _DENIED
+
+
+async def _in_repair(store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]) -> set[LedgerId]:
+    """Ledgers with a mark, a lock or a reservation, also with one that may not be read."""
+    reservations = Reservations(store, cluster.root)
+    paths = [
+        path
+        for ledger_id in ids
+        for path in (
+            task_path(cluster.root, ledger_id),
+            lock_path(cluster.root, ledger_id),
+            reservations.path(ledger_id),
+        )
+    ]
+    nodes = await _nodes(store, paths)
+    return {ids[place // 3] for place, node in enumerate(nodes) if node is not None}
+
+
+async def _quiet_since(store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]) -> list[int]:
+    """For each ledger that does not exist, since when nothing appeared or disappeared under the nearest node above."""
+    above = [parents_of(ledger_path(cluster.kind, cluster.root, ledger_id), cluster.root) for ledger_id in ids]
+    paths = list(dict.fromkeys(path for parents in above for path in (*parents, cluster.root)))
+    known = dict(zip(paths, await _nodes(store, paths), strict=True))
+    return [_nearest([known[path] for path in (*parents, cluster.root)]) for parents in above]
+
+
+def _nearest(upwards: Sequence[Node | _Denied | None]) -> int:
+    """Of the first one that exists."""
+    nearest = next((node for node in upwards if node is not None), None)
+    return nearest.stat.children_zxid if isinstance(nearest, Node) else _NEVER
+
+
+_NEVER: Final = (1 << 63) - 1
+"""Later than any transaction."""
+
+
+def _decoded(data: bytes) -> LedgerMetadata | None:
+    try:
+        return decode(data)
+    except UnreadableMetadataError:
+        return None
+
+
+def _of_ledger(metadata: LedgerMetadata | None) -> Row:
+    if metadata is None:
+        return {}
+    return dict(zip(OWNER_COLUMNS, owner_names(owner_of(metadata.custom)), strict=True)) | {
+        "state": metadata.state.name,
+        "write_quorum": metadata.write_quorum,
+        "ack_quorum": metadata.ack_quorum,
+    }

@@ -1,0 +1,27 @@
+"""Options of the inventory of bookies, the same for the service and for a run of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from bookie.model.option import Option
+
+INVENTORY_GRACE_S: Final = 2 * 3600.0
+"""Bookies of bkheal collect once an hour, and Apache's more often."""
+_INVENTORY: Final = "Inventory of bookies"
+
+WithInventory = Annotated[
+    bool,
+    Option(
+        "A run of everything asks bookies which ledgers they hold, and what damage they know of.", heading=_INVENTORY
+    ),
+]
+InventoryGrace = Annotated[
+    float,
+    Option(
+        "Copies that became superfluous less than so many seconds ago are not judged: their bookies collect them.",
+        minimum=0,
+        maximum=365 * 86_400,
+        heading=_INVENTORY,
+    ),
+]

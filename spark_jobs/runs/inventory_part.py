@@ -1,0 +1,158 @@
+"""What a run of everything does with the inventory of bookies: it asks them, compares, looks again, and sums up.
+
+The bookies are asked after the metadata was read. What they hold and the metadata did not place there is read again
+after that, in ZooKeeper, with a sync. So a ledger that was created, moved or deleted meanwhile is no finding. Nothing
+is marked and nothing is deleted: bookies collect by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
+
+from bookie.metadata.access import access_in_use
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.times import rfc3339
+from spark_jobs.checks.inventory.asking import HELD_DDL, InventoryState, InventoryTasks
+from spark_jobs.checks.inventory.comparison import damage_findings, surplus_findings, suspects
+from spark_jobs.checks.inventory.second_look import SEEN_DDL, LookSettings, looking
+from spark_jobs.checks.inventory.verdict import Grace, NotJudged, Verdict
+from spark_jobs.report.summary import InventoryBookie, InventoryCounts
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.port import Phase
+from spark_jobs.runs.slots import session_slots
+
+INVENTORY: Final = "inventory"
+"""Name of this check among those of a run."""
+_OLD_LEDGERS: Final = 20
+"""Of which the nodes are looked at for a transaction from before the grace time."""
+_NAMED_MAX: Final = 5
+_NOT_JUDGED: Final = Verdict.NOT_JUDGED.value
+_FACTS: Final = """
+    inline(transform(concat(array(CAST(NULL AS string)), bookies),
+                     bookie -> named_struct('verdict', verdict, 'reason', reason, 'bookie_id', bookie)))
+"""
+"""What a row of ``SEEN_DDL`` adds to the sums: its ledger, which has one row for each verdict, and its copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundInventory:
+    """What it gave."""
+
+    findings: tuple[DataFrame, ...]
+    counts: InventoryCounts
+    problem: str = ""
+    """Why it is not complete."""
+
+
+def inventory_part(
+    context: RunContext, stack: ExitStack, ledgers: DataFrame, bookies: Sequence[BookieId]
+) -> FoundInventory:
+    """Compare what bookies hold with ``ledgers``.
+
+    Args:
+        context: of the run.
+        stack: releases what Spark keeps.
+        ledgers: rows of ``bk_ledgers``, all of them.
+        bookies: the registered ones.
+
+    Raises:
+        StoreUnavailableError, AccessDeniedError, ScanFailedError, MetadataReadAgainError: see ``RunContext.tasks``.
+    """
+    grace_s = context.settings.inventory_grace_s
+    if not bookies:
+        return FoundInventory((), InventoryCounts(grace_s))
+    held = _asked(context, bookies).persist(StorageLevel.MEMORY_AND_DISK)
+    stack.callback(held.unpersist)
+    with context.tasks(Phase.ASK, is_told=False):
+        answers = held.where("answer IS NOT NULL").select("bookie_id", "answer.*").collect()
+        if not any(row["ledgers"] or row["damaged"] for row in answers):
+            counts = _counts(grace_s, answers, (), 0)
+            return FoundInventory((), counts, _problem(counts))
+        grace = _grace(context, ledgers)
+    look = LookSettings(context.settings.metadata_uri, context.settings.connect_timeout_s, grace, access_in_use())
+    tasks = session_slots(context.spark).now
+    seen = suspects(held, ledgers).repartition(tasks, "ledger_id").mapInArrow(looking(look), SEEN_DDL)
+    seen = seen.persist(StorageLevel.MEMORY_AND_DISK)
+    stack.callback(seen.unpersist)
+    damage = damage_findings(held, ledgers).persist(StorageLevel.MEMORY_AND_DISK)
+    stack.callback(damage.unpersist)
+    with context.tasks(Phase.CHECK, is_told=False):
+        sums = seen.selectExpr(_FACTS).groupBy("verdict", "reason", "bookie_id").count().collect()
+        damaged = damage.count() if any(row["damaged"] for row in answers) else 0
+    counts = _counts(grace_s, answers, sums, damaged)
+    findings = [surplus_findings(seen)] * bool(counts.surplus) + [damage] * bool(damaged)
+    return FoundInventory(tuple(findings), counts, _problem(counts))
+
+
+def _asked(context: RunContext, bookies: Sequence[BookieId]) -> DataFrame:
+    settings, spark = context.settings, context.spark
+    ask = InventoryTasks(
+        settings.metadata_uri, settings.connect_timeout_s, access_in_use(), settings.security, tuple(bookies)
+    )
+    tasks = min(len(bookies), session_slots(spark).tasks(len(bookies), 1))
+    return spark.range(0, len(bookies), 1, tasks).mapInArrow(ask, HELD_DDL)
+
+
+def _grace(context: RunContext, ledgers: DataFrame) -> Grace:
+    """What is old enough for a verdict.
+
+    ZooKeeper does not tell when a node was deleted, but the transaction that last changed the children of a node. It is
+    old if it is not after a transaction of which the time is known.
+    """
+    grace_ms = round(context.settings.inventory_grace_s * 1000)
+    before_ms = context.clock.epoch_ms() - grace_ms
+    if not grace_ms:
+        return Grace(before_ms, None)
+    old = ledgers.where(F.col("ctime_ms") <= before_ms).orderBy(F.desc("ctime_ms")).limit(_OLD_LEDGERS)
+    ids = [LedgerId(row["ledger_id"]) for row in old.select("ledger_id").collect()]
+    return Grace(before_ms, context.cluster.zxid_before(ids, before_ms))
+
+
+def _counts(grace_s: float, answers: Sequence[Row], sums: Sequence[Row], damaged: int) -> InventoryCounts:
+    ledgers = {(row["verdict"], row["reason"]): row["count"] for row in sums if row["bookie_id"] is None}
+    copies = {(row["bookie_id"], row["verdict"]): row["count"] for row in sums if row["reason"] is None}
+    return InventoryCounts(
+        grace_s,
+        tuple(_bookie(row, copies) for row in sorted(answers, key=lambda row: row["bookie_id"])),
+        ledgers.get((Verdict.OVER_REPLICATED.value, None), 0),
+        ledgers.get((Verdict.UNOWNED.value, None), 0),
+        damaged,
+        {reason.value: count for reason in NotJudged if (count := ledgers.get((_NOT_JUDGED, reason.value), 0))},
+    )
+
+
+def _bookie(row: Row, copies: Mapping[tuple[str, str], int]) -> InventoryBookie:
+    bookie = row["bookie_id"]
+    return InventoryBookie(
+        bookie,
+        row["state"],
+        row["detail"],
+        row["ledgers"],
+        copies.get((bookie, Verdict.OVER_REPLICATED.value), 0),
+        copies.get((bookie, Verdict.UNOWNED.value), 0),
+        row["damaged"],
+        row["scrub"],
+        _time(row["scrub_finished_ms"]),
+        _time(row["collection_finished_ms"]),
+    )
+
+
+def _time(at_ms: int) -> str:
+    return rfc3339(at_ms) if at_ms else ""
+
+
+def _problem(counts: InventoryCounts) -> str:
+    """Bookies that offer no inventory are unknown, and no reason to call the run incomplete."""
+    failed = [each for each in counts.bookies if InventoryState(each.state).is_failure]
+    if not failed:
+        return ""
+    named = ", ".join(f"{each.bookie_id} ({each.state}: {each.detail})" for each in failed[:_NAMED_MAX])
+    more = f" and {len(failed) - _NAMED_MAX} more" if len(failed) > _NAMED_MAX else ""
+    return f"the ledgers of {len(failed)} bookies are not all known: {named}{more}"

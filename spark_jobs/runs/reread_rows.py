@@ -1,0 +1,58 @@
+"""Ledgers that are read again from ZooKeeper by their ids, in tasks of a Spark job."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from pyspark.sql import DataFrame
+
+from bookie.metadata.access import access_in_use
+from bookie.metadata.uri import parse_uri
+from bookie.model.ids import LEDGER_ID_MAX
+from spark_jobs.datasource.ledger_schema import ledger_ddl
+from spark_jobs.datasource.ledgers import READING_DDL
+from spark_jobs.datasource.options import LedgerOptions
+from spark_jobs.datasource.pace import task_share
+from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX
+from spark_jobs.datasource.rereading import RereadTasks
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_of
+from spark_jobs.runs.slots import session_slots
+
+_REREAD_PER_TASK: Final = 20_000
+"""Fewer do not pay for a connection of their own."""
+
+
+def reread_rows(context: RunContext, ids: DataFrame, count: int, live: AbstractSet[str] | None) -> LedgerScan:
+    """Read ledgers as they are now.
+
+    Args:
+        context: of the run.
+        ids: their ids, in a column ``ledger_id``.
+        count: how many there are.
+        live: those on these bookies alone are counted and go no further; None: all are kept.
+
+    Raises:
+        StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.
+    """
+    settings = context.settings
+    cores = context.spark.sparkContext.defaultParallelism
+    partitions = min(max(1, -(-count // _REREAD_PER_TASK)), max(cores, -(-count // LEDGERS_PER_PARTITION_MAX)))
+    slots_max = session_slots(context.spark).most
+    tasks = RereadTasks(
+        LedgerOptions(
+            uri=parse_uri(settings.metadata_uri),
+            access=access_in_use(),
+            num_partitions=None,
+            first_ledger=0,
+            last_ledger=LEDGER_ID_MAX,
+            live_bookies=None if live is None else frozenset(live),
+            is_summarized=True,
+            connect_timeout_s=settings.connect_timeout_s,
+            plan=None,
+            nodes_per_s=task_share(settings.metadata_rate, partitions, slots_max),
+        )
+    )
+    rows = ids.select("ledger_id").repartition(partitions)
+    return scan_of(collected(rows.mapInArrow(tasks, f"{ledger_ddl(is_summarized=True)}, {READING_DDL}"), settings))

@@ -1,0 +1,218 @@
+"""What a run asks bookies for their inventory, over a real gRPC server: every bookie leaves an answer, and no error."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.access import PLAIN_ACCESS
+from bookie.metadata.bookies.service_info import encode_service_info
+from bookie.metadata.cluster import format_cluster
+from bookie.metadata.layout import bookie_path
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.runtime.ports import free_loopback_port
+from bookie.server.administration.node import Node, TooManyInventoriesError
+from bookie.server.upkeep.registration_keeper import service_info
+from bookie.wire import administration_pb2 as pb
+from bookie.wire.administration import Administration, AdministrationMissingError
+from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress, Resolver
+from bookie.wire.security import NO_FILES, SecurityFiles
+from spark_jobs.checks.inventory import asking
+from spark_jobs.checks.inventory.asking import ATTEMPTS_MAX, InventoryState, InventoryTasks, inventory
+from spark_jobs.checks.inventory.second_look import LookSettings, looking
+from spark_jobs.checks.inventory.verdict import Grace
+from tests.contract.test_administration import L1, L2, add, damage
+from tests.sessions import LONG_SESSION_S
+from tests.unit.bookie.storage.test_rebuilding import KEY
+from tests.worlds.administered import US, Administered, administered
+from tests.worlds.clocks import ManualClock
+
+
+@pytest.fixture
+def bookie(tmp_path: Path) -> Iterator[Administered]:
+    with administered(tmp_path) as made:
+        yield made
+
+
+class At(Resolver):
+    """Finds every bookie at one address, or nowhere."""
+
+    def __init__(self, address: BookieAddress | None) -> None:
+        self.address = address
+
+    async def resolve(self, bookie: BookieId) -> BookieAddress | None:
+        return self.address
+
+
+def asked(
+    bookie: Administered,
+    address: BookieAddress | None = None,
+    *,
+    is_found: bool = True,
+    files: SecurityFiles = NO_FILES,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows before the answer, and the answer."""
+    address = address or BookieAddress("127.0.0.1", bookie.port)
+
+    async def ask() -> list[dict[str, Any]]:
+        resolver = At(address if is_found else None)
+        return [row async for row in inventory(US, resolver, files, ManualClock(turns=1))]
+
+    *rows, last = bookie.thread.run(ask())
+    assert all(row["bookie_id"] == US for row in (*rows, last))
+    return rows, last["answer"]
+
+
+def raising(error: Exception) -> Callable[..., Coroutine[Any, Any, Any]]:
+    async def call(*_: Any) -> Any:
+        raise error
+
+    return call
+
+
+def test_a_bookie_lists_its_ledgers_and_the_damage_that_it_knows(bookie: Administered) -> None:
+    add(bookie, L1, 0, 1, 2)
+    add(bookie, L2, 5)
+    bookie.thread.run(bookie.node.storage.fence(LedgerId(9), KEY))
+    bookie.thread.run(bookie.node.storage.checkpoint())
+    damage(bookie, 1)
+    bookie.thread.run(bookie.node.service.verify(L1, [EntryId(1)]))
+    rows, answer = asked(bookie)
+    assert rows == [
+        {"bookie_id": US, "ledger_id": 1, "damaged": [1]},
+        {"bookie_id": US, "ledger_id": 1, "first_entry_id": 0, "last_entry_id": 2},
+        {"bookie_id": US, "ledger_id": 2, "first_entry_id": 5, "last_entry_id": 5},
+    ]
+    assert answer == {
+        "state": "listed",
+        "detail": "",
+        "ledgers": 3,
+        "damaged": 1,
+        "scrub": "waiting",
+        "scrub_finished_ms": 0,
+        "collection_finished_ms": 0,
+    }
+
+
+def test_a_bookie_without_an_inventory_is_unknown(bookie: Administered, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, answer = asked(bookie, BookieAddress("127.0.0.1", 1, APACHE_PROTOCOL))
+    assert (rows, answer["state"], answer["ledgers"]) == ([], InventoryState.NOT_OFFERED.value, 0)
+    monkeypatch.setattr(Administration, "status", raising(AdministrationMissingError("of an earlier version")))
+    rows, answer = asked(bookie)
+    assert (rows, answer["state"]) == ([], InventoryState.NOT_OFFERED.value)
+
+
+def test_a_bookie_that_does_not_answer_is_asked_a_few_times(bookie: Administered) -> None:
+    assert asked(bookie, is_found=False)[1]["detail"] == "its address could not be found"
+    rows, answer = asked(bookie, BookieAddress("127.0.0.1", free_loopback_port(random.Random())))
+    assert (rows, answer["state"], answer["scrub"]) == ([], InventoryState.NO_ANSWER.value, "")
+
+
+def test_a_bookie_that_wants_a_token_is_named(tmp_path: Path) -> None:
+    with administered(tmp_path, allow_anonymous_read=False) as bookie:
+        _, answer = asked(bookie)
+    assert answer["state"] == InventoryState.REFUSED.value
+    assert "token" in answer["detail"]
+
+
+def test_files_that_are_not_there_are_named(bookie: Administered) -> None:
+    _, answer = asked(bookie, files=SecurityFiles(tls_ca=Path("/nowhere/ca.pem")))
+    assert answer["state"] == InventoryState.NO_ANSWER.value
+    assert "/nowhere/ca.pem" in answer["detail"]
+
+
+def test_a_list_goes_on_where_a_call_ended(bookie: Administered, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call gives two ledgers, and is then refused; in the end the bookie is too busy for good."""
+    for ledger_id in range(1, 6):
+        add(bookie, LedgerId(ledger_id), 0)
+    real, calls = Node.inventory, list[int]()
+
+    async def two(self: Node, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
+        calls.append(request.after)
+        async for batch in real(self, request):
+            if len(batch.ledgers) > 2:
+                del batch.ledgers[2:]
+                batch.is_last = False
+                yield batch
+                raise TooManyInventoriesError("too busy")
+            yield batch
+
+    monkeypatch.setattr(Node, "inventory", two)
+    rows, answer = asked(bookie)
+    assert [row["ledger_id"] for row in rows] == [1, 2, 3, 4, 5]
+    assert (calls, answer["state"], answer["ledgers"]) == ([-1, 2, 4], "listed", 5)
+
+    async def busy(self: Node, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
+        calls.append(request.after)
+        for _ in range(1):
+            raise TooManyInventoriesError("too busy")
+        yield pb.InventoryBatch()
+
+    calls.clear()
+    monkeypatch.setattr(Node, "inventory", busy)
+    rows, answer = asked(bookie)
+    assert (rows, len(calls), answer["state"]) == ([], ATTEMPTS_MAX, InventoryState.NO_ANSWER.value)
+
+
+def test_a_list_that_does_not_end_is_left(bookie: Administered, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(bookie, L1, 0)
+    add(bookie, L2, 0)
+    monkeypatch.setattr(asking, "BOOKIE_S_MAX", 0.0)
+    rows, answer = asked(bookie)
+    assert [row["ledger_id"] for row in rows] == [1]
+    assert (answer["state"], "took longer" in answer["detail"]) == (InventoryState.NO_ANSWER.value, True)
+
+
+def test_a_bad_answer_is_named_and_what_came_before_it_counts(
+    bookie: Administered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def twice(self: Node, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
+        ledger = pb.InventoryLedger(ledger_id=7, is_complete=True, first_entry_id=0, last_entry_id=4)
+        yield pb.InventoryBatch(ledgers=[ledger, ledger], is_last=True)
+
+    monkeypatch.setattr(Node, "inventory", twice)
+    rows, answer = asked(bookie)
+    assert [row["ledger_id"] for row in rows] == [7]
+    assert (answer["state"], answer["ledgers"]) == (InventoryState.BAD_ANSWER.value, 1)
+
+
+def test_tasks_ask_and_look_again_on_a_real_zookeeper(
+    bookie: Administered, zookeeper: EmbeddedZooKeeper, fresh_root: str
+) -> None:
+    """The two functions that Spark calls, without Spark: batches go in and come out."""
+    add(bookie, L1, 0, 1)
+    uri = f"zk://{zookeeper.connect_string}{fresh_root}"
+
+    async def found() -> ZooKeeperStore:
+        store = await ZooKeeperStore.connect(zookeeper.connect_string, session_timeout_s=LONG_SESSION_S)
+        await format_cluster(store, fresh_root, rng=random.Random(1))
+        info = encode_service_info(service_info("127.0.0.1", bookie.port, "uuid"))
+        await store.create(bookie_path(fresh_root, US, is_read_only=False), info, is_ephemeral=True)
+        return store
+
+    with asyncio.Runner() as runner:
+        store = runner.run(found())
+        try:
+            bookies = (US, BookieId("gone:3181"))
+            tasks = InventoryTasks(uri, 15.0, PLAIN_ACCESS, NO_FILES, bookies)
+            held = pa.Table.from_batches(tasks(iter([pa.record_batch({"id": [0, 1]})]))).to_pylist()
+            assert [(row["bookie_id"], row["ledger_id"], row["answer"] and row["answer"]["state"]) for row in held] == [
+                (US, 1, None),
+                (US, None, "listed"),
+                ("gone:3181", None, "no answer"),
+            ]
+            copies = [{"bookie_id": US, "first_entry_id": 0, "last_entry_id": 1}]
+            suspects = pa.RecordBatch.from_pylist([{"ledger_id": 1, "copies": copies}])
+            look = looking(LookSettings(uri, 15.0, Grace(0, None)))
+            (seen,) = pa.Table.from_batches(look([suspects])).to_pylist()
+            assert (seen["ledger_id"], seen["verdict"], seen["bookies"]) == (1, "unowned", [US])
+        finally:
+            runner.run(store.close())

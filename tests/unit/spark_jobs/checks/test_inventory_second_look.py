@@ -1,0 +1,175 @@
+"""Copies outside of the metadata: read again, judged, and unknown rather than superfluous if anything is not sure."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import lock_path, task_path
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.nodes import create_with_parents
+from bookie.metadata.port import AccessDeniedError, Node
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.tasks.reservations import Reservations
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import Fragment, LedgerMetadata
+from spark_jobs.checks.inventory.second_look import look_again
+from spark_jobs.checks.inventory.verdict import Copy, Deleted, Grace, NotJudged, Present, Verdict, is_placed, judged
+from tests.worlds.cluster import formatted
+
+NONE = Grace(1 << 60, None)
+"""No grace time."""
+
+
+def fragments(*parts: tuple[int, str]) -> tuple[Fragment, ...]:
+    return tuple(Fragment(EntryId(first), tuple(map(BookieId, members))) for first, members in parts)
+
+
+MOVED = LedgerMetadata(2, 2, 2, fragments((0, "ab"), (10, "ac"))).closed(EntryId(19), 2000)
+
+
+@pytest.mark.parametrize(
+    ("bookie", "first", "last", "placed"),
+    [
+        ("a", 0, 19, True),
+        ("b", 0, 9, True),
+        ("b", 9, 12, True),
+        ("b", 10, 12, False),
+        ("c", 0, 9, False),
+        ("c", 0, 10, True),
+        ("c", 25, 30, True),
+        ("d", 0, 19, False),
+    ],
+)
+def test_a_copy_is_placed_by_a_fragment_that_may_have_its_entries(
+    bookie: str, first: int, last: int, placed: bool
+) -> None:
+    assert is_placed(MOVED, Copy(BookieId(bookie), first, last)) is placed
+
+
+OF_D = (Copy(BookieId("d"), 0, 19),)
+
+
+@pytest.mark.parametrize(
+    ("ledger", "grace", "expected"),
+    [
+        (Present(MOVED, 100, is_in_repair=False), NONE, (Verdict.OVER_REPLICATED, None)),
+        (Present(MOVED, 100, is_in_repair=False), Grace(100, 0), (Verdict.OVER_REPLICATED, None)),
+        (Present(MOVED, 101, is_in_repair=False), Grace(100, 0), (Verdict.NOT_JUDGED, NotJudged.CHANGED)),
+        (Present(MOVED, 100, is_in_repair=True), NONE, (Verdict.NOT_JUDGED, NotJudged.REPAIR)),
+        (
+            Present(LedgerMetadata(2, 2, 2, MOVED.fragments), 100, is_in_repair=False),
+            NONE,
+            (Verdict.NOT_JUDGED, NotJudged.OPEN),
+        ),
+        (Present(None, 100, is_in_repair=False), NONE, (Verdict.NOT_JUDGED, NotJudged.UNREADABLE)),
+        (Deleted(7), NONE, (Verdict.UNOWNED, None)),
+        (Deleted(7), Grace(0, 7), (Verdict.UNOWNED, None)),
+        (Deleted(7), Grace(0, 6), (Verdict.NOT_JUDGED, NotJudged.DELETED)),
+    ],
+)
+def test_what_is_not_sure_has_no_verdict(
+    ledger: Present | Deleted, grace: Grace, expected: tuple[Verdict, NotJudged | None]
+) -> None:
+    assert [(*verdict, tuple(found)) for *verdict, found in judged(ledger, OF_D, grace)] == [(*expected, OF_D)]
+
+
+def test_each_copy_of_a_ledger_has_its_own_verdict() -> None:
+    here = Copy(BookieId("a"), 0, 5)
+    found = list(judged(Present(MOVED, 0, is_in_repair=False), (here, *OF_D), NONE))
+    assert found == [(Verdict.PLACED, None, [here]), (Verdict.OVER_REPLICATED, None, list(OF_D))]
+
+
+@dataclass(slots=True)
+class Place:
+    store: MemoryStore
+    cluster: Cluster
+
+    async def create(self, ledgers: dict[int, LedgerMetadata]) -> None:
+        store = LedgerStore(self.store, self.cluster, random.Random(1))
+        await store.create_many([(LedgerId(number), metadata) for number, metadata in ledgers.items()])
+
+    async def delete(self, ledger_id: int) -> None:
+        await LedgerStore(self.store, self.cluster, random.Random(1)).delete(LedgerId(ledger_id))
+
+    async def look(self, *ids: int, grace: Grace = NONE) -> dict[int, tuple[str, str | None, list[str]]]:
+        copies = [{"bookie_id": "d", "first_entry_id": 0, "last_entry_id": 3}]
+        rows: list[dict[str, Any]] = [{"ledger_id": number, "copies": copies} for number in ids]
+        seen = await look_again(self.store, self.cluster, rows, grace)
+        return {row["ledger_id"]: (row["verdict"], row["reason"], row["bookies"]) for row in seen}
+
+
+@pytest.fixture
+async def place() -> Place:
+    store = MemoryStore(MemoryCell())
+    return Place(store, await formatted(store))
+
+
+async def test_a_repair_shows_in_a_mark_a_lock_or_a_reservation(place: Place) -> None:
+    await place.create(dict.fromkeys(range(1, 5), MOVED))
+    root = place.cluster.root
+    await create_with_parents(place.store, task_path(root, 1), b"replica: 'x'", root)
+    await create_with_parents(place.store, lock_path(root, 2), b"", root)
+    await create_with_parents(place.store, Reservations(place.store, root).path(LedgerId(3)), b"", "/")
+    repaired = (Verdict.NOT_JUDGED.value, NotJudged.REPAIR.value, ["d"])
+    assert await place.look(1, 2, 3, 4) == {
+        **dict.fromkeys((1, 2, 3), repaired),
+        4: (Verdict.OVER_REPLICATED.value, None, ["d"]),
+    }
+
+
+async def test_a_ledger_that_is_there_again_or_unreadable_is_not_unowned(place: Place) -> None:
+    placed = replace(MOVED, fragments=fragments((0, "ad"), (10, "ac")))
+    await place.create({1: placed, 2: MOVED})
+    store = LedgerStore(place.store, place.cluster, random.Random(1))
+    await place.store.set(store.path(LedgerId(2)), b"damage", -1)
+    assert await place.look(1, 2, 3) == {
+        1: (Verdict.PLACED.value, None, ["d"]),
+        2: (Verdict.NOT_JUDGED.value, NotJudged.UNREADABLE.value, ["d"]),
+        3: (Verdict.UNOWNED.value, None, ["d"]),
+    }
+
+
+async def test_a_deletion_is_as_old_as_the_last_change_beside_it(place: Place) -> None:
+    """Ledger 2 shares its node with ledger 1; the node of ledger 20,001 went with it; that of 30,001 never existed."""
+    await place.create({1: MOVED, 2: MOVED, 20_001: MOVED})
+    leaf = "/ledgers/00/0000"
+    made = await place.store.stat(leaf)
+    assert made is not None
+    await place.delete(2)
+    await place.delete(20_001)
+    path = LedgerStore(place.store, place.cluster, random.Random(1)).path(LedgerId(40_000))
+    await create_with_parents(place.store, path, b"", place.cluster.root)
+    last = await place.store.stat(path)
+    assert last is not None
+    before, after = Grace(0, made.children_zxid), Grace(0, last.czxid)
+    waiting, unowned = (Verdict.NOT_JUDGED.value, NotJudged.DELETED.value, ["d"]), (Verdict.UNOWNED.value, None, ["d"])
+    assert await place.look(2, 20_001, 30_001, grace=before) == dict.fromkeys((2, 20_001, 30_001), waiting)
+    assert await place.look(2, 20_001, 30_001, grace=after) == dict.fromkeys((2, 20_001, 30_001), unowned)
+
+
+async def test_what_may_not_be_read_is_unknown(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    await place.create({1: MOVED, 2: MOVED})
+    secret = LedgerStore(place.store, place.cluster, random.Random(1)).path(LedgerId(1))
+    many, one = place.store.get_many, place.store.get
+
+    async def get_many(paths: list[str]) -> list[Node | None]:
+        if secret in paths:
+            raise AccessDeniedError(secret)
+        return await many(paths)
+
+    async def get(path: str) -> Node:
+        if path == secret:
+            raise AccessDeniedError(path)
+        return await one(path)
+
+    monkeypatch.setattr(place.store, "get_many", get_many)
+    monkeypatch.setattr(place.store, "get", get)
+    found = await place.look(1, 2)
+    assert found[1] == (Verdict.NOT_JUDGED.value, NotJudged.UNREADABLE.value, ["d"])
+    assert found[2] == (Verdict.OVER_REPLICATED.value, None, ["d"])
