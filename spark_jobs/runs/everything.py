@@ -62,8 +62,8 @@ class EverythingBeside(Beside):
             faults, lint, lint_problem = self._lint(stack, ledgers, scanned, cookies)
             parts = (CheckPart(RunKind.BOOKIES.value), CheckPart(METADATA, lint_problem))
             try:
-                known = sorted(cookies | scanned.bookies.registered)
-                part = placement_part(self._context, known, sorted(scanned.bookies.writable))
+                known = cookies | scanned.bookies.registered
+                part = placement_part(self._context, known, scanned.bookies)
             except (NoTopologyError, InvalidTopologyError) as error:
                 yield FoundBeside(faults, lint=lint, parts=(*parts, CheckPart(RunKind.PLACEMENT.value, str(error))))
                 return
