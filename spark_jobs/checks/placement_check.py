@@ -7,26 +7,25 @@ over; the last fragment of an open ledger is judged, as its writer goes on writi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
 from bookie.model.ids import BookieId
-from bookie.model.isolation import Isolation
 from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
 from spark_jobs.checks.rack_matrix import cells_of
 from spark_jobs.checks.sql_text import in_list, literal
-from spark_jobs.datasource.ledger_schema import GROUPS_TYPE
+from spark_jobs.group_rows import GROUPS_DDL, GROUPS_TYPE, wish_of
 
-VERDICT_DDL: Final = """
+VERDICT_DDL: Final = f"""
     members array<string>, write_quorum int,
-    bookie_groups struct<primary: array<string>, secondary: array<string>, problem: string>,
+    {GROUPS_DDL},
     fragments bigint, ledgers_alone bigint, payload_bytes double,
     spread string, detail string, is_fixable boolean, is_outside boolean,
     cells array<struct<racks: int, first: string, second: string>>
@@ -132,7 +131,7 @@ def _judging(rules: PlacementRules) -> Callable[[Iterable[pa.RecordBatch]], Iter
             rows = []
             for row in batch.to_pylist():
                 members = [BookieId(member) for member in row["members"]]
-                verdict = rules.judge(members, row["write_quorum"], *_wish(row["bookie_groups"]))
+                verdict = rules.judge(members, row["write_quorum"], *wish_of(row["bookie_groups"]))
                 judged = {
                     "spread": verdict.spread.value,
                     "detail": verdict.detail,
@@ -147,12 +146,3 @@ def _judging(rules: PlacementRules) -> Callable[[Iterable[pa.RecordBatch]], Iter
             yield pa.RecordBatch.from_pylist(rows, schema=_VERDICT_SCHEMA)
 
     return judge
-
-
-def _wish(groups: Mapping[str, Any] | None) -> tuple[Isolation | None, str]:
-    """The groups that a ledger asks for, and why they cannot be read."""
-    if groups is None:
-        return None, ""
-    if groups["problem"] is not None:
-        return None, groups["problem"]
-    return Isolation(frozenset(groups["primary"]), frozenset(groups["secondary"])), ""

@@ -7,13 +7,14 @@ from typing import Final
 import pyarrow as pa
 
 from bookie.model.ownership import OWNER_COLUMNS
+from spark_jobs.group_rows import GROUPS_DDL, GROUPS_TYPE
 
-LEDGER_DDL: Final = """
+LEDGER_DDL: Final = f"""
     ledger_id bigint, state string, ensemble_size int, write_quorum int, ack_quorum int, last_entry_id bigint,
     length bigint, digest_type string, ctime_ms bigint, format_version int,
     fragments array<struct<first_entry_id: bigint, last_entry_id: bigint, members: array<string>>>,
     error string, tenant string, namespace string, topic string, component string, subscription string,
-    bookie_groups struct<primary: array<string>, secondary: array<string>, problem: string>
+    {GROUPS_DDL}
 """
 BRIEF_DDL: Final = "ledger_id bigint, is_closed boolean, is_pulsar boolean, topic_hash int, error string"
 """What the references check compares. ``topic_hash`` is about the same for all ledgers of a topic, and null if unknown;
@@ -39,14 +40,6 @@ def _longs(*names: str) -> list[pa.Field]:
 
 
 FRAGMENT_TYPE: Final = pa.struct([*_longs("first_entry_id", "last_entry_id"), pa.field("members", _list(pa.string()))])
-GROUPS_TYPE: Final = pa.struct(
-    [
-        pa.field("primary", _list(pa.string())),
-        pa.field("secondary", _list(pa.string())),
-        pa.field("problem", pa.string()),
-    ]
-)
-"""The bookie groups that a ledger asks for; null if for none, and only ``problem`` if they cannot be read."""
 LEDGER_FIELDS: Final = [
     pa.field("ledger_id", pa.int64()),
     pa.field("state", pa.string()),

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from bookie.model.isolation import Isolation, UnreadableIsolationError, isolation_of
 from bookie.model.ownership import NO_OWNER, OWNER_COLUMNS, OwnerNames, owner_names, owner_of
-from spark_jobs.datasource.ledger_schema import GROUPS_TYPE
+from spark_jobs.group_rows import GROUPS_TYPE, groups_row
 
 _KNOWN_MAX: Final = 50_000
 """Different custom metadata that is remembered; a task that meets more decodes some of it again."""
@@ -59,7 +59,7 @@ class OwnerColumns:
         if not groups:
             return pa.nulls(rows, GROUPS_TYPE)
         numbers = {wish: number for number, wish in enumerate(dict.fromkeys(groups.values()))}
-        values = pa.array([_as_row(wish) for wish in numbers], GROUPS_TYPE)
+        values = pa.array([groups_row(wish) for wish in numbers], GROUPS_TYPE)
         at = [numbers[groups[row]] if row in groups else None for row in range(rows)]
         return values.take(pa.array(at, pa.int32()))
 
@@ -77,9 +77,3 @@ def _groups_of(custom: _Custom) -> _Groups:
         return isolation_of(custom)
     except UnreadableIsolationError as error:
         return str(error)
-
-
-def _as_row(wish: Isolation | str) -> dict[str, object]:
-    if isinstance(wish, str):
-        return {"primary": None, "secondary": None, "problem": wish}
-    return {"primary": sorted(wish.primary), "secondary": sorted(wish.secondary), "problem": None}

@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.model.ids import BookieId
-from bookie.model.isolation import Isolation
 from bookie.model.ownership import NO_OWNER
 from bookie.model.spread import PlacementPolicy
 from spark_jobs.checks.bookie_check import bookie_check
@@ -20,6 +19,7 @@ from spark_jobs.checks.placement_check import ensemble_verdicts, placed_fragment
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
 from spark_jobs.checks.rack_matrix import cells_of, rack_cells
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
+from spark_jobs.group_rows import wish_of
 from spark_jobs.runs.rack_matrix import RackMatrix
 
 pytestmark = pytest.mark.spark
@@ -76,12 +76,6 @@ def judged(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> tuple[list[d
     verdicts = ensemble_verdicts(fragments, RULES).cache()
     found = placement_check(fragments, verdicts).orderBy("ledger_id", "fragment_index").collect()
     return [each.asDict() for each in found], [each.asDict() for each in verdicts.collect()]
-
-
-def wish_of(wish: dict[str, Any] | None) -> tuple[Isolation | None, str]:
-    if wish is None or wish["problem"]:
-        return None, wish["problem"] if wish else ""
-    return Isolation(frozenset(wish["primary"]), frozenset(wish["secondary"])), ""
 
 
 def table(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
