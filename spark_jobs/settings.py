@@ -21,6 +21,7 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
+from spark_jobs.findings_options import FindingsDir, findings_dir_problems
 from spark_jobs.image_options import (
     IMAGE_AGE_MAX_S,
     REREAD_WITHIN_S,
@@ -83,8 +84,9 @@ class AuditSettings:
 
     metadata_uri: str
     report_dir: Annotated[Path, Option("Holds a directory with the report of each run.")] = Path("reports")
-    """On a file system that the Spark executors share, if there are any on other machines."""
+    """On a file system that the Spark executors share, if there are any on other machines, unless ``findings_dir``."""
     report_store: ReportStoreOption = ""
+    findings_dir: FindingsDir = ""
     is_dry_run: Annotated[bool, Option("Find and report, but mark nothing.", "dry_run")] = False
     missing_share_max: MissingShareMax = MISSING_SHARE_MAX
     critical_delay_s: CriticalDelay = CRITICAL_DELAY_S
@@ -236,4 +238,6 @@ class AuditSettings:
                 yield "snapshot and snapshot_url exclude each other"
         if self.report_store:
             yield from address_problems(self.report_store)
+        if self.findings_dir:
+            yield from findings_dir_problems(self.findings_dir)
         yield from self.security.problems()

@@ -28,6 +28,7 @@ NAMES: Final = (
     "pulsar",
     "kerberos",
     "moto",
+    "hadoop-aws",
     "loop",
 )
 
@@ -95,6 +96,14 @@ def _moto() -> str:
     return "" if found else "moto is not installed: pip install 'moto[server]>=5' installs it"
 
 
+def _hadoop_aws() -> str:
+    paths = os.environ.get("BKHEAL_HADOOP_AWS_CLASSPATH", "")
+    if paths and all(map(os.path.isfile, paths.split(os.pathsep))):
+        return ""
+    pom = "mvn -q -f .ci/hadoop-aws/pom.xml dependency:build-classpath -Dmdep.outputFile=FILE"
+    return f"BKHEAL_HADOOP_AWS_CLASSPATH names no jars: {pom} writes its value"
+
+
 def _loop() -> str:
     if os.geteuid():
         return "mounting a file system on a loop device needs root"
@@ -113,5 +122,6 @@ _FOUND_BY: Final[Mapping[str, Callable[[], str]]] = {
     "schemathesis": _schemathesis,
     "kerberos": _kerberos,
     "moto": _moto,
+    "hadoop-aws": _hadoop_aws,
     "loop": _loop,
 }

@@ -23,6 +23,7 @@ from bookie.runtime.access.access import anonymous_write_problems
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
+from spark_jobs.findings_options import FindingsDir, findings_dir_problems
 from spark_jobs.image_options import (
     IMAGE_AGE_MAX_S,
     REREAD_WITHIN_S,
@@ -66,6 +67,7 @@ class ServiceSettings:
     """The cluster, for example ``zk://zk1:2181;zk2:2181/ledgers``."""
     report_dir: Annotated[Path, Option("Holds a directory with the report of each run.")] = Path("reports")
     report_store: ReportStoreOption = ""
+    findings_dir: FindingsDir = ""
     bookies_schedule: Annotated[
         str, Option("When the bookies check runs besides after losses: off, 30m, 24h, or cron in UTC.")
     ] = "24h"
@@ -246,6 +248,8 @@ def _problems(settings: ServiceSettings) -> Iterator[str]:
 
     if settings.report_store:
         yield from address_problems(settings.report_store)
+    if settings.findings_dir:
+        yield from findings_dir_problems(settings.findings_dir)
     for kind in RunKind:
         name = f"{kind.value}_schedule"
         try:

@@ -48,6 +48,10 @@ class BookieGroups:
         named = frozenset[str]().union(*(self.names.get(group, ()) for group in groups))
         return frozenset(each for each in bookies if each in named or each.rpartition(":")[0] in named)
 
+    def size(self, groups: Iterable[str]) -> int:
+        """Return how many names are in any of ``groups``, registered or not."""
+        return len(frozenset[str]().union(*(self.names.get(group, ()) for group in groups)))
+
 
 NO_GROUPS: Final = BookieGroups()
 
@@ -86,11 +90,18 @@ def allowed_bookies(
             the candidates are compared with ``ensemble_size``.
         ensemble_size: the number of bookies that is enough.
     """
-    everyone = frozenset(bookies)
     try:
         wish = isolation_of(custom)
     except UnreadableIsolationError:
-        return everyone
+        wish = None
+    return allowed_for(wish, groups, bookies, ensemble_size)
+
+
+def allowed_for(
+    wish: Isolation | None, groups: BookieGroups, bookies: Collection[BookieId], ensemble_size: int
+) -> frozenset[BookieId]:
+    """As ``allowed_bookies``, for a ledger that asks for the groups ``wish``; None: for any bookie."""
+    everyone = frozenset(bookies)
     if wish is None or not groups.names:
         return everyone
     found = groups.among(everyone, wish.primary)
@@ -99,6 +110,39 @@ def allowed_bookies(
     if len(found) < ensemble_size:
         found |= everyone - groups.among(everyone, groups.names)
     return found
+
+
+def strangers(members: Collection[BookieId], wish: Isolation | None, groups: BookieGroups) -> tuple[BookieId, ...]:
+    """Return the members of an ensemble that the rule would not permit if every bookie of the topology were available.
+
+    So only the topology counts: an outage makes nobody a stranger. A bookie of the secondary groups is one unless the
+    primary groups have fewer bookies than the ensemble, a bookie in no group is one unless all these groups together
+    have, and a bookie that is only in other groups always is. There are none without a primary group, or without groups
+    in the topology.
+    """
+    if wish is None or not wish.primary or not groups.names:
+        return ()
+    permitted = groups.among(members, wish.primary)
+    if groups.size(wish.primary) < len(members):
+        permitted |= groups.among(members, wish.secondary)
+    if groups.size(wish.primary | wish.secondary) < len(members):
+        permitted |= frozenset(members) - groups.among(members, groups.names)
+    return tuple(sorted(set(members) - permitted))
+
+
+def strangers_text(found: Collection[BookieId], wish: Isolation, groups: BookieGroups) -> str:
+    """Return in words why these ``strangers`` are in the wrong place."""
+    secondary = groups.among(found, wish.secondary)
+    texts = []
+    if others := sorted(set(found) - secondary):
+        texts.append(f"{', '.join(others)} outside the bookie groups {wish}")
+    if secondary:
+        first, second = ", ".join(sorted(wish.primary)), ", ".join(sorted(wish.secondary))
+        texts.append(
+            f"{', '.join(sorted(secondary))} in the secondary bookie groups {second}, "
+            f"and the primary groups {first} have enough bookies"
+        )
+    return "; ".join(texts)
 
 
 def isolation_problem(custom: Iterable[tuple[str, bytes]], groups: BookieGroups) -> str | None:

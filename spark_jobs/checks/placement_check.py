@@ -1,8 +1,8 @@
-"""The placement check: fragments whose ensemble breaks the rack, zone and region policy.
+"""The placement check: fragments whose ensemble breaks the rack, zone and region policy, or is outside of its groups.
 
-A cluster has far fewer different ensembles than fragments, so the verdict (``placement_rules``, plain Python) is made
-once for each and joined back. Fragments without entries have no copies to be placed and are passed over; the last
-fragment of an open ledger is judged, as its writer goes on writing there.
+A cluster has far fewer different ensembles and groups than fragments, so the verdict (``placement_rules``, plain
+Python) is made once for each and joined back. Fragments without entries have no copies to be placed and are passed
+over; the last fragment of an open ledger is judged, as its writer goes on writing there.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
 from spark_jobs.checks.rack_matrix import cells_of
 from spark_jobs.checks.sql_text import in_list, literal
+from spark_jobs.group_rows import GROUPS_DDL, GROUPS_TYPE, wish_of
 
-VERDICT_DDL: Final = """
-    members array<string>, write_quorum int, fragments bigint, ledgers_alone bigint, payload_bytes double,
-    spread string, detail string, is_fixable boolean, cells array<struct<racks: int, first: string, second: string>>
+VERDICT_DDL: Final = f"""
+    members array<string>, write_quorum int,
+    {GROUPS_DDL},
+    fragments bigint, ledgers_alone bigint, payload_bytes double,
+    spread string, detail string, is_fixable boolean, is_outside boolean,
+    cells array<struct<racks: int, first: string, second: string>>
 """
 """Columns of ``ensemble_verdicts``.
 
@@ -35,16 +39,18 @@ _VERDICT_SCHEMA: Final = pa.schema(
     [
         ("members", pa.list_(pa.string())),
         ("write_quorum", pa.int32()),
+        ("bookie_groups", GROUPS_TYPE),
         ("fragments", pa.int64()),
         ("ledgers_alone", pa.int64()),
         ("payload_bytes", pa.float64()),
         ("spread", pa.string()),
         ("detail", pa.string()),
         ("is_fixable", pa.bool_()),
+        ("is_outside", pa.bool_()),
         ("cells", pa.list_(pa.struct([("racks", pa.int32()), ("first", pa.string()), ("second", pa.string())]))),
     ]
 )
-_OF_LEDGER: Final = ("ledger_id", "state", "write_quorum", "ack_quorum", *OWNER_COLUMNS)
+_OF_LEDGER: Final = ("ledger_id", "state", "write_quorum", "ack_quorum", *OWNER_COLUMNS, "bookie_groups")
 _FRAGMENTS: Final = (
     *_OF_LEDGER,
     "last_entry_id AS ledger_last",
@@ -65,6 +71,9 @@ _FRAGMENT: Final = (
             * (least(fragment.last_entry_id, ledger_last) - fragment.first_entry_id + 1)
             ELSE 0D END AS payload_bytes""",
 )
+_JUDGED: Final = ("members", "write_quorum", "bookie_groups")
+"""What a verdict depends on."""
+_FAULTY: Final = (Spread.MISPLACED, Spread.UNKNOWN, Spread.UNREADABLE_GROUPS)
 _IS_MISPLACED: Final = f"spread = {literal(Spread.MISPLACED.value)}"
 _VALUES: Final = {
     "kind": f"CASE WHEN {_IS_MISPLACED} THEN {literal(FindingKind.MISPLACED.value)} "
@@ -92,8 +101,10 @@ def placed_fragments(ledgers: DataFrame) -> DataFrame:
 
 
 def ensemble_verdicts(fragments: DataFrame, rules: PlacementRules) -> DataFrame:
-    """Return the verdict on each different ensemble and write quorum of ``placed_fragments``, and how many have it."""
-    ensembles = fragments.groupBy("members", "write_quorum").agg(
+    """Return the verdict on each different ensemble, write quorum and wish for groups of ``placed_fragments``, and how
+    many have it.
+    """
+    ensembles = fragments.groupBy(*_JUDGED).agg(
         F.count("*").alias("fragments"),
         F.sum(F.col("is_alone").cast("bigint")).alias("ledgers_alone"),
         F.sum("payload_bytes").alias("payload_bytes"),
@@ -108,9 +119,10 @@ def placement_check(fragments: DataFrame, verdicts: DataFrame) -> DataFrame:
         fragments: ``placed_fragments``.
         verdicts: ``ensemble_verdicts`` of the same fragments.
     """
-    faults = verdicts.where(in_list("spread", (Spread.MISPLACED.value, Spread.UNKNOWN.value)))
-    faults = faults.select("members", "write_quorum", "spread", "detail", "is_fixable")
-    return fragments.join(faults, ["members", "write_quorum"]).selectExpr(*_FINDING, "is_fixable")
+    faults = verdicts.where(in_list("spread", [spread.value for spread in _FAULTY]))
+    faults = faults.select(*(F.col(name).alias(f"of_{name}") for name in _JUDGED), "spread", "detail", "is_fixable")
+    is_same = [F.col(name).eqNullSafe(F.col(f"of_{name}")) for name in _JUDGED]
+    return fragments.join(faults, is_same).selectExpr(*_FINDING, "is_fixable")
 
 
 def _judging(rules: PlacementRules) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -119,8 +131,13 @@ def _judging(rules: PlacementRules) -> Callable[[Iterable[pa.RecordBatch]], Iter
             rows = []
             for row in batch.to_pylist():
                 members = [BookieId(member) for member in row["members"]]
-                verdict = rules.judge(members, row["write_quorum"])
-                judged = {"spread": verdict.spread.value, "detail": verdict.detail, "is_fixable": verdict.is_fixable}
+                verdict = rules.judge(members, row["write_quorum"], *wish_of(row["bookie_groups"]))
+                judged = {
+                    "spread": verdict.spread.value,
+                    "detail": verdict.detail,
+                    "is_fixable": verdict.is_fixable,
+                    "is_outside": verdict.is_outside,
+                }
                 cells = [
                     {"racks": racks, "first": first, "second": second}
                     for racks, first, second in cells_of([members], rules.topology)

@@ -1,17 +1,20 @@
-"""The placement check of one ensemble: a pure function of its members, its write quorum and the topology.
+"""The placement check of one ensemble: a pure function of its members, its write quorum, the groups and the topology.
 
-The rule itself is ``bookie.model.spread.adherence``. A policy that asks for more domains than the topology has cannot
-be met; such an ensemble counts as *as good as possible* when it spans all of them, and is a finding only under a strict
-policy. An ensemble with a bookie outside the topology is not judged: Apache's default rack would make a guess of it.
+The rules (R113) are ``bookie.model.spread.adherence`` and, for the bookie groups that a ledger asks for,
+``bookie.model.isolation.strangers``; replicators judge by the same. A policy that asks for more domains than the
+topology has cannot be met; such an ensemble counts as *as good as possible* when it spans all of them, and is a finding
+only under a strict policy. An ensemble with a bookie outside the topology is not judged: Apache's default rack would
+make a guess of it. If groups cannot be read, the spread over domains is judged without them.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bookie.model.ids import BookieId
+from bookie.model.isolation import BookieGroups, Isolation, allowed_for, strangers, strangers_text
 from bookie.model.spread import PlacementPolicy, adherence, count_domains
 from bookie.model.topology import Level, Topology
 
@@ -23,6 +26,8 @@ class Spread(enum.Enum):
     AS_GOOD_AS_POSSIBLE = "as good as possible"
     MISPLACED = "misplaced"
     UNKNOWN = "unknown"
+    UNREADABLE_GROUPS = "unreadable groups"
+    """It spans enough domains, and the groups that the ledger asks for cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,57 +36,89 @@ class PlacementVerdict:
 
     spread: Spread
     detail: str = ""
-    """The first write set at fault, or the bookies that are not known."""
+    """The bookies outside the groups, the first write set at fault, or what is not known."""
     is_fixable: bool = False
     """Whether replacing one member by a writable bookie outside of the ensemble would bring it nearer to the policy."""
+    is_outside: bool = False
+    """Whether a member is outside the bookie groups of the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
-    """Policy, topology and the writable bookies of one run."""
+    """Policy, topology with groups, and the bookies of one run."""
 
     policy: PlacementPolicy
     topology: Topology
     writable: frozenset[BookieId]
+    registered: frozenset[BookieId]
     domains: Mapping[Level, int]
     """How many domains of each level there are."""
 
     @staticmethod
     def of(
-        policy: PlacementPolicy, topology: Topology, bookies: Iterable[BookieId], writable: Iterable[BookieId]
+        policy: PlacementPolicy,
+        topology: Topology,
+        bookies: Iterable[BookieId],
+        writable: Iterable[BookieId],
+        registered: Collection[BookieId] = (),
     ) -> PlacementRules:
         """Rules for a cluster with these ``bookies``, registered or not: an outage moves no copies."""
         places = [where for bookie in bookies if (where := topology.known(bookie)) is not None]
-        domains = count_domains(places)
-        sendable = Topology(dict(topology.locations))  # a read-only view of a mapping cannot be sent to executors
-        return PlacementRules(policy, sendable, frozenset(writable), domains)
+        # A read-only view of a mapping cannot be sent to executors.
+        sendable = Topology(dict(topology.locations), BookieGroups(dict(topology.groups.names)))
+        return PlacementRules(policy, sendable, frozenset(writable), frozenset(registered), count_domains(places))
 
-    def judge(self, members: Sequence[BookieId], write_quorum: int) -> PlacementVerdict:
-        """Judge one ensemble. Who is registered does not count, other than for ``is_fixable``."""
+    def judge(
+        self, members: Sequence[BookieId], write_quorum: int, wish: Isolation | None = None, groups_problem: str = ""
+    ) -> PlacementVerdict:
+        """Judge one ensemble. Who is registered does not count, other than for ``is_fixable``.
+
+        Args:
+            members: the ensemble.
+            write_quorum: of the ledger.
+            wish: the groups that it asks for.
+            groups_problem: why they cannot be read.
+        """
         found = adherence(members, write_quorum, self.policy, self.topology)
         if found.unknown:
             return PlacementVerdict(
                 Spread.UNKNOWN, f"no location is known of {', '.join(dict.fromkeys(found.unknown))}"
             )
-        if found.is_met:
-            return PlacementVerdict(Spread.MET)
-        if (
-            not self.policy.is_strict
-            and adherence(members, write_quorum, self.policy.at_most(self.domains), self.topology).is_met
-        ):
-            return PlacementVerdict(Spread.AS_GOOD_AS_POSSIBLE, str(found.thin[0]))
-        return PlacementVerdict(Spread.MISPLACED, str(found.thin[0]), self._is_fixable(members, write_quorum))
+        outside = strangers(members, wish, self.topology.groups)
+        details = [str(found.thin[0])] if found.thin else []
+        if wish is not None and outside:
+            details.insert(0, strangers_text(outside, wish, self.topology.groups))
+        if outside or not (found.is_met or self._is_possible(members, write_quorum)):
+            is_fixable = self._is_fixable(members, write_quorum, wish)
+            return PlacementVerdict(Spread.MISPLACED, "; ".join(details), is_fixable, bool(outside))
+        if groups_problem:
+            return PlacementVerdict(Spread.UNREADABLE_GROUPS, groups_problem)
+        return PlacementVerdict(Spread.MET if found.is_met else Spread.AS_GOOD_AS_POSSIBLE, "; ".join(details))
 
-    def _is_fixable(self, members: Sequence[BookieId], write_quorum: int) -> bool:
-        """One bookie of each rack stands for the others there: only its location counts."""
-        now = adherence(members, write_quorum, self.policy, self.topology).shortfall
-        spare: dict[str, BookieId] = {}
-        for bookie in sorted(self.writable - set(members)):
+    def _is_possible(self, members: Sequence[BookieId], write_quorum: int) -> bool:
+        """Whether the cluster has no more domains than the ensemble spans, and the policy permits that."""
+        possible = self.policy.at_most(self.domains)
+        return not self.policy.is_strict and adherence(members, write_quorum, possible, self.topology).is_met
+
+    def _is_fixable(self, members: Sequence[BookieId], write_quorum: int, wish: Isolation | None) -> bool:
+        """One bookie of each rack and kind of group stands for the others there: only these count."""
+        groups, present = self.topology.groups, frozenset(members)
+        everyone = self.writable | (self.registered & present)
+        allowed = (self.writable - present) & allowed_for(wish, groups, everyone, len(members))
+        first, second = (wish.primary, wish.secondary) if wish is not None else (frozenset(), frozenset())
+        primary, secondary = groups.among(allowed, first), groups.among(allowed, second)
+        spare: dict[tuple[str, bool, bool], BookieId] = {}
+        for bookie in sorted(allowed):
             if (where := self.topology.known(bookie)) is not None:
-                spare.setdefault(where, bookie)
+                spare.setdefault((where, bookie in primary, bookie in secondary), bookie)
+        now = self._cost(members, write_quorum, wish)
         return any(
-            adherence([*members[:at], bookie, *members[at + 1 :]], write_quorum, self.policy, self.topology).shortfall
-            < now
+            self._cost([*members[:at], bookie, *members[at + 1 :]], write_quorum, wish) < now
             for at in range(len(members))
             for bookie in spare.values()
         )
+
+    def _cost(self, members: Sequence[BookieId], write_quorum: int, wish: Isolation | None) -> tuple[int, int]:
+        """How far an ensemble is from the policy, as replicators compare it: the groups come first."""
+        outside = strangers(members, wish, self.topology.groups)
+        return len(outside), adherence(members, write_quorum, self.policy, self.topology).shortfall

@@ -199,6 +199,10 @@ class PlacementCounts:
     """By pair of racks, in the order of their names; pairs without a fragment are left out."""
     racks_cut: bool = False
     """Whether there are more pairs than are listed: those with the most ledgers are."""
+    outside_groups_fragments: int = 0
+    """Of the misplaced fragments, those with a member outside the bookie groups that the ledger asks for."""
+    unreadable_groups_fragments: int = 0
+    """Fragments that span enough domains, of ledgers whose bookie groups cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

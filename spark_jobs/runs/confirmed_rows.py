@@ -7,12 +7,13 @@ are now. What remains is a ledger whose copy was moved after the snapshot to a w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
+from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.bookies.topology import InvalidTopologyError
 from bookie.model.ids import BookieId
 from spark_jobs.checks.metadata_check import metadata_faults
@@ -23,7 +24,7 @@ from spark_jobs.runs.reread_rows import reread_rows
 
 
 def confirmed_rows(
-    context: RunContext, stack: ExitStack, settled: DataFrame, bookies: Sequence[BookieId], writable: Sequence[BookieId]
+    context: RunContext, stack: ExitStack, settled: DataFrame, known: AbstractSet[BookieId], bookies: Bookies
 ) -> DataFrame:
     """Return ``settled`` with the ledgers that would be reported as they are now.
 
@@ -31,8 +32,8 @@ def confirmed_rows(
         context: of the run.
         stack: releases what Spark keeps.
         settled: rows of ``bk_ledgers`` of a snapshot.
-        bookies: every known bookie, registered or not.
-        writable: those that take copies.
+        known: every known bookie, registered or not.
+        bookies: those that are registered.
 
     Raises:
         StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.
@@ -40,7 +41,7 @@ def confirmed_rows(
     ids = metadata_faults(settled).select("ledger_id")
     with ExitStack() as judging:
         try:
-            part = placement_part(context, bookies, writable)
+            part = placement_part(context, known, bookies)
         except (NoTopologyError, InvalidTopologyError):
             pass  # then no placement is judged
         else:

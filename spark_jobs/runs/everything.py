@@ -63,18 +63,19 @@ class EverythingBeside(Beside):
     ) -> Iterator[FoundBeside]:
         """Judge placement and metadata, and compare with what bookies hold."""
         with ExitStack() as stack:
-            known = sorted(cookies | scanned.bookies.registered)
-            writable = sorted(scanned.bookies.writable)
+            known = cookies | scanned.bookies.registered
             ledgers = scan.suspects
             if scan.settled is not None:
-                ledgers = ledgers.unionByName(confirmed_rows(self._context, stack, scan.settled, known, writable))
+                ledgers = ledgers.unionByName(
+                    confirmed_rows(self._context, stack, scan.settled, known, scanned.bookies)
+                )
             faults, lint, lint_problem = self._lint(stack, ledgers, scanned, cookies)
             parts = (CheckPart(RunKind.BOOKIES.value), CheckPart(METADATA, lint_problem))
             found = FoundBeside(faults, lint=lint, parts=parts)
             if self._settings.with_inventory:
                 found = self._with_inventory(found, stack, ledgers, scanned)
             try:
-                part = placement_part(self._context, known, writable)
+                part = placement_part(self._context, known, scanned.bookies)
             except (NoTopologyError, InvalidTopologyError) as error:
                 yield replace(found, parts=(*found.parts, CheckPart(RunKind.PLACEMENT.value, str(error))))
                 return

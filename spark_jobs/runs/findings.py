@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -16,7 +15,6 @@ from bookie.model.severity import Severity
 from bookie.model.times import rfc3339
 from spark_jobs.checks.sql_text import in_list, literal
 from spark_jobs.report.summary import FindingSums, SeverityCount, WorstLedger
-from spark_jobs.report.writing import FINDINGS
 from spark_jobs.runs.held_back import FoundLedger, HeldBookies
 
 _LEDGER: Final = (
@@ -54,13 +52,16 @@ _FACTS: Final = f"""
 """
 
 
-def write_findings(ledgers: DataFrame, others: DataFrame, directory: Path, held: HeldBookies | None = None) -> None:
-    """Add findings to the run's directory, with the run's id, which is its name, as first column.
+def write_findings(
+    ledgers: DataFrame, others: DataFrame, folder: str, run_id: str, held: HeldBookies | None = None
+) -> None:
+    """Add findings to a folder of a Hadoop file system, with the run's id as first column.
 
     Args:
         ledgers: ``ledgers_found``.
         others: findings of any other kind.
-        directory: of the run.
+        folder: its URI.
+        run_id: of the run.
         held: what is held back; a finding because of which nothing is marked gets the reason in its detail.
     """
     if held is not None and (held.times or held.limit_from is not None):
@@ -74,8 +75,8 @@ def write_findings(ledgers: DataFrame, others: DataFrame, directory: Path, held:
         found = found.drop("critical_missing", "ledger_rank")
     else:
         found = ledgers.selectExpr("inline(found)")
-    named = found.unionByName(others).select(F.lit(directory.name).alias("run_id"), "*")
-    named.write.mode("append").parquet((directory / FINDINGS).resolve().as_uri())
+    named = found.unionByName(others).select(F.lit(run_id).alias("run_id"), "*")
+    named.write.mode("append").parquet(folder)
 
 
 def _limited(ledgers: DataFrame, first: LedgerId) -> str:

@@ -7,7 +7,8 @@ once, which it has read for its other checks as well.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -15,6 +16,7 @@ from typing import Final
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
+from bookie.metadata.bookies.registration import Bookies
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import Severity
@@ -62,12 +64,15 @@ class PlacementTally:
 
     fragments: Counter[Spread] = field(default_factory=Counter)
     ensembles: Counter[Spread] = field(default_factory=Counter)
+    outside_fragments: int = 0
+    """Fragments with a member outside the bookie groups of the ledger."""
     matrix: RackMatrix = field(default_factory=RackMatrix)
 
     def plus(self, other: PlacementTally) -> None:
         """Add what was judged of other ledgers."""
         self.fragments += other.fragments
         self.ensembles += other.ensembles
+        self.outside_fragments += other.outside_fragments
         self.matrix.plus(other.matrix)
 
 
@@ -96,7 +101,7 @@ class PlacementPart:
         found = report_sink.ledgers_found(misplaced).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with self._context.tasks(Phase.CHECK, is_told=is_told):
-                counted = verdicts.groupBy("spread").agg({"fragments": "sum", "*": "count"}).collect()
+                counted = verdicts.groupBy("spread", "is_outside").agg({"fragments": "sum", "*": "count"}).collect()
                 sums = report_sink.sums(found)
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
                 worst = report_sink.worst_ledgers(found, limit) if limit else ()
@@ -104,6 +109,7 @@ class PlacementPart:
             for row in counted:
                 tally.fragments[Spread(row["spread"])] += row["sum(fragments)"]
                 tally.ensembles[Spread(row["spread"])] += row["count(1)"]
+                tally.outside_fragments += row["sum(fragments)"] if row["is_outside"] else 0
             fixable = findings.where("is_fixable AND state = 'CLOSED'").select("ledger_id").distinct()
             unknown = findings.where(_UNKNOWN).drop("is_fixable")
             yield JudgedPlacement(found, unknown, fixable, sums, worst)
@@ -140,6 +146,8 @@ class PlacementPart:
             misplaced_fragments=fragments[Spread.MISPLACED],
             as_good_as_possible_fragments=fragments[Spread.AS_GOOD_AS_POSSIBLE],
             unknown_fragments=fragments[Spread.UNKNOWN],
+            outside_groups_fragments=tally.outside_fragments,
+            unreadable_groups_fragments=fragments[Spread.UNREADABLE_GROUPS],
             unknown_bookies=tuple(_unknown_bookies(totals, self._rules.topology)),
             rack_numbers=matrix.numbers,
             racks=matrix.pairs,
@@ -147,13 +155,13 @@ class PlacementPart:
         )
 
 
-def placement_part(context: RunContext, bookies: Sequence[BookieId], writable: Sequence[BookieId]) -> PlacementPart:
+def placement_part(context: RunContext, known: AbstractSet[BookieId], bookies: Bookies) -> PlacementPart:
     """The check with the topology as it is now.
 
     Args:
         context: of the run.
-        bookies: every known bookie, registered or not.
-        writable: those that take copies.
+        known: every known bookie, registered or not.
+        bookies: those that are registered.
 
     Raises:
         NoTopologyError: there is none.
@@ -165,18 +173,30 @@ def placement_part(context: RunContext, bookies: Sequence[BookieId], writable: S
             "there is no topology, so no placement can be judged: write a topology file and pass it with "
             "--topology-file, or store the topology in ZooKeeper"
         )
-    rules = PlacementRules.of(context.settings.placement_policy, topology, bookies, writable)
+    rules = PlacementRules.of(
+        context.settings.placement_policy, topology, sorted(known), bookies.writable, bookies.registered
+    )
     return PlacementPart(context, rules, source)
 
 
 def not_judged(counts: PlacementCounts) -> tuple[str, ...]:
     """Why the check is not complete, one sentence each."""
+    return (*_unknown_places(counts), *_unreadable_groups(counts))
+
+
+def _unreadable_groups(counts: PlacementCounts) -> Iterator[str]:
+    if counts.unreadable_groups_fragments:
+        what = f"{counts.unreadable_groups_fragments} fragments were judged without bookie groups"
+        yield f"{what}, as the custom metadata of their ledgers cannot be read"
+
+
+def _unknown_places(counts: PlacementCounts) -> Iterator[str]:
     if not counts.unknown_fragments:
-        return ()
+        return
     some = ", ".join(counts.unknown_bookies[:_NAMED_MAX])
     more = f" and {len(counts.unknown_bookies) - _NAMED_MAX} more" if len(counts.unknown_bookies) > _NAMED_MAX else ""
     what = f"{counts.unknown_fragments} fragments were not judged"
-    return (f"{what}, as {counts.topology} has no location for {some}{more} stand: add them",)
+    yield f"{what}, as {counts.topology} has no location for {some}{more}: add them"
 
 
 def _unknown_bookies(totals: ScanTotals, topology: Topology) -> list[BookieId]:

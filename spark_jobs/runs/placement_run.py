@@ -1,4 +1,4 @@
-"""The run of the placement check: which ensembles break the rack, zone and region policy.
+"""The run of the placement check: which ensembles break the policy, or are outside the groups of a ledger.
 
 It judges by the topology alone and marks nothing, as Apache's (docs/formats.md#auditor-checks): a misplaced ledger has
 every copy it needs, and moving copies costs. With ``mark_misplaced`` it marks, with an empty list of replicas, the
@@ -51,7 +51,7 @@ class PlacementRun:
         self._context.begin(Phase.PLAN)
         bookies = self._cluster.bookies()
         known = cookies | bookies.registered
-        part = placement_part(self._context, sorted(known), sorted(bookies.writable))
+        part = placement_part(self._context, known, bookies)
         if self._settings.mark_misplaced:
             held = held_because(known, bookies.registered, 0, None, self._settings.missing_share_max)
             if held is not None:

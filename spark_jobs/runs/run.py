@@ -141,7 +141,13 @@ def run_check(
             # Beside the run: a store that hangs must not delay marks.
             fetching = threading.Thread(target=_exchange, args=(store, settings), name="fetched reports", daemon=True)
             fetching.start()
-        report = RunReport(settings.report_dir, run_id, is_needed=is_report_needed, store=store)
+        report = RunReport(
+            settings.report_dir,
+            run_id,
+            is_needed=is_report_needed,
+            store=store,
+            findings_dir=settings.findings_dir,
+        )
         context = RunContext(kind, run_id, spark, settings, cluster, report, clock, gate, progress)
         try:
             execute, completed = _parts(context, rng)

@@ -32,6 +32,7 @@ from spark_jobs.report.store import ReportStore
 from spark_jobs.report.store_runs import send_run
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.findings import write_findings
+from spark_jobs.runs.hadoop_files import move_here
 from spark_jobs.runs.held_back import HeldBookies
 from spark_jobs.runs.mark_log import MarkLog
 from spark_jobs.runs.publish import Marking
@@ -45,8 +46,18 @@ _CAUSES_MAX: Final = 8
 class RunReport:
     """The report of one run. Belongs to the run's thread."""
 
-    def __init__(self, report_dir: Path, run_id: str, *, is_needed: bool, store: ReportStore | None = None) -> None:
+    def __init__(
+        self,
+        report_dir: Path,
+        run_id: str,
+        *,
+        is_needed: bool,
+        store: ReportStore | None = None,
+        findings_dir: str = "",
+    ) -> None:
         """Make the directory. The store, if any, gets the report when it is finished.
+
+        ``findings_dir`` is the URI of the folder through which findings go; empty: executors share ``report_dir``.
 
         Raises:
             ReportDirError: it cannot be made, and the report is needed (``outcome.is_for_report``).
@@ -54,6 +65,7 @@ class RunReport:
         self._report_dir = report_dir
         self._store = store
         self.directory = report_dir / run_id
+        self._findings_dir = findings_dir
         self.problem: ReportDirError | None = None
         """Why there is no report."""
         self._marks = MarkLog(self.directory / TASKS, run_id)
@@ -73,12 +85,23 @@ class RunReport:
         try:
             yield
         except (PySparkException, Py4JError) as error:
-            self._give_up(ReportDirError(f"cannot write the findings to {self.directory}: {_cause(error)}"))
+            where = self._findings_dir or self.directory
+            self._give_up(ReportDirError(f"cannot write the findings to {where}: {_cause(error)}"))
 
     def write_findings(self, ledgers: DataFrame, others: DataFrame, held: HeldBookies | None = None) -> None:
         """Add findings (``findings.write_findings``), unless the report was given up. Call it in ``tolerated``."""
-        if self.problem is None:
-            write_findings(ledgers, others, self.directory, held)
+        if self.problem is not None:
+            return
+        run_id, here = self.directory.name, self.directory / FINDINGS
+        if not self._findings_dir:
+            write_findings(ledgers, others, here.resolve().as_uri(), run_id, held)
+            return
+        folder = f"{self._findings_dir.rstrip('/')}/{run_id}"
+        write_findings(ledgers, others, folder, run_id, held)
+        try:
+            move_here(ledgers.sparkSession, folder, here)
+        except OSError as error:
+            self._give_up(ReportDirError(f"cannot write the findings to {here}: {error.strerror}"))
 
     def note_marks(self, marks: Sequence[Marking], now_ms: int) -> None:
         """Add marks that were confirmed now, unless the report was given up. A failure gives the report up."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.server
 import logging
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,46 +25,23 @@ from spark_jobs.report.sql import ask
 from spark_jobs.report.store import ReportStore, ReportStoreError
 from spark_jobs.report.store_runs import fetch_missing, fetch_run, remove_runs, send_run, send_unsent, stored_runs
 from spark_jobs.store_address import StoreAddressError, parse_address
+from tests.loopback_s3 import CREDENTIALS, KEY_ID, SECRET, s3_server
 from tests.worlds.clocks import ManualClock
 from tests.worlds.report_tables import STORY, write_story
 
 RUNS = [summary.run_id for summary, _ in STORY]
-KEY_ID, SECRET = "AKIDLOOPBACK", "secret-of-the-loopback-store"
 _BUCKET = "audit-reports"
 
 
-_SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
-    """It ends with the process of the tests, whose end closes its input."""
-    command = [sys.executable, "-c", _SERVER]
-    with subprocess.Popen(
-        command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as server:
-        assert server.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{server.stdout.readline().strip()}"
-        finally:
-            server.kill()
+def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with s3_server(tmp_path_factory.mktemp("s3") / "requests.log") as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", KEY_ID),
-        ("AWS_SECRET_ACCESS_KEY", SECRET),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-        ("AWS_EC2_METADATA_DISABLED", "true"),
-    ):
+    for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
 
 

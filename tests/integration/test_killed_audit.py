@@ -1,12 +1,17 @@
-"""An audit dies while it marks what it found; the next one marks the rest and nothing else (R22)."""
+"""An audit is killed: while it marks, the next one marks the rest and nothing else (R22); while it reads, the next one
+continues with what it had read (R108).
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -17,12 +22,17 @@ from bookie.metadata.port import Stat
 from bookie.metadata.runs.records import RunLane, Runs
 from bookie.model.ids import LedgerId
 from bookie.model.run import RunKind, RunState
+from spark_jobs.image.files import cluster_dir, unfinished
 from spark_jobs.one_shot import run as one_shot
 from spark_jobs.one_shot.run import OneShot, run_one_shot
+from spark_jobs.report import writing as report
 from spark_jobs.report.summary import PublishOutcome
+from spark_jobs.runs.run import AuditResult
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings
 from tests.deadlines import PROGRAM_S
+from tests.integration.auditors import when
+from tests.integration.commands import command, environment
 from tests.integration.killed_audit_child import STANDS_STILL
 from tests.sessions import kill9
 from tests.spark.audit_world import Place, closed, opened
@@ -30,6 +40,14 @@ from tests.spark.audit_world import Place, closed, opened
 pytestmark = pytest.mark.integration
 
 LEDGERS = 10
+HEALTHY = closed("a:1", "b:1")
+
+
+SMALL_LEAVES = {leaf * 10_000 + number: HEALTHY for leaf in (1, 2, 3) for number in range(20)}
+"""Three leaves with as many ledgers as one request reads: it is sent at once, whatever the rate."""
+LARGE_LEAF = dict.fromkeys(range(200), HEALTHY)
+FOUND = {5: closed("a:1", "x:1"), 10_005: closed("b:1", "x:1"), 30_007: closed("a:1", "x:1")}
+"""One of the leaf whose reading is interrupted, and two of leaves that are read before."""
 
 
 @pytest.fixture
@@ -49,6 +67,21 @@ def tasks(place: Place) -> dict[LedgerId, Stat]:
     return {task.ledger_id: node.stat for task, node in zip(found, nodes, strict=True)}
 
 
+def use_session(monkeypatch: pytest.MonkeyPatch, spark: SparkSession) -> None:
+    """Audits in this process use this session."""
+
+    @contextmanager
+    def session(settings: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(one_shot, "spark_session", session)
+
+
+def findings(result: AuditResult) -> list[dict[str, Any]]:
+    found = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+    return sorted(({**row, "run_id": ""} for row in found), key=lambda row: row["ledger_id"])
+
+
 def test_an_audit_after_one_that_was_killed_while_it_marked_adds_the_marks_that_are_missing(
     spark: SparkSession, zookeeper: EmbeddedZooKeeper, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,11 +98,7 @@ def test_an_audit_after_one_that_was_killed_while_it_marked_adds_the_marks_that_
     runs = Runs(place.store, place.cluster.root)
     assert [record.state for record in place.do(runs.list(9))] == [RunState.RUNNING]
 
-    @contextmanager
-    def session(settings: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(one_shot, "spark_session", session)
+    use_session(monkeypatch, spark)
     settings = AuditSettings(place.uri, place.report_dir)
     result = run_one_shot(OneShot(RunKind.BOOKIES, settings, SessionSettings(), "me"))
     published = result.summary.published
@@ -83,3 +112,54 @@ def test_an_audit_after_one_that_was_killed_while_it_marked_adds_the_marks_that_
     assert states.pop(result.run_id) is RunState.DONE
     assert list(states.values()) == [RunState.ABANDONED]
     assert place.do(runs.holder(RunLane(RunKind.BOOKIES))) is None
+
+
+@pytest.mark.long  # a process with Spark of its own; tests/spark/test_incremental_audit.py finds the same defects
+def test_an_audit_after_one_that_was_killed_while_it_read_continues_with_the_parts_that_were_finished(
+    spark: SparkSession,
+    zookeeper: EmbeddedZooKeeper,
+    fresh_root: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
+        place.register("a:1", "b:1")
+        place.add_cookies("a:1", "b:1", "x:1")
+        ledgers = LARGE_LEAF | SMALL_LEAVES | FOUND
+        place.create(ledgers)
+        image = cluster_dir(place.report_dir / "image", place.cluster)
+
+        async def small_leaves_are_read() -> bool:
+            return len(finished_parts(image)) == len(SMALL_LEAVES) // 20
+
+        # Four tasks, one for each leaf. At this rate, the second request of the large leaf is due in a day.
+        words = ["audit", "run", "--incremental", "--metadata-rate", "0.001", "--master", "local[4]"]
+        words += ["--report-dir", str(place.report_dir)]
+        killed = ManagedProcess.start(
+            "audit", command(*words), log_path=tmp_path / "audit.log", environment=environment(place.uri)
+        )
+        try:
+            place.do(when(small_leaves_are_read))
+            place.do(kill9(zookeeper, killed))
+        finally:
+            place.do(killed.stop())
+        assert place.marked() == {}
+        assert place.do(small_leaves_are_read()), "and the large one was not"
+
+        use_session(monkeypatch, spark)
+        settings = AuditSettings(place.uri, place.report_dir)
+        whole = run_one_shot(OneShot(RunKind.BOOKIES, replace(settings, is_dry_run=True), SessionSettings(), "me"))
+        result = run_one_shot(OneShot(RunKind.BOOKIES, replace(settings, incremental=True), SessionSettings(), "me"))
+        carried = len(SMALL_LEAVES) - len(FOUND.keys() & SMALL_LEAVES.keys())
+        assert (result.summary.image.carried, result.summary.image.carried_problem) == (carried, "")
+        assert result.summary.is_complete
+        assert result.summary.counts.ledgers == len(ledgers)
+        assert findings(result) == findings(whole) != []
+        assert whole.summary.image.carried == 0
+        assert place.marked() == {number: ["x:1"] for number in FOUND}
+        assert place.audited() == {"x:1"}
+        assert finished_parts(image) == [], "what was continued is not kept"
+
+
+def finished_parts(image: Path) -> list[Path]:
+    return [part for left in unfinished(image) for part in left.glob("part-*.json")]

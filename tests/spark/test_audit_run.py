@@ -395,10 +395,19 @@ def test_accepted_losses_cost_no_request_per_ledger(
     assert reads == [1]
 
 
-def test_a_run_sends_its_report_to_the_store(place: Place, spark: SparkSession, tmp_path: Path) -> None:
-    result = run_audit(spark, AuditSettings(place.uri, place.report_dir, report_store=f"file://{tmp_path}/store"))
+def test_a_run_sends_its_report_to_the_store_also_if_findings_come_through_a_folder(
+    place: Place, spark: SparkSession, tmp_path: Path
+) -> None:
+    folder = tmp_path / "findings"
+    settings = AuditSettings(
+        place.uri, place.report_dir, report_store=f"file://{tmp_path}/store", findings_dir=f"file://{folder}"
+    )
+    result = run_audit(spark, settings)
 
     assert not result.report_problem
+    assert folder.is_dir()
+    assert list(folder.iterdir()) == [], "nothing stays there"
+    assert {row["ledger_id"] for row in read_findings(place.report_dir, result.run_id, 100).rows} >= set(LOST)
     there = tmp_path / "elsewhere"
     store = opened_store(f"file://{tmp_path}/store")
     assert store is not None

@@ -35,7 +35,7 @@ def ledger(
 
 
 def table(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
-    return spark.createDataFrame([(*row, *NO_OWNER) for row in rows], LEDGER_DDL)
+    return spark.createDataFrame([(*row, *NO_OWNER, None) for row in rows], LEDGER_DDL)
 
 
 def check(

@@ -56,7 +56,7 @@ def drawn_rows(count: int) -> list[tuple[Any, ...]]:
 
 def test_severity_equals_the_pure_function(spark: SparkSession) -> None:
     rows = drawn_rows(2_000)
-    table = bookie_check(spark.createDataFrame([(*row, *NO_OWNER) for row in rows], LEDGER_DDL), LIVE, DRAINING)
+    table = bookie_check(spark.createDataFrame([(*row, *NO_OWNER, None) for row in rows], LEDGER_DDL), LIVE, DRAINING)
     found = {row["ledger_id"]: row for row in table.collect()}
     expected = {}
     for ledger_id, _, _, write_quorum, ack_quorum, *_, fragments, _ in rows:

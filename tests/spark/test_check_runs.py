@@ -24,6 +24,7 @@ from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.isolation import POLICY_KEY
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.run import RunKind, RunState
 from bookie.model.spread import PlacementPolicy
@@ -78,6 +79,13 @@ def store_topology(place: Place, **more: str) -> None:
     place.do(TopologyStore(place.store, place.cluster).write(text))
 
 
+def of_groups(metadata: LedgerMetadata, groups: str) -> LedgerMetadata:
+    """With the custom metadata of a namespace that has these bookie groups."""
+    name = "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy"
+    policy = {"policyClass": name, "properties": {"isolationBookieGroups": groups}}
+    return replace(metadata, custom=(("application", b"pulsar"), (POLICY_KEY, json.dumps(policy).encode())))
+
+
 def check_time(place: Place, kind: CheckKind) -> int:
     return place.do(CheckTimes(place.store, place.cluster).read(kind))
 
@@ -126,13 +134,20 @@ def test_without_a_topology_there_is_nothing_to_judge_by(spark: SparkSession, pl
 
 
 def test_what_a_replacement_would_improve_is_marked_on_demand_alone(spark: SparkSession, place: Place) -> None:
-    store_topology(place)
+    grouped = {name: {"rack": where} for name, where in TOPOLOGY.items()}
+    groups = {"red": {"a:1": grouped["a:1"], "c:1": grouped["c:1"]}, "blue": {"d:1": grouped["d:1"]}}
+    place.do(TopologyStore(place.store, place.cluster).write(json.dumps({"b:1": "/r1", "x:1": "/r2", **groups})))
+    place.create({20: of_groups(closed("a:1", "d:1"), "red"), 21: of_groups(closed("a:1", "c:1"), "red")})
     dry = place.check(spark, RunKind.PLACEMENT, mark_misplaced=True, is_dry_run=True)
     assert (place.marked(), dry.summary.published.outcome) == ({}, PublishOutcome.DRY_RUN)
     assert check_time(place, CheckKind.PLACEMENT) == -1
+    assert dry.summary.placement is not None
+    assert dry.summary.placement.outside_groups_fragments == 1
+    found = pq.read_table(dry.summary_path.parent / report.FINDINGS).to_pylist()
+    assert [row["detail"] for row in found if row["ledger_id"] == 20] == ["d:1 outside the bookie groups red"]
     policy = PlacementPolicy(min_racks=2, is_strict=True)
     place.check(spark, RunKind.PLACEMENT, mark_misplaced=True, placement_policy=policy)
-    assert place.marked() == {2: [], 3: [], 10_001: []}
+    assert place.marked() == {2: [], 3: [], 20: [], 10_001: []}
 
 
 def test_a_lost_bookie_is_marked_once_its_delay_is_over(spark: SparkSession, place: Place) -> None:

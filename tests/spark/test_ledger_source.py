@@ -150,7 +150,7 @@ def test_every_ledger_has_a_row(spark: SparkSession, filled: Place) -> None:
             {"first_entry_id": 10, "last_entry_id": 19, "members": ["a:1", "d:1", "c:1"]},
         ],
         "error": None,
-        **dict.fromkeys(OWNER_COLUMNS),
+        **dict.fromkeys((*OWNER_COLUMNS, "bookie_groups")),
     }
     assert rows[HUGE_ID].asDict() == rows[7].asDict() | {"ledger_id": HUGE_ID}
     assert (rows[0]["state"], rows[0]["last_entry_id"], rows[0]["ctime_ms"]) == ("OPEN", None, 1_700_000_000_000)

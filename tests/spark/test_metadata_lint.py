@@ -53,14 +53,14 @@ def row(ledger_id: int, metadata: LedgerMetadata) -> tuple[Any, ...]:
         (each.first_entry_id, metadata.fragment_last_entry_id(index), list(each.members))
         for index, each in enumerate(metadata.fragments)
     ]
-    return (ledger_id, metadata.state.name, *sizes, *end, "CRC32C", None, 3, parts, None, *NO_OWNER)
+    return (ledger_id, metadata.state.name, *sizes, *end, "CRC32C", None, 3, parts, None, *NO_OWNER, None)
 
 
 def test_faults_equal_the_pure_functions(spark: SparkSession) -> None:
     rng = random.Random(98)
     readable = [drawn(rng) for _ in range(1_500)]
     rows = [row(number, metadata) for number, metadata in enumerate(readable)]
-    rows += [(len(rows) + number, *[None] * 10, reason, *NO_OWNER) for number, reason in enumerate(REFUSED)]
+    rows += [(len(rows) + number, *[None] * 10, reason, *NO_OWNER, None) for number, reason in enumerate(REFUSED)]
     table = spark.createDataFrame(rows, LEDGER_DDL)
     lint = metadata_faults(table)
     assert lint.dtypes == bookie_check(table, []).dtypes, "the columns are those of every check"
@@ -88,7 +88,7 @@ def test_every_fault_is_a_kind_of_finding() -> None:
 
 def test_only_the_given_recoveries_are_stuck(spark: SparkSession) -> None:
     rows = [
-        (number, "IN_RECOVERY", 1, 1, 1, None, None, "CRC32C", None, 3, [(0, None, ["a"])], None, *NO_OWNER)
+        (number, "IN_RECOVERY", 1, 1, 1, None, None, "CRC32C", None, 3, [(0, None, ["a"])], None, *NO_OWNER, None)
         for number in range(3)
     ]
     table = spark.createDataFrame(rows, LEDGER_DDL)

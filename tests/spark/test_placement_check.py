@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -18,22 +19,55 @@ from spark_jobs.checks.placement_check import ensemble_verdicts, placed_fragment
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
 from spark_jobs.checks.rack_matrix import cells_of, rack_cells
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
+from spark_jobs.group_rows import wish_of
 from spark_jobs.runs.rack_matrix import RackMatrix
 
 pytestmark = pytest.mark.spark
 
-TOPOLOGY = parse_topology('{"a": "/r1", "b": "/r1", "c": "/r2", "d": "/r2", "e": "/r3", "o\\\\f": "/r3"}')
+RACKS = {"a": "/r1", "b": "/r1", "c": "/r2", "d": "/r2", "e": "/r3", "o\\f": "/r3"}
+GROUPS = {"red": "ace", "blue": "bd"}
+TOPOLOGY = parse_topology(
+    json.dumps({**{name: {each: {"rack": RACKS[each]} for each in GROUPS[name]} for name in GROUPS}, "o\\f": "/r3"})
+)
 NAMES = ["a", "b", "c", "d", "e", "o\\f", "unknown"]
 RULES = PlacementRules.of(PlacementPolicy(min_racks=2), TOPOLOGY, map(BookieId, NAMES), [BookieId("c"), BookieId("e")])
+WISHES: list[dict[str, Any] | None] = [
+    None,
+    {"primary": ["red"], "secondary": [], "problem": None},
+    {"primary": ["red"], "secondary": ["blue"], "problem": None},
+    {"primary": None, "secondary": None, "problem": "no JSON"},
+]
 
 Parts = Sequence[tuple[int, int | None, Sequence[str]]]
 
 
-def row(ledger_id: int, parts: Parts, write_quorum: int = 2, *, last: int | None = None) -> tuple[Any, ...]:
+def row(
+    ledger_id: int,
+    parts: Parts,
+    write_quorum: int = 2,
+    *,
+    last: int | None = None,
+    wish: dict[str, Any] | None = None,
+) -> tuple[Any, ...]:
     state = "OPEN" if parts[-1][1] is None else "CLOSED"
     end = parts[-1][1] if last is None else last
     fragments = [(first, until, list(members)) for first, until, members in parts]
-    return (ledger_id, state, len(parts[0][2]), write_quorum, 1, end, 100, "CRC32C", None, 3, fragments, None)
+    return (
+        ledger_id,
+        state,
+        len(parts[0][2]),
+        write_quorum,
+        1,
+        end,
+        100,
+        "CRC32C",
+        None,
+        3,
+        fragments,
+        None,
+        *NO_OWNER,
+        wish,
+    )
 
 
 def judged(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -45,7 +79,7 @@ def judged(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> tuple[list[d
 
 
 def table(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
-    return spark.createDataFrame([(*row, *NO_OWNER) for row in rows], LEDGER_DDL)
+    return spark.createDataFrame(rows, LEDGER_DDL)
 
 
 def test_each_kind_of_fragment_is_told_for_what_it_is(spark: SparkSession) -> None:
@@ -59,7 +93,9 @@ def test_each_kind_of_fragment_is_told_for_what_it_is(spark: SparkSession) -> No
             row(5, [(0, 9, ["a", "unknown"])]),
             row(6, [(0, -1, "ab")]),
             row(7, [(0, 9, "ab")], write_quorum=1),
-            (8, *[None] * 10, "cut short"),
+            (8, *[None] * 10, "cut short", *NO_OWNER, None),
+            row(9, [(0, 9, "ad")], wish=WISHES[1]),
+            row(10, [(0, 9, "ad")], wish=WISHES[3]),
         ],
     )
     assert [(each["ledger_id"], each["fragment_index"], each["kind"], each["is_fixable"]) for each in found] == [
@@ -67,8 +103,12 @@ def test_each_kind_of_fragment_is_told_for_what_it_is(spark: SparkSession) -> No
         (3, 0, "MISPLACED", True),
         (3, 1, "MISPLACED", True),
         (5, 0, "UNKNOWN_PLACE", False),
+        (9, 0, "MISPLACED", True),
+        (10, 0, "UNKNOWN_PLACE", False),
     ]
-    first, _, tail, unknown = found
+    first, _, tail, unknown, stranger, unreadable = found
+    assert (stranger["severity"], stranger["detail"]) == ("misplaced", "d outside the bookie groups red")
+    assert (unreadable["severity"], unreadable["detail"]) == (None, "no JSON")
     assert (first["severity"], first["severity_rank"], first["missing"], first["entries"]) == ("misplaced", 6, [], 10)
     assert first["detail"] == "positions 0, 1 are in /r1 and need 2 racks"
     assert (tail["fragment_last_entry_id"], tail["is_last_fragment"], tail["state"]) == (None, True, "OPEN")
@@ -83,18 +123,20 @@ def test_the_verdict_in_spark_is_that_of_the_pure_function(spark: SparkSession) 
     rows = []
     for ledger_id in range(300):
         size = rng.randint(1, 5)
-        rows.append(row(ledger_id, [(0, 9, rng.sample(NAMES, size))], rng.randint(1, size)))
+        rows.append(row(ledger_id, [(0, 9, rng.sample(NAMES, size))], rng.randint(1, size), wish=rng.choice(WISHES)))
     found, verdicts = judged(spark, rows)
     expected = {}
     for ledger_id, each in enumerate(rows):
-        verdict = RULES.judge(each[10][0][2], each[3])
-        if verdict.spread in (Spread.MISPLACED, Spread.UNKNOWN):
+        verdict = RULES.judge(each[10][0][2], each[3], *wish_of(each[-1]))
+        if verdict.spread in (Spread.MISPLACED, Spread.UNKNOWN, Spread.UNREADABLE_GROUPS):
             expected[ledger_id] = (verdict.spread is Spread.MISPLACED, verdict.detail, verdict.is_fixable)
     assert {each["ledger_id"]: (each["kind"] == "MISPLACED", each["detail"], each["is_fixable"]) for each in found} == (
         expected
     )
     assert sum(each["fragments"] for each in verdicts) == len(rows)
-    assert len({(tuple(each["members"]), each["write_quorum"]) for each in verdicts}) == len(verdicts)
+    judged_once = {(tuple(each["members"]), each["write_quorum"], str(each["bookie_groups"])) for each in verdicts}
+    assert len(judged_once) == len(verdicts)
+    assert {each["is_outside"] for each in verdicts} == {True, False}
 
 
 def test_the_matrix_in_spark_is_the_sum_of_the_pure_cells(spark: SparkSession) -> None:

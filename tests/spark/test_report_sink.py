@@ -27,7 +27,7 @@ def row(ledger_id: int, *ensembles: str) -> tuple[Any, ...]:
 
 
 def ledgers(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
-    return spark.createDataFrame([(*row, *NO_OWNER) for row in rows], LEDGER_DDL)
+    return spark.createDataFrame([(*row, *NO_OWNER, None) for row in rows], LEDGER_DDL)
 
 
 def test_findings_judged_within_a_ledger_are_those_grouped_by_ledger(spark: SparkSession) -> None:

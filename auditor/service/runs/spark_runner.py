@@ -85,6 +85,7 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         metadata_uri=settings.metadata_uri,
         report_dir=settings.report_dir,
         report_store=settings.report_store,
+        findings_dir=settings.findings_dir,
         is_dry_run=request.is_dry_run,
         missing_share_max=settings.missing_share_max,
         critical_delay_s=settings.critical_delay_s,

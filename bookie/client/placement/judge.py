@@ -1,9 +1,9 @@
 """The verdict on the placement of an existing ensemble: what breaks the policy, or the groups that a ledger asks for.
 
 A policy that requires more racks, zones or regions than the topology has cannot be met. Unless it is strict, an
-ensemble that spans all of them adheres, and so does one that has a member outside the primary groups only because these
-groups have fewer bookies than the ensemble. Without a topology, and with a member whose location is not known, there is
-no verdict: a default rack would make a guess of it.
+ensemble that spans all of them adheres, and so does one with members outside the primary groups, if these have fewer
+bookies than the ensemble and Pulsar's rule permits the others then (``bookie.model.isolation``). Without a topology,
+and with a member whose location is not known, there is no verdict: a default rack would make a guess of it.
 
 Only the topology counts, not who is registered: an outage moves nothing.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.model.ids import BookieId
-from bookie.model.isolation import Isolation, isolation_of, isolation_problem
+from bookie.model.isolation import Isolation, isolation_of, isolation_problem, strangers, strangers_text
 from bookie.model.spread import PlacementPolicy, adherence, count_domains
 from bookie.model.topology import Topology
 
@@ -31,7 +31,7 @@ class Faults:
     """How far an ensemble is from the policy. Compare ``cost``: the smaller, the better."""
 
     outside: int = 0
-    """Members outside the primary groups of the ledger, beyond those that the groups are too small for."""
+    """Members that the groups of the ledger do not permit (``strangers``)."""
     shortfall: int = 0
     """Missing racks, zones and regions over all write sets."""
     unknown: tuple[BookieId, ...] = ()
@@ -78,26 +78,18 @@ class EnsembleJudge:
             unknown = found.unknown or tuple(members)
             names = ", ".join(dict.fromkeys(unknown))
             return Faults(unknown=unknown, detail=f"no location is known of {names}")
-        strangers = self._outside(members, custom)
+        wish, groups = self._wish(custom), self.topology.groups
+        outside = strangers(members, wish, groups)
         details = [str(found.thin[0])] if found.thin else []
-        if strangers:
-            details.insert(0, f"{', '.join(strangers)} outside the bookie groups {self._wish(custom)}")
-        return Faults(len(strangers), found.shortfall, detail="; ".join(details))
+        if wish is not None and outside:
+            details.insert(0, strangers_text(outside, wish, groups))
+        return Faults(len(outside), found.shortfall, detail="; ".join(details))
 
     def preferred(self, bookies: Collection[BookieId], custom: Custom) -> frozenset[BookieId]:
         """Those of ``bookies`` in the primary groups of the ledger; all of them if it asks for none."""
         wish = self._wish(custom)
         everyone = frozenset(bookies)
         return everyone if wish is None else self.topology.groups.among(everyone, wish.primary)
-
-    def _outside(self, members: Sequence[BookieId], custom: Custom) -> list[BookieId]:
-        wish = self._wish(custom)
-        if wish is None:
-            return []
-        groups = self.topology.groups
-        outside = sorted(set(members) - groups.among(members, wish.primary))
-        declared = frozenset[str]().union(*(groups.names.get(name, ()) for name in wish.primary))
-        return outside[max(0, len(members) - len(declared)) :]
 
     def _wish(self, custom: Custom) -> Isolation | None:
         """The primary groups that the ledger asks for; None if there are none, or they cannot be respected."""

@@ -308,6 +308,13 @@ def _placement(counts: PlacementCounts) -> Detail:
         ("As good as possible", f"{number(counts.as_good_as_possible_fragments)} fragments: there are too few domains"),
         ("Not judged", f"{number(counts.unknown_fragments)} fragments with a bookie of unknown place"),
     ]
+    if counts.outside_groups_fragments:
+        rows.append(
+            ("Outside their groups", f"{number(counts.outside_groups_fragments)} of the badly spread fragments")
+        )
+    if counts.unreadable_groups_fragments:
+        what = f"{number(counts.unreadable_groups_fragments)} fragments, judged by failure domains alone"
+        rows.append(("Groups unreadable", what))
     if counts.unknown_bookies:
         rows.append(("Place unknown", some(counts.unknown_bookies)))
     return Detail("Placement", "How write quorums spread over failure domains.", tuple(rows))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode, encode
 from bookie.model.ids import BookieId, EntryId
+from bookie.model.isolation import POLICY_KEY, UnreadableIsolationError, isolation_of
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from bookie.model.ownership import OWNER_COLUMNS, owner_names, owner_of
 from spark_jobs.datasource import counts as counts_module
@@ -36,7 +37,13 @@ def custom_metadata() -> st.SearchStrategy[tuple[tuple[str, bytes], ...]]:
     pulsars = name.map(
         lambda text: [("application", b"pulsar"), ("component", b"managed-ledger"), ("pulsar/managed-ledger", text)]
     )
-    return st.one_of(anything, pulsars).map(tuple)
+    policies = st.sampled_from([b'{"isolationBookieGroups": "red,blue", "secondaryIsolationBookieGroups": "b"}', b"7"])
+    groups = policies.map(
+        lambda text: [
+            (POLICY_KEY, b'{"policyClass": "IsolatedBookieEnsemblePlacementPolicy", "properties": %b}' % text)
+        ]
+    )
+    return st.one_of(anything, pulsars, groups).map(tuple)
 
 
 @st.composite
@@ -92,7 +99,18 @@ def expected_row(data: bytes) -> Mapping[str, Any]:
         "fragments": fragments,
         "error": None,
         **dict(zip(OWNER_COLUMNS, owner_names(owner_of(metadata.custom)), strict=True)),
+        "bookie_groups": expected_groups(metadata),
     }
+
+
+def expected_groups(metadata: LedgerMetadata) -> Mapping[str, Any] | None:
+    try:
+        wish = isolation_of(metadata.custom)
+    except UnreadableIsolationError as error:
+        return {"primary": None, "secondary": None, "problem": str(error)}
+    if wish is None:
+        return None
+    return {"primary": sorted(wish.primary), "secondary": sorted(wish.secondary), "problem": None}
 
 
 def rows_of(encoded: Sequence[bytes], live: frozenset[str] | None = None) -> list[Mapping[str, Any]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookie.client.placement.judge import EnsembleJudge
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.model.ids import BookieId
+from bookie.model.isolation import POLICY_KEY, Isolation
 from bookie.model.spread import PlacementPolicy, adherence
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
 
@@ -81,3 +84,70 @@ def test_a_verdict_agrees_with_the_policy(
 def test_rules_can_be_sent_to_an_executor() -> None:
     sent = pickle.loads(pickle.dumps(rules(PlacementPolicy())))
     assert sent.judge(letters("ac"), 2).spread is Spread.MET
+
+
+GROUPS = parse_topology(
+    json.dumps(
+        {
+            "red": {name: {"rack": where} for name, where in (("a", "/r1"), ("b", "/r1"), ("c", "/r2"))},
+            "blue": {name: {"rack": where} for name, where in (("d", "/r3"), ("e", "/r4"))},
+            "green": {"f": {"rack": "/r5"}},
+            "g": "/r6",
+        }
+    )
+)
+RED = Isolation(frozenset({"red"}), frozenset({"blue"}))
+
+
+def grouped(writable: str, registered: str = "abcdefg") -> PlacementRules:
+    sets = letters("abcdefg"), letters(writable), letters(registered)
+    return PlacementRules.of(PlacementPolicy(min_racks=2), GROUPS, *sets)
+
+
+def test_a_member_outside_the_groups_is_misplaced_also_if_the_racks_are_enough() -> None:
+    judged = grouped("abcdefg").judge(letters("af"), 2, RED)
+    assert (judged.spread, judged.is_outside, judged.is_fixable) == (Spread.MISPLACED, True, True)
+    assert judged.detail == "f outside the bookie groups red; secondary blue"
+    assert grouped("abcdefg").judge(letters("af"), 2).spread is Spread.MET
+    assert grouped("abcdefg").judge(letters("ac"), 2, RED).spread is Spread.MET
+    assert grouped("abcdefg").judge(letters("adce"), 2, RED).spread is Spread.MET, "red has three bookies for four"
+
+
+def test_only_a_bookie_that_the_groups_permit_makes_it_fixable() -> None:
+    assert not grouped("afg").judge(letters("af"), 2, RED).is_fixable
+    assert not grouped("de", "ade").judge(letters("af"), 2, RED).is_fixable, "secondary bookies would be strangers too"
+    assert grouped("c").judge(letters("af"), 2, RED).is_fixable
+    thin = grouped("dg").judge(letters("ab"), 2, RED)
+    assert (thin.spread, thin.is_outside, thin.is_fixable) == (Spread.MISPLACED, False, False)
+    assert grouped("cd").judge(letters("ab"), 2, RED).is_fixable
+
+
+def test_unreadable_groups_are_not_taken_for_none() -> None:
+    rules = grouped("abcdefg")
+    judged = rules.judge(letters("af"), 2, None, "no JSON")
+    assert (judged.spread, judged.detail) == (Spread.UNREADABLE_GROUPS, "no JSON")
+    assert rules.judge(letters("ab"), 2, None, "no JSON").spread is Spread.MISPLACED
+
+
+@given(
+    st.lists(st.sampled_from(letters("abcdefg")), min_size=1, max_size=4, unique=True),
+    st.frozensets(st.sampled_from(["red", "blue", "green"]), min_size=1),
+    st.frozensets(st.sampled_from(["red", "blue", "green"])),
+    st.integers(1, 4),
+)
+def test_what_is_misplaced_is_what_a_replicator_would_move(
+    members: list[BookieId], primary: frozenset[str], secondary: frozenset[str], quorum: int
+) -> None:
+    """Otherwise a mark of the check would end without a move, or a debt would never end."""
+    properties = {
+        "isolationBookieGroups": ",".join(sorted(primary)),
+        "secondaryIsolationBookieGroups": ",".join(sorted(secondary)),
+    }
+    policy = {"policyClass": "IsolatedBookieEnsemblePlacementPolicy", "properties": properties}
+    custom = ((POLICY_KEY, json.dumps(policy).encode()),)
+    quorum = min(quorum, len(members))
+    faults = EnsembleJudge.of(PlacementPolicy(min_racks=2), GROUPS).faults(members, quorum, custom)
+    judged = grouped("abcdefg").judge(members, quorum, Isolation(primary, secondary))
+    assert (judged.spread is Spread.MISPLACED) == (not faults.is_adhering)
+    assert judged.is_outside == (faults.outside > 0)
+    assert judged.detail == faults.detail

@@ -31,6 +31,8 @@ from bookie.model.isolation import (
     allowed_bookies,
     isolation_of,
     isolation_problem,
+    strangers,
+    strangers_text,
 )
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.wire.port import Status
@@ -163,6 +165,40 @@ def test_suited_agrees_with_pulsars_way_of_excluding(
     custom = wish(",".join(sorted(primary)), ",".join(sorted(secondary)))
     known = BookieGroups({name: frozenset(map(str, members)) for name, members in groups.items()})
     assert allowed_bookies(custom, known, bookies, ensemble_size) == expected
+
+
+@given(
+    st.dictionaries(_GROUPS, _BOOKIES),
+    st.frozensets(_GROUPS, min_size=1),
+    st.frozensets(_GROUPS),
+    st.frozensets(st.sampled_from([BookieId(name) for name in "abcdefghij"]), min_size=1, max_size=4),
+)
+def test_strangers_are_what_repair_would_not_choose_with_every_bookie_available(
+    groups: dict[str, frozenset[BookieId]],
+    primary: frozenset[str],
+    secondary: frozenset[str],
+    members: frozenset[BookieId],
+) -> None:
+    known = BookieGroups({name: frozenset(map(str, of)) for name, of in groups.items()})
+    asked = Isolation(primary, secondary)
+    everyone = members.union(*groups.values())
+    custom = wish(",".join(sorted(primary)), ",".join(sorted(secondary)))
+    allowed = allowed_bookies(custom, known, everyone, len(members))
+    found = strangers(members, asked, known)
+    assert set(found) == members - allowed
+    assert all(each in strangers_text(found, asked, known) for each in found)
+
+
+def test_a_stranger_is_named_with_the_reason() -> None:
+    asked = Isolation(frozenset({"red"}), frozenset({"blue"}))
+    found = strangers(name_set("a x g"), asked, TOPOLOGY.groups)
+    assert strangers_text(found, asked, TOPOLOGY.groups) == (
+        "g outside the bookie groups red; secondary blue; "
+        "x in the secondary bookie groups blue, and the primary groups red have enough bookies"
+    )
+    assert strangers(name_set("a x"), None, TOPOLOGY.groups) == ()
+    assert strangers(name_set("a x"), asked, NO_GROUPS) == ()
+    assert strangers(name_set("a x"), Isolation(frozenset(), frozenset({"blue"})), TOPOLOGY.groups) == ()
 
 
 def test_groups_are_read_from_pulsars_topology_and_a_host_stands_for_its_bookies() -> None:

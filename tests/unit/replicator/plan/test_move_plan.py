@@ -175,11 +175,13 @@ def test_a_member_outside_the_ledgers_group_is_replaced_by_one_of_the_group_in_a
     assert "b2 outside the bookie groups red" in blocked.detail
 
 
-def test_a_group_smaller_than_the_ensemble_permits_as_many_others() -> None:
-    groups = {"red": {"a1": {"rack": "/a"}}, "blue": GROUPS["blue"]}
+def test_a_group_smaller_than_the_ensemble_permits_bookies_in_no_group_and_none_of_other_groups() -> None:
+    groups = {"red": {"a1": {"rack": "/a"}}, "blue": GROUPS["blue"], "b9": "/b"}
     where = Placement(POLICY, parse_topology(json.dumps(groups)))
-    assert plan_moves(of_red("a1 b2"), writable("a1 b2"), where).is_nothing_missing
-    assert not plan_moves(of_red("c2 b2"), writable("a1 b2 c2"), where).is_nothing_missing
+    bookies = writable("a1 b2 c2 b9").with_groups(where.topology.groups)
+    assert plan_moves(of_red("a1 b9"), bookies, where).is_nothing_missing
+    (step,) = plan_moves(of_red("a1 b2"), bookies, where).steps
+    assert (step.old, step.target) == ("b2", "b9")
 
 
 @given(

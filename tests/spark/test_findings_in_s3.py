@@ -1,0 +1,123 @@
+"""Executors write findings to S3 with Hadoop's s3a, on a server on loopback; commands and the service read them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+
+from auditor.api.http.report_routes import ReportRoutes
+from auditor.service.fetched_reports import FetchedReports
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.model.exit_codes import ExitCode
+from spark_jobs.kept import EVERYTHING
+from spark_jobs.report.files import PAGE
+from tests.deadlines import PROGRAM_S
+from tests.integration.commands import Ended, command, document, environment, output, typed
+from tests.loopback_s3 import CREDENTIALS, KEY_ID, SECRET, s3_server
+from tests.spark.audit_world import Place, closed, opened
+from tests.worlds.clocks import ManualClock
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.integration,
+    pytest.mark.long,
+    pytest.mark.needs("moto"),
+    pytest.mark.needs("hadoop-aws"),
+]
+
+HEALTHY = closed("a:1", "b:1")
+LOST = {5: closed("a:1", "x:1"), 10_005: closed("x:1", "b:1")}
+BUCKET = "audits"
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> Path:
+    return tmp_path / "requests.log"
+
+
+@pytest.fixture
+def endpoint(requests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """With a bucket, and settings of Spark that name the server. The credentials are in the environment alone."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server(requests) as endpoint:
+        fs.S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True).create_dir(BUCKET)
+        classes = os.environ["BKHEAL_HADOOP_AWS_CLASSPATH"]
+        settings = {
+            "spark.driver.extraClassPath": classes,
+            "spark.executor.extraClassPath": classes,
+            "spark.hadoop.fs.s3a.endpoint": endpoint,
+            "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+            "spark.hadoop.fs.s3a.path.style.access": "true",
+            "spark.hadoop.fs.s3a.attempts.maximum": "1",
+            "spark.hadoop.fs.s3a.retry.limit": "1",
+        }
+        (tmp_path / "conf").mkdir()
+        lines = "".join(f"{name} {value}\n" for name, value in settings.items())
+        (tmp_path / "conf" / "spark-defaults.conf").write_text(lines)
+        monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "conf"))
+        yield endpoint
+
+
+@pytest.fixture
+def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
+    with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
+        place.register("a:1", "b:1")
+        place.add_cookies("a:1", "b:1", "x:1")
+        place.create(dict.fromkeys(range(5), HEALTHY) | LOST)
+        yield place
+
+
+def audit(place: Place, *more: str) -> Ended:
+    """A process, whose executors are threads of its Spark."""
+    words = ("audit", "run", "--master", "local[2]", "--output", "json", "--report-dir", str(place.report_dir), *more)
+    return subprocess.run(
+        command(*words), env=environment(place.uri), capture_output=True, timeout=PROGRAM_S, check=False
+    )
+
+
+async def test_findings_that_spark_wrote_to_s3_are_read_on_other_machines(
+    place: Place, endpoint: str, requests: Path, tmp_path: Path
+) -> None:
+    store = f"s3a://{BUCKET}/reports?endpoint_override={endpoint}"
+    ended = audit(place, "--findings-dir", f"s3a://{BUCKET}/findings", "--report-store", store)
+    run_id = document(ended)["run_id"]
+
+    written = [line for line in requests.read_text().splitlines() if f"PUT /{BUCKET}/findings/{run_id}/" in line]
+    assert any("/part-" in line for line in written), "Spark wrote the findings to S3"
+    assert SECRET not in ended.stderr.decode() + ended.stdout.decode()
+    assert KEY_ID not in ended.stderr.decode() + ended.stdout.decode()
+    kept = [path for path in place.report_dir.rglob("*") if path.is_file()]
+    assert not [path for path in kept if SECRET.encode() in path.read_bytes()]
+    selector = fs.FileSelector(f"{BUCKET}/findings", allow_not_found=True, recursive=True)
+    left = fs.S3FileSystem(endpoint_override=endpoint).get_file_info(selector)
+    assert not [info for info in left if info.type is fs.FileType.File], "and the driver took them from there"
+
+    there = ("--report-dir", str(tmp_path / "there"))
+    output(typed(None, "report", "fetch", store, *there))
+    found = document(typed(None, "report", "findings", "latest", *there, "--output", "json"))
+    assert sorted(row["ledger_id"] for row in found["items"]) == sorted(LOST)
+    sql = "SELECT ledger_id FROM findings ORDER BY ledger_id"
+    assert [
+        row["ledger_id"]
+        for row in json.loads(output(typed(None, "report", "sql", sql, *there, "--output", "json")))["items"]
+    ] == (sorted(LOST))
+
+    auditor = tmp_path / "auditor"
+    await FetchedReports(store, auditor, EVERYTHING, ManualClock()).look()
+    assert await ReportRoutes(auditor, report_store=store)._found([f"{run_id}/{PAGE}"]) is not None
+
+
+def test_a_bucket_that_refuses_the_findings_costs_no_marks(place: Place, endpoint: str) -> None:
+    ended = audit(place, "--findings-dir", "s3a://no-such-bucket/findings")
+    assert ended.returncode == ExitCode.CONFIGURATION
+    assert place.marked() == {number: ["x:1"] for number in LOST}
+    told = ended.stderr.decode()
+    assert "cannot write the findings to s3a://no-such-bucket/findings" in told
+    assert SECRET not in told + ended.stdout.decode()
