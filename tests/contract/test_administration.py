@@ -466,7 +466,7 @@ def test_a_bookie_that_does_not_answer_is_unavailable() -> None:
 
 
 def test_a_change_that_has_begun_is_finished_without_its_caller(
-    bookie: Administered, monkeypatch: pytest.MonkeyPatch
+    bookie: Administered, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A checkpoint that is cancelled at a write of the index could be overtaken by the next one."""
     add(bookie, L1, 0)
@@ -497,6 +497,9 @@ def test_a_change_that_has_begun_is_finished_without_its_caller(
             for gate in gates.values():
                 gate.set()
 
-    bookie.thread.run(leave())
-    until(bookie, lambda: not bookie.node.storage.memory.is_flushing and bookie.node.read_only.wish is not None)
+    with caplog.at_level(logging.INFO, "bkheal.audit"):
+        bookie.thread.run(leave())
+        until(bookie, lambda: not bookie.node.storage.memory.is_flushing and bookie.node.read_only.wish is not None)
+        until(bookie, lambda: len([each for each in caplog.records if each.name == "bkheal.audit"]) == 2)
+    assert {getattr(each, "who", "") for each in caplog.records if each.name == "bkheal.audit"} == {"olga"}
     call(bookie, lambda client: client.set_read_only(pb.SetReadOnlyRequest(action=pb.SetReadOnlyRequest.CLEAR)))

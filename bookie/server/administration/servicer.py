@@ -136,13 +136,22 @@ class AdministrationServicer(rpc.AdministrationServicer):
     ) -> T:
         """Do what needs the role ``operate``, and record it."""
         trail = Trail("bookie", action, peer_address(context.peer()), detail=detail)
+        is_admitted = False
         try:
             token = metadata_token(context.invocation_metadata() or ())
             caller = self._access.admit(trail.address, token, Role.OPERATE)
             trail.who = caller.name
             who = f"{ANONYMOUS} at {caller.address}" if caller.is_anonymous else caller.name
+            node, is_admitted = self._ready(), True
             async with asyncio.timeout(deadline_s):
-                result = await work(self._ready(), who)
+                result = await work(node, who)
+        except asyncio.CancelledError:
+            if is_admitted:
+                trail.record("the caller left, and it goes on", is_refused=False)
+            raise
+        except TimeoutError as error:
+            trail.record("not done in time, and it goes on", is_refused=False)
+            await _refuse(context, action, error)
         except Exception as error:  # noqa: BLE001  # a request's boundary
             if not isinstance(error, RateLimitedError):
                 trail.record(str(error) or type(error).__name__, is_refused=True)
