@@ -88,7 +88,7 @@ def manifest_of(text: str) -> Manifest:
         values = {name: document[name] for name in names}
         files = tuple(ImageFile(**file) for file in values.pop("files"))
         return Manifest(**values | {"files": files, "bookies": tuple(values["bookies"]), "attendance": attendance})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ImageError(f"its manifest is damaged: {error}") from error
 
 
@@ -114,7 +114,7 @@ def part_of(text: str) -> tuple[ImageFile, ...]:
         if document.pop("crc32") != document_crc32(document):
             raise ImageError("the list of its files is damaged")
         return tuple(ImageFile(**file) for file in document["files"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ImageError(f"the list of its files is damaged: {error}") from error
 
 

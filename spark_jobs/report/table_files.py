@@ -141,7 +141,7 @@ def read_journal(directory: Path) -> Journal | None:
         return Journal(str(document["file"]), tuple(map(str, document["replaces"])))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ReportDirError(
             f"{path} cannot be read ({error}): it is unknown which files of the day count; remove the day's directory"
         ) from error
@@ -180,7 +180,7 @@ def check_version(report_dir: Path) -> None:
             raise ValueError("it is another document")
     except FileNotFoundError:
         return
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ReportDirError(
             f"{path} cannot be read ({error}), so the version of the tables is unknown; if all auditors that write "
             "there are of one release, remove the file: the next run writes it again"

@@ -40,8 +40,11 @@ class RestartingStore:
                 if name in _ENDS:
                     self._is_closed = True
                 elif not self._running and not self._is_closed:
+                    is_marked = name == "collect" and self.engine.is_marked(*arguments)
                     self.restarts += 1
                     self.engine = await self.restart(self.engine, self.restarts % 2 == 0)
+                    if is_marked:  # a mark does not outlive its process, and the collector makes another one
+                        arguments = (arguments[0], self.engine.mark(arguments[0]))
                 self._running += 1
             try:
                 return await getattr(self.engine, name)(*arguments, **named)

@@ -21,13 +21,26 @@ from bookie.storage.entry_logs.log_ends import ends_at
 from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.wire.port import AddBatch, Status
-from tests.contract.test_ledger_storage_contract import KEY, LEDGER, Bookie, batch, entry, ids
+from tests.contract.test_ledger_storage_contract import KEY, LEDGER, RESTARTED, Bookie, batch, entry, ids
 
 OTHER = LedgerId(8)
 SETTINGS = StorageSettings(delete_page_keys=7, list_page_keys=5, flush_page_entries=10)
 
 
-@pytest.fixture(params=["memory", "real"])
+ON_ALL = pytest.mark.parametrize(
+    "bookie",
+    ["memory", "files", f"memory{RESTARTED}", pytest.param(f"files{RESTARTED}", marks=pytest.mark.long)],
+    indirect=True,
+)
+"""For what holds across every restart. The other tests look at entry logs, marks or caches of one life of the store."""
+ONLY_RESTARTED = pytest.mark.parametrize(
+    "bookie", [f"memory{RESTARTED}", pytest.param(f"files{RESTARTED}", marks=pytest.mark.long)], indirect=True
+)
+PASSES_MAX = 3
+"""Each second restart is a crash, after which what was collected may be there again until the next pass."""
+
+
+@pytest.fixture(params=["memory", "files"])
 async def bookie(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bookie]:
     bookie = Bookie(request.param, tmp_path, SETTINGS)
     await bookie.start()
@@ -41,7 +54,7 @@ async def restart(bookie: Bookie, *, cleanly: bool = True) -> None:
 
 
 async def logs(bookie: Bookie) -> list[str]:
-    disk = bookie.twins[1] if bookie.kind == "memory" else bookie.disks[1]
+    disk = bookie.twins[1] if bookie.kind.startswith("memory") else bookie.disks[1]
     return await disk.names("entries")
 
 
@@ -70,6 +83,31 @@ async def test_a_collected_ledger_is_gone_and_stays_fenced(bookie: Bookie, is_fl
         await restart(bookie)
 
 
+@ONLY_RESTARTED
+async def test_what_a_crash_restores_is_collected_by_the_next_pass(bookie: Bookie) -> None:
+    for ledger_id in (LEDGER, OTHER):
+        await bookie.store.add(batch(*range(30), ledger_id=ledger_id))
+    await collected_at_last(bookie, LEDGER, [OTHER])
+    assert await served(bookie, LEDGER, 30) == {Status.NO_ENTRY}
+    assert not (await bookie.store.list_entries(LEDGER)).entries
+    assert (await bookie.store.add(batch(1))).status is Status.FENCED
+    assert await served(bookie, OTHER, 30) == {Status.OK}
+    await collected_at_last(bookie, OTHER, [])
+    await bookie.store.compact()
+    assert await logs(bookie) == []
+
+
+async def collected_at_last(bookie: Bookie, ledger_id: LedgerId, left: list[LedgerId]) -> None:
+    """Collect a ledger as often as a bookie does until only others are there."""
+    for _ in range(PASSES_MAX):
+        assert await bookie.store.collect(ledger_id, bookie.store.mark(ledger_id))
+        await bookie.store.checkpoint()
+        if await bookie.store.ledger_ids() == left:
+            return
+    pytest.fail(f"ledger {ledger_id} is there after {PASSES_MAX} passes")
+
+
+@ON_ALL
 async def test_a_collected_ledger_takes_copies_again(bookie: Bookie) -> None:
     await bookie.store.add(batch(*range(30)))
     assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
@@ -80,6 +118,7 @@ async def test_a_collected_ledger_takes_copies_again(bookie: Bookie) -> None:
         await restart(bookie)
 
 
+@ON_ALL
 @pytest.mark.parametrize("touch", ["add", "list", "fence", "limbo", "mark", "unmark"])
 async def test_a_mark_that_was_cleared_keeps_everything(bookie: Bookie, touch: str) -> None:
     store = bookie.store
@@ -112,6 +151,7 @@ async def test_reads_and_other_ledgers_leave_a_mark_alone(bookie: Bookie) -> Non
     assert await bookie.store.collect(LEDGER, mark)
 
 
+@ON_ALL
 @pytest.mark.parametrize("turns", range(0, 40, 2))
 async def test_what_is_acknowledged_while_a_ledger_is_collected_is_there(bookie: Bookie, turns: int) -> None:
     store = bookie.store
@@ -129,6 +169,7 @@ async def test_what_is_acknowledged_while_a_ledger_is_collected_is_there(bookie:
         await restart(bookie, cleanly=False)
 
 
+@ON_ALL
 @pytest.mark.parametrize("turns", range(0, 40, 2))
 async def test_what_a_listing_shows_is_not_deleted_behind_it(bookie: Bookie, turns: int) -> None:
     store = bookie.store
@@ -210,6 +251,7 @@ async def test_entries_that_were_stored_again_give_their_space_back(bookie: Book
     assert await logs(bookie) == []
 
 
+@ON_ALL
 async def test_a_crash_between_copies_of_an_entry_costs_no_space_for_good(bookie: Bookie) -> None:
     """What the journal brings back is stored again; the copies of before give their space back."""
     for _ in range(4):
@@ -257,7 +299,7 @@ async def is_all_given_back(bookie: Bookie, ledger_ids: Sequence[LedgerId]) -> b
 
 
 async def used_bytes(bookie: Bookie) -> int:
-    if bookie.kind == "memory":
+    if bookie.kind.startswith("memory"):
         return sum(len(bookie.twins[1].content(f"entries/{name}")) for name in await logs(bookie))
     return sum(path.stat().st_size for path in (bookie.root / "ledgers" / "entries").iterdir())
 
@@ -290,6 +332,7 @@ async def test_a_log_that_a_power_loss_cuts_off_gives_its_space_back(
     assert await is_all_given_back(bookie, [OTHER])
 
 
+@ON_ALL
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("good_pages", range(7))
 async def test_what_a_flush_wrote_before_the_disk_was_full_gives_its_space_back(
@@ -309,6 +352,7 @@ async def test_what_a_flush_wrote_before_the_disk_was_full_gives_its_space_back(
     assert await is_all_given_back(bookie, [LEDGER, OTHER])
 
 
+@ON_ALL
 async def test_a_log_that_was_compacted_and_not_removed_is_removed_by_the_next_run(
     bookie: Bookie, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,7 +475,7 @@ def older_header(log_id: int) -> bytes:
 async def put_into_index(bookie: Bookie, pair: tuple[bytes, bytes]) -> None:
     """Write to the index of a bookie that is stopped."""
     index: EntryIndex
-    if bookie.kind == "memory":
+    if bookie.kind.startswith("memory"):
         journal, ledgers, twin = bookie.twins
         index = twin.restarted()
         bookie.twins = journal, ledgers, index
@@ -448,7 +492,7 @@ async def restart_with(bookie: Bookie, settings: StorageSettings) -> None:
 
 async def left_logs(bookie: Bookie) -> list[str]:
     """The entry logs of a bookie that is stopped."""
-    if bookie.kind == "memory":
+    if bookie.kind.startswith("memory"):
         return await logs(bookie)
     return sorted(path.name for path in (bookie.root / "ledgers" / "entries").iterdir())
 
@@ -463,20 +507,20 @@ def tear(bookie: Bookie, name: str, how: str) -> None:
 
 
 def read_log(bookie: Bookie, name: str) -> bytes:
-    if bookie.kind == "memory":
+    if bookie.kind.startswith("memory"):
         return bookie.twins[1].content(f"entries/{name}")
     return (bookie.root / "ledgers" / "entries" / name).read_bytes()
 
 
 def cut_log(bookie: Bookie, name: str, size: int) -> None:
-    if bookie.kind == "memory":
+    if bookie.kind.startswith("memory"):
         bookie.twins[1].cut(f"entries/{name}", size)
     else:
         os.truncate(bookie.root / "ledgers" / "entries" / name, size)
 
 
 def write_over(bookie: Bookie, name: str, offset: int, data: bytes) -> None:
-    if bookie.kind == "memory":
+    if bookie.kind.startswith("memory"):
         bookie.twins[1].overwrite(f"entries/{name}", offset, data)
     else:
         content = read_log(bookie, name)
@@ -484,6 +528,7 @@ def write_over(bookie: Bookie, name: str, offset: int, data: bytes) -> None:
         path.write_bytes(content[:offset] + data + content[offset + len(data) :])
 
 
+@ON_ALL
 async def test_reads_during_compaction_find_everything(bookie: Bookie) -> None:
     for ledger_id, count in ((LEDGER, 100), (OTHER, 20)):
         await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
@@ -511,6 +556,7 @@ async def test_a_log_that_cannot_be_read_is_kept(bookie: Bookie) -> None:
     assert await served(bookie, OTHER, 5) == {Status.OK}
 
 
+@ON_ALL
 async def test_limbo_ends_durably_and_the_fence_does_not(bookie: Bookie) -> None:
     await bookie.store.set_limbo([LEDGER, OTHER])
     await bookie.store.add(batch(1, is_recovery=True))
@@ -526,6 +572,7 @@ async def test_limbo_ends_durably_and_the_fence_does_not(bookie: Bookie) -> None
         await restart(bookie, cleanly=is_clean)
 
 
+@ON_ALL
 async def test_collection_ends_no_limbo(bookie: Bookie) -> None:
     await bookie.store.set_limbo([LEDGER])
     await bookie.store.add(batch(1, is_recovery=True))

@@ -24,8 +24,9 @@ def crashes(name: str, chunk: str, count: int) -> Iterator[str]:
     """Try ``count`` inputs of a target and yield a description of each crash. The same chunk gives the same inputs."""
     target = TARGETS[name]
     rng = random.Random(f"{name} {chunk}")
+    corpus = [*target.corpus, *target.hostile]
     for _ in range(count):
-        data = mutated(target.corpus, rng)
+        data = mutated(corpus, rng)
         if (error := crash_of(target, data)) is not None:
             yield describe(name, chunk, data, error)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from crc32c import crc32c
@@ -18,9 +18,10 @@ from bookie.metadata.pulsar.decoding import cursor_references, managed_ledger_re
 from bookie.metadata.store import jute
 from bookie.metadata.tasks.format import TaskData, decode_lock, decode_task, encode_lock, encode_task
 from bookie.model.availability import EntryRuns
-from bookie.model.errors import BkhealError
-from bookie.model.ids import BookieId, EntryId
-from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.digest import digest_for
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import DigestType, Fragment, LedgerMetadata
+from bookie.model.packet import DamagedEntry, damage_of, header_of, pack, packet_ids, unpack, unpack_lac
 from bookie.model.run import RunCause, RunKind, RunRecord, decode_run, encode_run
 from bookie.server.apache.dialect_v3 import DialectV3
 from bookie.storage.disks.index_format import CheckpointMark
@@ -28,7 +29,13 @@ from bookie.storage.entry_logs import entry_log
 from bookie.storage.journal import format as journal
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache import v2
+from bookie.wire.apache.framing import HEAD_BYTES
 from bookie.wire.apache.sasl import parse_challenge
+from bookie.wire.apache.too_long import request_of
+from spark_jobs.datasource.usual_metadata import HealthyMetadata
+from tests.fuzzing.message_targets import MESSAGE_TARGETS
+from tests.fuzzing.stored_targets import STORED_TARGETS
+from tests.fuzzing.target import Target
 from tests.worlds.pulsar_nodes import cursor, schema
 
 _ENTRY: Final = struct.pack(">qqqq", 7, 3, 2, 0) + b"payload"
@@ -38,15 +45,6 @@ _OPERATIONS: Final = (
     pb.GET_LIST_OF_ENTRIES_OF_LEDGER,
 )  # fmt: skip
 _MEMBERS: Final = (BookieId("bk1:3181"), BookieId("bk2:3181"))
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One parser. ``errors`` are those that its callers expect; any other is a crash."""
-
-    parse: Callable[[bytes], object]
-    corpus: Sequence[bytes]
-    errors: tuple[type[Exception], ...] = (BkhealError,)
 
 
 def _journal_file() -> bytes:
@@ -97,10 +95,52 @@ def _requests_v3() -> list[bytes]:
     return requests
 
 
+def _long_answer() -> bytes:
+    response = pb.Response()
+    response.header.version, response.header.operation, response.header.txnId = pb.VERSION_THREE, pb.READ_ENTRY, 5
+    response.status = pb.EOK
+    return response.SerializeToString()[:HEAD_BYTES]
+
+
 def _managed_ledger() -> bytes:
     info = ManagedLedgerInfo()
     info.ledgerInfo.add(ledgerId=7)
     return bytes(info.SerializePartialToString())
+
+
+def _usual_metadata(data: bytes) -> object:
+    """What the fast parser takes for sound, the reference decoder takes too."""
+    found = HealthyMetadata(frozenset(_MEMBERS)).look(data)
+    if found is not None:
+        decode(data)
+    return found
+
+
+def _usual() -> bytes:
+    metadata = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), _MEMBERS),), password=b"secret").closed(EntryId(9), 100)
+    return encode(metadata)
+
+
+_DIGESTS: Final = tuple(digest_for(kind, b"secret") for kind in DigestType)
+
+
+def _packet(data: bytes) -> object:
+    """Read an entry and a last add confirmed with the digest that the first byte selects."""
+    digest, packet = _DIGESTS[(data[0] if data else 0) % len(_DIGESTS)], data[1:]
+    for read in (
+        lambda: damage_of(digest, packet, LedgerId(7), EntryId(3)),
+        lambda: unpack_lac(digest, packet, LedgerId(7)),
+        lambda: header_of(packet),
+        lambda: packet_ids(packet),
+    ):
+        with suppress(DamagedEntry):
+            read()
+    return unpack(digest, packet, LedgerId(7), None)
+
+
+def _packets() -> list[bytes]:
+    entry = (LedgerId(7), EntryId(3), 2, 100, b"payload")
+    return [bytes([number]) + pack(digest, *entry) for number, digest in enumerate(_DIGESTS)]
 
 
 def _ignore(index: int, code: int) -> None:
@@ -127,6 +167,8 @@ TARGETS: Final[Mapping[str, Target]] = {
     "entry-log-records": Target(entry_log.decode_records, [_LOG_RECORD * 3]),
     "checkpoint-mark": Target(CheckpointMark.decode, [CheckpointMark(1, 2, 3).encode()]),
     "ledger-metadata": Target(decode, _ledger_metadata()),
+    "usual-metadata": Target(_usual_metadata, [_usual(), *_ledger_metadata()]),
+    "packet": Target(_packet, _packets(), (DamagedEntry,)),
     "cookie": Target(decode_cookie, _cookies()),
     "task": Target(decode_task, [encode_task(TaskData(_MEMBERS, 5)), b'replica: "bk\\001"\n']),
     "lock": Target(decode_lock, [encode_lock("host")]),
@@ -156,6 +198,7 @@ TARGETS: Final[Mapping[str, Target]] = {
         [v2.encode_response(v2.AddedV2(0, 7, 3)), v2.encode_response(v2.EntryV2(0, 7, 3, _ENTRY))],
     ),
     "request-v3": Target(DialectV3().decode, _requests_v3()),
+    "long-answer-v3": Target(request_of, [_long_answer()]),
     "login": Target(parse_challenge, [b'realm="a",nonce="b",qop="auth",charset=utf-8,algorithm=md5-sess']),
     "zookeeper-data": Target(lambda data: jute.read_data(data, 2, _ignore), [_DATA_REPLY], _READ_ERRORS),
     "zookeeper-nodes": Target(lambda data: jute.read_nodes(data, 2, _ignore), [_DATA_REPLY], _READ_ERRORS),
@@ -163,6 +206,8 @@ TARGETS: Final[Mapping[str, Target]] = {
     "zookeeper-multi": Target(
         lambda data: jute.multi_reply(data, 0), [_MULTI_REPLY], (jute.MalformedReplyError,)
     ),
+    **MESSAGE_TARGETS,
+    **STORED_TARGETS,
 }  # fmt: skip
 
 

@@ -128,6 +128,6 @@ def decode_leader(data: bytes) -> str:
     """The name in the node, for people; its bytes if they are no JSON string."""
     try:
         name = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         name = None
     return (name if isinstance(name, str) else repr(data))[:_SHOWN_MAX]

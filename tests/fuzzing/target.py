@@ -1,0 +1,31 @@
+"""What a row of the table of parsers is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.model.errors import BkhealError
+
+HOSTILE: Final = (b"", b"\0" * 100, b"\xff" * 100, b"[" * 50_000, b'{"":' * 10_000, b"\x0b" * 1000)
+"""For every parser. Some nest deeper than a parser may follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One parser.
+
+    Attributes:
+        parse: takes an input.
+        corpus: intact inputs, which it accepts.
+        errors: those that its callers expect; any other is a crash.
+        hostile: more inputs, which it may refuse.
+        gate_inputs: damaged inputs that the gate tries.
+    """
+
+    parse: Callable[[bytes], object]
+    corpus: Sequence[bytes]
+    errors: tuple[type[Exception], ...] = (BkhealError,)
+    hostile: Sequence[bytes] = ()
+    gate_inputs: int = 300
