@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import statistics
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
@@ -51,7 +52,7 @@ async def measure_engine(directory: Path, load: Load, say: Say) -> list[dict[str
     for payload_bytes in load.payloads:
         say(f"storage alone: {load.entries(payload_bytes):,} entries of {payload_bytes:,} B")
         place = directory / f"engine-{payload_bytes}"
-        figures.append(await _measure(place, payload_bytes, load.entries(payload_bytes)))
+        figures.append(await _measure(place, payload_bytes, load.entries(payload_bytes), load.rounds))
         shutil.rmtree(place)
     return figures
 
@@ -61,7 +62,7 @@ def packets(start: int, end: int, payload: bytes) -> list[bytes]:
     return [_HEADER.pack(SINGLE_LEDGER, number, -1, 0) + payload for number in range(start, end)]
 
 
-async def _measure(place: Path, payload_bytes: int, entries: int) -> dict[str, Any]:
+async def _measure(place: Path, payload_bytes: int, entries: int, rounds: int) -> dict[str, Any]:
     stored_bytes = entries * (payload_bytes + HEADER_SIZE)
     figures: dict[str, Any] = {"payload_bytes": payload_bytes, "entries": entries, "stored_bytes": stored_bytes}
     before = written_bytes()
@@ -73,12 +74,9 @@ async def _measure(place: Path, payload_bytes: int, entries: int) -> dict[str, A
     after = written_bytes()
     if before is not None and after is not None:
         figures["bytes_written_per_byte_stored"] = round((after - before) / stored_bytes, 3)
-    for name, at_once in (("cold sequential", _READ_AT_ONCE), ("cold sequential, one by one", 1)):
-        drop_caches(place)
-        async with opened_store(place / "first") as store:
-            began_s = time.process_time()
-            seconds = await _read_all(store, entries, at_once)
-            figures[name] = _speed(seconds, entries, stored_bytes) | _used(began_s, stored_bytes)
+    (place / "plain").mkdir()
+    plain = PlainFile(place / "plain" / "file", stored_bytes)
+    figures |= await _cold_reads(place / "first", plain, entries, stored_bytes, rounds)
     drop_caches(place)
     async with opened_store(place / "first") as store:
         count = min(_RANDOM_READS, entries)
@@ -86,12 +84,33 @@ async def _measure(place: Path, payload_bytes: int, entries: int) -> dict[str, A
         figures["cold random"] = _speed(seconds, count, count * (payload_bytes + HEADER_SIZE))
         figures["scrub"] = await _scrubbed(store, entries)
     figures["recovery"] = await _recovered(place / "second", payload_bytes, entries)
-    (place / "plain").mkdir()
-    plain = PlainFile(place / "plain" / "file", stored_bytes)
-    figures["plain sequential"] = _speed(plain.sequential_s(), entries, stored_bytes)
     seconds = plain.random_s(count, payload_bytes + HEADER_SIZE, random.Random(1))
     figures["plain random"] = _speed(seconds, count, count * (payload_bytes + HEADER_SIZE))
     return figures
+
+
+async def _cold_reads(
+    place: Path, plain: PlainFile, entries: int, stored_bytes: int, rounds: int
+) -> dict[str, dict[str, Any]]:
+    """Read everything in order, in turns with a plain file. The medians of time and of processor time count."""
+    ways = {"cold sequential": _READ_AT_ONCE, "cold sequential, one by one": 1}
+    seconds: dict[str, list[float]] = {name: [] for name in ("plain sequential", *ways)}
+    used_s: dict[str, list[float]] = {name: [] for name in seconds}
+    for _ in range(rounds):
+        took_s, took_cpu_s = plain.sequential_s()
+        seconds["plain sequential"].append(took_s)
+        used_s["plain sequential"].append(took_cpu_s)
+        for name, at_once in ways.items():
+            drop_caches(place)
+            async with opened_store(place) as store:
+                began_s = time.process_time()
+                seconds[name].append(await _read_all(store, entries, at_once))
+                used_s[name].append(time.process_time() - began_s)
+    return {
+        name: _speed(statistics.median(those), entries, stored_bytes)
+        | {"cpu_seconds_per_gb": round(statistics.median(used_s[name]) / stored_bytes * 1e9, 3)}
+        for name, those in seconds.items()
+    }
 
 
 @asynccontextmanager

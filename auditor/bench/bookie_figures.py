@@ -152,7 +152,12 @@ def _engine(engine: Any) -> Iterator[Measured]:
         ):
             ours, bare = each[kind]["mb_per_second"], each[plain]["mb_per_second"]
             yield Measured(case, f"{kind}, MB/s", ours, "plain file", bare, _ratio(ours, bare), aim)
-        yield Measured(case, "cold sequential, CPU s/GB", each["cold sequential"]["cpu_seconds_per_gb"])
+        used, bare = each["cold sequential"]["cpu_seconds_per_gb"], each["plain sequential"]["mb_per_second"]
+        yield Measured(case, "cold sequential, CPU s/GB", used)
+        if used:
+            allowed = round(1000 / used, 1)
+            name = "cold sequential, MB/s that one core allows"
+            yield Measured(case, name, allowed, "plain file", bare, _ratio(allowed, bare))
         yield Measured(case, "scrub, MB/s", each["scrub"]["mb_per_second"])
         yield Measured(case, "scrub, CPU s/GB", each["scrub"]["cpu_seconds_per_gb"])
         yield Measured(case, "recovery, s for a GiB of journal", each["recovery"]["seconds_per_gib"])

@@ -162,7 +162,7 @@ def _plain(directory: Path, payload_bytes: int, entries: int) -> dict[str, Any]:
     plain = PlainFile(place / "file", payload_bytes * entries)
     count = min(_RANDOM_READS, entries)
     return {
-        "cold sequential": _rate([entries / plain.sequential_s()], payload_bytes),
+        "cold sequential": _rate([entries / plain.sequential_s()[0]], payload_bytes),
         "cold random": _rate([count / plain.random_s(count, payload_bytes, random.Random(1))], payload_bytes),
     }
 

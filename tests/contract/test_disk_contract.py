@@ -73,6 +73,14 @@ async def test_reserved_space_reads_as_zeros_and_changes_nothing_else(disk: Disk
         await file.reserve(100)
 
 
+async def test_more_large_parts_than_the_system_takes_at_once_are_one_append(disk: Disk, directory: str) -> None:
+    parts = [b"%04d" % number * 1024 for number in range(1030)]
+    file = await disk.create("d/a")
+    assert await file.append(parts) == 1030 * 4096
+    assert await file.read([(0, 1030 * 4096)]) == [b"".join(parts)]
+    await file.close()
+
+
 async def test_thousands_of_small_parts_are_one_append(disk: Disk, directory: str) -> None:
     parts = [b"%05d" % number for number in range(3000)]
     file = await disk.create("d/a")

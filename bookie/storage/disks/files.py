@@ -25,7 +25,11 @@ from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError
 _THREADS: Final = 6
 """Threads per disk: one for the journal or a flush, the rest for reads, so that reads do not wait for a sync."""
 _PARTS_MAX: Final = 64
-"""Most parts passed to the kernel; more are joined first: copying a megabyte is cheaper than a thousand parts."""
+"""From so many parts on they are joined first, if they are small on average: a part costs as much as copying some
+hundred bytes."""
+_SMALL_BYTES: Final = 4096
+_VECTOR_MAX: Final = 1024
+"""Most parts that the kernel takes at once (IOV_MAX)."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FREE_FOR_RESERVED: Final = 64
 """A file reserves space only while so many times as much is free, so that a small or full disk is left to its data."""
@@ -143,11 +147,13 @@ class _File(DiskFile):
 
     def _append(self, parts: Sequence[bytes]) -> int:
         with self._writing("append to") as descriptor:
-            pieces = [memoryview(part) for part in (parts if len(parts) <= _PARTS_MAX else [b"".join(parts)])]
-            if self._ahead and (end := self._size + sum(map(len, pieces))) > self._reserved_to:
-                self._reserve_from(descriptor, end)
+            size = sum(map(len, parts))
+            is_joined = len(parts) > _PARTS_MAX and size < len(parts) * _SMALL_BYTES
+            pieces = [memoryview(part) for part in ([b"".join(parts)] if is_joined else parts)]
+            if self._ahead and self._size + size > self._reserved_to:
+                self._reserve_from(descriptor, self._size + size)
             while pieces:
-                written = os.pwritev(descriptor, pieces, self._size)  # may be short (J9)
+                written = os.pwritev(descriptor, pieces[:_VECTOR_MAX], self._size)  # may be short (J9)
                 self._size += written
                 pieces = _remaining(pieces, written)
             return self._size

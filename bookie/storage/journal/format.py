@@ -29,6 +29,9 @@ _BATCH_HEADER: Final = struct.Struct(">8sHxxQQQQII")  # magic, format, epoch, se
 _CRC: Final = struct.Struct(">I")
 _RECORD: Final = struct.Struct(">IIBq")  # body length, CRC32C of the body, kind, ledger id
 
+_COPIED_BYTES_MAX: Final = 4096
+"""Average size of the parts of a batch from which on they are not joined; an entry is two parts, one of them small."""
+
 FILE_HEADER_SIZE: Final = _FILE_HEADER.size + _CRC.size
 BATCH_HEADER_SIZE: Final = _BATCH_HEADER.size + _CRC.size
 RECORD_HEADER_SIZE: Final = _RECORD.size
@@ -111,8 +114,11 @@ def encode_file_header(header: FileHeader) -> bytes:
     return _sealed(_FILE_HEADER.pack(_FILE_MAGIC, FORMAT, header.epoch, header.number, header.durable_sequence))
 
 
-def encode_batch(header: BatchHeader, parts: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """Return a batch of encoded record parts, as (header and records, trailer)."""
+def encode_batch(header: BatchHeader, parts: Sequence[bytes]) -> Sequence[bytes]:
+    """Return a batch of encoded record parts, in parts to be written one after the other.
+
+    Small parts are joined, because each part costs something; large ones are not copied.
+    """
     head = _sealed(
         _BATCH_HEADER.pack(
             _BATCH_MAGIC,
@@ -125,8 +131,13 @@ def encode_batch(header: BatchHeader, parts: Sequence[bytes]) -> tuple[bytes, by
             header.record_count,
         )
     )
-    data = b"".join((head, *parts))
-    return data, _CRC.pack(crc32c(data))
+    if header.size < len(parts) * _COPIED_BYTES_MAX:
+        data = b"".join((head, *parts))
+        return data, _CRC.pack(crc32c(data))
+    crc = crc32c(head)
+    for part in parts:
+        crc = crc32c(part, crc)
+    return head, *parts, _CRC.pack(crc)
 
 
 def decode_file_header(data: bytes) -> FileHeader | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import pytest
 from crc32c import crc32c
@@ -65,6 +66,23 @@ def test_batch_survives_the_round_trip_anywhere_in_a_file(
     assert header is not None
     assert header.end == len(data) - len(behind)
     assert decode_records(data, header) == [Record(kind, ledger, body, crc32c(body)) for kind, ledger, body in records]
+
+
+def test_large_records_are_not_copied_and_small_ones_are_joined() -> None:
+    def parts_of(bodies: list[bytes]) -> tuple[BatchHeader, Sequence[bytes]]:
+        parts = encode_entries(7, [(body, crc32c(body)) for body in bodies])
+        header = BatchHeader(EPOCH, 5, 4, 0, sum(map(len, parts)), len(bodies))
+        return header, encode_batch(header, parts)
+
+    for bodies, is_joined in (([b"x" * 100] * 50, True), ([b"x" * 10_000, b"y" * 20_000], False)):
+        header, parts = parts_of(bodies)
+        assert (len(parts) == 2) is is_joined
+        assert all(any(body is part for part in parts) for body in bodies) is not is_joined
+        data = b"".join(parts)
+        assert header.end == len(data)
+        found = decode_records(data, header)
+        assert found is not None
+        assert [record.body for record in found] == bodies
 
 
 @given(LEDGER_IDS, st.lists(st.binary(max_size=50)))
