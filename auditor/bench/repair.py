@@ -58,10 +58,15 @@ class RepairCase:
     ledgers: int
 
 
+def entries_for(lost_bytes: int, entry_bytes: int, ledgers: int = LEDGERS) -> int:
+    """Return how many entries have ``lost_bytes`` of payload or more, at least one for each ledger."""
+    return max(ledgers, -(-lost_bytes // entry_bytes))
+
+
 def suite(lost_bytes: int = SUITE_BYTES) -> list[RepairCase]:
     """Cases for the cost of a byte, with ``lost_bytes`` of payload each, and for the cost of a ledger."""
     large = [
-        RepairCase(f"entries of {size:,} B", max(LEDGERS, lost_bytes // size), size, LEDGERS)
+        RepairCase(f"entries of {size:,} B", entries_for(lost_bytes, size, LEDGERS), size, LEDGERS)
         for size in _SUITE_ENTRY_BYTES
     ]
     small = RepairCase(f"ledgers of {_SMALL_ENTRIES} entries", _SMALL_ENTRIES * _SUITE_LEDGERS, 1024, _SUITE_LEDGERS)

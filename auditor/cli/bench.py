@@ -103,7 +103,10 @@ def bookie(
 
 @app.command("repair")
 def repair(
-    entries: Annotated[int, typer.Option(min=0, help="Entries lost with the bookie, in all ledgers.")] = 100_000,
+    entries: Annotated[
+        int | None,
+        typer.Option(min=0, help="Entries lost with the bookie, in all ledgers. Default: 100,000.", show_default=False),
+    ] = None,
     entry_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Payload bytes.")] = 1024,
     ledgers: Annotated[int, typer.Option(min=1, max=1_000_000, help="Ledgers lost with the bookie.")] = 4,
     pull: Annotated[bool, typer.Option("--pull", help="Let copies go from bookie to bookie.")] = False,
@@ -111,13 +114,14 @@ def repair(
         bool,
         typer.Option("--suite", help="Measure entries of 100 B to 128 KiB, small ledgers and empty ones, one by one."),
     ] = False,
-    suite_bytes: Annotated[
+    lost_bytes: Annotated[
         int | None,
         typer.Option(
             "--bytes",
             min=1,
             max=100_000_000_000,
-            help="Payload bytes lost in each case of --suite that measures bytes. Default: 1 GB.",
+            help="Payload bytes lost with the bookie, instead of --entries; with --suite in each case that measures "
+            "bytes. Default of --suite: 1 GB.",
             show_default=False,
         ),
     ] = None,
@@ -125,25 +129,31 @@ def repair(
 ) -> None:
     """One replicator restoring what a killed bookie held, beside a plain file copy.
 
-    Examples: `--entries 1000000` for the cost of bytes, `--entries 20000 --ledgers 2000` for that of small ledgers,
-    `--entries 0 --ledgers 2000` for that of empty ones. `--suite` takes about ten minutes and 5 GB of disk;
-    `--suite --bytes 100000000` is a quick look.
+    Examples: `--bytes 1000000000 --entry-bytes 16384` for the cost of bytes, `--entries 20000 --ledgers 2000` for that
+    of small ledgers, `--entries 0 --ledgers 2000` for that of empty ones. `--suite` takes about ten minutes and 5 GB of
+    disk; `--suite --bytes 100000000` is a quick look.
     """
+    from auditor.bench.repair import entries_for
     from auditor.bench.repair import run as measure
 
     if is_suite:
-        _repair_suite(suite_bytes, is_pulling=pull, output=output)
+        _repair_suite(lost_bytes, is_pulling=pull, output=output)
         return
-    if suite_bytes is not None:
-        raise typer.BadParameter("only --suite uses it; without it, give --entries", param_hint="--bytes")
-    measured = measure(entries, entry_bytes, ledgers, is_pulling=pull)
+    if lost_bytes is not None and entries is not None:
+        raise typer.BadParameter("give either --bytes or --entries", param_hint="--bytes")
+    if lost_bytes is not None:
+        entries = entries_for(lost_bytes, entry_bytes, ledgers)
+    measured = measure(_ENTRIES if entries is None else entries, entry_bytes, ledgers, is_pulling=pull)
     _show("RepairBenchmark", run(measured), output)
 
 
-def _repair_suite(suite_bytes: int | None, *, is_pulling: bool, output: OutputFormat) -> None:
+_ENTRIES: Final = 100_000
+
+
+def _repair_suite(lost_bytes: int | None, *, is_pulling: bool, output: OutputFormat) -> None:
     from auditor.bench.repair import SUITE_BYTES, run_cases, suite
 
-    cases = run(run_cases(suite(suite_bytes or SUITE_BYTES), print_note, is_pulling=is_pulling))
+    cases = run(run_cases(suite(lost_bytes or SUITE_BYTES), print_note, is_pulling=is_pulling))
     if output is OutputFormat.JSON:
         print_json("RepairBenchmarkSuite", cases=cases)
         return

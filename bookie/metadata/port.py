@@ -298,6 +298,19 @@ class MetadataStore(Protocol):
         """
         ...
 
+    async def get_many_current(self, paths: Sequence[str]) -> list[Node | None]:
+        """As ``get_many`` right after ``sync``: what it returns is no older than this call.
+
+        Args:
+            paths: at least one.
+
+        Raises:
+            StoreUnavailableError: no answer.
+            AccessDeniedError: not allowed to read one of them.
+        """
+        await self.sync(paths[0])
+        return await self.get_many(paths)
+
     async def wait_children_changed(self, path: str, seen: Children) -> None:
         """Return once the listing's version differs from ``seen``, or the node was deleted.
 

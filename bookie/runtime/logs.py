@@ -101,7 +101,7 @@ def _time(record: logging.LogRecord) -> str:
 
 def _plain(value: object) -> str:
     text = str(value)
-    is_bare = text.isprintable() and not any(mark in text for mark in ' "=')
+    is_bare = text.isprintable() and " " not in text and '"' not in text and "=" not in text
     return text if is_bare and text else json.dumps(text)
 
 

@@ -190,9 +190,12 @@ class MetricsEvents(EventSink):
         if result.reason is not None:
             self._parked[result.reason].inc()
         self._fragments.inc(result.fragments)
-        self._recovered.inc(result.is_recovered)
-        self._replaced.inc(result.replaced_copies)
-        self._moved.inc(result.moved_copies)
+        if result.is_recovered:
+            self._recovered.inc()
+        if result.replaced_copies:
+            self._replaced.inc(result.replaced_copies)
+        if result.moved_copies:
+            self._moved.inc(result.moved_copies)
         if result.ending is Ending.REPAIRED and result.marked_ms > 0:
             self._time_to_full.observe(max(0.0, (self._clock.epoch_ms() - result.marked_ms) / 1000))
         if result.ending not in _NO_PROGRESS:

@@ -297,6 +297,10 @@ async def test_other_session_sees_a_write_after_sync(store: MetadataStore, backe
         await store.set(base, str(i).encode(), ANY_VERSION)
         await other.sync(base)
         assert (await other.get(base)).data == str(i).encode()
+        await store.set(base, b"later", ANY_VERSION)
+        node, missing = await other.get_many_current([base, f"{base}/missing"])
+        assert node is not None
+        assert (node.data, missing) == (b"later", None)
 
 
 async def test_closing_a_store_removes_its_ephemeral_nodes(

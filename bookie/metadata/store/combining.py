@@ -8,7 +8,8 @@ for one when it was sent. ``lane`` says why the result of each request is the sa
   joint transaction does not matter, and no node is created twice by it.
 * If the joint transaction is refused, the server names the operation at fault. The request that contains it is sent
   alone, so its error is that of the lone request, and the others are joined again, a few times at most.
-* A joint read begins after each of its requests was made, and a joint ``sync`` too.
+* A joint read begins after each of its requests was made, and a joint ``sync`` too. So a joint read right after a
+  ``sync`` (``get_many_current``) sees what was written before any of its requests.
 
 Watches, sequential nodes, ``set`` and ``stat`` are not joined: they need an answer that a ``multi`` of the port does
 not give, or another permission. Long scans are large already.
@@ -55,6 +56,7 @@ class CombiningStore(MetadataStore):
         self._store = store
         self._writes = _Writes(store)
         self._reads = _Reads(store)
+        self._current_reads = _CurrentReads(store)
         self._syncs = _Syncs(store)
 
     @override
@@ -74,6 +76,12 @@ class CombiningStore(MetadataStore):
         if not 0 < len(paths) < JOINED_PATHS_MAX:
             return await self._store.get_many(paths)
         return list(await self._reads.run(paths, lambda: self._store.get_many(paths)))
+
+    @override
+    async def get_many_current(self, paths: Sequence[str]) -> list[Node | None]:
+        if len(paths) >= JOINED_PATHS_MAX:
+            return await self._store.get_many_current(paths)
+        return list(await self._current_reads.run(paths, lambda: self._store.get_many_current(paths)))
 
     @override
     async def get_many_data(self, paths: Sequence[str]) -> list[bytes | None]:
@@ -222,9 +230,18 @@ class _Reads(Lane[Sequence[str], Sequence[Node | None]]):
     @override
     async def _send(self, batch: Sequence[Waiting[Sequence[str], Sequence[Node | None]]]) -> None:
         paths = list(dict.fromkeys(path for waiting in batch for path in waiting.work))
-        nodes: Mapping[str, Node | None] = dict(zip(paths, await self._store.get_many(paths), strict=True))
+        nodes: Mapping[str, Node | None] = dict(zip(paths, await self._read(paths), strict=True))
         for waiting in batch:
             waiting.complete([nodes[path] for path in waiting.work])
+
+    async def _read(self, paths: Sequence[str]) -> Sequence[Node | None]:
+        return await self._store.get_many(paths)
+
+
+class _CurrentReads(_Reads):
+    @override
+    async def _read(self, paths: Sequence[str]) -> Sequence[Node | None]:
+        return await self._store.get_many_current(paths)
 
 
 class _Syncs(Lane[str, None]):

@@ -255,9 +255,8 @@ class TaskLocks:
             StoreUnavailableError: no answer.
         """
         ledger_id = held.task.ledger_id
-        path = task_path(self._root, ledger_id)
-        await self._store.sync(path)
-        lock, task, *nodes = await self._store.get_many([lock_path(self._root, ledger_id), path, *beside])
+        paths = [task_path(self._root, ledger_id), lock_path(self._root, ledger_id), *beside]
+        task, lock, *nodes = await self._store.get_many_current(paths)
         is_ours = lock is not None and _is_ours(lock.stat, held.lock_czxid, held.session_id)
         return HeldLook(is_ours, task is not None and _is_seen(task, held), tuple(nodes))
 
@@ -396,8 +395,7 @@ class TaskLocks:
         unlock = Delete(lock_path(self._root, ledger_id), LOCK_VERSION)
         if self._store.session.session_id != held.session_id:
             return False
-        await self._store.sync(path)
-        lock, task, *others = await self._store.get_many([unlock.path, path, *absent])
+        task, lock, *others = await self._store.get_many_current([path, unlock.path, *absent])
         if lock is None and task is None:
             return is_unknown  # by our own transaction, whose answer was lost
         if lock is None or not _is_ours(lock.stat, held.lock_czxid, held.session_id):

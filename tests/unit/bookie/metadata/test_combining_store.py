@@ -382,6 +382,25 @@ async def test_a_sync_serves_those_who_called_before_it_was_sent_and_no_others()
 
 
 @in_virtual_time
+async def test_current_reads_made_at_once_are_one_sync_and_one_read_after_all_of_them() -> None:
+    server = Server()
+    await server.inner.create("/a", b"old")
+    server.requests.clear()
+    server.gate.clear()
+    first = [asyncio.ensure_future(server.store.get_many_current(paths)) for paths in (["/a"], ["/a", "/b"])]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert server.requests == ["sync"]
+    second = [asyncio.ensure_future(server.store.get_many_current(["/a"])) for _ in range(2)]
+    await asyncio.sleep(0)
+    server.inner.cell.set("/a", b"new", 0)
+    server.gate.set()
+    shown = [[node and node.data for node in nodes] for nodes in await asyncio.gather(*first, *second)]
+    assert shown == [[b"new"], [b"new", None], [b"new"], [b"new"]]
+    assert sorted(server.requests) == ["get_many", "get_many", "sync", "sync"]
+
+
+@in_virtual_time
 async def test_a_change_with_a_stale_version_fails_alone() -> None:
     server = Server()
     await server.inner.create("/a")
