@@ -243,6 +243,18 @@ def everything(
     _show("EverythingBenchmark", run(measure(ledgers, warm_runs)), output)
 
 
+@app.command("inventory")
+def inventory(
+    ledgers: Annotated[int, typer.Option(min=100, max=1_000_000, help="Ledgers on one bookie.")] = 100_000,
+    warm_runs: Annotated[int, typer.Option(min=1, max=20, help="Runs of each way after the first.")] = 3,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """The inventory of a bookie: its list by itself, and a run of everything with it and without it."""
+    from auditor.bench.inventory import run as measure
+
+    _show("InventoryBenchmark", run(measure(ledgers, warm_runs)), output)
+
+
 @app.command("cluster")
 def cluster(
     bookies: Annotated[int, typer.Option(min=5, max=100, help="Bookies, each a process.")] = 20,

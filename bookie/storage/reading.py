@@ -34,6 +34,8 @@ _Found = bytes | Location | None
 
 _log = logging.getLogger(__name__)
 
+_FEW_KEYS: Final = 16
+"""A ledger with fewer entries needs no second look into the index for its last one."""
 _JOINED_AT_ONCE: Final = 20_000
 """Ids of cached entries that are joined to runs between two turns of the loop: some milliseconds."""
 _MOVES_MAX: Final = 3
@@ -204,9 +206,9 @@ class EntryReader:
         """
         found = self.caches.entry_ids(ledger_id)  # before the index: a flush moves entries there
         first, end = entry_range(ledger_id)
-        if keys := await self.index.keys(first, end, 1):
-            found.append(EntryId(entry_id_of(keys[0])))
-        if (last := await self.index.last(first, end)) is not None:
+        keys = await self.index.keys(first, end, _FEW_KEYS)
+        found += [EntryId(entry_id_of(key)) for key in keys]
+        if len(keys) == _FEW_KEYS and (last := await self.index.last(first, end)) is not None:
             found.append(EntryId(entry_id_of(last[0])))
         return (min(found), max(found)) if found else None
 

@@ -252,13 +252,14 @@ def ends(bookie: Administered, after: int = -1) -> list[HeldLedger]:
 def test_an_inventory_of_ends_has_the_first_and_the_last_entry_of_each_ledger(bookie: Administered) -> None:
     for ledger_id in range(1, 450):
         add(bookie, LedgerId(ledger_id), 3, 7)
+    add(bookie, LedgerId(450), *range(2, 60))
     bookie.thread.run(bookie.node.storage.checkpoint())
     add(bookie, LedgerId(5), 1)
     add(bookie, LedgerId(6), 9)
     bookie.thread.run(bookie.node.storage.fence(LedgerId(1000), KEY))
     found = {held.ledger_id: (held.first_entry_id, held.last_entry_id) for held in ends(bookie)}
-    assert found == {**dict.fromkeys(range(1, 450), (3, 7)), 5: (1, 7), 6: (3, 9), 1000: (None, None)}
-    assert [held.ledger_id for held in ends(bookie, after=448)] == [449, 1000]
+    assert found == {**dict.fromkeys(range(1, 450), (3, 7)), 5: (1, 7), 6: (3, 9), 450: (2, 59), 1000: (None, None)}
+    assert [held.ledger_id for held in ends(bookie, after=448)] == [449, 450, 1000]
 
 
 def answering(bookie: Administered, monkeypatch: pytest.MonkeyPatch, *batches: pb.InventoryBatch) -> None:

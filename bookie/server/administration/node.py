@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +32,8 @@ INVENTORY_LEDGERS_MAX: Final = 10_000
 """Ledgers of one call."""
 _BATCH_LEDGERS: Final = 200
 _BATCH_BYTES: Final = 1 << 20
+_ENDS_AT_ONCE: Final = 8
+"""Few, so that requests of clients find the index free."""
 _INVENTORY_S: Final = 60.0
 """For one call, from its begin to its last list. A list that takes longer ends the call behind it."""
 _INVENTORIES_MAX: Final = 2
@@ -149,26 +152,34 @@ class Node:
         while is_more:
             ids = [LedgerId(request.ledger_id)] if is_one else await self._page(after, left, request.only_limbo)
             is_more = bool(ids) and not is_one
-            for ledger_id in ids:
-                for message in await self._messages(ledger_id, only_ends=request.only_ends):
-                    if size >= _BATCH_BYTES or len(batch.ledgers) >= _BATCH_LEDGERS:
-                        yield batch
-                        batch, size = pb.InventoryBatch(), 0
-                    batch.ledgers.append(message)
-                    size += len(message.availability)
-                after, left = ledger_id, left - 1
-                if not is_one and (left <= 0 or self.clock.monotonic_s() >= end_s):
-                    is_more = False
-                    if await self._page(after, 1, request.only_limbo):
-                        batch.next_after = after
-                    break
+            async with aclosing(self._messages(ids, only_ends=request.only_ends)) as found:
+                async for ledger_id, messages in found:
+                    for message in messages:
+                        if size >= _BATCH_BYTES or len(batch.ledgers) >= _BATCH_LEDGERS:
+                            yield batch
+                            batch, size = pb.InventoryBatch(), 0
+                        batch.ledgers.append(message)
+                        size += len(message.availability)
+                    after, left = ledger_id, left - 1
+                    if not is_one and (left <= 0 or self.clock.monotonic_s() >= end_s):
+                        is_more = False
+                        if await self._page(after, 1, request.only_limbo):
+                            batch.next_after = after
+                        break
         batch.is_last = True
         yield batch
 
-    async def _messages(self, ledger_id: LedgerId, *, only_ends: bool) -> Sequence[pb.InventoryLedger]:
+    async def _messages(
+        self, ids: Sequence[LedgerId], *, only_ends: bool
+    ) -> AsyncGenerator[tuple[LedgerId, Sequence[pb.InventoryLedger]], None]:
+        """Each ledger with its messages. Ends are small, so those of a few ledgers are read side by side."""
         if not only_ends:
-            return _ledger_pieces(await self.storage.ledger(ledger_id))
-        return [_ends_message(await self.storage.ledger_ends(ledger_id))]
+            for ledger_id in ids:
+                yield ledger_id, _ledger_pieces(await self.storage.ledger(ledger_id))
+            return
+        for start in range(0, len(ids), _ENDS_AT_ONCE):
+            for ends in await asyncio.gather(*map(self.storage.ledger_ends, ids[start : start + _ENDS_AT_ONCE])):
+                yield ends.ledger_id, [_ends_message(ends)]
 
     async def _page(self, after: int, limit: int, only_limbo: bool) -> list[LedgerId]:
         pages = self.storage.limbo_ids if only_limbo else self.storage.ledger_ids
