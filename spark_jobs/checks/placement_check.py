@@ -21,11 +21,10 @@ from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
 from spark_jobs.checks.rack_matrix import cells_of
 from spark_jobs.checks.sql_text import in_list, literal
-from spark_jobs.group_rows import GROUPS_DDL, GROUPS_TYPE, wish_of
+from spark_jobs.group_rows import wish_in
 
-VERDICT_DDL: Final = f"""
-    members array<string>, write_quorum int,
-    {GROUPS_DDL},
+VERDICT_DDL: Final = """
+    members array<string>, write_quorum int, groups_text string,
     fragments bigint, ledgers_alone bigint, payload_bytes double,
     spread string, detail string, is_fixable boolean, is_outside boolean,
     cells array<struct<racks: int, first: string, second: string>>
@@ -39,7 +38,7 @@ _VERDICT_SCHEMA: Final = pa.schema(
     [
         ("members", pa.list_(pa.string())),
         ("write_quorum", pa.int32()),
-        ("bookie_groups", GROUPS_TYPE),
+        ("groups_text", pa.string()),
         ("fragments", pa.int64()),
         ("ledgers_alone", pa.int64()),
         ("payload_bytes", pa.float64()),
@@ -50,9 +49,10 @@ _VERDICT_SCHEMA: Final = pa.schema(
         ("cells", pa.list_(pa.struct([("racks", pa.int32()), ("first", pa.string()), ("second", pa.string())]))),
     ]
 )
-_OF_LEDGER: Final = ("ledger_id", "state", "write_quorum", "ack_quorum", *OWNER_COLUMNS, "bookie_groups")
+_OF_LEDGER: Final = ("ledger_id", "state", "write_quorum", "ack_quorum", *OWNER_COLUMNS)
 _FRAGMENTS: Final = (
     *_OF_LEDGER,
+    "coalesce(bookie_groups, '') AS groups_text",
     "last_entry_id AS ledger_last",
     "length",
     "size(fragments) AS fragment_count",
@@ -61,6 +61,7 @@ _FRAGMENTS: Final = (
 # A fragment beyond the end of its ledger holds nothing.
 _FRAGMENT: Final = (
     *_OF_LEDGER,
+    "groups_text",
     "fragment_index",
     "fragment.members AS members",
     "fragment.first_entry_id AS fragment_first_entry_id",
@@ -71,7 +72,7 @@ _FRAGMENT: Final = (
             * (least(fragment.last_entry_id, ledger_last) - fragment.first_entry_id + 1)
             ELSE 0D END AS payload_bytes""",
 )
-_JUDGED: Final = ("members", "write_quorum", "bookie_groups")
+_JUDGED: Final = ("members", "write_quorum", "groups_text")
 """What a verdict depends on."""
 _FAULTY: Final = (Spread.MISPLACED, Spread.UNKNOWN, Spread.UNREADABLE_GROUPS)
 _IS_MISPLACED: Final = f"spread = {literal(Spread.MISPLACED.value)}"
@@ -120,9 +121,8 @@ def placement_check(fragments: DataFrame, verdicts: DataFrame) -> DataFrame:
         verdicts: ``ensemble_verdicts`` of the same fragments.
     """
     faults = verdicts.where(in_list("spread", [spread.value for spread in _FAULTY]))
-    faults = faults.select(*(F.col(name).alias(f"of_{name}") for name in _JUDGED), "spread", "detail", "is_fixable")
-    is_same = [F.col(name).eqNullSafe(F.col(f"of_{name}")) for name in _JUDGED]
-    return fragments.join(faults, is_same).selectExpr(*_FINDING, "is_fixable")
+    faults = faults.select(*_JUDGED, "spread", "detail", "is_fixable")
+    return fragments.join(faults, list(_JUDGED)).selectExpr(*_FINDING, "is_fixable")
 
 
 def _judging(rules: PlacementRules) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -131,7 +131,7 @@ def _judging(rules: PlacementRules) -> Callable[[Iterable[pa.RecordBatch]], Iter
             rows = []
             for row in batch.to_pylist():
                 members = [BookieId(member) for member in row["members"]]
-                verdict = rules.judge(members, row["write_quorum"], *wish_of(row["bookie_groups"]))
+                verdict = rules.judge(members, row["write_quorum"], *wish_in(row["groups_text"]))
                 judged = {
                     "spread": verdict.spread.value,
                     "detail": verdict.detail,

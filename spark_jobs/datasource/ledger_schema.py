@@ -7,15 +7,15 @@ from typing import Final
 import pyarrow as pa
 
 from bookie.model.ownership import OWNER_COLUMNS
-from spark_jobs.group_rows import GROUPS_DDL, GROUPS_TYPE
 
-LEDGER_DDL: Final = f"""
+LEDGER_DDL: Final = """
     ledger_id bigint, state string, ensemble_size int, write_quorum int, ack_quorum int, last_entry_id bigint,
     length bigint, digest_type string, ctime_ms bigint, format_version int,
     fragments array<struct<first_entry_id: bigint, last_entry_id: bigint, members: array<string>>>,
     error string, tenant string, namespace string, topic string, component string, subscription string,
-    {GROUPS_DDL}
+    bookie_groups string
 """
+"""``bookie_groups`` is the text of ``spark_jobs.group_rows``; null if the ledger asks for none."""
 BRIEF_DDL: Final = "ledger_id bigint, is_closed boolean, is_pulsar boolean, topic_hash int, error string"
 """What the references check compares. ``topic_hash`` is about the same for all ledgers of a topic, and null if unknown;
 all but the id and the error are null if the metadata cannot be read."""
@@ -53,7 +53,7 @@ LEDGER_FIELDS: Final = [
     pa.field("fragments", _list(FRAGMENT_TYPE)),
     pa.field("error", pa.string()),
     *(pa.field(name, pa.string()) for name in OWNER_COLUMNS),
-    pa.field("bookie_groups", GROUPS_TYPE),
+    pa.field("bookie_groups", pa.string()),
 ]
 BRIEF_FIELDS: Final = [
     pa.field("ledger_id", pa.int64()),

@@ -10,18 +10,17 @@ from typing import Final
 
 import pyarrow as pa
 
-from bookie.model.isolation import Isolation, UnreadableIsolationError, isolation_of
+from bookie.model.isolation import UnreadableIsolationError, isolation_of
 from bookie.model.ownership import NO_OWNER, OWNER_COLUMNS, OwnerNames, owner_names, owner_of
-from spark_jobs.group_rows import GROUPS_TYPE, groups_row
+from spark_jobs.group_rows import groups_text
 
 _KNOWN_MAX: Final = 50_000
 """Different custom metadata that is remembered; a task that meets more decodes some of it again."""
 _KNOWN_BYTES_MAX: Final = 1024
 """Longer custom metadata is decoded each time. So what is remembered stays below 50 MB."""
 _Custom = Sequence[tuple[str, bytes]]
-_Groups = Isolation | str | None
-"""What a ledger asks for, or why that cannot be read."""
-_Decoded = tuple[OwnerNames, _Groups]
+_Decoded = tuple[OwnerNames, str | None]
+"""The names, and the text of the bookie groups."""
 
 
 class OwnerColumns:
@@ -31,7 +30,7 @@ class OwnerColumns:
         self._known: dict[tuple[tuple[str, bytes], ...], _Decoded] = {}
         self._owners: dict[int, OwnerNames] = {}
         """By the number of the row."""
-        self._groups: dict[int, Isolation | str] = {}
+        self._groups: dict[int, str] = {}
 
     def add(self, row: int, custom: _Custom) -> None:
         """Take the custom metadata of the ledger in this row of the next batch."""
@@ -57,11 +56,8 @@ class OwnerColumns:
     def _take_groups(self, rows: int) -> pa.Array:
         groups, self._groups = self._groups, {}
         if not groups:
-            return pa.nulls(rows, GROUPS_TYPE)
-        numbers = {wish: number for number, wish in enumerate(dict.fromkeys(groups.values()))}
-        values = pa.array([groups_row(wish) for wish in numbers], GROUPS_TYPE)
-        at = [numbers[groups[row]] if row in groups else None for row in range(rows)]
-        return values.take(pa.array(at, pa.int32()))
+            return pa.nulls(rows, pa.string())
+        return pa.array([groups.get(row) for row in range(rows)], pa.string())
 
     def _decoded(self, custom: tuple[tuple[str, bytes], ...]) -> _Decoded:
         decoded = owner_names(owner_of(custom)), _groups_of(custom)
@@ -72,8 +68,9 @@ class OwnerColumns:
         return decoded
 
 
-def _groups_of(custom: _Custom) -> _Groups:
+def _groups_of(custom: _Custom) -> str | None:
     try:
-        return isolation_of(custom)
+        wish = isolation_of(custom)
     except UnreadableIsolationError as error:
-        return str(error)
+        return groups_text(str(error))
+    return None if wish is None else groups_text(wish)

@@ -21,6 +21,7 @@ from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, EntryId
+from bookie.model.isolation import POLICY_KEY
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.model.run import RunKind, RunState
 from bookie.runtime.clock import SystemClock
@@ -37,6 +38,8 @@ from tests.spark.audit_world import Place, closed, opened
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
+GROUPS = {"red": {"a:1": {"rack": "/r1"}, "b:1": {"rack": "/r1"}}, "blue": {"c:1": {"rack": "/r2"}}, "x:1": "/r2"}
+"""As Pulsar writes it: the same racks, with groups."""
 TOPOLOGY = {"a:1": "/r1", "b:1": "/r1", "c:1": "/r2", "x:1": "/r2"}
 NO_LAST_ENTRY = b"BookieMetadataFormatVersion\t2\nquorumSize: 2\nensembleSize: 2\nlength: 0\nstate: CLOSED\n"
 
@@ -46,8 +49,15 @@ def recovering(*members: str) -> LedgerMetadata:
     return LedgerMetadata(len(members), 2, 2, (fragment,), LedgerState.IN_RECOVERY)
 
 
+def asking_for(groups: str) -> tuple[tuple[str, bytes], ...]:
+    """Custom metadata of a ledger whose namespace has these bookie groups."""
+    name = "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy"
+    policy = {"policyClass": name, "properties": {"isolationBookieGroups": groups}}
+    return ("application", b"pulsar"), (POLICY_KEY, json.dumps(policy).encode())
+
+
 LEDGERS = {
-    1: closed("a:1", "c:1"),
+    1: replace(closed("a:1", "c:1"), custom=asking_for("red")),
     2: closed("a:1", "b:1"),
     3: closed("c:1", "x:1"),
     4: closed("a:1", "a:1"),
@@ -83,7 +93,7 @@ def check_time(place: Place) -> int:
 def test_one_reading_finds_what_the_single_checks_find(
     spark: SparkSession, place: Place, zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store_topology(place)
+    place.do(TopologyStore(place.store, place.cluster).write(json.dumps(GROUPS)))
     readings: list[Collected] = []
     real = ledger_scan.collected
 
@@ -109,7 +119,7 @@ def test_one_reading_finds_what_the_single_checks_find(
     faults = {(4, "DUPLICATE_MEMBER"), (10_001, "LENGTH_MISMATCH")}
     cookie = {(None, "DANGLING_COOKIE")}
     assert findings(place, summary) == findings(place, single[0]) | findings(place, single[1]) | faults | cookie
-    assert {count.severity.label: count.ledgers for count in summary.severities} == {"critical": 1, "misplaced": 3}
+    assert {count.severity.label: count.ledgers for count in summary.severities} == {"critical": 1, "misplaced": 4}
     assert (summary.verdict, summary.is_complete) == (Verdict.UNDER_REPLICATED, True)
     assert [(part.check, part.problem) for part in summary.parts] == [
         ("bookies", ""),
@@ -124,6 +134,7 @@ def test_one_reading_finds_what_the_single_checks_find(
     )
     assert summary.placement is not None
     assert single[1].placement == summary.placement
+    assert (summary.placement.outside_groups_fragments, summary.placement.misplaced_fragments) == (1, 4)
     assert summary.placement.rack_numbers == (RackNumber(1, 3, 3, 3000), RackNumber(2, 3, 3, 1000))
     assert summary.placement.racks == (
         RackPair("/r1", "/r1", 2, 2, 2000),
@@ -134,7 +145,7 @@ def test_one_reading_finds_what_the_single_checks_find(
     for text in ("DUPLICATE_MEMBER", "y:1", "/r1   /r2"):
         assert text in table(summary)
     page = (place.report_dir / summary.run_id / "report.html").read_text()
-    for text in ("Checks of this run", "Racks by pairs", "LENGTH_MISMATCH"):
+    for text in ("Checks of this run", "Racks by pairs", "LENGTH_MISMATCH", "Outside their groups"):
         assert text in page
 
 

@@ -21,6 +21,7 @@ from tests.deadlines import PROGRAM_S
 from tests.integration.commands import Ended, command, document, environment, output, typed
 from tests.loopback_s3 import CREDENTIALS, KEY_ID, SECRET, s3_server
 from tests.spark.audit_world import Place, closed, opened
+from tests.spark.standalone import build_wheel, driver_environment, executor_conf, make_environment, started_cluster
 from tests.worlds.clocks import ManualClock
 
 pytestmark = [
@@ -50,6 +51,7 @@ def endpoint(requests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         fs.S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True).create_dir(BUCKET)
         classes = os.environ["BKHEAL_HADOOP_AWS_CLASSPATH"]
         settings = {
+            **executor_conf(),
             "spark.driver.extraClassPath": classes,
             "spark.executor.extraClassPath": classes,
             "spark.hadoop.fs.s3a.endpoint": endpoint,
@@ -74,6 +76,12 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
         yield place
 
 
+def written_findings(requests: Path, run_id: str) -> list[str]:
+    """The requests that stored files of findings."""
+    lines = requests.read_text().splitlines()
+    return [line for line in lines if f"PUT /{BUCKET}/findings/{run_id}/" in line and "/part-" in line]
+
+
 def audit(place: Place, *more: str) -> Ended:
     """A process, whose executors are threads of its Spark."""
     words = ("audit", "run", "--master", "local[2]", "--output", "json", "--report-dir", str(place.report_dir), *more)
@@ -89,8 +97,7 @@ async def test_findings_that_spark_wrote_to_s3_are_read_on_other_machines(
     ended = audit(place, "--findings-dir", f"s3a://{BUCKET}/findings", "--report-store", store)
     run_id = document(ended)["run_id"]
 
-    written = [line for line in requests.read_text().splitlines() if f"PUT /{BUCKET}/findings/{run_id}/" in line]
-    assert any("/part-" in line for line in written), "Spark wrote the findings to S3"
+    assert written_findings(requests, run_id)
     assert SECRET not in ended.stderr.decode() + ended.stdout.decode()
     assert KEY_ID not in ended.stderr.decode() + ended.stdout.decode()
     kept = [path for path in place.report_dir.rglob("*") if path.is_file()]
@@ -121,3 +128,28 @@ def test_a_bucket_that_refuses_the_findings_costs_no_marks(place: Place, endpoin
     told = ended.stderr.decode()
     assert "cannot write the findings to s3a://no-such-bucket/findings" in told
     assert SECRET not in told + ended.stdout.decode()
+
+
+def test_executors_of_a_cluster_write_findings_to_s3_and_the_driver_alone_has_the_directory_of_reports(
+    place: Place, endpoint: str, requests: Path, tmp_path: Path
+) -> None:
+    python = make_environment(tmp_path / "environment", build_wheel(tmp_path))
+    with started_cluster(tmp_path / "spark-cluster") as spark:
+        words = ["audit", "run", "--master", spark.url, "--metadata-uri", place.uri, "--output", "json"]
+        words += ["--report-dir", str(place.report_dir), "--no-with-image"]
+        ended = subprocess.run(
+            [str(python.parent / "bkheal"), *words, "--findings-dir", f"s3a://{BUCKET}/findings"],
+            env={**os.environ, **driver_environment(python)},
+            cwd=tmp_path,
+            capture_output=True,
+            timeout=PROGRAM_S,
+            check=False,
+        )
+        logs = "".join(path.read_text() for path in (tmp_path / "spark-cluster").rglob("std*"))
+    run_id = json.loads(output(ended))["run_id"]
+    assert written_findings(requests, run_id), "the driver of a cluster runs no tasks"
+    assert place.marked() == {number: ["x:1"] for number in LOST}
+    found = document(typed(None, "report", "findings", run_id, "--report-dir", str(place.report_dir), "-o", "json"))
+    assert sorted(row["ledger_id"] for row in found["items"]) == sorted(LOST)
+    assert logs
+    assert SECRET not in logs + ended.stderr.decode() + ended.stdout.decode()

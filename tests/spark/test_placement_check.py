@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.model.ids import BookieId
+from bookie.model.isolation import Isolation
 from bookie.model.ownership import NO_OWNER
 from bookie.model.spread import PlacementPolicy
 from spark_jobs.checks.bookie_check import bookie_check
@@ -19,7 +20,7 @@ from spark_jobs.checks.placement_check import ensemble_verdicts, placed_fragment
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
 from spark_jobs.checks.rack_matrix import cells_of, rack_cells
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
-from spark_jobs.group_rows import wish_of
+from spark_jobs.group_rows import groups_text, wish_in
 from spark_jobs.runs.rack_matrix import RackMatrix
 
 pytestmark = pytest.mark.spark
@@ -31,11 +32,11 @@ TOPOLOGY = parse_topology(
 )
 NAMES = ["a", "b", "c", "d", "e", "o\\f", "unknown"]
 RULES = PlacementRules.of(PlacementPolicy(min_racks=2), TOPOLOGY, map(BookieId, NAMES), [BookieId("c"), BookieId("e")])
-WISHES: list[dict[str, Any] | None] = [
+WISHES = [
     None,
-    {"primary": ["red"], "secondary": [], "problem": None},
-    {"primary": ["red"], "secondary": ["blue"], "problem": None},
-    {"primary": None, "secondary": None, "problem": "no JSON"},
+    groups_text(Isolation(frozenset({"red"}))),
+    groups_text(Isolation(frozenset({"red"}), frozenset({"blue"}))),
+    groups_text("no JSON"),
 ]
 
 Parts = Sequence[tuple[int, int | None, Sequence[str]]]
@@ -47,7 +48,7 @@ def row(
     write_quorum: int = 2,
     *,
     last: int | None = None,
-    wish: dict[str, Any] | None = None,
+    wish: str | None = None,
 ) -> tuple[Any, ...]:
     state = "OPEN" if parts[-1][1] is None else "CLOSED"
     end = parts[-1][1] if last is None else last
@@ -127,14 +128,14 @@ def test_the_verdict_in_spark_is_that_of_the_pure_function(spark: SparkSession) 
     found, verdicts = judged(spark, rows)
     expected = {}
     for ledger_id, each in enumerate(rows):
-        verdict = RULES.judge(each[10][0][2], each[3], *wish_of(each[-1]))
+        verdict = RULES.judge(each[10][0][2], each[3], *wish_in(each[-1] or ""))
         if verdict.spread in (Spread.MISPLACED, Spread.UNKNOWN, Spread.UNREADABLE_GROUPS):
             expected[ledger_id] = (verdict.spread is Spread.MISPLACED, verdict.detail, verdict.is_fixable)
     assert {each["ledger_id"]: (each["kind"] == "MISPLACED", each["detail"], each["is_fixable"]) for each in found} == (
         expected
     )
     assert sum(each["fragments"] for each in verdicts) == len(rows)
-    judged_once = {(tuple(each["members"]), each["write_quorum"], str(each["bookie_groups"])) for each in verdicts}
+    judged_once = {(tuple(each["members"]), each["write_quorum"], each["groups_text"]) for each in verdicts}
     assert len(judged_once) == len(verdicts)
     assert {each["is_outside"] for each in verdicts} == {True, False}
 

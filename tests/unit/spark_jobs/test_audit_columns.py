@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode, encode
 from bookie.model.ids import BookieId, EntryId
-from bookie.model.isolation import POLICY_KEY, UnreadableIsolationError, isolation_of
+from bookie.model.isolation import POLICY_KEY, Isolation, UnreadableIsolationError, isolation_of
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from bookie.model.ownership import OWNER_COLUMNS, owner_names, owner_of
 from spark_jobs.datasource import counts as counts_module
@@ -22,6 +22,7 @@ from spark_jobs.datasource.brief_columns import BriefColumns
 from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.ledger_schema import ledger_schema
 from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
+from spark_jobs.group_rows import groups_text, wish_in
 
 BOOKIES = [BookieId(f"bookie-{number}.example.org:3181") for number in range(6)] + [BookieId("b"), BookieId("x" * 200)]
 
@@ -103,14 +104,18 @@ def expected_row(data: bytes) -> Mapping[str, Any]:
     }
 
 
-def expected_groups(metadata: LedgerMetadata) -> Mapping[str, Any] | None:
+def expected_groups(metadata: LedgerMetadata) -> str | None:
     try:
         wish = isolation_of(metadata.custom)
     except UnreadableIsolationError as error:
-        return {"primary": None, "secondary": None, "problem": str(error)}
-    if wish is None:
-        return None
-    return {"primary": sorted(wish.primary), "secondary": sorted(wish.secondary), "problem": None}
+        return groups_text(str(error))
+    return None if wish is None else groups_text(wish)
+
+
+@given(st.frozensets(st.text()), st.frozensets(st.text()), st.text())
+def test_groups_are_read_back_from_their_column(primary: frozenset[str], secondary: frozenset[str], why: str) -> None:
+    assert wish_in(groups_text(Isolation(primary, secondary))) == (Isolation(primary, secondary), "")
+    assert wish_in(groups_text(why)) == (None, why)
 
 
 def rows_of(encoded: Sequence[bytes], live: frozenset[str] | None = None) -> list[Mapping[str, Any]]:
