@@ -27,7 +27,6 @@ from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs.datasource.ledger_schema import ledger_ddl
 from spark_jobs.datasource.ledgers import READING_DDL
 from spark_jobs.datasource.options import LedgerOptions
-from spark_jobs.datasource.pace import task_share
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
 from spark_jobs.datasource.rereading import RereadTasks
 from spark_jobs.datasource.snapshot_ledgers import NAMED_DDL, SnapshotTasks, groups_of
@@ -175,6 +174,7 @@ class SnapshotReading:
         settings = self._settings
         cores = self._context.spark.sparkContext.defaultParallelism
         partitions = min(max(1, -(-count // _REREAD_PER_TASK)), max(cores, -(-count // LEDGERS_PER_PARTITION_MAX)))
+        partitions = settings.budget.tasks(partitions)
         slots_max = session_slots(self._context.spark).most
         tasks = RereadTasks(
             LedgerOptions(
@@ -187,7 +187,7 @@ class SnapshotReading:
                 is_summarized=True,
                 connect_timeout_s=settings.connect_timeout_s,
                 plan=None,
-                nodes_per_s=task_share(settings.metadata_rate, partitions, slots_max),
+                budget=settings.budget.share(partitions, slots_max),
             )
         )
         ids = named.where("ledger_id IS NOT NULL").select("ledger_id")
