@@ -13,7 +13,7 @@ from typing import Final
 
 LATENCY_FACTOR: Final = 2.0
 """Default of the latency above which tasks read less, as a multiple of the latency when ZooKeeper is idle."""
-LEAST_NODES_PER_S: Final = 20_000.0
+LEAST_NODES_PER_S: Final = 40_000.0
 """What feedback leaves to all tasks together: a ZooKeeper that others overload for hours must not stop audits."""
 
 

@@ -28,7 +28,7 @@ LOOK_S: Final = 0.1
 """Between two measurements: while a new task finds out what it may do, or after a long latency; and else."""
 _AIM: Final = 0.25
 """Where the aim is between the latency of an idle ZooKeeper and the limit."""
-_NEAR_WINDOW: Final = 512
+_NEAR_WINDOW: Final = 256
 """Asked for at a time: some milliseconds of a server, so that the requests of others wait for no longer."""
 _RATE_MAX: Final = 120_000
 """Nodes per second that no task decodes: what a distant ZooKeeper has to have in flight follows from it."""

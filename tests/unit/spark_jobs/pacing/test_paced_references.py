@@ -85,7 +85,7 @@ def test_the_budget_of_a_run_is_divided_among_the_tasks_that_read_pulsars_nodes(
     given = {"metadata_uri": "zk://h:1/ledgers", "budget": Budget(8_000, 4e6).whole.to_text()}
     options = reference_options(given | {"slots_max": "4", "partitions_max": "2"})
     assert (options.slots_max, options.partitions_max) == (4, 2)
-    assert options.budget.divided(4) == TaskBudget(2_000, 1e6, 2.0, 5_000)
+    assert options.budget.divided(4) == TaskBudget(2_000, 1e6, 2.0, 10_000)
     assert reference_options(given).slots_max is None
     assert ReferencePartition((), options.budget.divided(0)).budget == options.budget
     with pytest.raises(InvalidOptionError, match="budget"):
