@@ -12,6 +12,10 @@ from bookie.metadata.port import MetadataStore
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import MetadataUri, parse_uri
+from bookie.runtime.clock import SystemClock
+from spark_jobs.pacing.budget import TaskBudget
+from spark_jobs.pacing.pace import Pace
+from spark_jobs.pacing.paced_store import PacedStore
 from spark_jobs.settings import CONNECT_TIMEOUT_S
 
 
@@ -20,6 +24,14 @@ class Connection:
     """An open store and the cluster in it."""
 
     store: MetadataStore
+    cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class PacedConnection:
+    """A store that keeps the pace of a task, and the cluster in it."""
+
+    store: PacedStore
     cluster: Cluster
 
 
@@ -43,6 +55,20 @@ async def connected(
         yield Connection(store, await open_cluster(store, uri))
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def connected_at_pace(
+    uri: MetadataUri, connect_timeout_s: float, access: ZooKeeperAccess, budget: TaskBudget
+) -> AsyncIterator[PacedConnection]:
+    """As ``connected``, for a task that reads in bulk.
+
+    Raises:
+        StoreUnavailableError, NotAClusterError: see ``connected``.
+    """
+    async with connected(uri, connect_timeout_s, access) as connection:
+        pace = Pace(SystemClock(), budget)
+        yield PacedConnection(PacedStore(connection.store, pace, connection.cluster.root), connection.cluster)
 
 
 @asynccontextmanager

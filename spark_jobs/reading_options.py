@@ -9,9 +9,36 @@ from bookie.model.option import Option
 MetadataRate = Annotated[
     float,
     Option(
-        "Read at most so many ledgers per second from ZooKeeper, all Spark tasks together; 0: as fast as possible.",
+        "Read at most so many nodes (ledgers, and Pulsar's) per second from ZooKeeper, all Spark tasks together; 0: no "
+        "limit.",
         minimum=0,
         maximum=100_000_000,
     ),
 ]
-"""A share for each task that can run: see ``spark_jobs.datasource.pace``."""
+"""A share for each task that can run: see ``spark_jobs.pacing.budget``."""
+MetadataBytesRate = Annotated[
+    float,
+    Option(
+        "Read at most so many bytes of nodes per second from ZooKeeper, all Spark tasks together; 0: no limit.",
+        minimum=0,
+        maximum=1e12,
+    ),
+]
+MetadataConnections = Annotated[
+    int,
+    Option(
+        "Spark tasks of a run that read from ZooKeeper at the same time, each with one connection; 0: one for each "
+        "core.",
+        minimum=0,
+        maximum=100_000,
+    ),
+]
+MetadataLatencyFactor = Annotated[
+    float,
+    Option(
+        "Each Spark task reads less from ZooKeeper if a small read takes so many times as long as with an idle "
+        "ZooKeeper, or nearly; 0: the latency is not measured.",
+        minimum=0,
+        maximum=1000,
+    ),
+]

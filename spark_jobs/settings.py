@@ -44,7 +44,13 @@ from spark_jobs.marking_options import (
     RackOutageDelay,
 )
 from spark_jobs.namespace_options import NamespacesInMetrics
-from spark_jobs.reading_options import MetadataRate
+from spark_jobs.pacing.budget import LATENCY_FACTOR, Budget
+from spark_jobs.reading_options import (
+    MetadataBytesRate,
+    MetadataConnections,
+    MetadataLatencyFactor,
+    MetadataRate,
+)
 from spark_jobs.reference_options import REFERENCE_GRACE_S, REFERENCES, PulsarRoots, ReferenceGrace
 from spark_jobs.run_limits import RunLimits
 from spark_jobs.snapshot_options import SnapshotAuthorizationFile, SnapshotCa, SnapshotUrl, url_problems
@@ -179,6 +185,9 @@ class AuditSettings:
     )
 
     metadata_rate: MetadataRate = 0.0
+    metadata_bytes_rate: MetadataBytesRate = 0.0
+    metadata_connections: MetadataConnections = 0
+    metadata_latency_factor: MetadataLatencyFactor = LATENCY_FACTOR
     with_image: WithImage = True
     image_dir: ImageDir = None
     image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S
@@ -204,6 +213,13 @@ class AuditSettings:
     def run_limits(self) -> RunLimits:
         """How much one run may mark."""
         return RunLimits(self.marks_max, self.mark_bytes_max)
+
+    @property
+    def budget(self) -> Budget:
+        """What the tasks of a run may take from ZooKeeper."""
+        return Budget(
+            self.metadata_rate, self.metadata_bytes_rate, self.metadata_connections, self.metadata_latency_factor
+        )
 
     @property
     def kept(self) -> Kept:

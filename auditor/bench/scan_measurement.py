@@ -30,6 +30,7 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.clock import SystemClock
+from spark_jobs.pacing.budget import LATENCY_FACTOR
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.settings import AuditSettings
 
@@ -97,8 +98,15 @@ def run(spark: SparkSession, settings: BenchSettings) -> Mapping[str, Any]:
     }
 
 
-def audited(spark: SparkSession, settings: BenchSettings) -> tuple[float, Mapping[str, float]]:
+def audited(
+    spark: SparkSession, settings: BenchSettings, latency_factor: float = LATENCY_FACTOR
+) -> tuple[float, Mapping[str, float]]:
     """Audit once as a dry run; return the seconds, also of each phase.
+
+    Args:
+        spark: the session.
+        settings: of the benchmark.
+        latency_factor: of the budget of reading from ZooKeeper; 0: there is none.
 
     Raises:
         AssertionError: the audit did not see every ledger.
@@ -113,9 +121,9 @@ def audited(spark: SparkSession, settings: BenchSettings) -> tuple[float, Mappin
             marks.append((event.phase, clock.monotonic_s()))
 
     started = clock.monotonic_s()
-    result = run_audit(
-        spark, AuditSettings(f"zk://{settings.hosts}{settings.root}", settings.report_dir, is_dry_run=True), mark
-    )
+    uri = f"zk://{settings.hosts}{settings.root}"
+    audit = AuditSettings(uri, settings.report_dir, is_dry_run=True, metadata_latency_factor=latency_factor)
+    result = run_audit(spark, audit, mark)
     seconds = clock.monotonic_s() - started
     if result.summary.counts.ledgers != settings.ledgers or not result.summary.is_complete:
         raise AssertionError(f"audit saw {result.summary.counts.ledgers} of {settings.ledgers} ledgers")

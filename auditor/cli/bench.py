@@ -202,6 +202,24 @@ def executors(
     _show("ExecutorBenchmark", run(measure(ledgers, bytes_per_s)), output)
 
 
+@app.command("budget")
+def budget(
+    ledgers: Annotated[int, typer.Option(min=100, max=1_000_000, help="Ledgers in the embedded ZooKeeper.")] = 100_000,
+    bytes_per_s: Annotated[
+        int, typer.Option(min=100_000, help="Bytes per second that the slow server sends to all clients together.")
+    ] = 20_000_000,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Audits of each kind.")] = 3,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Latency that another client of the same ZooKeeper sees: alone, and beside audits without and with the budget.
+
+    Both with ZooKeeper as it is and with a server that answers slowly.
+    """
+    from auditor.bench.budget import run as measure
+
+    _show("BudgetBenchmark", run(measure(ledgers, bytes_per_s, rounds)), output)
+
+
 @app.command("audit")
 def audit(
     ledgers: Annotated[int, typer.Option(min=100, max=10_000_000, help="Ledgers in the embedded ZooKeeper.")] = 100_000,

@@ -45,7 +45,13 @@ from spark_jobs.marking_options import (
     RackOutageDelay,
 )
 from spark_jobs.namespace_options import NamespacesInMetrics
-from spark_jobs.reading_options import MetadataRate
+from spark_jobs.pacing.budget import LATENCY_FACTOR
+from spark_jobs.reading_options import (
+    MetadataBytesRate,
+    MetadataConnections,
+    MetadataLatencyFactor,
+    MetadataRate,
+)
 from spark_jobs.reference_options import REFERENCE_GRACE_S, PulsarRoots, ReferenceGrace
 from spark_jobs.store_address import ReportStoreOption, address_problems
 
@@ -203,6 +209,9 @@ class ServiceSettings:
     )
     runs_kept: Annotated[int, Option("Run records that are kept in ZooKeeper.", minimum=1, maximum=100_000)] = 200
     metadata_rate: MetadataRate = 0.0
+    metadata_bytes_rate: MetadataBytesRate = 0.0
+    metadata_connections: MetadataConnections = 0
+    metadata_latency_factor: MetadataLatencyFactor = LATENCY_FACTOR
     with_image: WithImage = True
     image_dir: ImageDir = None
     image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S

@@ -23,21 +23,19 @@ import pyarrow as pa
 
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.tree import LedgerTree
-from bookie.metadata.port import MetadataStore
 from bookie.model.ids import LedgerId
-from bookie.runtime.clock import SystemClock
-from spark_jobs.connect import connected
+from spark_jobs.connect import connected_at_pace
 from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.ledgers import numbered
 from spark_jobs.datasource.options import LedgerOptions
-from spark_jobs.datasource.pace import Pace
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import image_part, leaf_of, paced, read_listed
 from spark_jobs.image.carried import ImageRows, divided, tally, without
 from spark_jobs.image.leaves import LeafRecord, LeafStat
 from spark_jobs.image.manifest import ImageError
 from spark_jobs.image.part import ImageFile, ImagePart
+from spark_jobs.pacing.paced_store import PacedStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +91,11 @@ class IncrementalTasks:
 
 
 async def incremental(
-    store: MetadataStore,
+    store: PacedStore,
     cluster: Cluster,
     group: Sequence[LeafWork],
     source: ImageSource,
     options: LedgerOptions,
-    pace: Pace,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the ledgers of some leaves that name a bookie which is not live, then the summary row.
 
@@ -109,7 +106,7 @@ async def incremental(
     columns = LedgerColumns(options.live_bookies, is_summarized=True, image=image)
     with source.rows() as rows:
         reading = _Reading(store, cluster, rows, options.live_bookies or frozenset(), columns.counts, image)
-        async with aclosing(read_listed(store, cluster, reading.wanted(group, pace), columns)) as batches:
+        async with aclosing(read_listed(store, cluster, reading.wanted(group), columns)) as batches:
             async for batch in batches:
                 yield batch
 
@@ -119,7 +116,7 @@ class _Reading:
 
     def __init__(
         self,
-        store: MetadataStore,
+        store: PacedStore,
         cluster: Cluster,
         rows: ImageRows,
         live: frozenset[str],
@@ -134,11 +131,11 @@ class _Reading:
         self._counts = counts
         self._image = image
 
-    async def wanted(self, group: Sequence[LeafWork], pace: Pace) -> AsyncGenerator[Sequence[LedgerId], None]:
-        """Ids to read, in chunks of one leaf each, when they may be read."""
+    async def wanted(self, group: Sequence[LeafWork]) -> AsyncGenerator[Sequence[LedgerId], None]:
+        """Ids to read, in chunks of one leaf each."""
         await self._store.sync(self._cluster.root)  # this session's server may be older than the one of the plan
         for work in group:
-            async for some in paced(await self._of(work), pace):
+            async for some in paced(await self._of(work), self._store):
                 yield some
 
     async def _of(self, work: LeafWork) -> Sequence[LedgerId]:
@@ -189,10 +186,9 @@ class _Reading:
 async def _rows(
     options: LedgerOptions, source: ImageSource, group: Sequence[LeafWork]
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    pace = Pace(SystemClock(), options.nodes_per_s)
     async with (
-        connected(options.uri, options.connect_timeout_s, options.access) as connection,
-        aclosing(incremental(connection.store, connection.cluster, group, source, options, pace)) as batches,
+        connected_at_pace(options.uri, options.connect_timeout_s, options.access, options.budget) as connection,
+        aclosing(incremental(connection.store, connection.cluster, group, source, options)) as batches,
     ):
         async for batch in batches:
             yield batch

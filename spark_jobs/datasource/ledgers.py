@@ -24,11 +24,9 @@ from pyspark.sql.types import StructType
 from bookie.metadata.layout import LayoutKind, ledger_id_of
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.port import Stat
-from bookie.runtime.clock import SystemClock
-from spark_jobs.connect import Connection, connected
+from spark_jobs.connect import Connection, connected, connected_at_pace
 from spark_jobs.datasource.ledger_schema import ledger_ddl
 from spark_jobs.datasource.options import LedgerOptions, ledger_options
-from spark_jobs.datasource.pace import Pace
 from spark_jobs.datasource.partitions import LeafParent, balance, partition_count
 from spark_jobs.datasource.scan import scan
 from spark_jobs.image.leaves import LeafStat
@@ -152,10 +150,9 @@ def _may_hold(connection: Connection, options: LedgerOptions, parent: LeafParent
 
 
 async def _read(options: LedgerOptions, parents: Sequence[LeafParent]) -> AsyncGenerator[pa.RecordBatch, None]:
-    pace = Pace(SystemClock(), options.nodes_per_s)
     async with (
-        connected(options.uri, options.connect_timeout_s, options.access) as connection,
-        aclosing(scan(connection.store, connection.cluster, parents, options, pace)) as batches,
+        connected_at_pace(options.uri, options.connect_timeout_s, options.access, options.budget) as connection,
+        aclosing(scan(connection.store, connection.cluster, parents, options)) as batches,
     ):
         async for batch in batches:
             yield batch

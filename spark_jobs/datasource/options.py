@@ -7,7 +7,6 @@ returns wrong rows (Spark 4.1 to 4.3).
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Final
@@ -19,6 +18,7 @@ from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs import settings
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.image.leaves import LeafStat
+from spark_jobs.pacing.budget import FREE, TaskBudget, task_budget
 
 METADATA_URI: Final = "metadata_uri"
 ACCESS: Final = "zookeeper_access"
@@ -32,7 +32,7 @@ PLAN: Final = "plan"
 CONNECT_TIMEOUT_S: Final = "connect_timeout_s"
 IMAGE_DIR: Final = "image_dir"
 IMAGE_FROM_MS: Final = "image_from_ms"
-NODES_PER_S: Final = "nodes_per_s"
+BUDGET: Final = "budget"
 BRIEF: Final = "brief"
 
 _SECONDS_MAX: Final = 3600
@@ -66,8 +66,8 @@ class LedgerOptions:
     """Directory in which each partition writes its part of an image; its files are in ``summary``."""
     image_from_ms: int = 0
     """When the reading for this image began, epoch milliseconds."""
-    nodes_per_s: float = 0.0
-    """Ledgers that each task may read per second; 0: as many as it can."""
+    budget: TaskBudget = FREE
+    """Of each task."""
     is_brief: bool = False
     """Whether rows have the columns of ``ledger_schema.BRIEF_DDL`` alone."""
 
@@ -83,15 +83,15 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
         InvalidOptionError: one is missing, not a number, or out of range.
         InvalidUriError: the metadata URI cannot be used.
     """
-    first = _number(options, FIRST_LEDGER, 0, 0)
-    last = _number(options, LAST_LEDGER, LEDGER_ID_MAX, 0)
+    first = number(options, FIRST_LEDGER, 0, 0)
+    last = number(options, LAST_LEDGER, LEDGER_ID_MAX, 0)
     if first > last:
         raise InvalidOptionError(f"options {FIRST_LEDGER}={first} and {LAST_LEDGER}={last} leave no ledger to read")
     live = options.get(LIVE_BOOKIES)
     return LedgerOptions(
         uri=source_uri(options),
         access=source_access(options),
-        num_partitions=_number(options, NUM_PARTITIONS, 0, 1) or None,
+        num_partitions=number(options, NUM_PARTITIONS, 0, 1) or None,
         first_ledger=first,
         last_ledger=last,
         live_bookies=None if live is None else frozenset(filter(None, live.split(","))),
@@ -99,8 +99,8 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
         connect_timeout_s=seconds(options, CONNECT_TIMEOUT_S, settings.CONNECT_TIMEOUT_S),
         plan=_plan(options.get(PLAN)),
         image_dir=options.get(IMAGE_DIR),
-        image_from_ms=_number(options, IMAGE_FROM_MS, 0, 0),
-        nodes_per_s=_rate(options, NODES_PER_S),
+        image_from_ms=number(options, IMAGE_FROM_MS, 0, 0),
+        budget=source_budget(options),
         is_brief=options.get(BRIEF, "false").lower() == "true",
     )
 
@@ -126,6 +126,19 @@ def source_access(options: Mapping[str, str]) -> ZooKeeperAccess:
     """
     text = options.get(ACCESS)
     return access_in_use() if text is None else access_from_text(text)
+
+
+def source_budget(options: Mapping[str, str]) -> TaskBudget:
+    """Return the limits of each task; default: none.
+
+    Raises:
+        InvalidOptionError: the option is not what ``TaskBudget.to_text`` returned.
+    """
+    text = options.get(BUDGET)
+    try:
+        return FREE if text is None else task_budget(text)
+    except ValueError as error:
+        raise InvalidOptionError(f"option {BUDGET}={text!r} cannot be used: {error}") from error
 
 
 def plan_text(parents: Sequence[LeafParent]) -> str:
@@ -163,7 +176,12 @@ def seconds(options: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
-def _number(options: Mapping[str, str], name: str, default: int, least: int) -> int:
+def number(options: Mapping[str, str], name: str, default: int, least: int) -> int:
+    """Return an option that is a whole number.
+
+    Raises:
+        InvalidOptionError: it is none, or below ``least``.
+    """
     text = options.get(name)
     if text is None:
         return default
@@ -173,15 +191,4 @@ def _number(options: Mapping[str, str], name: str, default: int, least: int) -> 
         raise InvalidOptionError(f"option {name}={text!r} is not a whole number") from None
     if not least <= value <= LEDGER_ID_MAX:
         raise InvalidOptionError(f"option {name}={value} is out of range, need {least} to {LEDGER_ID_MAX}")
-    return value
-
-
-def _rate(options: Mapping[str, str], name: str) -> float:
-    text = options.get(name, "0")
-    try:
-        value = float(text)
-    except ValueError:
-        raise InvalidOptionError(f"option {name}={text!r} is not a number per second") from None
-    if not 0 <= value < math.inf:
-        raise InvalidOptionError(f"option {name}={text} is out of range, need 0 or more")
     return value

@@ -25,12 +25,23 @@ from bookie.metadata.pulsar.referrers import Referrer, ledger_with_reference, re
 from bookie.metadata.pulsar.tree import DENIED, NodeKind, PulsarNode, PulsarTree
 from bookie.metadata.uri import MetadataUri
 from spark_jobs import settings
-from spark_jobs.connect import connected
-from spark_jobs.datasource.options import CONNECT_TIMEOUT_S, seconds, source_access, source_uri
+from spark_jobs.connect import connected, connected_at_pace
+from spark_jobs.datasource.options import (
+    CONNECT_TIMEOUT_S,
+    number,
+    seconds,
+    source_access,
+    source_budget,
+    source_uri,
+)
 from spark_jobs.datasource.partitions import LeafParent, balance, partition_count
+from spark_jobs.pacing.budget import FREE, TaskBudget
+from spark_jobs.pacing.paced_store import PacedStore
 from spark_jobs.reference_rows import LEDGERS, REFERENCE_DDL, REFERENCE_SCHEMA, ledgers_column
 
 NAME: Final = "bk_references"
+PARTITIONS_MAX: Final = "partitions_max"
+SLOTS_MAX: Final = "slots_max"
 PULSAR_ROOTS: Final = "pulsar_roots"
 """Option: paths of brokers' metadata, separated by commas; an empty one is the root of ZooKeeper."""
 TOPICS_PER_SHARE: Final = 50_000
@@ -51,6 +62,11 @@ class ReferenceOptions:
     access: ZooKeeperAccess
     roots: tuple[str, ...]
     connect_timeout_s: float
+    partitions_max: int | None = None
+    slots_max: int | None = None
+    """Tasks that may run at the same time; None: unknown, so all of them may."""
+    budget: TaskBudget = FREE
+    """Of all tasks together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +84,12 @@ class ReferencePartition(InputPartition):
     """What one task reads."""
 
     shares: tuple[TopicShare, ...]
+    budget: TaskBudget
 
 
 class ReferenceSource(DataSource):
-    """What Pulsar refers to. Options: ``metadata_uri``, ``zookeeper_access``, ``pulsar_roots``, ``connect_timeout_s``.
+    """What Pulsar refers to. Options: ``metadata_uri``, ``zookeeper_access``, ``pulsar_roots``, ``connect_timeout_s``,
+    ``partitions_max``, ``slots_max``, ``budget``.
 
     The roots are in the same ZooKeeper.
     """
@@ -102,6 +120,9 @@ def reference_options(options: Mapping[str, str]) -> ReferenceOptions:
         source_access(options),
         tuple(dict.fromkeys(root.strip().rstrip("/") for root in options.get(PULSAR_ROOTS, "").split(","))),
         seconds(options, CONNECT_TIMEOUT_S, settings.CONNECT_TIMEOUT_S),
+        number(options, PARTITIONS_MAX, 0, 1) or None,
+        number(options, SLOTS_MAX, 0, 1) or None,
+        source_budget(options),
     )
 
 
@@ -116,8 +137,10 @@ class ReferenceReader(DataSourceReader):
         planned = asyncio.run(_planned(self._options))
         parents = [LeafParent(str(number), size) for number, (_, size) in enumerate(planned)]
         count = partition_count(parents, os.cpu_count() or 1)
+        count = min(count, self._options.partitions_max or count)
         groups = balance(parents, count) if parents else []
-        return [ReferencePartition(tuple(planned[int(each.path)][0] for each in group)) for group in groups]
+        budget = self._options.budget.divided(self._options.slots_max or len(groups))
+        return [ReferencePartition(tuple(planned[int(each.path)][0] for each in group), budget) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition with a connection of its own.
@@ -126,9 +149,9 @@ class ReferenceReader(DataSourceReader):
             StoreUnavailableError: no answer; the task fails and Spark repeats it.
         """
         # Spark reads one partition of its own making if there is none, without any topic.
-        shares = partition.shares if isinstance(partition, ReferencePartition) else ()
+        part = partition if isinstance(partition, ReferencePartition) else ReferencePartition((), FREE)
         with asyncio.Runner() as runner:
-            batches = _read(self._options, shares)
+            batches = _read(self._options, part)
             try:
                 while (batch := runner.run(anext(batches, None))) is not None:
                     yield batch
@@ -149,17 +172,31 @@ async def _planned(options: ReferenceOptions) -> list[tuple[TopicShare, int]]:
     return planned
 
 
-async def _read(options: ReferenceOptions, shares: Sequence[TopicShare]) -> AsyncGenerator[pa.RecordBatch, None]:
+async def _read(options: ReferenceOptions, part: ReferencePartition) -> AsyncGenerator[pa.RecordBatch, None]:
+    async with (
+        connected_at_pace(options.uri, options.connect_timeout_s, options.access, part.budget) as connection,
+        aclosing(reference_batches(connection.store, part.shares)) as batches,
+    ):
+        async for batch in batches:
+            yield batch
+
+
+async def reference_batches(store: PacedStore, shares: Sequence[TopicShare]) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Yield the nodes of topics, subscriptions and schemas that refer to ledgers, or cannot be decoded.
+
+    Raises:
+        StoreUnavailableError: no answer; nothing of this may be used.
+    """
     rows = _Rows()
-    async with connected(options.uri, options.connect_timeout_s, options.access) as connection:
-        for each in shares:
-            tree = PulsarTree(connection.store, each.root)
-            async with aclosing(tree.nodes(each.parent, each.share, each.shares)) as parts:
-                async for nodes in parts:
-                    for node in nodes:
-                        rows.add(each.root, node)
-                        if rows.is_full:
-                            yield rows.take()
+    for each in shares:
+        async with aclosing(PulsarTree(store, each.root).nodes(each.parent, each.share, each.shares)) as parts:
+            await store.look()
+            async for nodes in parts:
+                for node in nodes:
+                    rows.add(each.root, node)
+                    if rows.is_full:
+                        yield rows.take()
+                await store.look()
     yield rows.take()
 
 

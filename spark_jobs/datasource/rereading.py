@@ -10,11 +10,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from bookie.model.ids import LedgerId
-from bookie.runtime.clock import SystemClock
-from spark_jobs.connect import connected
+from spark_jobs.connect import connected_at_pace
 from spark_jobs.datasource.ledgers import numbered
 from spark_jobs.datasource.options import LedgerOptions
-from spark_jobs.datasource.pace import Pace
 from spark_jobs.datasource.scan import reread
 
 
@@ -56,10 +54,9 @@ def _chain(first: Sequence[LedgerId], others: Iterator[Sequence[LedgerId]]) -> I
 
 
 async def _rows(options: LedgerOptions, ids: Iterator[Sequence[LedgerId]]) -> AsyncGenerator[pa.RecordBatch, None]:
-    pace = Pace(SystemClock(), options.nodes_per_s)
     async with (
-        connected(options.uri, options.connect_timeout_s, options.access) as connection,
-        aclosing(reread(connection.store, connection.cluster, ids, options, pace)) as batches,
+        connected_at_pace(options.uri, options.connect_timeout_s, options.access, options.budget) as connection,
+        aclosing(reread(connection.store, connection.cluster, ids, options)) as batches,
     ):
         async for batch in batches:
             yield batch

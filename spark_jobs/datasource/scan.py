@@ -25,10 +25,10 @@ from spark_jobs.datasource.brief_columns import BriefColumns
 from spark_jobs.datasource.columns import LedgerColumns, MetadataColumns
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.options import LedgerOptions
-from spark_jobs.datasource.pace import Pace
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.image.leaves import LEAF_IDS
 from spark_jobs.image.part import ImagePart
+from spark_jobs.pacing.paced_store import PacedStore
 
 ROWS_MAX: Final = 10_000
 """Rows in a batch; Spark's own default."""
@@ -46,7 +46,7 @@ _Chunk = tuple[Sequence[LedgerId], Sequence[bytes | str | None]]
 
 
 async def reread(
-    store: MetadataStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]], options: LedgerOptions, pace: Pace
+    store: PacedStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]], options: LedgerOptions
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """As ``scan``, of the ledgers with these ids, in any order; the counts have no parents.
 
@@ -54,14 +54,14 @@ async def reread(
         StoreUnavailableError: no answer; nothing of this scan may be used.
     """
     columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized)
-    wanted = _given(store, cluster, ids, pace)
+    wanted = _given(store, cluster, ids)
     async with aclosing(_batches(store, cluster, wanted, columns, _each_path)) as batches:
         async for batch in batches:
             yield batch
 
 
 async def scan(
-    store: MetadataStore, cluster: Cluster, parents: Sequence[LeafParent], options: LedgerOptions, pace: Pace
+    store: PacedStore, cluster: Cluster, parents: Sequence[LeafParent], options: LedgerOptions
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the ledgers directly under ``parents``, then the summary row if one is asked for.
 
@@ -74,7 +74,7 @@ async def scan(
         columns = BriefColumns(options.live_bookies, is_summarized=options.is_summarized)
     else:
         columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized, image=image)
-    listed = _listed(store, cluster, parents, options, columns.counts, pace, image)
+    listed = _listed(store, cluster, parents, options, columns.counts, image)
     async with aclosing(read_listed(store, cluster, listed, columns)) as batches:
         async for batch in batches:
             yield batch
@@ -131,15 +131,14 @@ def _add(columns: MetadataColumns, ids: Sequence[LedgerId], found: Sequence[byte
 
 
 async def _listed(
-    store: MetadataStore,
+    store: PacedStore,
     cluster: Cluster,
     parents: Sequence[LeafParent],
     options: LedgerOptions,
     counts: ScanCounts,
-    pace: Pace,
     image: ImagePart | None,
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
-    """Ids to read, in chunks, when they may be read; counts what was listed."""
+    """Ids to read, in chunks; counts what was listed."""
     tree = LedgerTree(store, cluster)
     await store.sync(cluster.root)  # this session's server may be older than the one of the plan
     for parent in parents:
@@ -149,26 +148,27 @@ async def _listed(
         counts.skipped += len(ids) - len(wanted)
         if image is not None and parent.stat is not None and (leaf := leaf_of(cluster, parent.path)) is not None:
             image.listed(leaf, parent.stat, len(ids))
-        async for some in paced(wanted, pace):
+        async for some in paced(wanted, store):
             yield some
 
 
 async def _given(
-    store: MetadataStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]], pace: Pace
+    store: PacedStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]]
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
     await store.sync(cluster.root)  # this session's server may be older than what the caller saw
     for some in ids:
-        async for chunk in paced(some, pace):
+        async for chunk in paced(some, store):
             yield chunk
 
 
-async def paced(ids: Sequence[LedgerId], pace: Pace) -> AsyncGenerator[Sequence[LedgerId], None]:
-    """The ids in chunks, each when its ledgers may be read."""
-    size = pace.chunk
-    for start in range(0, len(ids), size):
-        chunk = ids[start : start + size]
-        await pace.admit(len(chunk))
+async def paced(ids: Sequence[LedgerId], store: PacedStore) -> AsyncGenerator[Sequence[LedgerId], None]:
+    """The ids in chunks as large as the pace allows. Measures the latency: the caller decodes nothing meanwhile."""
+    start = 0
+    while start < len(ids):
+        await store.look()
+        chunk = ids[start : start + store.pace.chunk]
         yield chunk
+        start += len(chunk)
 
 
 async def _read_ahead(

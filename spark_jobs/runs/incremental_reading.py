@@ -21,7 +21,6 @@ from spark_jobs.datasource.incremental import ImageSource, IncrementalTasks, Lea
 from spark_jobs.datasource.ledger_schema import ledger_ddl
 from spark_jobs.datasource.ledgers import READING_DDL
 from spark_jobs.datasource.options import LedgerOptions
-from spark_jobs.datasource.pace import task_share
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
 from spark_jobs.datasource.scan import leaf_of
 from spark_jobs.image import files
@@ -117,7 +116,7 @@ class IncrementalReading:
         few = -(-sum(work.parent.planned for work in works) // LEDGERS_PER_PARTITION_MAX)
         slots = session_slots(spark)
         tasks = max(few, slots.tasks(cost, LEDGERS_PER_TASK))
-        groups = groups_of_work(works, settings.num_partitions or tasks)
+        groups = groups_of_work(works, settings.budget.tasks(settings.num_partitions or tasks))
         read = IncrementalTasks(
             LedgerOptions(
                 uri=parse_uri(settings.metadata_uri),
@@ -131,7 +130,7 @@ class IncrementalReading:
                 plan=None,
                 image_dir=None if image_dir is None else str(image_dir.resolve()),
                 image_from_ms=self._image.read_from_ms,
-                nodes_per_s=task_share(settings.metadata_rate, len(groups), slots.most),
+                budget=settings.budget.share(len(groups), slots.most),
             ),
             sources.source,
             groups,

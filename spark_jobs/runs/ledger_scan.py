@@ -20,7 +20,6 @@ from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs.datasource import options
 from spark_jobs.datasource.ledgers import NAME, READING
-from spark_jobs.datasource.pace import task_share
 from spark_jobs.datasource.partitions import LeafParent, partition_count
 from spark_jobs.image.part import ImageFile
 from spark_jobs.runs.completeness import ScanTotals
@@ -100,7 +99,7 @@ def scan_ledgers(
     """
     slots = session_slots(spark)
     tasks = slots.tasks(sum(parent.planned for parent in plan), LEDGERS_PER_TASK)
-    partitions = settings.num_partitions or partition_count(plan, tasks)
+    partitions = settings.budget.tasks(settings.num_partitions or partition_count(plan, tasks))
     read = (
         spark.read.format(NAME)
         .option(options.METADATA_URI, settings.metadata_uri)
@@ -111,7 +110,7 @@ def scan_ledgers(
         .option(options.WITH_SUMMARY, "true")
         .option(options.FIRST_LEDGER, ids[0])
         .option(options.LAST_LEDGER, ids[1])
-        .option(options.NODES_PER_S, task_share(settings.metadata_rate, partitions, slots.most))
+        .option(options.BUDGET, settings.budget.share(partitions, slots.most).to_text())
         .option(options.BRIEF, str(is_brief).lower())
     )
     if live is not None:

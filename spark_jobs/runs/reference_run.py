@@ -57,6 +57,7 @@ from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers, store_error
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase
 from spark_jobs.runs.readings import with_one_reading
+from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.spark_failures import spark_failure
 
 NAMESPACES_MAX: Final = 100
@@ -148,7 +149,13 @@ class ReferenceRun:
             .option(options.ACCESS, access_in_use().to_text())
             .option(options.CONNECT_TIMEOUT_S, settings.connect_timeout_s)
             .option(references.PULSAR_ROOTS, ",".join(self._roots))
+            .option(options.BUDGET, settings.budget.whole.to_text())
         )
+        if settings.budget.connections:
+            read = read.option(references.PARTITIONS_MAX, settings.budget.connections)
+        slots_max = session_slots(self._context.spark).most
+        if slots_max is not None:
+            read = read.option(references.SLOTS_MAX, slots_max)
         with self._context.tasks(Phase.SCAN, is_told=False), _reading():
             found = read.load().persist(StorageLevel.MEMORY_AND_DISK)
             found.count()
@@ -177,6 +184,8 @@ class ReferenceRun:
         settled = Counter({(row["verdict"], row["reason"]): int(row["ledgers"]) for row in rows})
         lost = settled.pop((Verdict.LOST.value, None), 0)
         settled.pop((Verdict.UNREFERENCED.value, None), 0)
+        slots = session_slots(self._context.spark)
+        tasks = settings.budget.tasks(max(1, slots.now - 1))
         look = LookSettings(
             settings.metadata_uri,
             settings.connect_timeout_s,
@@ -184,8 +193,8 @@ class ReferenceRun:
             created_before_ms,
             access_in_use(),
             is_unsure=doubts.is_unsure,
+            budget=settings.budget.share(tasks, slots.most),
         )
-        tasks = max(1, self._context.spark.sparkContext.defaultParallelism - 1)
         # By topic, because the ledgers of a topic are in one node.
         again = suspects(first, found, lost).repartition(tasks, F.expr("coalesce(topic_hash, hash(by.name))"))
         seen = again.mapInArrow(looking(look), SECOND_LOOK_DDL)

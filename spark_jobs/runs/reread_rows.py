@@ -13,7 +13,6 @@ from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs.datasource.ledger_schema import ledger_ddl
 from spark_jobs.datasource.ledgers import READING_DDL
 from spark_jobs.datasource.options import LedgerOptions
-from spark_jobs.datasource.pace import task_share
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX
 from spark_jobs.datasource.rereading import RereadTasks
 from spark_jobs.runs.context import RunContext
@@ -39,6 +38,7 @@ def reread_rows(context: RunContext, ids: DataFrame, count: int, live: AbstractS
     settings = context.settings
     cores = context.spark.sparkContext.defaultParallelism
     partitions = min(max(1, -(-count // _REREAD_PER_TASK)), max(cores, -(-count // LEDGERS_PER_PARTITION_MAX)))
+    partitions = settings.budget.tasks(partitions)
     slots_max = session_slots(context.spark).most
     tasks = RereadTasks(
         LedgerOptions(
@@ -51,7 +51,7 @@ def reread_rows(context: RunContext, ids: DataFrame, count: int, live: AbstractS
             is_summarized=True,
             connect_timeout_s=settings.connect_timeout_s,
             plan=None,
-            nodes_per_s=task_share(settings.metadata_rate, partitions, slots_max),
+            budget=settings.budget.share(partitions, slots_max),
         )
     )
     rows = ids.select("ledger_id").repartition(partitions)

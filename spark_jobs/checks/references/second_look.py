@@ -25,7 +25,8 @@ from bookie.metadata.uri import parse_uri
 from bookie.model.ids import LedgerId
 from bookie.model.ownership import OWNER_COLUMNS, Component, Owner, decoded, owner_names, owner_of
 from spark_jobs.checks.references.comparison import NotJudged, Verdict
-from spark_jobs.connect import Connection, connected
+from spark_jobs.connect import PacedConnection, connected_at_pace
+from spark_jobs.pacing.budget import FREE, TaskBudget
 
 SECOND_LOOK_DDL: Final = """
     ledger_id bigint, verdict string, reason string, stored_bytes bigint, path string,
@@ -63,6 +64,8 @@ class LookSettings:
     """How executors reach ZooKeeper."""
     is_unsure: bool = False
     """A node that matters belongs to an unknown topic, so no ledger is unreferenced, and no node of a topic is read."""
+    budget: TaskBudget = FREE
+    """Of each task."""
 
 
 def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -72,15 +75,16 @@ def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iter
         with asyncio.Runner() as runner:
             stack = AsyncExitStack()
             try:
-                connection: Connection | None = None
+                connection: PacedConnection | None = None
                 for batch in batches:
                     if connection is None:
                         uri = parse_uri(settings.metadata_uri)
-                        opening = connected(uri, settings.connect_timeout_s, settings.access)
+                        opening = connected_at_pace(uri, settings.connect_timeout_s, settings.access, settings.budget)
                         connection = runner.run(stack.enter_async_context(opening))
                     rows = batch.to_pylist()
                     for start in range(0, len(rows), _AT_ONCE):
                         part = rows[start : start + _AT_ONCE]
+                        runner.run(connection.store.look())
                         seen = runner.run(look_again(connection.store, connection.cluster, settings, part))
                         yield pa.RecordBatch.from_pylist(seen, schema=_SCHEMA)
             finally:

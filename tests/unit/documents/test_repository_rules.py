@@ -10,7 +10,11 @@ import pytest
 from tests.worlds.sources import ROOT, sources
 
 USERS = {
-    "kazoo": {"bookie/metadata/store/kazoo_connection.py", "auditor/bench/scan_measurement.py"},
+    "kazoo": {
+        "bookie/metadata/store/kazoo_connection.py",
+        "auditor/bench/other_client.py",
+        "auditor/bench/scan_measurement.py",
+    },
     "httpx": {
         "auditor/cli/audit/remote.py",
         "auditor/cli/cluster/admin_requests.py",
@@ -18,8 +22,8 @@ USERS = {
     },
     "rocksdict": {"bookie/storage/disks/rocks.py"},
 }
-"""Third-party libraries with a single adapter (the benchmark's baseline is kazoo as it comes, httpx has an
-adapter for auditors, one for other programs, and one for snapshots of ZooKeeper)."""
+"""Third-party libraries with a single adapter (benchmarks have kazoo as it comes as a baseline and as
+another client, httpx has an adapter for auditors, one for other programs, and one for snapshots of ZooKeeper)."""
 
 FOLDERS = {"grpc": ("bookie/wire/", "bookie/server/", "auditor/api/"), "pyspark": ("spark_jobs/", "auditor/bench/")}
 

@@ -19,7 +19,7 @@ from bookie.metadata.layout import LayoutKind, ledger_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.serde import encode
 from bookie.metadata.ledgers.tree import LedgerTree
-from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.port import ANY_VERSION, MetadataStore
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -28,7 +28,6 @@ from bookie.runtime.clock import SystemClock
 from spark_jobs.datasource.incremental import ImageSource, incremental
 from spark_jobs.datasource.ledgers import leaf_stat
 from spark_jobs.datasource.options import LedgerOptions, ledger_options
-from spark_jobs.datasource.pace import Pace
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import leaf_of, scan
 from spark_jobs.image import part as part_module
@@ -37,12 +36,19 @@ from spark_jobs.image.columns import ImageColumns, tables_of
 from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat, leaf_records, leaf_table, newest_of_each
 from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.image.part import ImageFile
+from spark_jobs.pacing.pace import Pace
+from spark_jobs.pacing.paced_store import PacedStore
 from spark_jobs.runs.incremental_plan import Times, groups_of_work, plan_incremental
-from tests.worlds.cluster import formatted
+from tests.worlds.cluster import ROOT, formatted
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
-PACE = Pace(SystemClock())
+
+
+def unpaced(store: MetadataStore) -> PacedStore:
+    return PacedStore(store, Pace(SystemClock()), ROOT)
+
+
 LIVE = "a:1,b:1,c:1"
 
 
@@ -96,7 +102,7 @@ class World:
         """Read everything; the ids of returned rows, and the counts."""
         options = self._options(live)
         return self._took(
-            options, [batch async for batch in scan(self.store, self.cluster, await self.plan(), options, PACE)]
+            options, [batch async for batch in scan(unpaced(self.store), self.cluster, await self.plan(), options)]
         )
 
     async def again(self, live: str = LIVE) -> tuple[set[int], Mapping[str, Any]]:
@@ -107,7 +113,7 @@ class World:
         batches = []
         for group in groups_of_work(works, 1):
             source = ImageSource(self.files, self.directories)
-            batches += [each async for each in incremental(self.store, self.cluster, group, source, options, PACE)]
+            batches += [each async for each in incremental(unpaced(self.store), self.cluster, group, source, options)]
         return self._took(options, batches)
 
     def _options(self, live: str) -> LedgerOptions:
@@ -332,7 +338,7 @@ async def test_the_flat_layout_has_no_leaves(tmp_path: Path) -> None:
     place = World(store, await formatted(store, kind=LayoutKind.FLAT), tmp_path)
     await store.create(ledger_path(LayoutKind.FLAT, "/ledgers", 1), encode(HEALTHY))
     options = place._options(LIVE)
-    batches = [each async for each in scan(store, place.cluster, [LeafParent("/ledgers", 1)], options, PACE)]
+    batches = [each async for each in scan(unpaced(store), place.cluster, [LeafParent("/ledgers", 1)], options)]
     place._took(options, batches)
     assert place.records == {}
 

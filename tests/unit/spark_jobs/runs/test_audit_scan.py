@@ -18,14 +18,14 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.clock import SystemClock
 from spark_jobs.datasource import scan as scan_module
 from spark_jobs.datasource.options import LedgerOptions, ledger_options
-from spark_jobs.datasource.pace import Pace, task_share
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import reread, scan
+from spark_jobs.pacing.budget import TaskBudget
+from spark_jobs.pacing.pace import Pace
+from spark_jobs.pacing.paced_store import PacedStore
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import ROOT, formatted
 from tests.worlds.virtual_time import in_virtual_time
-
-PACE = Pace(SystemClock())
 
 
 async def cluster_of(ids: Sequence[int], kind: LayoutKind = LayoutKind.HIERARCHICAL) -> tuple[MemoryStore, Cluster]:
@@ -34,6 +34,10 @@ async def cluster_of(ids: Sequence[int], kind: LayoutKind = LayoutKind.HIERARCHI
     metadata = LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BookieId("a"),)),))
     await LedgerStore(store, cluster, random.Random(1)).create_many([(LedgerId(number), metadata) for number in ids])
     return store, cluster
+
+
+def unpaced(store: MemoryStore) -> PacedStore:
+    return PacedStore(store, Pace(SystemClock()), ROOT)
 
 
 def options(**more: str) -> LedgerOptions:
@@ -45,7 +49,7 @@ async def read(store: MemoryStore, cluster: Cluster, **more: str) -> tuple[list[
     ledgers = LedgerStore(store, cluster, random.Random(1))
     parents = [LeafParent(path, count) for path, count in await ledgers.leaf_parents()]
     rows: list[Mapping[str, Any]] = []
-    async for batch in scan(store, cluster, parents, options(**more), PACE):
+    async for batch in scan(unpaced(store), cluster, parents, options(**more)):
         assert 0 < len(batch) <= scan_module.ROWS_MAX
         rows += batch.to_pylist()
     return rows[:-1], rows[-1]["summary"]
@@ -108,7 +112,7 @@ async def test_a_store_that_stops_answering_ends_the_scan(failing: str) -> None:
 
     store.fault_hook = fail
     with pytest.raises(StoreUnavailableError):
-        async for _ in scan(store, cluster, parents, options(), PACE):
+        async for _ in scan(unpaced(store), cluster, parents, options()):
             pass
 
 
@@ -119,7 +123,7 @@ async def test_single_ledgers_are_read_again() -> None:
     store.cell.deny(ledger_path(cluster.kind, ROOT, 20_000))
     rows: list[Mapping[str, Any]] = []
     given = [[LedgerId(number) for number in ids[:3]], [LedgerId(number) for number in ids[3:]], []]
-    async for batch in reread(store, cluster, given, options(), PACE):
+    async for batch in reread(unpaced(store), cluster, given, options()):
         rows += batch.to_pylist()
     assert sorted(row["ledger_id"] for row in rows[:-1]) == sorted(set(ids) - {7})
     assert [row["ledger_id"] for row in rows[:-1] if row["error"]] == [20_000]
@@ -131,7 +135,7 @@ async def test_single_ledgers_are_read_again() -> None:
 async def test_a_reader_that_stops_early_leaves_nothing_running() -> None:
     store, cluster = await cluster_of(range(15_000))
     batches = scan(
-        store, cluster, [LeafParent("/ledgers/00/0000", 1), LeafParent("/ledgers/00/0001", 1)], options(), PACE
+        unpaced(store), cluster, [LeafParent("/ledgers/00/0000", 1), LeafParent("/ledgers/00/0001", 1)], options()
     )
     assert len(await anext(batches)) == scan_module.ROWS_MAX
     await batches.aclose()
@@ -139,7 +143,7 @@ async def test_a_reader_that_stops_early_leaves_nothing_running() -> None:
 
 async def test_a_parent_that_vanished_lists_nothing() -> None:
     store, cluster = await cluster_of([1])
-    batches = [batch async for batch in scan(store, cluster, [LeafParent("/ledgers/00/0009", 4)], options(), PACE)]
+    batches = [batch async for batch in scan(unpaced(store), cluster, [LeafParent("/ledgers/00/0009", 4)], options())]
     (summary,) = batches[0].to_pylist()
     assert summary["summary"]["parents"] == [{"path": "/ledgers/00/0009", "planned": 4, "listed": 0}]
 
@@ -156,17 +160,11 @@ async def test_a_task_reads_no_more_nodes_per_second_than_its_share() -> None:
             return await super().get_many_data(paths)
 
     timed, parents = Timed(store.cell), [LeafParent("/ledgers/00/0000", 3_000)]
-    rows = [len(batch) async for batch in scan(timed, cluster, parents, options(), Pace(clock, 1_000))]
+    paced = PacedStore(timed, Pace(clock, TaskBudget(1_000)), ROOT)
+    rows = [len(batch) async for batch in scan(paced, cluster, parents, options())]
 
     assert sum(rows) == 3_001
     assert max(size for _, size in read_at) == 100
     for number, (at_s, _) in enumerate(read_at):
         assert sum(size for _, size in read_at[:number]) <= 1_000 * (at_s - read_at[0][0]) + 1e-6
     assert read_at[-1][0] - read_at[0][0] == pytest.approx(2.9)
-
-
-def test_all_tasks_together_stay_below_the_rate_of_the_run() -> None:
-    assert task_share(0, 8, 2) == 0
-    assert task_share(9_000, 30, 3) == 3_000  # three run at a time, of this run or of another one
-    assert task_share(9_000, 30, None) == 300
-    assert task_share(9_000, 0, None) == 9_000

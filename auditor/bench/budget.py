@@ -1,0 +1,118 @@
+"""What an audit costs other clients of the same ZooKeeper, with the default budget and without it.
+
+Another client, in a process of its own, reads and writes one small node all the time. It is measured alone, beside
+audits without a budget, and beside audits with the default budget, in turns. All of this is done twice: with ZooKeeper
+as it is, where the cores of this machine are the limit, and behind ``slow_server``, where the server is.
+
+Prints nothing; figures of different machines do not compare, the ratios do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from auditor.bench.other_client import Latencies, OtherClient
+from auditor.bench.scan_measurement import BenchSettings, audited, filled
+from auditor.bench.slow_server import slow_server
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from spark_jobs.pacing.budget import LATENCY_FACTOR
+from spark_jobs.session import SessionSettings, spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BYTES_PER_S: Final = 20_000_000
+"""Of the slow server: some 100,000 ledgers per second."""
+IDLE_S: Final = 2.0
+ROUNDS: Final = 3
+_HEAP_MIB: Final = 3072
+_FACTORS: Final = {"no_budget": 0.0, "default_budget": LATENCY_FACTOR}
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the other client saw in one situation, and how long the audits took."""
+
+    reads_s: list[float] = field(default_factory=list)
+    writes_s: list[float] = field(default_factory=list)
+    audits_s: list[float] = field(default_factory=list)
+
+    def add(self, latencies: Latencies) -> None:
+        self.reads_s += latencies.reads_s
+        self.writes_s += latencies.writes_s
+
+    def figures(self) -> Mapping[str, float]:
+        """Milliseconds, and the median of the seconds of the audits."""
+        figures = {
+            f"{name}_p{percent}_ms": round(1000 * percentile(seconds, percent), 2)
+            for name, seconds in (("read", self.reads_s), ("write", self.writes_s))
+            for percent in (50, 99)
+        }
+        audit = {"audit_s": round(percentile(self.audits_s, 50), 2)} if self.audits_s else {}
+        return audit | figures
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return the value that ``percent`` of the others do not exceed; 0 if there is none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0
+
+
+async def run(ledgers: int, bytes_per_s: int = BYTES_PER_S, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Fill an embedded ZooKeeper with ``ledgers`` ledgers, and measure.
+
+    Args:
+        ledgers: in ZooKeeper.
+        bytes_per_s: that the slow server sends, to all clients together.
+        rounds: of the other client alone, and audits without and with the budget.
+    """
+    with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as directory:
+        where = Path(directory)
+        async with await EmbeddedZooKeeper.start(where / "zookeeper", heap_mib=_HEAP_MIB, is_durable=False) as server:
+            settings = BenchSettings(server.connect_string, where / "reports", ledgers)
+            async with filled(settings), slow_server(server.connect_string, bytes_per_s) as slow:
+                measured = await asyncio.to_thread(_in_a_session, (settings, replace(settings, hosts=slow)), rounds)
+    return {"ledgers": ledgers, "bytes_per_s_of_slow_server": bytes_per_s, **measured}
+
+
+def _in_a_session(settings: Sequence[BenchSettings], rounds: int) -> Mapping[str, Any]:
+    with spark_session(SessionSettings()) as spark:
+        audited(spark, settings[0])  # starts Spark's Python workers
+        return {
+            name: _measure(spark, each, f"/other-client-{name}", rounds)
+            for name, each in zip(("zookeeper", "slow_server"), settings, strict=True)
+        }
+
+
+def _measure(spark: SparkSession, settings: BenchSettings, path: str, rounds: int) -> Mapping[str, Any]:
+    seen = {name: _Seen() for name in ("idle", *_FACTORS)}
+    with OtherClient(settings.hosts, path) as other:
+        for _ in range(rounds):
+            with _watched(other, seen["idle"]):
+                other.wait(IDLE_S)
+            for name, factor in _FACTORS.items():
+                with _watched(other, seen[name]):
+                    seen[name].audits_s.append(audited(spark, settings, factor)[0])
+    figures = {name: each.figures() for name, each in seen.items()}
+    idle, without = figures["idle"], figures["no_budget"]
+    return figures | {
+        "ratio_of_p99_to_idle": {
+            f"{kind} with {name}": round(figures[name][f"{kind}_p99_ms"] / max(idle[f"{kind}_p99_ms"], 0.01), 1)
+            for kind in ("read", "write")
+            for name in _FACTORS
+        },
+        "ratio_of_audit_to_no_budget": round(figures["default_budget"]["audit_s"] / without["audit_s"], 2),
+    }
+
+
+@contextmanager
+def _watched(other: OtherClient, seen: _Seen) -> Iterator[None]:
+    other.taken()  # what was between two situations counts for none
+    yield
+    seen.add(other.taken())

@@ -1,0 +1,96 @@
+"""What all tasks of a run together may take from ZooKeeper, and the share of one task.
+
+No message passes between tasks. A run divides its limits by the number of tasks that can run at the same time, so their
+sum stays below the limits, also while other runs of the session are under way. Runs of other sessions are seen by the
+latency that they cause (``feedback``).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple, dataclass
+from typing import Final
+
+LATENCY_FACTOR: Final = 2.0
+"""Default of the latency above which tasks read less, as a multiple of the latency when ZooKeeper is idle."""
+LEAST_NODES_PER_S: Final = 40_000.0
+"""What feedback leaves to all tasks together: a ZooKeeper that others overload for hours must not stop audits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskBudget:
+    """Limits of one task; 0: there is none."""
+
+    nodes_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+    """Of the contents of nodes, and of the names in lists of children."""
+    latency_factor: float = 0.0
+    """The task reads less if small reads take longer than so many times their time when ZooKeeper is idle."""
+    least_nodes_per_s: float = 0.0
+    """What feedback leaves to the task."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether there is no limit at all."""
+        return not (self.nodes_per_s or self.bytes_per_s or self.latency_factor)
+
+    def divided(self, tasks: int) -> TaskBudget:
+        """Return the share of each of ``tasks``, of which there may be none."""
+        together = max(1, tasks)
+        return TaskBudget(
+            self.nodes_per_s / together,
+            self.bytes_per_s / together,
+            self.latency_factor,
+            self.least_nodes_per_s / together,
+        )
+
+    def to_text(self) -> str:
+        """Return it as an option of a data source."""
+        return json.dumps(astuple(self))
+
+
+FREE: Final = TaskBudget()
+
+
+def task_budget(text: str) -> TaskBudget:
+    """Return what ``to_text`` was called for.
+
+    Raises:
+        ValueError: the text is another one.
+    """
+    try:
+        values = [float(value) for value in json.loads(text)]
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    if len(values) != len(astuple(FREE)) or not all(0 <= value < float("inf") for value in values):
+        raise ValueError("need four numbers of at least 0")
+    return TaskBudget(*values)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of all tasks of a run together; 0: there is none."""
+
+    nodes_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+    connections: int = 0
+    """Tasks that may read at the same time: each has one connection."""
+    latency_factor: float = LATENCY_FACTOR
+
+    @property
+    def whole(self) -> TaskBudget:
+        """The limits of a task that is alone."""
+        return TaskBudget(self.nodes_per_s, self.bytes_per_s, self.latency_factor, LEAST_NODES_PER_S)
+
+    def tasks(self, wanted: int) -> int:
+        """Return into how many tasks to cut a job, at most ``wanted``."""
+        return max(1, min(wanted, self.connections or wanted))
+
+    def share(self, tasks: int, slots_max: int | None) -> TaskBudget:
+        """Return the limits of one task.
+
+        Args:
+            tasks: of the job.
+            slots_max: tasks that may run at the same time; None: unknown, so all tasks of the job may.
+        """
+        return self.whole.divided(tasks if slots_max is None else slots_max)

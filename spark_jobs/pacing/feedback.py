@@ -1,0 +1,114 @@
+"""How many nodes a task may have asked for at a time, by the latency that it measures. Pure: no clock, no requests.
+
+A task measures how long a read of one small node takes behind its own requests, as the read of another client would.
+The shortest time counts as that of an idle ZooKeeper. From it follow a limit (a multiple of it, and at least
+``SLACK_S`` above it, because shorter delays are those of schedulers) and an aim between the two.
+
+Below the aim, the task asks for more nodes at a time: the further below, the more. If five measurements are above the
+aim, it asks for less, and for half as much at the limit. So do all other tasks, of all runs, and the server's queue
+gets short again. If even one small request at a time is too much, the task waits between its requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+SLACK_S: Final = 0.003
+"""The limit is at least so far above the latency of an idle ZooKeeper."""
+WINDOW_MAX_NODES: Final = 6_000
+"""Asked for at a time, with a distant ZooKeeper."""
+NODES_PER_REQUEST_MIN: Final = 20
+CHUNKS_IN_FLIGHT: Final = 3
+"""A reader asks for two chunks while it decodes a third one."""
+FIRST_LOOKS: Final = 5
+"""Measurements before the first request: one of them meets an empty queue, also beside other tasks."""
+SOON_S: Final = 0.02
+LOOK_S: Final = 0.1
+"""Between two measurements: while a new task finds out what it may do, or after a long latency; and else."""
+_AIM: Final = 0.25
+"""Where the aim is between the latency of an idle ZooKeeper and the limit."""
+_NEAR_WINDOW: Final = 256
+"""Asked for at a time: some milliseconds of a server, so that the requests of others wait for no longer."""
+_RATE_MAX: Final = 120_000
+"""Nodes per second that no task decodes: what a distant ZooKeeper has to have in flight follows from it."""
+_WINDOW_MIN: Final = 1.0
+_RECENT: Final = 5
+"""Measurements that all have to be above the aim: a queue delays each of them, and a scheduler some."""
+_FASTER: Final = 0.25
+_SLOWER: Final = 0.5
+"""Largest changes of the window by one decision, as shares of it: at the idle latency, and at the limit or above it."""
+_STEP_NODES: Final = 1.0
+
+
+class Feedback:
+    """Decides for one task."""
+
+    def __init__(self, factor: float, least_nodes_per_s: float = 0.0) -> None:
+        """Only stores.
+
+        Args:
+            factor: the limit as a multiple of the latency of an idle ZooKeeper.
+            least_nodes_per_s: what the task may read in any case.
+        """
+        self._factor = factor
+        self._least_nodes_per_s = least_nodes_per_s
+        self._idle_s = float("inf")
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._latency_s = 0.0
+        self._window = float(NODES_PER_REQUEST_MIN)
+        self._is_ramping = True
+
+    def begin(self, latency_s: float) -> None:
+        """Take a measurement that was made before the first request."""
+        self._idle_s = min(self._idle_s, latency_s)
+        self._latency_s = self._idle_s
+
+    def seen(self, latency_s: float) -> None:
+        """Take a measurement, and decide."""
+        self._idle_s = min(self._idle_s, latency_s)
+        self._recent.append(latency_s)
+        self._latency_s = min(self._recent)
+        room_s = self.aim_s - self._idle_s
+        if latency_s <= self.aim_s:
+            share = 1.0 if self._is_ramping else _FASTER * (self.aim_s - latency_s) / room_s
+            self._window = min(self.window_max, self._window * (1 + share) + _STEP_NODES)
+            self._is_ramping = self._is_ramping and self._window < self.window_max
+        elif len(self._recent) == _RECENT and self._latency_s > self.aim_s:
+            share = min(1.0, (self._latency_s - self.aim_s) / (self.limit_s - self.aim_s))
+            self._window = max(_WINDOW_MIN, self._window * (1 - _SLOWER * share))
+            self._is_ramping = False
+            self._recent.clear()  # the next decision is by what comes after this one
+
+    @property
+    def limit_s(self) -> float:
+        """The latency at which the task asks for half as much."""
+        return max(self._factor * self._idle_s, self._idle_s + SLACK_S)
+
+    @property
+    def aim_s(self) -> float:
+        """The latency at which the task changes nothing."""
+        return self._idle_s + _AIM * (self.limit_s - self._idle_s)
+
+    @property
+    def window_max(self) -> float:
+        """Nodes that the task may have asked for at a time, at most."""
+        return min(WINDOW_MAX_NODES, _NEAR_WINDOW + _RATE_MAX * self._idle_s)
+
+    @property
+    def window(self) -> float:
+        """Nodes that the task may have asked for at a time, now; less than a request: it has to wait between them."""
+        return self._window
+
+    @property
+    def look_after_s(self) -> float:
+        """When to measure again."""
+        is_late = bool(self._recent) and self._recent[-1] > self.aim_s
+        return SOON_S if self._is_ramping or is_late else LOOK_S
+
+    @property
+    def nodes_per_s(self) -> float:
+        """The rate of the task; 0: what the window leaves."""
+        if self._window >= NODES_PER_REQUEST_MIN * CHUNKS_IN_FLIGHT or not self._latency_s:
+            return 0.0
+        return max(self._least_nodes_per_s, self._window / self._latency_s)

@@ -1,0 +1,129 @@
+"""When a task may send its next request for nodes, and how many nodes that may have.
+
+Limits hold over any span of time but for what is on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from bookie.runtime.clock import Clock
+from spark_jobs.pacing.budget import FREE, TaskBudget
+from spark_jobs.pacing.feedback import CHUNKS_IN_FLIGHT, FIRST_LOOKS, NODES_PER_REQUEST_MIN, Feedback
+
+CHUNK_MAX: Final = 2_000
+"""Nodes of one request: the fewest round trips at a size that decodes in a few milliseconds."""
+_CHUNK_S: Final = 0.1
+"""Of reading at the rate in one request: small requests in a steady stream let other clients' requests pass between."""
+_NODE_BYTES: Final = 256
+"""Of the usual node; requests for larger ones have fewer of them."""
+_NEWEST: Final = 0.5
+"""Weight of the newest request in the average size of nodes."""
+
+Look = Callable[[], Awaitable[object]]
+"""Reads one small node."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """A request that was admitted."""
+
+    size: int = 0
+    """Bytes of the answer, for the caller to set."""
+
+
+class Pace:
+    """Admits requests of one task."""
+
+    def __init__(self, clock: Clock, budget: TaskBudget = FREE) -> None:
+        """Only stores.
+
+        Args:
+            clock: to wait and to measure with.
+            budget: of the task.
+        """
+        self._clock = clock
+        self._budget = budget
+        self._feedback = Feedback(budget.latency_factor, budget.least_nodes_per_s) if budget.latency_factor else None
+        self._turn = asyncio.Lock()
+        self._node_bytes = float(_NODE_BYTES)
+        self._free_s = 0.0
+        """When the nodes that were admitted until now are read at the rate."""
+        self._bytes_free_s = 0.0
+        """When the bytes that came until now are read at the rate."""
+        self._look_s: float | None = None
+        """When to measure; None: as often as before the first request."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether there is no limit."""
+        return self._budget.is_free
+
+    @property
+    def chunk(self) -> int:
+        """Nodes of one request, at most."""
+        weight = max(1.0, self._node_bytes / _NODE_BYTES)
+        most = [float(CHUNK_MAX)]
+        if self._budget.nodes_per_s:
+            most.append(self._budget.nodes_per_s * _CHUNK_S)
+        if self._budget.bytes_per_s:
+            most.append(self._budget.bytes_per_s / self._node_bytes * _CHUNK_S)
+        if self._feedback is not None:
+            most.append(self._feedback.window / CHUNKS_IN_FLIGHT / weight)
+        return int(max(1.0, NODES_PER_REQUEST_MIN / weight, min(most)))
+
+    @asynccontextmanager
+    async def reading(self, nodes: int, *, is_list: bool = False) -> AsyncIterator[Reading]:
+        """Wait until a request for ``nodes`` nodes may be sent; the body sends it and sets the size of its answer.
+
+        Args:
+            nodes: to read, or whose children are listed.
+            is_list: whether it lists children, which says nothing about the size of other answers.
+        """
+        if self.is_free:
+            yield Reading()
+            return
+        async with self._turn:
+            await self._admitted(nodes)
+        request = Reading()
+        yield request
+        if not is_list:
+            self._node_bytes += (max(1.0, request.size / max(1, nodes)) - self._node_bytes) * _NEWEST
+        if self._budget.bytes_per_s:
+            now_s = self._clock.monotonic_s()
+            self._bytes_free_s = max(self._bytes_free_s, now_s) + request.size / self._budget.bytes_per_s
+
+    async def look(self, look: Look) -> None:
+        """Measure the latency if it is time to. Call it where nothing is decoded until it returns.
+
+        Args:
+            look: reads one small node, without a pace.
+        """
+        feedback = self._feedback
+        if feedback is None or (self._look_s is not None and self._clock.monotonic_s() < self._look_s):
+            return
+        if self._look_s is None:
+            for _ in range(FIRST_LOOKS):
+                feedback.begin(await self._seconds(look))
+        else:
+            feedback.seen(await self._seconds(look))
+        self._look_s = self._clock.monotonic_s() + feedback.look_after_s
+
+    async def _seconds(self, look: Look) -> float:
+        started_s = self._clock.monotonic_s()
+        await look()
+        return self._clock.monotonic_s() - started_s
+
+    async def _admitted(self, nodes: int) -> None:
+        now_s = self._clock.monotonic_s()
+        starts_s = max(now_s, self._free_s, self._bytes_free_s)
+        rates = (self._budget.nodes_per_s, 0.0 if self._feedback is None else self._feedback.nodes_per_s)
+        rate = min((each for each in rates if each), default=0.0)
+        if rate:
+            self._free_s = starts_s + nodes / rate
+        if starts_s > now_s:
+            await self._clock.sleep(starts_s - now_s)

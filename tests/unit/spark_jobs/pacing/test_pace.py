@@ -1,0 +1,205 @@
+"""The pace of tasks, in virtual time: limits hold, and a server with a queue stays usable for other clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from bookie.metadata.port import Node, Stat
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from spark_jobs.pacing.budget import FREE, Budget, TaskBudget, task_budget
+from spark_jobs.pacing.feedback import FIRST_LOOKS
+from spark_jobs.pacing.pace import CHUNK_MAX, Pace
+from spark_jobs.pacing.paced_store import PacedStore
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time
+
+NODE_S = 1 / 100_000
+"""The server's time for a node."""
+TRIP_S = 0.002
+DECODE_S = 1 / 30_000
+"""A task's time for a node."""
+SMALL = "/small"
+
+
+@dataclass
+class Server:
+    """Answers one request after the other, in the order in which they came."""
+
+    free_s: float = 0.0
+    reads: list[tuple[float, int]] = field(default_factory=list)
+
+    async def serve(self, nodes: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.reads.append((loop.time(), nodes))
+        self.free_s = max(self.free_s, loop.time()) + nodes * NODE_S
+        await asyncio.sleep(self.free_s - loop.time() + TRIP_S)
+
+
+class Slow(MemoryStore):
+    """A session with that server."""
+
+    def __init__(self, server: Server, size: int = 200) -> None:
+        super().__init__(MemoryCell())
+        self.server = server
+        self.size = size
+
+    async def get_many_data(self, paths: Sequence[str]) -> list[bytes | None]:
+        await self.server.serve(len(paths))
+        return [b"x" * self.size for _ in paths]
+
+    async def get(self, path: str) -> Node:
+        await self.server.serve(1)
+        return Node(b"", Stat(0, 0, 0, 0, 0, 0, 0, 0))
+
+    async def stat(self, path: str) -> Stat | None:
+        await self.server.serve(1)
+        return None
+
+
+async def a_task(server: Server, budget: TaskBudget, nodes: int, decode_s: float = 0.0) -> None:
+    """Read as a scan does: three chunks at a time, one of which is decoded when two more were asked for."""
+    store = PacedStore(Slow(server), Pace(VirtualClock(), budget), SMALL)
+    ahead: list[asyncio.Task[list[bytes | None]]] = []
+    while nodes > 0:
+        await store.look()
+        chunk = min(nodes, store.pace.chunk)
+        nodes -= chunk
+        ahead.append(asyncio.ensure_future(store.get_many_data([""] * chunk)))
+        if len(ahead) > 2:
+            await asyncio.sleep(len(await ahead.pop(0)) * decode_s)
+    for reading in ahead:
+        await reading
+
+
+async def beside(work: asyncio.Future[list[None]], server: Server) -> list[float]:
+    """Latencies of another client while ``work`` goes on."""
+    other, latencies, loop = Slow(server), [], asyncio.get_running_loop()
+    while not work.done():
+        started = loop.time()
+        await other.get(SMALL)
+        latencies.append(loop.time() - started)
+        await asyncio.sleep(0.005)
+    return sorted(latencies)
+
+
+def p99(latencies: Sequence[float]) -> float:
+    return latencies[int(0.99 * len(latencies))]
+
+
+@pytest.mark.parametrize(("tasks", "ratio"), [(2, 3.5), (16, 5)])
+@in_virtual_time
+async def test_another_client_hardly_waits_and_the_server_stays_busy(tasks: int, ratio: float) -> None:
+    """All that the server can do is asked for, and decoded at no cost: worse than any cluster."""
+    nodes, waited, seconds = 120_000, {}, {}
+    for factor in (0.0, 2.0):
+        server, loop = Server(), asyncio.get_running_loop()
+        budget = Budget(latency_factor=factor).share(tasks, tasks)
+        began = loop.time()
+        work = asyncio.gather(*(a_task(server, budget, nodes // tasks) for _ in range(tasks)))
+        waited[factor] = p99(await beside(work, server))
+        await work
+        seconds[factor] = loop.time() - began
+    idle = TRIP_S + NODE_S
+    assert waited[0.0] > 3 * waited[2.0]
+    assert waited[2.0] <= ratio * idle
+    assert seconds[2.0] <= 1.3 * seconds[0.0]
+
+
+@in_virtual_time
+async def test_tasks_that_also_decode_hardly_delay_others_and_take_hardly_longer() -> None:
+    """Three tasks ask for nine tenths of what the server can do."""
+    waited, seconds = {}, {}
+    for factor in (0.0, 2.0):
+        server, loop = Server(), asyncio.get_running_loop()
+        budget = Budget(latency_factor=factor).share(3, 3)
+        began = loop.time()
+        work = asyncio.gather(*(a_task(server, budget, 60_000, DECODE_S) for _ in range(3)))
+        waited[factor] = p99(await beside(work, server))
+        await work
+        seconds[factor] = loop.time() - began
+    assert waited[0.0] > 25 * (TRIP_S + NODE_S)
+    assert waited[2.0] <= 2.5 * (TRIP_S + NODE_S)
+    assert seconds[2.0] <= 1.15 * seconds[0.0]
+
+
+@in_virtual_time
+async def test_nobody_else_is_there_and_the_server_is_fast() -> None:
+    """One task that the server answers faster than it could decode: the budget costs a few round trips."""
+    server = Server()
+    store = PacedStore(Slow(server), Pace(VirtualClock(), Budget().share(1, 1)), SMALL)
+    for _ in range(100):
+        await store.look()
+        await store.get_many_data([""] * store.pace.chunk)
+        await asyncio.sleep(0.03)  # decodes
+    assert store.pace.chunk > 100
+
+
+@in_virtual_time
+async def test_no_more_nodes_than_the_rate() -> None:
+    server = Server()
+    store = PacedStore(Slow(server), Pace(VirtualClock(), TaskBudget(1_000)), SMALL)
+    await store.get_many_data([""] * 3_000)
+    assert max(nodes for _, nodes in server.reads) == 100
+    for number, (at_s, _) in enumerate(server.reads):
+        assert sum(nodes for _, nodes in server.reads[:number]) <= 1_000 * (at_s - server.reads[0][0]) + 1e-6
+
+
+@in_virtual_time
+async def test_no_more_bytes_than_the_rate() -> None:
+    server, loop = Server(), asyncio.get_running_loop()
+    store = PacedStore(Slow(server, size=10_000), Pace(VirtualClock(), TaskBudget(bytes_per_s=1_000_000)), SMALL)
+    began = loop.time()
+    await store.get_many_data([""] * 1_000)
+    assert loop.time() - began == pytest.approx(10, rel=0.15)
+    assert server.reads[-1][1] <= 10  # large nodes come few at a time
+
+
+@in_virtual_time
+async def test_without_limits_a_request_is_passed_on_whole() -> None:
+    server = Server()
+    store = PacedStore(Slow(server), Pace(VirtualClock(), FREE), SMALL)
+    await store.look()
+    await store.get_many_data([""] * 5_000)
+    assert [nodes for _, nodes in server.reads] == [5_000]
+    assert store.pace.chunk == CHUNK_MAX
+
+
+@in_virtual_time
+async def test_the_latency_is_measured_behind_the_requests_of_the_task() -> None:
+    server, loop = Server(), asyncio.get_running_loop()
+    pace = Pace(VirtualClock(), TaskBudget(latency_factor=2))
+    store = PacedStore(Slow(server), pace, SMALL)
+    await store.look()  # before the first request
+    assert [nodes for _, nodes in server.reads] == [1] * FIRST_LOOKS
+    await asyncio.sleep(1)
+    reading = asyncio.ensure_future(store.get_many_data([""] * 100))
+    await asyncio.sleep(0)
+    began = loop.time()
+    await store.look()
+    assert loop.time() - began == pytest.approx(TRIP_S + 21 * NODE_S)
+    assert len(await reading) == 100
+
+
+def test_all_tasks_together_stay_below_the_limits_of_the_run() -> None:
+    assert Budget().share(8, 2).nodes_per_s == 0
+    assert Budget(9_000).share(30, 3).nodes_per_s == 3_000  # three run at a time, of this run or of another one
+    assert Budget(9_000, 6e6).share(30, None) == TaskBudget(300, 2e5, 2.0, 40_000 / 30)
+    assert Budget(9_000).share(0, None).nodes_per_s == 9_000
+
+
+def test_no_more_tasks_than_connections() -> None:
+    assert Budget().tasks(40) == 40
+    assert Budget(connections=8).tasks(40) == 8
+    assert Budget(connections=8).tasks(3) == 3
+
+
+def test_a_budget_is_an_option_of_a_data_source() -> None:
+    budget = TaskBudget(1.5, 2e6, 3.0, 4.0)
+    assert task_budget(budget.to_text()) == budget
+    for text in ("", "7", "[1, 2, 3]", "[1, 2, 3, -4]", '[1, 2, 3, "x"]', "[1, 2, 3, Infinity]", "[[], 1, 2, 3]"):
+        with pytest.raises(ValueError, match=r".+"):
+            task_budget(text)

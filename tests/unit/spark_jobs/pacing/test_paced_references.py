@@ -1,0 +1,92 @@
+"""The references check keeps the pace: nodes of Pulsar, and the second look, on the store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.port import Children, Node
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.model.ids import LedgerId
+from spark_jobs.checks.references.second_look import LookSettings, look_again
+from spark_jobs.datasource.options import InvalidOptionError
+from spark_jobs.datasource.references import ReferencePartition, TopicShare, reference_batches, reference_options
+from spark_jobs.pacing.budget import Budget, TaskBudget
+from spark_jobs.pacing.pace import Pace
+from spark_jobs.pacing.paced_store import PacedStore
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.cluster import ROOT, formatted
+from tests.worlds.pulsar_nodes import MESSAGES, ML, ledger, managed, put_node
+from tests.worlds.virtual_time import in_virtual_time
+
+RATE = 1_000
+
+
+class Timed(MemoryStore):
+    """Notes when how many nodes were asked for."""
+
+    def __init__(self, cell: MemoryCell) -> None:
+        super().__init__(cell)
+        self.asked: list[tuple[float, int]] = []
+
+    def _note(self, paths: Sequence[str]) -> None:
+        self.asked.append((asyncio.get_running_loop().time(), len(paths)))
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        self._note(paths)
+        return await super().get_many(paths)
+
+    async def children_many(self, paths: Sequence[str]) -> list[Children | None]:
+        self._note(paths)
+        return await super().children_many(paths)
+
+    def check_rate(self, nodes_min: int) -> None:
+        assert sum(nodes for _, nodes in self.asked) >= nodes_min
+        for number, (at_s, _) in enumerate(self.asked):
+            assert sum(nodes for _, nodes in self.asked[:number]) <= RATE * (at_s - self.asked[0][0]) + 1e-6
+
+
+def paced(store: MemoryStore) -> PacedStore:
+    return PacedStore(store, Pace(VirtualClock(), TaskBudget(RATE)), ROOT)
+
+
+@in_virtual_time
+async def test_nodes_of_pulsar_are_read_at_the_rate() -> None:
+    store = Timed(MemoryCell())
+    for number in range(200):
+        await put_node(store, f"/managed-ledgers/t/n/persistent/topic-{number}", managed(number))
+    share = TopicShare("", "managed-ledgers/t/n/persistent", 0, 1)
+    rows = [row async for batch in reference_batches(paced(store), [share]) for row in batch.to_pylist()]
+    assert len(rows) == 200
+    store.check_rate(400)  # each topic is read, and its subscriptions are listed
+
+
+@in_virtual_time
+async def test_the_second_look_keeps_the_rate() -> None:
+    store = Timed(MemoryCell())
+    cluster = await formatted(store)
+    await put_node(store, f"/managed-ledgers/{ML}", managed())
+    ledgers = LedgerStore(store, cluster, random.Random(1))
+    await ledgers.create_many([(LedgerId(number), ledger(MESSAGES)) for number in range(300)])
+    store.asked.clear()
+    settings = LookSettings("zk://h:1/ledgers", 1, ("",), 1 << 60)
+    rows = [{"ledger_id": number, "verdict": "UNREFERENCED", "by": None} for number in range(300)]
+    seen = await look_again(paced(store), cluster, settings, rows)
+    assert {each["verdict"] for each in seen} == {"UNREFERENCED"}
+    store.check_rate(600)  # the metadata, and the nodes once more
+
+
+def test_the_budget_of_a_run_is_divided_among_the_tasks_that_read_pulsars_nodes() -> None:
+    given = {"metadata_uri": "zk://h:1/ledgers", "budget": Budget(8_000, 4e6).whole.to_text()}
+    options = reference_options(given | {"slots_max": "4", "partitions_max": "2"})
+    assert (options.slots_max, options.partitions_max) == (4, 2)
+    assert options.budget.divided(4) == TaskBudget(2_000, 1e6, 2.0, 10_000)
+    assert reference_options(given).slots_max is None
+    assert ReferencePartition((), options.budget.divided(0)).budget == options.budget
+    with pytest.raises(InvalidOptionError, match="budget"):
+        reference_options(given | {"budget": "fast"})
