@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,7 +39,7 @@ from bookie.storage.entry_logs.entry_log import (
     log_path,
 )
 from bookie.storage.entry_logs.log_ends import end_of, ends_at, uncounted
-from bookie.storage.port import Disk, DiskFile, EntryIndex
+from bookie.storage.port import DirectoryFailedError, Disk, DiskFile, EntryIndex
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
     """
     removed: list[int] = []
     for log_id in sorted({*log_ids, *await uncounted(index)}):
+        if disk.is_out_of_use(log_path(log_id)):
+            continue  # a later start, with its directory, finds its records as they are
         end = await end_of(index, log_id)
         try:
             file = await disk.open(log_path(log_id))
@@ -70,8 +73,9 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
         finally:
             await file.close()
         if found.is_readable and not found.live_end:
-            await disk.unlink(log_path(log_id))
-            removed.append(log_id)
+            with suppress(DirectoryFailedError):
+                await disk.unlink(log_path(log_id))
+                removed.append(log_id)
             continue
         _log.warning("entry log of an unfinished flush kept", extra={"log_id": log_id})
         puts = [(dead_key(log_id), pack_dead(found.dead_bytes))] if found.is_readable else []
