@@ -11,6 +11,9 @@ and the bookie ends (J6). If a write to another one fails, that directory is out
   the caller verifies what it reads;
 - a file that is not in any other directory is never reported as absent, because it may be in this one (S6).
 
+A disk may also hang without an error. If an operation on another directory than the first lasts for ``SILENT_S``, the
+directory is out of use, and is not read either: each operation could last as long, and holds a thread.
+
 A failed read alone does not take a directory out of use, because one bad sector is damage of some entries. It makes
 this object try a write to the directory, and look whether the file is still listed there, as it is not if the directory
 was unmounted.
@@ -22,10 +25,12 @@ Source: docs/failure-model.md#R114, and docs/decisions/0105-several-ledger-direc
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
@@ -45,6 +50,8 @@ SPREAD: Final = "entries"
 """The directory whose files are spread: that of the entry logs."""
 PROBE_FILE: Final = ".probe"
 """Written to a directory after a failed read."""
+SILENT_S: Final = 60.0
+"""How long an operation may last; longer than the retries of a disk driver, as for the journal's disk."""
 _PROBE_INTERVAL_S: Final = 10.0
 """Between two such writes to one directory."""
 _REGAINED_BYTES: Final = 1 << 20
@@ -61,11 +68,13 @@ class SpreadDirectory:
         path: for people.
         disk: the directory; None if it could not be opened, or is not that of this bookie.
         problem: why it is out of use; empty if it is in use.
+        is_silent: it is out of use because it does not answer, so it is not read either.
     """
 
     path: str
     disk: Disk | None
     problem: str = ""
+    is_silent: bool = False
     _full_at_bytes: int | None = None
     """Its free space when it was found full."""
     _probed_s: float | None = None
@@ -96,11 +105,14 @@ class SpreadDirectory:
 class SpreadDisk(Disk):
     """The directories of one bookie. Create it with ``over``."""
 
-    def __init__(self, directories: Sequence[SpreadDirectory], first: Disk, clock: Clock | None) -> None:
+    def __init__(
+        self, directories: Sequence[SpreadDirectory], first: Disk, clock: Clock | None, silent_s: float
+    ) -> None:
         self.directories = tuple(directories)
         """In the order of the settings."""
         self._first = first
         self._clock = clock
+        self._silent_s = silent_s
         self._places: dict[str, SpreadDirectory] = {}
         """The directory of each spread file, by its path."""
         self._removed: set[str] = set()
@@ -109,19 +121,22 @@ class SpreadDisk(Disk):
         """Directories in which files may have been created or removed since the last sync."""
 
     @classmethod
-    async def over(cls, directories: Sequence[SpreadDirectory], clock: Clock | None) -> SpreadDisk:
+    async def over(
+        cls, directories: Sequence[SpreadDirectory], clock: Clock | None, *, silent_s: float = SILENT_S
+    ) -> SpreadDisk:
         """Make one disk of several directories, and look which files are where.
 
         Args:
             directories: the first one must have a disk. Another one without a disk must have a ``problem``.
             clock: time; None: nothing is written after a failed read.
+            silent_s: how long an operation on a directory other than the first may last.
 
         Raises:
             DiskError: the first directory cannot be read.
         """
         first = directories[0].disk
         assert first is not None, "the first directory is always in use"
-        disk = cls(directories, first, clock)
+        disk = cls(directories, first, clock, silent_s)
         await disk.names(SPREAD)
         return disk
 
@@ -134,7 +149,7 @@ class SpreadDisk(Disk):
         directory, disk = await self._roomiest()
         self._unsynced.add(directory.path)
         try:
-            file = await disk.create(path)
+            file = await self.answer(directory, disk.create(path))
         except DiskError as error:
             raise await self.noted(directory, error) from error
         self._places[path] = directory
@@ -151,7 +166,7 @@ class SpreadDisk(Disk):
                 raise DiskError(f"cannot open {path}: it may be in a directory that is out of use ({problems})")
             raise FileNotFoundError(path)
         try:
-            file = await directory.disk.open(path)
+            file = await self.answer(directory, directory.disk.open(path))
         except (FileNotFoundError, DiskError) as error:
             await self.suspect(directory, path)
             if path in self._removed:
@@ -175,7 +190,7 @@ class SpreadDisk(Disk):
             if each.disk is None or each.problem:
                 continue
             try:
-                found = await each.disk.names(SPREAD)
+                found = await self.answer(each, each.disk.names(SPREAD))
             except DiskError as error:
                 self._raise_or_take_out(each, error)
                 continue
@@ -191,7 +206,7 @@ class SpreadDisk(Disk):
         for each in self.directories:
             if each.disk is not None and not each.problem:
                 try:
-                    await each.disk.make_directory(path)
+                    await self.answer(each, each.disk.make_directory(path))
                 except DiskError as error:
                     self._raise_or_take_out(each, error)
 
@@ -207,7 +222,7 @@ class SpreadDisk(Disk):
         self._unsynced.add(directory.path)
         self._removed.add(path)
         try:
-            await directory.disk.unlink(path)
+            await self.answer(directory, directory.disk.unlink(path))
         except DiskError as error:
             self._removed.discard(path)
             raise await self.noted(directory, error) from error
@@ -227,7 +242,7 @@ class SpreadDisk(Disk):
                 continue
             self._unsynced.discard(each.path)
             try:
-                await each.disk.sync_directory(SPREAD)
+                await self.answer(each, each.disk.sync_directory(SPREAD))
             except DiskError as error:
                 self._unsynced.add(each.path)
                 self._raise_or_take_out(each, error)
@@ -267,19 +282,44 @@ class SpreadDisk(Disk):
         if self._clock is None or not directory.may_be_probed(self._clock.monotonic_s()):
             return
         try:
-            if path.removeprefix(f"{SPREAD}/") not in await disk.names(SPREAD) and path not in self._removed:
+            names = await self.answer(directory, disk.names(SPREAD))
+            if path.removeprefix(f"{SPREAD}/") not in names and path not in self._removed:
                 self._take_out(directory, f"its file {path} is gone: is the disk mounted?")
                 return
-            await disk.replace(PROBE_FILE, b"written after a failed read\n")
+            await self.answer(directory, disk.replace(PROBE_FILE, b"written after a failed read\n"))
         except DiskFullError:
             return
         except DiskError as error:
             self._take_out(directory, str(error))
 
+    async def answer(self, directory: SpreadDirectory, work: Coroutine[Any, Any, T]) -> T:
+        """Await an operation on a directory. One other than the first is out of use if that lasts too long.
+
+        Raises:
+            DirectoryFailedError: the directory does not answer.
+            DiskError: from the operation.
+        """
+        if directory.disk is self._first:
+            return await work
+        if directory.is_silent:
+            work.close()
+            raise DirectoryFailedError(f"{directory.path} is out of use: {directory.problem}")
+        try:
+            async with asyncio.timeout(self._silent_s):
+                return await work
+        except TimeoutError as error:
+            directory.is_silent = True
+            self._take_out(directory, f"its disk did not answer for {self._silent_s:g} s")
+            raise DirectoryFailedError(f"{directory.path} is out of use: {directory.problem}") from error
+
     async def noted(self, directory: SpreadDirectory, error: DiskError) -> DiskError:
         """Note that a write to a directory failed, and return what to raise."""
         if isinstance(error, DiskFullError):
-            directory.note_full((await directory.disk.space())[1] if directory.disk is not None else 0)
+            free = 0
+            if directory.disk is not None:
+                with suppress(DiskError):
+                    free = (await self.answer(directory, directory.disk.space()))[1]
+            directory.note_full(free)
             others = [free for each, _, free in await self._spaces() if each is not directory and each.has_room(free)]
             return DirectoryFullError(str(error)) if any(others) else error
         if directory.disk is self._first:
@@ -303,7 +343,7 @@ class SpreadDisk(Disk):
         for each in self.directories:
             if each.disk is not None and not each.problem:
                 try:
-                    found.append((each, *await each.disk.space()))
+                    found.append((each, *await self.answer(each, each.disk.space())))
                 except DiskError as error:
                     self._raise_or_take_out(each, error)
         return found
@@ -346,20 +386,21 @@ class _SpreadFile(DiskFile):
 
     @override
     async def close(self) -> None:
-        await self.file.close()
+        if not self.directory.is_silent:
+            await self.file.close()
 
-    async def _writing(self, write: Callable[[], Awaitable[T]]) -> T:
+    async def _writing(self, write: Callable[[], Coroutine[Any, Any, T]]) -> T:
         self.directory.check()
         try:
-            done = await write()
+            done = await self.disk.answer(self.directory, write())
         except DiskError as error:
             raise await self.disk.noted(self.directory, error) from error
         self.directory.check()  # what was written may be under a name that could not be made durable
         return done
 
-    async def _reading(self, read: Callable[[], Awaitable[T]]) -> T:
+    async def _reading(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
-            return await read()
+            return await self.disk.answer(self.directory, read())
         except DiskError:
             await self.disk.suspect(self.directory, self.path)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from bookie.server.damaged_entries import DamagedEntries
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
 from bookie.storage.entry_logs.log_ends import uncounted
-from bookie.storage.port import DiskError, DiskFullError
+from bookie.storage.port import DirectoryFailedError, DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, EntryResult, ListReply, Status
@@ -282,6 +283,39 @@ async def test_a_directory_that_was_unmounted_is_out_of_use(world: Directories) 
         world.disks[2].lose(path)
     assert await world.statuses(0) == [Status.IO_ERROR]
     assert world.problems() == [False, False, True]
+
+
+async def test_a_directory_that_does_not_answer_is_out_of_use_and_is_asked_nothing_more(world: Directories) -> None:
+    await world.flush(0)
+    asked: list[Operation] = []
+
+    async def silent(operation: Operation, path: str) -> None:
+        asked.append(operation)
+        raise TimeoutError  # as after the deadline
+
+    world.disks[2].before = silent
+    await world.flush(1, 2)
+    assert world.problems() == [False, False, True]
+    assert asked == [Operation.CREATE]
+    assert world.logs() == [0, 1, 1]
+    assert await world.statuses(0, 1, 2, 3) == [Status.IO_ERROR, Status.OK, Status.OK, Status.NO_ENTRY]
+    assert await world.listed() == (Status.CORRUPT, EntryRuns(((1, 2),)))
+    assert asked == [Operation.CREATE]
+
+
+async def test_an_operation_that_never_ends_has_a_deadline(world: Directories) -> None:
+    await world.flush(0)
+    [name] = await world.spread.names("entries")
+    parts = [SpreadDirectory(f"/{number}", disk) for number, disk in enumerate(world.disks)]
+    spread = await SpreadDisk.over(parts, world.clock, silent_s=0.05)
+
+    async def hang(operation: Operation, path: str) -> None:
+        await asyncio.Event().wait()
+
+    world.disks[2].before = hang
+    with pytest.raises(DirectoryFailedError, match="did not answer"):
+        await spread.open(f"entries/{name}")
+    assert [directory.is_silent for directory in parts] == [False, False, True]
 
 
 def test_known_damage_and_a_directory_out_of_use_are_both_left_out_of_a_list() -> None:
