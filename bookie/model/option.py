@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +45,8 @@ class Group:
     """Heading of the group in the help."""
     help: Mapping[str, str] = field(default_factory=dict)
     """Help texts in place of the class's own, by the field's name."""
+
+
+def directories_in(text: str) -> tuple[Path, ...]:
+    """Return the directories in a text that separates them by commas."""
+    return tuple(Path(part.strip()) for part in text.split(",") if part.strip())

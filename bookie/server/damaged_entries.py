@@ -76,7 +76,7 @@ class DamagedEntries:
     def list_of(self, ledger_id: LedgerId, reply: ListReply) -> ListReply:
         """Return the list of a ledger without its damaged entries; CORRUPT if there are some and it was OK."""
         damaged = self._ledgers.get(ledger_id)
-        is_list = reply.status in (Status.OK, Status.LIMBO) or reply.status.is_absent
+        is_list = reply.status in (Status.OK, Status.LIMBO, Status.CORRUPT) or reply.status.is_absent
         if not damaged or not is_list:
             return reply
         self._end(ledger_id, [entry_id for entry_id in damaged if entry_id not in reply.entries])  # deleted since
@@ -84,7 +84,8 @@ class DamagedEntries:
             return reply
         runs = EntryRuns.of(sorted(damaged))
         status = Status.CORRUPT if reply.status is Status.OK else reply.status
-        return ListReply(status, reply.entries.without(runs), _detail(runs, len(damaged)))
+        details = [_detail(runs, len(damaged)), *([reply.detail] if reply.detail else [])]
+        return ListReply(status, reply.entries.without(runs), "; ".join(details))
 
     def ledgers(self, entries_max: int) -> list[tuple[LedgerId, list[EntryId]]]:
         """Return the noted entries by ledger, ascending, at most so many."""

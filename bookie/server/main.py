@@ -12,7 +12,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -63,8 +63,9 @@ from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service
 from bookie.server.upkeep.scrubber import Scrubber
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
 from bookie.storage.errors import DamagedJournalError
-from bookie.storage.port import Disk
+from bookie.storage.port import Disk, DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.grpc_transport import GrpcTransport
@@ -164,8 +165,10 @@ class _Upkeep:
 
 @dataclass(frozen=True, slots=True)
 class _Disks:
+    """The directories that this process has locked; a ledger directory other than the first may be unusable."""
+
     journal: FileDisk
-    ledgers: FileDisk
+    ledgers: Sequence[FileDisk | DiskError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,26 +190,25 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     listeners = _bind(context)
     disks = await _open_disks(context)
     metadata = await _connect(context)
-    admission, storage = await _join(context, listeners, disks, metadata)
-    service = await _serve(context, listeners, disks, metadata, storage, admission)
+    admission, ledgers, storage = await _join(context, listeners, disks, metadata)
+    service = await _serve(context, listeners, ledgers, metadata, storage, admission)
     drain = DrainWatch(Drains(metadata.store, metadata.cluster.root), admission.bookie_id, context.clock)
     await drain.look()
-    read_only = OperatorReadOnly(disks.ledgers, await read_wish(disks.ledgers))
-    is_low = should_be_read_only(
-        False, await free_bytes((disks.journal, disks.ledgers)), settings.read_only_below_bytes
-    )
+    read_only = OperatorReadOnly(ledgers, await read_wish(ledgers))
+    by_role: dict[str, Disk] = {"journal": disks.journal, "ledgers": ledgers}
+    is_low = should_be_read_only(False, await free_bytes(tuple(by_role.values())), settings.read_only_below_bytes)
     is_asked = drain.is_drained or read_only.wish is not None
     service.is_read_only = is_low or storage.is_full or is_asked
     keeper = await _register(context, listeners, metadata, admission, is_read_only=service.is_read_only)
     readiness.keeper = keeper
     _watch(context.metrics, storage, service, listeners.server, keeper)
-    upkeep = _start_upkeep(context, disks, metadata, admission, storage, service, keeper, drain, read_only)
+    upkeep = _start_upkeep(context, by_role, metadata, admission, storage, service, keeper, drain, read_only)
     listeners.administration.node = Node(
         admission.bookie_id,
         BookieIdentity(admission.incarnation, installed_version()),
         storage,
         service,
-        {"journal": disks.journal, "ledgers": disks.ledgers},
+        by_role,
         upkeep.watch,
         drain,
         read_only,
@@ -247,9 +249,16 @@ def _bind(context: _Context) -> _Listeners:
 
 
 async def _open_disks(context: _Context) -> _Disks:
-    """Take both directories for this process alone."""
+    """Take the directories for this process alone. The first ledger directory must be usable."""
     settings, stack = context.settings, context.stack
-    return _Disks(await _disk(settings.journal_dir, stack), await _disk(settings.ledger_dir, stack))
+    journal = await _disk(settings.journal_dir, stack)
+    ledgers: list[FileDisk | DiskError] = [await _disk(settings.ledger_dirs[0], stack)]
+    for directory in settings.ledger_dirs[1:]:
+        try:
+            ledgers.append(await _disk(directory, stack))
+        except DiskError as error:
+            ledgers.append(error)
+    return _Disks(journal, ledgers)
 
 
 async def _connect(context: _Context) -> _Metadata:
@@ -266,13 +275,13 @@ async def _connect(context: _Context) -> _Metadata:
 
 async def _join(
     context: _Context, listeners: _Listeners, disks: _Disks, metadata: _Metadata
-) -> tuple[Admission, LedgerStorage]:
-    """Prove that these are the disks of this bookie id, then open them."""
+) -> tuple[Admission, Disk, LedgerStorage]:
+    """Prove that these are the disks of this bookie id, then open them. Also returns all ledger directories as one."""
     settings, clock, rng = context.settings, context.clock, context.rng
     store, cluster = metadata.store, metadata.cluster
     places = (
         Place(Role.JOURNAL, settings.journal_dir, disks.journal),
-        Place(Role.LEDGERS, settings.ledger_dir, disks.ledgers),
+        *(_ledger_place(*each) for each in zip(settings.ledger_dirs, disks.ledgers, strict=True)),
     )
     port = listeners.port if listeners.apache_port is None else listeners.apache_port
 
@@ -291,32 +300,55 @@ async def _join(
 
     admission = await admitted()
     journal = TimedDisk(disks.journal, context.metrics, clock)
+    ledgers = await _ledgers(places, admission, clock)
     try:
-        storage = await _storage(settings, journal, disks.ledgers, clock, context.stack)
+        storage = await _storage(settings, journal, ledgers, clock, context.stack)
     except DamagedJournalError as error:
         if not settings.may_salvage_journal:
             raise
         await salvage_at_start(
-            disks.journal, disks.ledgers, settings.journal_dir, settings.ledger_dir, error, rng, clock
+            disks.journal, disks.ledgers, settings.journal_dir, settings.ledger_dirs, error, rng, clock
         )
         admission = await admitted()
-        storage = await _storage(settings, journal, disks.ledgers, clock, context.stack)
+        ledgers = await _ledgers(places, admission, clock)
+        storage = await _storage(settings, journal, ledgers, clock, context.stack)
     await finish_start(
         store, cluster, places, admission, storage, clock, rng, takeover_deadline_s=settings.takeover_deadline_s
     )
-    return admission, storage
+    return admission, ledgers, storage
+
+
+def _ledger_place(path: Path, disk: FileDisk | DiskError) -> Place:
+    if isinstance(disk, DiskError):
+        return Place(Role.LEDGERS, path, None, str(disk))
+    return Place(Role.LEDGERS, path, disk)
+
+
+async def _ledgers(places: Sequence[Place], admission: Admission, clock: Clock) -> Disk:
+    """The ledger directories as one disk."""
+    parts = []
+    for place in (place for place in places if place.role is Role.LEDGERS):
+        path = str(place.path.resolve())
+        problem = admission.out_of_use.get(path, "")
+        if problem:
+            _log.error("ledger directory out of use", extra={"directory": path, "problem": problem})
+        parts.append(SpreadDirectory(path, None if problem else place.disk, problem))
+    if len(parts) > 1:
+        return await SpreadDisk.over(parts, clock)
+    assert parts[0].disk is not None
+    return parts[0].disk
 
 
 async def _serve(
     context: _Context,
     listeners: _Listeners,
-    disks: _Disks,
+    ledgers: Disk,
     metadata: _Metadata,
     storage: LedgerStorage,
     admission: Admission,
 ) -> BookieService:
     identity = BookieIdentity(admission.incarnation, installed_version())
-    service = BookieService(storage, disks.ledgers, identity, copying=_copying(context, metadata))
+    service = BookieService(storage, ledgers, identity, copying=_copying(context, metadata))
     measured = MeasuredService(service, context.metrics, context.clock)
     await listeners.server.start(measured, listeners.administration)
     if listeners.apache_port is not None:
@@ -359,7 +391,7 @@ async def _register(
 
 def _start_upkeep(
     context: _Context,
-    disks: _Disks,
+    disks: Mapping[str, Disk],
     metadata: _Metadata,
     admission: Admission,
     storage: LedgerStorage,
@@ -370,10 +402,10 @@ def _start_upkeep(
 ) -> _Upkeep:
     """Start what goes on beside the requests: samples, watches of disks and drains, scrubs, the garbage collector."""
     settings, clock = context.settings, context.clock
-    sampler = Sampler(context.metrics, {"journal": disks.journal, "ledgers": disks.ledgers}, storage, clock)
+    sampler = Sampler(context.metrics, disks, storage, clock)
     context.run_until_the_end("metrics sampler", sampler.run())
     watch = DiskWatch(
-        (disks.journal, disks.ledgers),
+        tuple(disks.values()),
         storage,
         service,
         keeper,
@@ -389,7 +421,7 @@ def _start_upkeep(
         repair = DamageRepair(ledgers, service, admission.bookie_id, admission.incarnation)
         scrubber = Scrubber(
             storage,
-            disks.ledgers,
+            disks["ledgers"],
             admission.bookie_id,
             context.metrics,
             clock,
@@ -429,6 +461,7 @@ def _watch(
     keeper: RegistrationKeeper,
 ) -> None:
     """Figures from plain attributes, read at the time of a scrape."""
+    metrics.watch(names.OUT_OF_USE, lambda: storage.directories_out_of_use)
     metrics.watch(names.LEDGERS, lambda: storage.ledger_count)
     metrics.watch(names.REGISTERED, lambda: keeper.is_registered)
     metrics.watch(names.WRITABLE, lambda: keeper.is_registered and not service.is_read_only)
@@ -453,9 +486,9 @@ async def _disk(directory: Path, stack: AsyncExitStack) -> FileDisk:
 
 
 async def _storage(
-    settings: BookieSettings, journal: Disk, ledgers: FileDisk, clock: Clock, stack: AsyncExitStack
+    settings: BookieSettings, journal: Disk, ledgers: Disk, clock: Clock, stack: AsyncExitStack
 ) -> LedgerStorage:
-    index = await RocksIndex.open(settings.ledger_dir / CURRENT / INDEX_DIRECTORY)
+    index = await RocksIndex.open(settings.ledger_dirs[0] / CURRENT / INDEX_DIRECTORY)
     try:
         bounds = StorageSettings(read_cache_bytes_max=settings.read_cache_bytes)
         storage = await LedgerStorage.open(journal, ledgers, index, bounds, clock)

@@ -96,6 +96,13 @@ class TimedDisk:
         self.unlink = disk.unlink
         self.sync_directory = disk.sync_directory
         self.space = disk.space
+        self.room = disk.room
+        self.is_out_of_use = disk.is_out_of_use
+
+    @property
+    def out_of_use_count(self) -> int:
+        """As of the measured disk."""
+        return self._disk.out_of_use_count
 
     async def create(self, path: str) -> DiskFile:
         """A ``Disk`` with its operations measured."""

@@ -51,6 +51,7 @@ READ_ENTRIES: Final = "bkheal_bookie_read_entries_total"
 READ_BYTES: Final = "bkheal_bookie_read_bytes_total"
 DISK_TOTAL: Final = "bkheal_bookie_disk_total_bytes"
 DISK_FREE: Final = "bkheal_bookie_disk_free_bytes"
+OUT_OF_USE: Final = "bkheal_bookie_directories_out_of_use"
 LEDGERS: Final = "bkheal_bookie_ledgers"
 LIMBO: Final = "bkheal_bookie_limbo_ledgers"
 COLLECTED: Final = "bkheal_bookie_collected_ledgers_total"
@@ -120,9 +121,22 @@ BOOKIE: Final = (
     Definition(CACHE_HITS, _COUNTER, "Entries that were read from the read cache, because they had been read ahead"),
     Definition(CACHE_MISSES, _COUNTER, "Entries that were in no cache when they were asked for"),
     Definition(READ_AHEAD_BYTES, _COUNTER, "Bytes of the entries that were read ahead, with headers and digests"),
-    Definition(DISK_TOTAL, _GAUGE, "Size of the device that holds the directory", _BY_DISK),
     Definition(
-        DISK_FREE, _GAUGE, "Free space on that device", _BY_DISK, watch="the trend reaches the read-only threshold"
+        DISK_TOTAL, _GAUGE, "Size of the device that holds the directory, or of all directories in use", _BY_DISK
+    ),
+    Definition(
+        DISK_FREE,
+        _GAUGE,
+        "Free space on that device, or on all of them",
+        _BY_DISK,
+        watch="the trend reaches the read-only threshold",
+    ),
+    Definition(
+        OUT_OF_USE,
+        _GAUGE,
+        "Ledger directories, of several, that failed or were missing at the start; the bookie goes on without them",
+        watch="it is above 0: `bkheal bookie status --at` names the directory, and the *replicas* check finds what it "
+        "held",
     ),
     Definition(LEDGERS, _GAUGE, "Ledgers that this bookie knows, by an entry, a fence or limbo"),
     Definition(

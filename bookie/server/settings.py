@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from bookie.metadata.uri import uri_problems
 from bookie.model.ids import InvalidIdError, bookie_id
-from bookie.model.option import Group, Option
+from bookie.model.option import Group, Option, directories_in
 from bookie.runtime.access.access import anonymous_write_problems
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
@@ -22,6 +22,8 @@ from bookie.wire.security import TlsSettings
 DEFAULT_PORT: Final = 3181
 """Apache's."""
 LOOPBACK: Final = "127.0.0.1"
+LEDGER_DIRS_MAX: Final = 32
+"""Ledger directories of one bookie: one for each disk of a large host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,14 @@ class BookieSettings:
     metadata_uri: str
     """Such as ``zk+hierarchical://host1:2181,host2:2181/ledgers``."""
     journal_dir: Annotated[Path, Option("Directory of the journal; best on a disk of its own.")]
-    ledger_dir: Annotated[Path, Option("Directory of entry logs and index.")]
-    """Another directory than the journal's, on another device if there is one."""
+    ledger_dir: Annotated[
+        str,
+        Option(
+            "Directory of entry logs and index. Several are separated by commas: entry logs are spread over them, and "
+            "the index is in the first one."
+        ),
+    ]
+    """Other directories than the journal's, on other devices if there are some; see ``ledger_dirs``."""
     host: Annotated[str, Option("Address to listen on.")] = LOOPBACK
     advertised_host: Annotated[str | None, Option("Host that clients dial; default: --host.")] = None
     port: Annotated[int, Option("Port to listen on; 0 picks a free one.", minimum=0, maximum=65535)] = DEFAULT_PORT
@@ -152,6 +160,11 @@ class BookieSettings:
             raise ConfigurationError(problems)
 
     @property
+    def ledger_dirs(self) -> tuple[Path, ...]:
+        """The ledger directories; the first one has the index."""
+        return directories_in(self.ledger_dir)
+
+    @property
     def advertised(self) -> str:
         """Host for clients."""
         return self.advertised_host or self.host
@@ -165,8 +178,7 @@ class BookieSettings:
         """The contradictions between the values."""
         if self.apache_port is not None and self.apache_port == self.port != 0:
             yield f"gRPC and Apache's protocol are both to use port {self.port}: give each its own"
-        if self.journal_dir.resolve() == self.ledger_dir.resolve():
-            yield f"journal and ledger directory are both {self.journal_dir}: give two directories"
+        yield from _directory_problems(self.journal_dir, self.ledger_dirs)
         if self.bookie_id is not None:
             yield from _id_problems(self.bookie_id)
         if self.tls is not None and self.is_plaintext:
@@ -183,6 +195,18 @@ class BookieSettings:
             yield f"tokens_file: there is no file {self.tokens_file}"
         if self.http is not None:
             yield from self.http.problems()
+
+
+def _directory_problems(journal_dir: Path, ledger_dirs: tuple[Path, ...]) -> Iterator[str]:
+    if not ledger_dirs:
+        yield "ledger_dir names no directory"
+    if len(ledger_dirs) > LEDGER_DIRS_MAX:
+        yield f"ledger_dir names {len(ledger_dirs)} directories, allowed are {LEDGER_DIRS_MAX}"
+    places = [path.resolve() for path in ledger_dirs]
+    if journal_dir.resolve() in places:
+        yield f"journal and ledger directory are both {journal_dir}: give two directories"
+    if twice := sorted({str(path) for path in places if places.count(path) > 1}):
+        yield f"ledger_dir names {', '.join(twice)} more than once"
 
 
 def _id_problems(text: str) -> list[str]:

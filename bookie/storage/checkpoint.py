@@ -11,6 +11,10 @@ loses nothing, because the journal is replayed from the last mark and storing an
 A flush that fails because the disk is full is kept. The next attempt continues in a new file, after the entries that
 are already in the index. What the failed attempt wrote after them is counted as dead in the last step
 (``bookie.storage.entry_logs.log_ends``).
+
+If one of several ledger directories is full, the flush goes on in another one at once. If one fails, all entries of the
+flush are written again to others, because the ones that were written to it may be lost; the journal has them until the
+last step (R114).
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Final
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
@@ -27,9 +32,12 @@ from bookie.storage.entry_logs.dead_bytes import increased, superseded
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, EntryLogs, EntryLogWriter
 from bookie.storage.entry_logs.log_ends import end_keys, end_of, ends_at
 from bookie.storage.ledger_state import LedgerStates
-from bookie.storage.port import DiskFullError, EntryIndex
+from bookie.storage.port import DirectoryFailedError, DirectoryFullError, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.write_cache import CachedEntry, Caches, WriteCache
+
+_DIRECTORIES_TRIED_MAX: Final = 64
+"""Full or failing directories that one attempt of a flush passes over; more than a bookie has."""
 
 _Item = tuple[LedgerId, EntryId, CachedEntry]
 
@@ -105,7 +113,7 @@ class Checkpointer:
     async def _finish(self, flush: _Flush) -> int:
         assert self.caches.flushing is not None
         if flush.sequence > self.mark.sequence or flush.states:
-            await self._write_entries(flush, self.caches.flushing)
+            await self._write_somewhere(flush, self.caches.flushing)
             mark = CheckpointMark(flush.sequence, self.logs.next_id, flush.ledger_count)
             puts, deletes = await self._counted(flush)
             await self.index.write([*flush.states, *puts, (MARK_KEY, mark.encode())], deletes)
@@ -113,6 +121,19 @@ class Checkpointer:
             self.states.saved()
         self.caches.flushing, self._pending = None, None
         return flush.sequence
+
+    async def _write_somewhere(self, flush: _Flush, cache: WriteCache) -> None:
+        """Write the entries to the logs; if a directory is full or fails, to those in other directories."""
+        for _ in range(_DIRECTORIES_TRIED_MAX):
+            try:
+                await self._write_entries(flush, cache)
+            except DirectoryFullError:
+                continue
+            except DirectoryFailedError:
+                flush.named = 0
+                continue
+            return
+        raise DiskFullError("no directory takes the entries")
 
     async def _write_entries(self, flush: _Flush, cache: WriteCache) -> None:
         log: EntryLogWriter | None = None

@@ -20,6 +20,17 @@ class DiskFullError(DiskError):
     """No space left; unlike after other disk errors, the process may continue read-only."""
 
 
+class DirectoryFullError(DiskFullError):
+    """One of several directories is full, and another one has room: write to a new file (R114)."""
+
+
+class DirectoryFailedError(DiskError):
+    """One of several directories failed and is out of use: write to a new file, which is in another one (R114).
+
+    What was written to files of the failed directory and not synced may be lost.
+    """
+
+
 class DiskFile(Protocol):
     """One open file."""
 
@@ -134,8 +145,24 @@ class Disk(Protocol):
         ...
 
     async def space(self) -> tuple[int, int]:
-        """Return the total and the free bytes of the device."""
+        """Return the total and the free bytes of the device, or of all devices."""
         ...
+
+    async def room(self) -> int:
+        """Return the free bytes for one new file: those of the device that has the most."""
+        return (await self.space())[1]
+
+    @property
+    def out_of_use_count(self) -> int:
+        """The number of directories, of several, that are out of use."""
+        return 0
+
+    def is_out_of_use(self, path: str) -> bool:
+        """Return whether a file is in a directory that is out of use, or may be in it.
+
+        Such a file may be unreadable, and cannot be removed. It never counts as absent (R114).
+        """
+        return False
 
 
 class EntryIndex(Protocol):

@@ -21,6 +21,7 @@ from bookie.storage.disks.index_format import (
     entry_range,
     pack_entry_key,
     unpack_location,
+    unpack_locations,
 )
 from bookie.storage.entry_logs.entry_log import EntryLogs, is_entry
 from bookie.storage.ledger_state import LedgerState
@@ -212,11 +213,6 @@ class EntryReader:
             found.append(EntryId(entry_id_of(last[0])))
         return (min(found), max(found)) if found else None
 
-    async def close(self) -> None:
-        """Stop what runs in the background."""
-        if self.ahead is not None:
-            await self.ahead.close()
-
     async def runs(self, ledger_id: LedgerId) -> EntryRuns:
         """Return the ids of all entries of a ledger. Gives way to others between parts.
 
@@ -230,6 +226,31 @@ class EntryReader:
             _add_page(stored, keys)
             first = keys[-1] + b"\0"
         return await in_turns(EntryRuns.uniting(stored.built(), await in_turns(_collecting(cached))))
+
+    async def close(self) -> None:
+        """Stop what runs in the background."""
+        if self.ahead is not None:
+            await self.ahead.close()
+
+    async def unreachable(self, ledger_id: LedgerId) -> EntryRuns:
+        """Return the ids of the stored entries of a ledger whose logs may be in a directory that is out of use (R114).
+
+        Gives way to others between parts.
+
+        Raises:
+            DiskError: the index cannot be read.
+        """
+        found = RunsBuilder()
+        if not self.logs.is_incomplete:
+            return found.built()
+        cached = set(self.caches.entry_ids(ledger_id))  # before the index: a flush moves entries there
+        first, end = entry_range(ledger_id)
+        while pairs := await self.index.range(first, end, self.list_page_keys):
+            for (log_id, *_), (key, _) in zip(unpack_locations([value for _, value in pairs]), pairs, strict=True):
+                if self.logs.is_out_of_use(log_id) and (entry_id := entry_id_of(key)) not in cached:
+                    found.add(entry_id, entry_id)
+            first = pairs[-1][0] + b"\0"
+        return found.built()
 
 
 def _prefix_within_bounds(found: Sequence[_Found]) -> int:

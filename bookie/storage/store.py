@@ -144,6 +144,11 @@ class LedgerStorage:
         return self._flusher.is_full
 
     @property
+    def directories_out_of_use(self) -> int:
+        """The number of ledger directories that failed, or were missing at the start."""
+        return self._parts.disk.out_of_use_count
+
+    @property
     def ledger_count(self) -> int:
         """The number of ledgers recorded here, because of an entry, a fence or limbo."""
         return self._states.count
@@ -241,7 +246,10 @@ class LedgerStorage:
             return ReadReply(self._status_of(error), detail=str(error))
 
     async def list_entries(self, ledger_id: LedgerId) -> ListReply:
-        """List the entries of a ledger, also with status LIMBO or NO_LEDGER. In limbo there may have been more."""
+        """List the entries of a ledger, also with status LIMBO or NO_LEDGER. In limbo there may have been more.
+
+        Entries in a directory that is out of use are left out; the status is CORRUPT then, and LIMBO in limbo (R114).
+        """
         if (problem := check_ledger(ledger_id)) is not None:
             return ListReply(Status.BAD_REQUEST, detail=problem)
         self._marks.pop(ledger_id, None)
@@ -250,8 +258,13 @@ class LedgerStorage:
                 while state.deleting is not None:  # else the list could contain a part of the entries
                     await state.deleting.wait()
                 runs = await self._reader.runs(ledger_id)
+                unreachable = await self._reader.unreachable(ledger_id)
                 is_whole = state.is_known and not state.is_limbo
-                return ListReply(Status.OK if is_whole else state.absent_status, runs)
+                if not unreachable:
+                    return ListReply(Status.OK if is_whole else state.absent_status, runs)
+                detail = f"{len(unreachable)} entries are in a ledger directory that is out of use"
+                status = state.absent_status if state.is_limbo else Status.CORRUPT
+                return ListReply(status, runs.without(unreachable), detail)
         except REQUEST_FAILURES as error:
             return ListReply(self._status_of(error), detail=str(error))
 

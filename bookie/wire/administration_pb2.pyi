@@ -56,14 +56,18 @@ class Queues(_message.Message):
     def __init__(self, add_bytes: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., write_cache_bytes: _Optional[int] = ..., is_flushing: _Optional[bool] = ..., reads_running: _Optional[int] = ..., reads_waiting: _Optional[int] = ..., requests: _Optional[int] = ..., unsent_bytes: _Optional[int] = ...) -> None: ...
 
 class DiskSpace(_message.Message):
-    __slots__ = ("role", "total_bytes", "free_bytes")
+    __slots__ = ("role", "total_bytes", "free_bytes", "path", "problem")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     role: str
     total_bytes: int
     free_bytes: int
-    def __init__(self, role: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+    path: str
+    problem: str
+    def __init__(self, role: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., path: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class InventoryRequest(_message.Message):
     __slots__ = ("after", "limit", "only_limbo", "ledger_id", "only_ends")

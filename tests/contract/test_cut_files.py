@@ -126,15 +126,15 @@ async def outcome(home: Path, held: Held) -> str:
 
 async def mended(home: Path, refusal: str) -> str:
     """Run the command that a refusal names."""
-    places, clock, rng = (home / "journal", home / "ledgers"), SystemClock(), random.Random(1)
+    journal, ledgers, clock, rng = home / "journal", [home / "ledgers"], SystemClock(), random.Random(1)
     if "salvage-journal" in refusal:
         try:
-            await salvage_journal(*places, clock, rng)
+            await salvage_journal(journal, ledgers, clock, rng)
             return "salvage-journal"
         except FatalError as error:
             refusal = str(error)
     assert "rebuild-index" in refusal, refusal
-    await rebuild_index(*places, clock, rng, may_replace=True)
+    await rebuild_index(journal, ledgers, clock, rng, may_replace=True)
     return "rebuild-index"
 
 

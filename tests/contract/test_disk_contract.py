@@ -8,15 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from bookie.runtime.clock import SystemClock
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.memory import MemoryDisk
+from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
 from bookie.storage.port import Disk, DiskError
 
 
-@pytest.fixture(params=["files", "memory"])
+@pytest.fixture(params=["files", "memory", "several"])
 async def disk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Disk]:
     if request.param == "memory":
         yield MemoryDisk()
+        return
+    if request.param == "several":
+        yield await SpreadDisk.over([SpreadDirectory(f"/{n}", MemoryDisk()) for n in range(3)], SystemClock())
         return
     files = await FileDisk.acquire(tmp_path / "root")
     yield files
@@ -25,8 +30,8 @@ async def disk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 @pytest.fixture
 async def directory(disk: Disk) -> str:
-    await disk.make_directory("d")
-    return "d"
+    await disk.make_directory("entries")
+    return "entries"
 
 
 async def content(disk: Disk, path: str) -> bytes:
@@ -38,18 +43,18 @@ async def content(disk: Disk, path: str) -> bytes:
 
 
 async def test_appended_parts_are_read_back_in_order(disk: Disk, directory: str) -> None:
-    file = await disk.create("d/a")
+    file = await disk.create("entries/a")
     assert await file.append([b"one", b"", b"two"]) == 6
     assert await file.append([b"three"]) == 11
     await file.sync()
     assert await file.size() == 11
     assert await file.read([(0, 11), (3, 3), (6, 2)]) == [b"onetwothree", b"two", b"th"]
     await file.close()
-    assert await content(disk, "d/a") == b"onetwothree"
+    assert await content(disk, "entries/a") == b"onetwothree"
 
 
 async def test_append_and_sync_does_both(disk: Disk, directory: str) -> None:
-    file = await disk.create("d/a")
+    file = await disk.create("entries/a")
     assert await file.append_and_sync([b"one"]) == 3
     assert await file.append_and_sync([b"two"]) == 6
     assert await file.read([(0, 10)]) == [b"onetwo"]
@@ -83,14 +88,14 @@ async def test_more_large_parts_than_the_system_takes_at_once_are_one_append(dis
 
 async def test_thousands_of_small_parts_are_one_append(disk: Disk, directory: str) -> None:
     parts = [b"%05d" % number for number in range(3000)]
-    file = await disk.create("d/a")
+    file = await disk.create("entries/a")
     assert await file.append(parts) == 15_000
     assert await file.read([(0, 15_000)]) == [b"".join(parts)]
     await file.close()
 
 
 async def test_read_past_the_end_is_short_not_an_error(disk: Disk, directory: str) -> None:
-    file = await disk.create("d/a")
+    file = await disk.create("entries/a")
     await file.append([b"abc"])
     assert await file.read([(1, 10), (3, 1), (50, 2)]) == [b"bc", b"", b""]
     assert await file.read([]) == []
@@ -98,9 +103,9 @@ async def test_read_past_the_end_is_short_not_an_error(disk: Disk, directory: st
 
 
 async def test_existing_file_is_not_created_again(disk: Disk, directory: str) -> None:
-    await (await disk.create("d/a")).close()
+    await (await disk.create("entries/a")).close()
     with pytest.raises(DiskError):
-        await disk.create("d/a")
+        await disk.create("entries/a")
 
 
 async def test_file_needs_its_directory(disk: Disk) -> None:
@@ -110,12 +115,12 @@ async def test_file_needs_its_directory(disk: Disk) -> None:
 
 async def test_missing_file_is_told_apart_from_a_failure(disk: Disk, directory: str) -> None:
     with pytest.raises(FileNotFoundError):
-        await disk.open("d/a")
+        await disk.open("entries/a")
 
 
 async def test_file_opened_for_reading_sees_what_was_appended(disk: Disk, directory: str) -> None:
-    writer = await disk.create("d/a")
-    reader = await disk.open("d/a")
+    writer = await disk.create("entries/a")
+    reader = await disk.open("entries/a")
     await writer.append([b"abc"])
     assert await reader.read([(0, 3)]) == [b"abc"]
     assert await reader.size() == 3
@@ -126,7 +131,7 @@ async def test_file_opened_for_reading_sees_what_was_appended(disk: Disk, direct
 
 
 async def test_closed_file_refuses_everything(disk: Disk, directory: str) -> None:
-    file = await disk.create("d/a")
+    file = await disk.create("entries/a")
     await file.close()
     await file.close()
     for attempt in (file.append([b"x"]), file.sync(), file.append_and_sync([b"x"]), file.read([(0, 1)]), file.size()):
@@ -135,55 +140,55 @@ async def test_closed_file_refuses_everything(disk: Disk, directory: str) -> Non
 
 
 async def test_replace_makes_and_replaces(disk: Disk, directory: str) -> None:
-    await disk.replace("d/a", b"first, and longer")
-    await disk.replace("d/a", b"second")
-    assert await content(disk, "d/a") == b"second"
-    assert await disk.names("d") == ["a"]
-    await disk.replace("d/empty", b"")
-    assert await content(disk, "d/empty") == b""
+    await disk.replace("entries/a", b"first, and longer")
+    await disk.replace("entries/a", b"second")
+    assert await content(disk, "entries/a") == b"second"
+    assert await disk.names("entries") == ["a"]
+    await disk.replace("entries/empty", b"")
+    assert await content(disk, "entries/empty") == b""
 
 
 async def test_names_are_sorted_and_of_that_directory_only(disk: Disk) -> None:
-    await disk.make_directory("d/deeper")
+    await disk.make_directory("entries/deeper")
     await disk.make_directory("e")
-    for path in ("d/b", "d/a", "d/deeper/c", "e/x"):
+    for path in ("entries/b", "entries/a", "entries/deeper/c", "e/x"):
         await (await disk.create(path)).close()
-    assert await disk.names("d") == ["a", "b", "deeper"]
-    assert await disk.names("d/deeper") == ["c"]
+    assert await disk.names("entries") == ["a", "b", "deeper"]
+    assert await disk.names("entries/deeper") == ["c"]
     assert await disk.names("nowhere") == []
 
 
 async def test_making_a_directory_twice_is_fine(disk: Disk) -> None:
-    await disk.make_directory("d/e/f")
-    await disk.make_directory("d/e/f")
-    await (await disk.create("d/e/f/a")).close()
-    assert await disk.names("d/e/f") == ["a"]
+    await disk.make_directory("entries/e/f")
+    await disk.make_directory("entries/e/f")
+    await (await disk.create("entries/e/f/a")).close()
+    assert await disk.names("entries/e/f") == ["a"]
 
 
 async def test_removed_file_is_gone_and_removing_again_is_fine(disk: Disk, directory: str) -> None:
-    await (await disk.create("d/a")).close()
-    await disk.unlink("d/a")
-    await disk.unlink("d/a")
-    await disk.sync_directory("d")
-    assert await disk.names("d") == []
+    await (await disk.create("entries/a")).close()
+    await disk.unlink("entries/a")
+    await disk.unlink("entries/a")
+    await disk.sync_directory("entries")
+    assert await disk.names("entries") == []
     with pytest.raises(FileNotFoundError):
-        await disk.open("d/a")
+        await disk.open("entries/a")
 
 
 async def test_removed_file_is_still_readable_by_who_has_it_open(disk: Disk, directory: str) -> None:
-    file = await disk.create("d/a")
+    file = await disk.create("entries/a")
     await file.append([b"abc"])
-    await disk.unlink("d/a")
+    await disk.unlink("entries/a")
     assert await file.read([(0, 3)]) == [b"abc"]
     await file.close()
 
 
 async def test_reads_run_beside_each_other_and_beside_appends(disk: Disk, directory: str) -> None:
-    file = await disk.create("d/a")
+    file = await disk.create("entries/a")
     await file.append([b"abc"])
-    reader = await disk.open("d/a")
+    reader = await disk.open("entries/a")
     reads = [reader.read([(0, 3)]) for _ in range(20)]
-    results, _ = await asyncio.gather(asyncio.gather(*reads), file.append_and_sync([b"d" * 100_000]))
+    results, _ = await asyncio.gather(asyncio.gather(*reads), file.append_and_sync([b"entries" * 100_000]))
     assert results == [[b"abc"]] * 20
     await reader.close()
     await file.close()

@@ -20,6 +20,8 @@ from bookie.runtime.clock import SystemClock
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
+from bookie.storage.port import Disk, EntryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import (
@@ -36,6 +38,8 @@ from bookie.wire.port import (
 from tests.contract.restarting_store import RestartingStore
 
 RESTARTED = ", restarted at each step"
+SPREAD = "memory, three ledger directories"
+FILES_SPREAD = "files, two ledger directories"
 LEDGER = LedgerId(7)
 KEY = b"k" * 20
 DUMMY = digest_for(DigestType.DUMMY, b"")
@@ -66,6 +70,8 @@ class Bookie:
     twins: tuple[MemoryDisk, MemoryDisk, MemoryIndex] = field(
         default_factory=lambda: (MemoryDisk(), MemoryDisk(), MemoryIndex())
     )
+    more: list[MemoryDisk] = field(default_factory=lambda: [MemoryDisk(), MemoryDisk()])
+    """Ledger directories beside the first one, which is among the twins."""
 
     async def start(self) -> None:
         store = await self._open()
@@ -78,10 +84,23 @@ class Bookie:
         if self.kind.startswith("memory"):
             journal, ledgers, index = self.twins
             self.twins = journal.restarted(), ledgers.restarted(), index.restarted()
+            if self.kind.startswith(SPREAD):
+                self.more = [disk.restarted() for disk in self.more]
+                return await self._open_spread(*self.twins, self.more)
             return await LedgerStorage.open(*self.twins, self.settings, SystemClock())
         self.disks = [await FileDisk.acquire(self.root / name) for name in ("journal", "ledgers")]
         rocks = await RocksIndex.open(self.root / "ledgers" / "index")
+        if self.kind.startswith(FILES_SPREAD):
+            self.disks.append(await FileDisk.acquire(self.root / "more"))
+            return await self._open_spread(self.disks[0], self.disks[1], rocks, self.disks[2:])
         return await LedgerStorage.open(self.disks[0], self.disks[1], rocks, self.settings, SystemClock())
+
+    async def _open_spread(
+        self, journal: Disk, ledgers: Disk, index: EntryIndex, more: Sequence[Disk]
+    ) -> LedgerStorage:
+        parts = [SpreadDirectory(f"/{number}", disk) for number, disk in enumerate([ledgers, *more])]
+        spread = await SpreadDisk.over(parts, SystemClock())
+        return await LedgerStorage.open(journal, spread, index, self.settings, SystemClock())
 
     async def _next(self, store: LedgerStorage, cleanly: bool) -> LedgerStorage:
         await (store.close() if cleanly else store.abort())
@@ -118,7 +137,15 @@ class Bookie:
 
 
 @pytest.fixture(
-    params=["memory", "files", f"memory{RESTARTED}", pytest.param(f"files{RESTARTED}", marks=pytest.mark.long)]
+    params=[
+        "memory",
+        "files",
+        f"memory{RESTARTED}",
+        f"{SPREAD}{RESTARTED}",
+        pytest.param(SPREAD, marks=pytest.mark.long),
+        pytest.param(f"files{RESTARTED}", marks=pytest.mark.long),
+        pytest.param(FILES_SPREAD, marks=pytest.mark.long),
+    ]
 )
 async def bookie(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bookie]:
     settings = StorageSettings(cache_bytes_max=1 << 20, journal_file_bytes=1 << 20, list_page_keys=50)

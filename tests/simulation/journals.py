@@ -52,7 +52,7 @@ def _harm(disk: MemoryDisk, path: str, rng: random.Random) -> None:
 
 async def salvage(node: SimBookie, places: Sequence[Place], rng: random.Random) -> None:
     """Salvage the journal of a starting bookie, in the order of the real process."""
-    directories = [await look(place.role, str(place.path), place.disk) for place in places]
+    directories = [await look(place.role, str(place.path), place.disk) for place in places if place.disk is not None]
     before, resumed = succession.predecessor(directories)
     journal, ledgers = node.disks
     found = await salvaging.salvage(journal, ledgers, node.index, node.world.variation.storage)

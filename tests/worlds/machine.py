@@ -7,10 +7,11 @@ import random
 import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
-from bookie.storage.port import DiskFullError
+from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
+from bookie.storage.port import Disk, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from tests.worlds.clocks import ManualClock
@@ -74,11 +75,14 @@ class Machine:
     ledgers: MemoryDisk = field(default_factory=MemoryDisk)
     index: MemoryIndex = field(default_factory=MemoryIndex)
     settings: StorageSettings = SMALL
+    more: list[MemoryDisk] = field(default_factory=list)
+    """Ledger directories beside the first one."""
 
     async def run(self, work: Coroutine[Any, Any, None], switch: PowerSwitch) -> bool:
         """Run ``work`` until it is done or the power goes; whether it was done."""
-        for twin in (self.journal, self.ledgers, self.index):
-            twin.before = switch
+        for disk in (self.journal, self.ledgers, *self.more):
+            disk.before = switch
+        self.index.before = switch
         earlier = asyncio.all_tasks()
         tasks = [asyncio.ensure_future(work), asyncio.ensure_future(switch.is_off.wait())]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -96,17 +100,29 @@ class Machine:
         """The machine as a power loss at this moment leaves it; this one can go on."""
         rng = random.Random(seed)
         return replace(
-            self, journal=self.journal.crash(rng), ledgers=self.ledgers.crash(rng), index=self.index.crash(rng)
+            self,
+            journal=self.journal.crash(rng),
+            ledgers=self.ledgers.crash(rng),
+            index=self.index.crash(rng),
+            more=[disk.crash(rng) for disk in self.more],
         )
 
     def after_kill(self) -> Machine:
         """The machine as a kill of the process at this moment leaves it; this one can go on."""
         return replace(
-            self, journal=self.journal.restarted(), ledgers=self.ledgers.restarted(), index=self.index.restarted()
+            self,
+            journal=self.journal.restarted(),
+            ledgers=self.ledgers.restarted(),
+            index=self.index.restarted(),
+            more=[disk.restarted() for disk in self.more],
         )
 
     async def open(self) -> LedgerStorage:
-        return await LedgerStorage.open(self.journal, self.ledgers, self.index, self.settings, ManualClock(turns=1))
+        clock, ledgers = ManualClock(turns=1), cast(Disk, self.ledgers)
+        if self.more:
+            disks = enumerate([self.ledgers, *self.more])
+            ledgers = await SpreadDisk.over([SpreadDirectory(f"/{number}", disk) for number, disk in disks], clock)
+        return await LedgerStorage.open(self.journal, ledgers, self.index, self.settings, clock)
 
 
 def key_of(ledger_id: int) -> bytes:

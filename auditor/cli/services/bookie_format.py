@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from auditor.cli.cluster.changing import DryRunOption, YesOption, confirm, whoami
 from auditor.cli.output import OutputFormat, print_json, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.services.bookie_place import ledger_dirs_of
 from auditor.cli.services.stopped_bookie import JournalDirOption, LedgerDirOption
 from bookie.model.errors import BkhealError
 from bookie.runtime.human import size
@@ -48,7 +50,7 @@ def format_directories(
         _format(
             metadata_uri(uri, config),
             journal_dir,
-            ledger_dir,
+            ledger_dirs_of(ledger_dir),
             may_delete_cookie=may_delete_cookie,
             is_dry_run=is_dry_run,
             is_sure=is_sure,
@@ -66,7 +68,13 @@ def format_directories(
 
 
 async def _format(
-    uri: str, journal_dir: Path, ledger_dir: Path, *, may_delete_cookie: bool, is_dry_run: bool, is_sure: bool
+    uri: str,
+    journal_dir: Path,
+    ledger_dirs: Sequence[Path],
+    *,
+    may_delete_cookie: bool,
+    is_dry_run: bool,
+    is_sure: bool,
 ) -> dict[str, Any]:
     from bookie.metadata.cluster import open_cluster
     from bookie.metadata.store.zookeeper import ZooKeeperStore
@@ -74,15 +82,18 @@ async def _format(
     from bookie.metadata.uri import parse_uri
     from bookie.runtime.clock import SystemClock
     from bookie.server.joining.directories import CURRENT
-    from bookie.server.joining.formatting import erase, owner, release_cookie
+    from bookie.server.joining.formatting import erase, owner, release_cookie, require_all
     from bookie.server.joining.stopped import stopped_disks
 
-    async with stopped_disks(journal_dir, ledger_dir) as disks:
+    async with stopped_disks(journal_dir, ledger_dirs) as disks:
+        require_all(disks.directories)
         cookie = owner(disks.directories)
         if cookie is None:
             return {"bookie_id": None, "lost": None, "cookie_deleted": False, "dry_run": is_dry_run}
         lost = await _content(disks)
-        print_note(f"bookie {cookie.bookie_id} in {journal_dir} and {ledger_dir}: {_described(lost)}")
+        print_note(
+            f"bookie {cookie.bookie_id} in {journal_dir} and {', '.join(map(str, ledger_dirs))}: {_described(lost)}"
+        )
         document = {"bookie_id": cookie.bookie_id, "lost": lost, "cookie_deleted": False, "dry_run": is_dry_run}
         if is_dry_run:
             return document
@@ -107,7 +118,8 @@ async def _format(
             )
         finally:
             await store.close()
-        await erase([(journal_dir / CURRENT, disks.journal), (ledger_dir / CURRENT, disks.ledgers)])
+        currents = [path / CURRENT for path in (journal_dir, *ledger_dirs)]
+        await erase(list(zip(currents, (disks.journal, *disks.ledger_disks), strict=True)))
         return document
 
 

@@ -19,7 +19,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         printable(f"{who}, up for {document['uptime_s']} s"),
         *read_only_lines(document),
         f"{document['ledgers']} ledgers",
-        *(f"{disk['role']} disk: {disk['free_bytes']} of {disk['total_bytes']} bytes free" for disk in disks),
+        *map(_disk_line, disks),
         f"adds: {queues['add_bytes']} bytes; {queues['journal_bytes']} bytes of them wait for the journal",
         f"write cache: {queues['write_cache_bytes']} bytes{flushing}",
         f"reads: {queues['reads_running']} running, {queues['reads_waiting']} waiting",
@@ -27,6 +27,13 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         *scrub_lines(document["scrub"]),
         *collection_lines(document["collection"]),
     ]
+
+
+def _disk_line(disk: dict[str, Any]) -> str:
+    which = f"{disk['role']} disk{'' if disk['path'] is None else ' ' + disk['path']}"
+    if disk["problem"] is not None:
+        return printable(f"{which} is out of use: {disk['problem']}")
+    return printable(f"{which}: {disk['free_bytes']} of {disk['total_bytes']} bytes free")
 
 
 def read_only_lines(document: dict[str, Any]) -> list[str]:

@@ -11,15 +11,23 @@ import typer
 from auditor.cli.cluster.watching import watched
 from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
 from auditor.cli.services.running_bookie import RunningBookie
+from bookie.model.option import directories_in
 
 OptionalJournalDirOption = Annotated[
     Path | None,
     typer.Option("--journal-dir", help="The journal directory of a stopped bookie.", file_okay=False, exists=True),
 ]
 OptionalLedgerDirOption = Annotated[
-    Path | None,
-    typer.Option("--ledger-dir", help="The ledger directory of a stopped bookie.", file_okay=False, exists=True),
+    list[str] | None,
+    typer.Option(
+        "--ledger-dir",
+        help="The ledger directory of a stopped bookie; if it has several, repeat this, or separate them by commas.",
+        metavar="DIRECTORY",
+        show_default=False,
+    ),
 ]
+StoppedPlace = tuple[Path, tuple[Path, ...]]
+"""The journal directory and the ledger directories of a stopped bookie."""
 EXIT_CODES: Final = (
     "Without --at, the bookie must be stopped; nothing is changed. Exit codes: 0 done, 1 refused: these are not the "
     "directories of a bookie, it runs, or a token is missing; 2 wrong usage, 69 the running bookie did not answer, 70 "
@@ -28,18 +36,27 @@ EXIT_CODES: Final = (
 
 
 def place_of(
-    at: str | None, token_file: Path | None, journal_dir: Path | None, ledger_dir: Path | None
-) -> RunningBookie | tuple[Path, Path]:
+    at: str | None, token_file: Path | None, journal_dir: Path | None, ledger_dir: list[str] | None
+) -> RunningBookie | StoppedPlace:
     """What the options name; anything but one bookie ends the command with exit code 2."""
     if at is not None:
-        if journal_dir is not None or ledger_dir is not None:
+        if journal_dir is not None or ledger_dir:
             raise typer.BadParameter("is for a running bookie, directories are for a stopped one", param_hint="--at")
         return RunningBookie.at(at, token_file)
-    if journal_dir is None or ledger_dir is None:
+    if journal_dir is None or not ledger_dir:
         raise typer.BadParameter(
             "give HOST:PORT of a running bookie, or --journal-dir and --ledger-dir of a stopped one", param_hint="--at"
         )
-    return journal_dir, ledger_dir
+    return journal_dir, ledger_dirs_of(ledger_dir)
+
+
+def ledger_dirs_of(given: Sequence[str]) -> tuple[Path, ...]:
+    """The directories that the option names. The first one must exist, else the command ends with exit code 2."""
+    found = directories_in(",".join(given))
+    if not found or not found[0].is_dir():
+        what = f"directory {found[0]} does not exist" if found else "no directory is named"
+        raise typer.BadParameter(what, param_hint="--ledger-dir")
+    return found
 
 
 def show_looks(

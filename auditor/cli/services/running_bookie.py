@@ -87,7 +87,13 @@ class RunningBookie:
             "ledgers": found.ledgers,
             **read_only_document(found.read_only),
             "disks": [
-                {"role": disk.role, "total_bytes": disk.total_bytes, "free_bytes": disk.free_bytes}
+                {
+                    "role": disk.role,
+                    "total_bytes": disk.total_bytes,
+                    "free_bytes": disk.free_bytes,
+                    "path": disk.path or None,
+                    "problem": disk.problem or None,
+                }
                 for disk in found.disks
             ],
             "queues": {

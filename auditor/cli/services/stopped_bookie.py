@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -25,7 +26,9 @@ from auditor.cli.services.bookie_place import (
     EXIT_CODES,
     OptionalJournalDirOption,
     OptionalLedgerDirOption,
+    StoppedPlace,
     first_then,
+    ledger_dirs_of,
     place_of,
     print_document,
     refuse_watch,
@@ -54,7 +57,15 @@ _RUNS_MAX: Final = 100
 """Runs of entries that are listed in one call."""
 
 JournalDirOption = Annotated[Path, typer.Option(help="The bookie's journal directory.", file_okay=False, exists=True)]
-LedgerDirOption = Annotated[Path, typer.Option(help="The bookie's ledger directory.", file_okay=False, exists=True)]
+LedgerDirOption = Annotated[
+    list[str],
+    typer.Option(
+        "--ledger-dir",
+        help="The bookie's ledger directory; if it has several, repeat this, or separate them by commas.",
+        metavar="DIRECTORY",
+        show_default=False,
+    ),
+]
 LedgerArgument = Annotated[int, typer.Argument(min=0, max=LEDGER_ID_MAX, metavar="LEDGER", help="A ledger id.")]
 
 
@@ -305,7 +316,9 @@ def rebuild_index(
     from bookie.runtime.clock import SystemClock
     from bookie.server.joining.rebuilt import rebuild_index as rebuilt
 
-    found = run(rebuilt(journal_dir, ledger_dir, SystemClock(), random.SystemRandom(), may_replace=may_replace))
+    found = run(
+        rebuilt(journal_dir, ledger_dirs_of(ledger_dir), SystemClock(), random.SystemRandom(), may_replace=may_replace)
+    )
     if output is OutputFormat.JSON:
         print_json("RebuiltIndex", **_rebuilt_document(found))
         return
@@ -344,7 +357,9 @@ def salvage_journal(
     from bookie.runtime.clock import SystemClock
     from bookie.server.joining.salvaged import salvage_journal as salvaged
 
-    found = run(salvaged(journal_dir, ledger_dir, SystemClock(), random.SystemRandom(), is_lost=is_lost))
+    found = run(
+        salvaged(journal_dir, ledger_dirs_of(ledger_dir), SystemClock(), random.SystemRandom(), is_lost=is_lost)
+    )
     if output is OutputFormat.JSON:
         print_json("SalvagedJournal", **_salvaged_document(found))
         return
@@ -393,16 +408,14 @@ def _position(text: str | None) -> tuple[LedgerId, EntryId] | None:
 
 
 async def _all_ledgers(
-    place: RunningBookie | tuple[Path, Path], after: int, limit: int, *, only_limbo: bool
+    place: RunningBookie | StoppedPlace, after: int, limit: int, *, only_limbo: bool
 ) -> list[dict[str, Any]]:
     if isinstance(place, RunningBookie):
         return [row async for row in place.ledgers(after, limit, only_limbo=only_limbo)]
     return await _ledgers(*place, after, limit, only_limbo=only_limbo)
 
 
-async def _one_ledger(
-    place: RunningBookie | tuple[Path, Path], ledger_id: LedgerId
-) -> tuple[dict[str, Any], EntryRuns]:
+async def _one_ledger(place: RunningBookie | StoppedPlace, ledger_id: LedgerId) -> tuple[dict[str, Any], EntryRuns]:
     if isinstance(place, RunningBookie):
         return await place.ledger(ledger_id)
     found = await _ledger(*place, ledger_id)
@@ -437,10 +450,10 @@ def _identity(directories: list[LocalDirectory]) -> dict[str, Any]:
     }
 
 
-async def _status(journal_dir: Path, ledger_dir: Path) -> dict[str, Any]:
+async def _status(journal_dir: Path, ledger_dirs: Sequence[Path]) -> dict[str, Any]:
     from bookie.server.joining.stopped import stopped_disks, stopped_storage
 
-    async with stopped_disks(journal_dir, ledger_dir) as disks, stopped_storage(disks) as storage:
+    async with stopped_disks(journal_dir, ledger_dirs) as disks, stopped_storage(disks) as storage:
         found = await storage.status()
         total, free = await disks.ledgers.space()
         return {
@@ -457,23 +470,23 @@ async def _status(journal_dir: Path, ledger_dir: Path) -> dict[str, Any]:
 
 
 async def _ledgers(
-    journal_dir: Path, ledger_dir: Path, after: int, limit: int, *, only_limbo: bool
+    journal_dir: Path, ledger_dirs: Sequence[Path], after: int, limit: int, *, only_limbo: bool
 ) -> list[dict[str, Any]]:
     from bookie.server.joining.stopped import stopped_disks, stopped_storage
 
-    async with stopped_disks(journal_dir, ledger_dir) as disks, stopped_storage(disks) as storage:
+    async with stopped_disks(journal_dir, ledger_dirs) as disks, stopped_storage(disks) as storage:
         ids = await storage.ledger_ids(after, limit, only_limbo=only_limbo)
         return [_row(await storage.ledger(ledger_id)) for ledger_id in ids]
 
 
-async def _ledger(journal_dir: Path, ledger_dir: Path, ledger_id: LedgerId) -> LedgerStatus:
+async def _ledger(journal_dir: Path, ledger_dirs: Sequence[Path], ledger_id: LedgerId) -> LedgerStatus:
     from bookie.server.joining.stopped import stopped_disks, stopped_storage
 
-    async with stopped_disks(journal_dir, ledger_dir) as disks, stopped_storage(disks) as storage:
+    async with stopped_disks(journal_dir, ledger_dirs) as disks, stopped_storage(disks) as storage:
         return await storage.ledger(ledger_id)
 
 
-async def _read(place: RunningBookie | tuple[Path, Path], ledger_id: LedgerId, entry_id: EntryId) -> dict[str, Any]:
+async def _read(place: RunningBookie | StoppedPlace, ledger_id: LedgerId, entry_id: EntryId) -> dict[str, Any]:
     from bookie.model.packet import HEADER_SIZE, header_of
 
     if isinstance(place, RunningBookie):
@@ -493,18 +506,18 @@ async def _read(place: RunningBookie | tuple[Path, Path], ledger_id: LedgerId, e
 
 
 async def _read_stopped(
-    journal_dir: Path, ledger_dir: Path, ledger_id: LedgerId, entry_id: EntryId
+    journal_dir: Path, ledger_dirs: Sequence[Path], ledger_id: LedgerId, entry_id: EntryId
 ) -> tuple[str, bytes]:
     from bookie.server.joining.stopped import stopped_disks, stopped_storage
 
-    async with stopped_disks(journal_dir, ledger_dir) as disks, stopped_storage(disks) as storage:
+    async with stopped_disks(journal_dir, ledger_dirs) as disks, stopped_storage(disks) as storage:
         [result] = await storage.read(ledger_id, [entry_id])
     return result.status.name.lower(), result.packet
 
 
 async def _scrub(
     journal_dir: Path,
-    ledger_dir: Path,
+    ledger_dirs: Sequence[Path],
     after: tuple[LedgerId, EntryId] | None,
     bytes_max: int | None,
     bytes_per_second: int | None,
@@ -517,7 +530,7 @@ async def _scrub(
     next_after: str | None = None
     begun_s = time.monotonic()
     async with (
-        stopped_disks(journal_dir, ledger_dir) as disks,
+        stopped_disks(journal_dir, ledger_dirs) as disks,
         stopped_storage(disks) as storage,
         aclosing(storage.scrub(after)) as steps,
     ):

@@ -23,6 +23,7 @@ from bookie.server.upkeep.disk_watch import DiskWatch
 from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.operator_read_only import OperatorReadOnly, ReadOnlyWish
 from bookie.server.upkeep.scrubber import Scrubber, ScrubPhase
+from bookie.storage.disks.spread import SpreadDisk
 from bookie.storage.inspection import LedgerEnds, LedgerStatus
 from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
@@ -105,20 +106,30 @@ class Node:
                 requests=load.requests,
                 unsent_bytes=self.unsent_bytes(),
             ),
-            disks=[await self._space(role, disk) for role, disk in self.disks.items()],
+            disks=[space for role, disk in self.disks.items() for space in await self._spaces(role, disk)],
             read_only=self._read_only(),
             scrub=self._scrub(),
             collection=self._collection(),
             uptime_ms=int((self.clock.monotonic_s() - self.begun_s) * 1000),
         )
 
-    async def _space(self, role: str, disk: Disk) -> pb.DiskSpace:
+    async def _spaces(self, role: str, disk: Disk) -> list[pb.DiskSpace]:
+        if not isinstance(disk, SpreadDisk):
+            return [await self._space(role, disk)]
+        return [
+            pb.DiskSpace(role=role, path=each.path, problem=each.problem)
+            if each.disk is None or each.problem
+            else await self._space(role, each.disk, each.path)
+            for each in disk.directories
+        ]
+
+    async def _space(self, role: str, disk: Disk, path: str = "") -> pb.DiskSpace:
         try:
             async with asyncio.timeout(_LOOK_S):
                 total, free = await disk.space()
         except TimeoutError as error:
             raise NotNowError(f"the disk of the {role} directory does not answer") from error
-        return pb.DiskSpace(role=role, total_bytes=total, free_bytes=free)
+        return pb.DiskSpace(role=role, total_bytes=total, free_bytes=free, path=path)
 
     async def inventory(self, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
         """Yield the ledgers that the request selects; see the ``.proto`` file.

@@ -25,8 +25,8 @@ from __future__ import annotations
 import logging
 import random
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bookie.metadata.bookies.cookies import (
@@ -63,11 +63,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A directory of this bookie, and the disk to reach its ``current`` with."""
+    """A directory of this bookie, and the disk to reach its ``current`` with.
+
+    Only a ledger directory other than the first may have no disk; ``problem`` says why.
+    """
 
     role: Role
     path: Path
-    disk: Disk
+    disk: Disk | None
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class Admission:
     incarnation: str
     is_stamped: bool = True
     """False: first put in limbo what earlier disks may have held (``limbo``), then call ``stamp``."""
+    out_of_use: Mapping[str, str] = field(default_factory=dict)
+    """The ledger directories to start without, by their paths, and why."""
 
 
 async def admit(
@@ -116,7 +122,7 @@ async def admit(
         DiskError: a directory cannot be read or written.
     """
     with_both_protocols = frozenset() if speaks_apache else await refuse_foreign(store, cluster)
-    directories = [await look(place.role, str(place.path.resolve()), place.disk) for place in places]
+    directories = [await _look(place) for place in places]
     bookie = bookie_id(wanted_id or _id_in(directories) or default_id)
     expected = _cookie(places, bookie, cluster)
     history = [incarnation.uuid for incarnation in await Incarnations(store, cluster.root).read(bookie)]
@@ -127,18 +133,52 @@ async def admit(
         is_known = isinstance(decision, KnownBookie) or was_rebuilt
         _check_language(bookie, with_both_protocols - {bookie}, is_known=is_known)
     if isinstance(decision, KnownBookie):
-        return Admission(bookie, decision.incarnation)
+        if decision.is_rewritten:
+            await _rewrite(store, cluster, places, expected, decision)
+        return Admission(bookie, decision.incarnation, out_of_use=dict(decision.out_of_use))
     incarnation = decision.incarnation or str(uuid.UUID(int=rng.getrandbits(128), version=4))
     has_predecessors = isinstance(decision, NewIncarnation) or any(other != incarnation for other in history)
     if has_predecessors:
-        for place in places:
-            await place.disk.replace(LIMBO_FILE, incarnation.encode())
-    for place in places:
-        await place.disk.replace(INCARNATION_FILE, incarnation.encode())
+        for disk in _disks(places):
+            await disk.replace(LIMBO_FILE, incarnation.encode())
+    for disk in _disks(places):
+        await disk.replace(INCARNATION_FILE, incarnation.encode())
     await Incarnations(store, cluster.root).record(bookie, incarnation, clock.epoch_ms())
     _log.info("new disks", extra={"bookie_id": bookie, "incarnation": incarnation, "is_known": has_predecessors})
     admitted = Admission(bookie, incarnation, is_stamped=False)
     return admitted if has_predecessors else await stamp(store, cluster, places, admitted)
+
+
+async def _look(place: Place) -> LocalDirectory:
+    path = str(place.path.resolve())
+    if place.disk is None:
+        return LocalDirectory(place.role, path, problem=place.problem)
+    return await look(place.role, path, place.disk)
+
+
+def _disks(places: Sequence[Place]) -> list[Disk]:
+    return [place.disk for place in places if place.disk is not None]
+
+
+async def _rewrite(
+    store: MetadataStore, cluster: Cluster, places: Sequence[Place], cookie: Cookie, known: KnownBookie
+) -> None:
+    """Write down that the list of ledger directories grew. Every step may find itself done already."""
+    out_of_use = dict(known.out_of_use)
+    in_use = [place for place in places if str(place.path.resolve()) not in out_of_use]
+    for disk in _disks([place for place in in_use if str(place.path.resolve()) in known.added]):
+        await disk.replace(INCARNATION_FILE, known.incarnation.encode())
+    stored = await CookieStore(store, cluster).read(cookie.bookie_id)
+    if stored is None or stored.cookie != cookie:
+        try:
+            await CookieStore(store, cluster).replace(cookie, 0 if stored is None else stored.version)
+        except CookieConflictError as error:
+            raise IdentityError(
+                Refusal.OTHER_DIRECTORIES, f"the cookie of {cookie.bookie_id} was changed during the start: start again"
+            ) from error
+    for disk in _disks(in_use):
+        await disk.replace(VERSION_FILE, encode_cookie(cookie))
+    _log.warning("ledger directories added", extra={"bookie_id": cookie.bookie_id, "added": ", ".join(known.added)})
 
 
 def _check_language(bookie: BookieId, with_both_protocols: frozenset[BookieId], *, is_known: bool) -> None:
@@ -209,10 +249,10 @@ async def stamp(store: MetadataStore, cluster: Cluster, places: Sequence[Place],
             Refusal.EMPTY_DISKS,
             f"another bookie has just joined as {cookie.bookie_id}: give this one another bookie id",
         ) from error
-    for place in places:
-        await place.disk.replace(VERSION_FILE, encode_cookie(cookie))
-    for place in places:
-        await place.disk.unlink(LIMBO_FILE)
-        await place.disk.unlink(REBUILT_FILE)
-        await place.disk.sync_directory("")
+    for disk in _disks(places):
+        await disk.replace(VERSION_FILE, encode_cookie(cookie))
+    for disk in _disks(places):
+        await disk.unlink(LIMBO_FILE)
+        await disk.unlink(REBUILT_FILE)
+        await disk.sync_directory("")
     return Admission(admitted.bookie_id, admitted.incarnation)

@@ -48,6 +48,8 @@ class LocalDirectory:
     """Incarnation in ``limbo-pending``."""
     rebuilt_from: str | None = None
     """Incarnation in ``rebuilt-from``; it only counts together with ``pending``."""
+    problem: str = ""
+    """Why it could not be opened; nothing is known about its files then."""
 
 
 async def look(role: Role, path: str, disk: Disk) -> LocalDirectory:

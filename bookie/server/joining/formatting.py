@@ -35,6 +35,17 @@ class FormatRefusedError(PermanentError):
     """These directories must not be erased, or not yet. Nothing was changed."""
 
 
+def require_all(directories: Sequence[LocalDirectory]) -> None:
+    """Refuse to erase a part of a bookie.
+
+    Raises:
+        FormatRefusedError: a directory cannot be opened.
+    """
+    for directory in directories:
+        if directory.problem:
+            raise FormatRefusedError(f"the {directory.role.value} directory cannot be opened: {directory.problem}")
+
+
 def owner(directories: Sequence[LocalDirectory]) -> Cookie | None:
     """The cookie that the directories have; None if they have neither a cookie nor data.
 

@@ -17,13 +17,18 @@ begins again with the limbo, and nothing is served.
 Disks whose index was rebuilt (``rebuilt``), or whose journal was salvaged (``salvaged``), have data and become a new
 incarnation as well. ``rebuilt-from`` proves that they were the last ones under the bookie id: it has the incarnation
 that the history has last.
+
+Ledger directories other than the first hold entry logs alone. One that cannot be opened, or is empty, is out of use:
+the bookie starts without it, and never counts what it held as absent (R114). Empty directories may be added at the end
+of the list. They are written down in this order: the incarnation into each of them, then the cookie into ZooKeeper,
+then ``VERSION`` into each directory. An interrupted start leaves a ``VERSION`` with a shorter list, which is accepted.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bookie.metadata.bookies.cookies import Cookie, InvalidCookieError, decode_cookie
 from bookie.model.errors import PermanentError
@@ -43,6 +48,8 @@ class Refusal(enum.Enum):
     EMPTY_JOURNAL = "the journal disk is empty"
     EMPTY_LEDGERS = "the ledger disk is empty"
     OTHER_DIRECTORIES = "the directories moved"
+    NOT_EMPTY = "a directory to add is not empty"
+    UNUSABLE = "a directory of a new bookie or a new incarnation cannot be opened"
     OTHER_INCARNATION = "the disks of another incarnation"
 
 
@@ -78,9 +85,19 @@ class NewBookie:
 
 @dataclass(frozen=True, slots=True)
 class KnownBookie:
-    """Start on these disks."""
+    """Start on these disks.
+
+    Attributes:
+        incarnation: of the disks.
+        out_of_use: the paths of ledger directories to start without, and why.
+        added: the paths of empty directories to add.
+        is_rewritten: the cookie must be written again, because the list of directories grew.
+    """
 
     incarnation: str
+    out_of_use: tuple[tuple[str, str], ...] = ()
+    added: tuple[str, ...] = ()
+    is_rewritten: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +123,19 @@ def decide(evidence: Evidence) -> Decision:
         if directory.version is not None:
             _check_cookie(_decoded(directory), directory, evidence.expected)
     if any(directory.pending is not None for directory in evidence.directories):
-        return _decide_pending(evidence)
-    if evidence.stored is None:
-        return _decide_without_cookie(evidence)
-    return _decide_with_cookie(evidence, evidence.stored)
+        decision = _decide_pending(evidence)
+    elif evidence.stored is None:
+        decision = _decide_without_cookie(evidence)
+    else:
+        decision = _decide_with_cookie(evidence, evidence.stored)
+    unusable = next((directory for directory in evidence.directories if directory.problem), None)
+    if unusable is not None and not isinstance(decision, KnownBookie):
+        raise IdentityError(
+            Refusal.UNUSABLE,
+            f"the {unusable.role.value} directory {unusable.path} cannot be used ({unusable.problem}): a new "
+            "bookie, and new disks, need all of their directories",
+        )
+    return decision
 
 
 def _decoded(directory: LocalDirectory) -> Cookie:
@@ -210,17 +236,65 @@ def _decide_with_cookie(evidence: Evidence, stored: Cookie) -> Decision:
         return NewBookie(current)
     if len(empty) == len(directories) and not has_data and evidence.may_be_new_incarnation:
         return NewIncarnation(None)
+    added = _added(evidence, stored)
+    out_of_use = _out_of_use(evidence, stored, added)
+    left_out = {*added, *(path for path, _ in out_of_use)}
+    in_use = [directory for directory in directories if directory.path not in left_out]
+    empty = [directory for directory in in_use if directory.version is None]
     if empty:
-        raise _lost_disk(expected.bookie_id, empty, len(empty) == len(directories))
-    if stored != expected or any(_decoded(directory) != stored for directory in directories):
+        raise _lost_disk(expected.bookie_id, empty, len(empty) == len(in_use))
+    cookies = [_decoded(directory) for directory in in_use]
+    if not _may_become(stored, expected) or not all(_may_become(cookie, stored) for cookie in cookies):
         raise IdentityError(
             Refusal.OTHER_DIRECTORIES,
             f"bookie {expected.bookie_id} was made with {_places(stored)} and is started with {_places(expected)}: "
-            "start it with the directories it was made with",
+            "start it with the directories it was made with. Empty ledger directories can be added at the end",
         )
-    if not is_current:
+    if any(directory.incarnation != current for directory in in_use):
         raise _other_incarnation(evidence, current)
-    return KnownBookie(current)
+    is_rewritten = bool(added) or any(cookie != expected for cookie in (stored, *cookies))
+    return KnownBookie(current, out_of_use, added, is_rewritten)
+
+
+def _may_become(earlier: Cookie, later: Cookie) -> bool:
+    """Whether the later cookie is the same, but for ledger directories that were added at the end."""
+    kept = later.ledger_dirs[: len(earlier.ledger_dirs)]
+    return kept == earlier.ledger_dirs and replace(earlier, ledger_dirs=later.ledger_dirs) == later
+
+
+def _others(directories: Sequence[LocalDirectory]) -> Sequence[LocalDirectory]:
+    """The ledger directories other than the first."""
+    return [directory for directory in directories if directory.role is Role.LEDGERS][1:]
+
+
+def _added(evidence: Evidence, stored: Cookie) -> tuple[str, ...]:
+    """The directories that this start adds, or that an interrupted one has begun to add."""
+    current, added = evidence.history[-1], []
+    for directory in _others(evidence.directories):
+        is_empty = directory.version is None and not directory.has_data and not directory.problem
+        if directory.path in stored.ledger_dirs:
+            if is_empty and directory.incarnation == current:
+                added.append(directory.path)
+        elif not _may_become(stored, evidence.expected):
+            continue  # refused, with both lists
+        elif not is_empty or directory.incarnation not in (None, current):
+            raise IdentityError(
+                Refusal.NOT_EMPTY,
+                f"the ledger directory {directory.path} is to be added to bookie {stored.bookie_id}, and "
+                f"{directory.problem or 'is not empty'}: give an empty directory",
+            )
+        else:
+            added.append(directory.path)
+    return tuple(added)
+
+
+def _out_of_use(evidence: Evidence, stored: Cookie, added: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """The known directories without the files of this bookie."""
+    return tuple(
+        (directory.path, directory.problem or "it has no file VERSION: is its disk mounted?")
+        for directory in _others(evidence.directories)
+        if directory.path in stored.ledger_dirs and directory.path not in added and directory.version is None
+    )
 
 
 def _other_incarnation(evidence: Evidence, current: str) -> IdentityError:

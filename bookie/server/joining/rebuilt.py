@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,13 +37,13 @@ _SET_ASIDE: Final = "index.lost"
 
 
 async def rebuild_index(
-    journal_dir: Path, ledger_dir: Path, clock: Clock, rng: random.Random, *, may_replace: bool = False
+    journal_dir: Path, ledger_dirs: Sequence[Path], clock: Clock, rng: random.Random, *, may_replace: bool = False
 ) -> RebuiltIndex:
     """Make the index of a stopped bookie again. The index that was there is kept as ``index.lost-…``.
 
     Args:
         journal_dir: the bookie's journal directory.
-        ledger_dir: the bookie's ledger directory.
+        ledger_dirs: the bookie's ledger directories.
         clock: time.
         rng: makes the UUID of the new incarnation.
         may_replace: whether an index that can be used is replaced as well.
@@ -52,7 +53,7 @@ async def rebuild_index(
         DirectoryInUseError: the bookie runs.
         DiskError: a disk failed, or has no space for a second index.
     """
-    async with stopped_disks(journal_dir, ledger_dir) as disks:
+    async with stopped_disks(journal_dir, ledger_dirs) as disks:
         journal, ledgers, current = disks.journal, disks.ledgers, disks.current
         before, resumed = predecessor(disks.directories)
         if not may_replace and await _is_usable(current / INDEX_DIRECTORY):
@@ -67,7 +68,7 @@ async def rebuild_index(
             result = await rebuild(journal, ledgers, index)
         finally:
             await index.close()
-        await succeed((journal, ledgers), before, resumed, rng)
+        await succeed((journal, *disks.ledger_disks), before, resumed, rng)
         await asyncio.to_thread(_swap, current, clock.epoch_ms())
         await ledgers.sync_directory("")
     return result

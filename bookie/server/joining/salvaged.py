@@ -42,13 +42,13 @@ _SET_ASIDE: Final = f"{DIRECTORY}.damaged"
 
 
 async def salvage_journal(
-    journal_dir: Path, ledger_dir: Path, clock: Clock, rng: random.Random, *, is_lost: bool = False
+    journal_dir: Path, ledger_dirs: Sequence[Path], clock: Clock, rng: random.Random, *, is_lost: bool = False
 ) -> SalvagedJournal:
     """Salvage the damaged journal of a stopped bookie. The files that were there are kept as ``journal.damaged-…``.
 
     Args:
         journal_dir: the bookie's journal directory.
-        ledger_dir: the bookie's ledger directory.
+        ledger_dirs: the bookie's ledger directories.
         clock: time.
         rng: makes the UUID of the new incarnation.
         is_lost: whether the journal directory may be a new, empty one, because the disk of the earlier one is lost.
@@ -61,17 +61,17 @@ async def salvage_journal(
         UnsupportedFormatError: a file was written by a newer version.
         DiskError: a disk failed, or has no space for the entries of the journal. It is safe to try again.
     """
-    if is_lost and await asyncio.to_thread((ledger_dir / CURRENT).is_dir):
+    if is_lost and await asyncio.to_thread((ledger_dirs[0] / CURRENT).is_dir):
         await asyncio.to_thread((journal_dir / CURRENT).mkdir, exist_ok=True)
-    async with stopped_disks(journal_dir, ledger_dir) as disks:
+    async with stopped_disks(journal_dir, ledger_dirs) as disks:
         return await _salvage(disks, journal_dir / CURRENT, clock, rng, is_lost=is_lost)
 
 
 async def salvage_at_start(
     journal: FileDisk,
-    ledgers: FileDisk,
+    ledgers: Sequence[FileDisk | DiskError],
     journal_dir: Path,
-    ledger_dir: Path,
+    ledger_dirs: Sequence[Path],
     damage: DamagedJournalError,
     rng: random.Random,
     clock: Clock,
@@ -80,9 +80,9 @@ async def salvage_at_start(
 
     Args:
         journal: the disk of the journal.
-        ledgers: the disk of the entry logs.
+        ledgers: the disk of each ledger directory, or why it cannot be opened; the salvage is refused then.
         journal_dir: the bookie's journal directory.
-        ledger_dir: the bookie's ledger directory.
+        ledger_dirs: the bookie's ledger directories.
         damage: why the storage does not open.
         rng: makes the UUID of the new incarnation.
         clock: time.
@@ -98,7 +98,7 @@ async def salvage_at_start(
             f"be failing. Look at it, delete these files, and start again. {damage}"
         ) from damage
     _log.error("journal damaged: what can be read is kept, the rest is unknown", extra={"problem": str(damage)})
-    disks = await opened_disks(journal, ledgers, journal_dir, ledger_dir)
+    disks = await opened_disks(journal, ledgers, journal_dir, ledger_dirs)
     found = await _salvage(disks, path, clock, rng, is_lost=False)
     for finding in found.findings.findings:
         _log.error(
@@ -121,7 +121,7 @@ async def _salvage(
         if await damage_of(disks.journal, index) is None:
             raise MendingRefusedError(f"the journal in {journal_path} can be used: start the bookie")
         found = await salvage(disks.journal, disks.ledgers, index, StorageSettings())
-        await succeed((disks.journal, disks.ledgers), before, resumed, rng)
+        await succeed((disks.journal, *disks.ledger_disks), before, resumed, rng)
         await asyncio.to_thread(_set_aside, journal_path, clock.epoch_ms())
         await disks.journal.sync_directory("")
         await begin_journal(disks.journal, index, max(found.epoch + 1, clock.epoch_ms()))
@@ -131,12 +131,12 @@ async def _salvage(
 
 
 def _identified(directories: Sequence[LocalDirectory], *, is_lost: bool) -> Sequence[LocalDirectory]:
-    """The directories, with the identity of the ledger directory for an empty journal directory.
+    """The directories, with the identity of the first ledger directory for an empty journal directory.
 
     Raises:
         MendingRefusedError: the journal directory is empty, and this was not confirmed.
     """
-    journal, ledgers = directories
+    journal, *ledgers = directories
     if journal.version is not None or (journal.has_data and journal.rebuilt_from is None):
         return directories
     if not is_lost:
@@ -144,7 +144,8 @@ def _identified(directories: Sequence[LocalDirectory], *, is_lost: bool) -> Sequ
             f"the journal directory {journal.path} is empty: mount the right disk. If the journal is lost permanently, "
             "--lost gives up what it held alone"
         )
-    return [replace(journal, version=ledgers.version, incarnation=journal.incarnation or ledgers.incarnation), ledgers]
+    first = ledgers[0]
+    return [replace(journal, version=first.version, incarnation=journal.incarnation or first.incarnation), *ledgers]
 
 
 def _set_aside(current: Path, now_ms: int) -> None:

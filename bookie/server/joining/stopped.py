@@ -12,8 +12,10 @@ from bookie.model.errors import PermanentError
 from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, LocalDirectory, Role, look
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
 from bookie.storage.errors import LostIndexError
 from bookie.storage.inspection import StoppedStorage, inspect
+from bookie.storage.port import Disk, DiskError
 from bookie.storage.settings import StorageSettings
 
 
@@ -26,43 +28,73 @@ class StoppedDisks:
     """The locked directories of a stopped bookie, and their identity files."""
 
     journal: FileDisk
-    ledgers: FileDisk
+    ledgers: Disk
+    """All ledger directories."""
+    ledger_disks: Sequence[FileDisk]
+    """Each ledger directory that can be opened."""
     current: Path
-    """``current`` of the ledger directory."""
+    """``current`` of the first ledger directory."""
     directories: Sequence[LocalDirectory]
 
 
 @asynccontextmanager
-async def stopped_disks(journal_dir: Path, ledger_dir: Path) -> AsyncIterator[StoppedDisks]:
-    """Lock the directories of a stopped bookie.
+async def stopped_disks(journal_dir: Path, ledger_dirs: Sequence[Path]) -> AsyncIterator[StoppedDisks]:
+    """Lock the directories of a stopped bookie. A ledger directory other than the first may be lost.
 
     Raises:
-        NoBookieError: one of them is not that of a bookie; nothing was created.
+        NoBookieError: one of the others is not that of a bookie; nothing was created.
         DirectoryInUseError: the bookie runs.
-        DiskError: a directory cannot be read.
+        DiskError: one of the others cannot be read.
     """
-    for directory in (journal_dir, ledger_dir):
+    for directory in (journal_dir, ledger_dirs[0]):
         if not (directory / CURRENT).is_dir():
             raise NoBookieError(f"{directory} has no directory {CURRENT}: it is not that of a bookie")
     async with AsyncExitStack() as stack:
         journal = await FileDisk.acquire(journal_dir / CURRENT)
         stack.push_async_callback(journal.close)
-        ledgers = await FileDisk.acquire(ledger_dir / CURRENT)
-        stack.push_async_callback(ledgers.close)
-        yield await opened_disks(journal, ledgers, journal_dir, ledger_dir)
+        ledgers: list[FileDisk | DiskError] = []
+        for directory in ledger_dirs:
+            disk = await _acquired(directory, is_needed=directory == ledger_dirs[0])
+            if isinstance(disk, FileDisk):
+                stack.push_async_callback(disk.close)
+            ledgers.append(disk)
+        yield await opened_disks(journal, ledgers, journal_dir, ledger_dirs)
 
 
-async def opened_disks(journal: FileDisk, ledgers: FileDisk, journal_dir: Path, ledger_dir: Path) -> StoppedDisks:
+async def _acquired(directory: Path, *, is_needed: bool) -> FileDisk | DiskError:
+    try:
+        if not is_needed and not (directory / CURRENT).is_dir():
+            return DiskError(f"{directory} has no directory {CURRENT}: is its disk mounted?")
+        return await FileDisk.acquire(directory / CURRENT)
+    except (DiskError, OSError) as error:
+        if is_needed:
+            raise
+        return DiskError(str(error))
+
+
+async def opened_disks(
+    journal: FileDisk, ledgers: Sequence[FileDisk | DiskError], journal_dir: Path, ledger_dirs: Sequence[Path]
+) -> StoppedDisks:
     """Look at directories that this process has locked, and in which no storage is open.
 
     Raises:
         DiskError: a directory cannot be read.
     """
-    directories = [
-        await look(Role.JOURNAL, str(journal_dir), journal),
-        await look(Role.LEDGERS, str(ledger_dir), ledgers),
-    ]
-    return StoppedDisks(journal, ledgers, ledger_dir / CURRENT, directories)
+    directories = [await look(Role.JOURNAL, str(journal_dir), journal)]
+    parts = []
+    for path, disk in zip(ledger_dirs, ledgers, strict=True):
+        if isinstance(disk, DiskError):
+            directories.append(LocalDirectory(Role.LEDGERS, str(path), problem=str(disk)))
+            parts.append(SpreadDirectory(str(path), None, str(disk)))
+            continue
+        found = await look(Role.LEDGERS, str(path), disk)
+        directories.append(found)
+        is_lost = bool(parts) and found.version is None
+        problem = "it has no file VERSION: is its disk mounted?" if is_lost else ""
+        parts.append(SpreadDirectory(str(path), None if is_lost else disk, problem))
+    opened = [disk for disk in ledgers if isinstance(disk, FileDisk)]
+    whole = opened[0] if len(parts) == 1 else await SpreadDisk.over(parts, None)
+    return StoppedDisks(journal, whole, opened, ledger_dirs[0] / CURRENT, directories)
 
 
 @asynccontextmanager

@@ -60,12 +60,12 @@ def should_be_read_only(was_read_only: bool, free_bytes: int, read_only_below_by
 
 
 async def free_bytes(disks: Sequence[Disk]) -> int:
-    """Free space of the fullest disk.
+    """Free space of the fullest disk. Of several ledger directories the one with the most free space counts.
 
     Raises:
         DiskError: the device does not answer.
     """
-    return min([(await disk.space())[1] for disk in disks])
+    return min([await disk.room() for disk in disks])
 
 
 class DiskWatch:

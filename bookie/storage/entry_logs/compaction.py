@@ -51,7 +51,15 @@ from bookie.storage.entry_logs.entry_log import (
     log_path,
 )
 from bookie.storage.entry_logs.log_ends import end_of, ends_at
-from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError, EntryIndex
+from bookie.storage.port import (
+    DirectoryFailedError,
+    DirectoryFullError,
+    Disk,
+    DiskError,
+    DiskFile,
+    DiskFullError,
+    EntryIndex,
+)
 from bookie.storage.settings import StorageSettings
 
 _log = logging.getLogger(__name__)
@@ -123,7 +131,14 @@ class Compactor:
                 self._damaged.add(log_id)
                 done.kept_damaged += 1
                 continue
-            await self._remove(log_id)
+            except (
+                DirectoryFailedError,
+                DirectoryFullError,
+            ) as error:  # the old log stays; another run copies the rest
+                _log.error("entry log not compacted", extra={"log_id": log_id, "error": str(error)})
+                continue
+            if not await self._remove(log_id):
+                continue
             done.removed_logs += 1
             done.freed_bytes += size
         return done
@@ -134,6 +149,8 @@ class Compactor:
         while page := await self.index.range(first, end, _PAGE_KEYS):
             for key, value in page:
                 log_id = log_id_of_dead(key)
+                if self.logs.is_out_of_use(log_id):
+                    continue
                 if (size := await self._size(log_id)) is None:  # removed just before a crash, or when a disk was full
                     await self.disk.sync_directory(DIRECTORY)
                     await self.index.write((), [key, end_key(log_id)])
@@ -245,11 +262,17 @@ class Compactor:
             puts = await increased(self.index, {target_id: -_UNFINISHED})
             await self.index.write(puts, [end_key(target_id)])
 
-    async def _remove(self, log_id: int) -> None:
-        await self.disk.unlink(log_path(log_id))
+    async def _remove(self, log_id: int) -> bool:
+        """Remove a log to which the index does not refer; False if its directory failed, and it stays."""
+        try:
+            await self.disk.unlink(log_path(log_id))
+        except DirectoryFailedError as error:
+            _log.error("entry log not removed", extra={"log_id": log_id, "error": str(error)})
+            return False
         await self.logs.forget(log_id)
         await self.disk.sync_directory(DIRECTORY)
         await self.index.write((), [dead_key(log_id), end_key(log_id)])
+        return True
 
 
 async def _read(file: DiskFile, offset: int, size: int) -> bytes:

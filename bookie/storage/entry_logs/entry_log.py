@@ -83,7 +83,7 @@ class _OpenLog:
 
 
 class EntryLogs:
-    """The entry logs of one disk. ``next_id`` is the id of the next file."""
+    """The entry logs of one bookie. ``next_id`` is the id of the next file."""
 
     def __init__(self, disk: Disk, next_id: int, open_max: int) -> None:
         self.next_id = next_id
@@ -124,6 +124,15 @@ class EntryLogs:
         """
         await self._disk.sync_directory(DIRECTORY)
         return await log_ids(self._disk)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """True if logs may be in a directory that is out of use."""
+        return self._disk.out_of_use_count > 0
+
+    def is_out_of_use(self, log_id: int) -> bool:
+        """Return whether a log is, or may be, in a directory that is out of use (R114)."""
+        return self._disk.is_out_of_use(log_path(log_id))
 
     async def discard(self, log: EntryLogWriter) -> None:
         """Close a file that the index does not refer to, and remove it on a best-effort basis."""

@@ -19,8 +19,8 @@ or if the index refers to an entry after it. A log whose header is damaged is ke
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,7 +44,7 @@ from bookie.storage.entry_logs.entry_log import (
 )
 from bookie.storage.entry_logs.entry_log import log_ids as entry_log_ids
 from bookie.storage.entry_logs.log_ends import end_of, ends_at, uncounted
-from bookie.storage.port import Disk, DiskFile, EntryIndex
+from bookie.storage.port import DirectoryFailedError, Disk, DiskFile, EntryIndex
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,13 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
     removed: list[int] = []
     leftovers = sorted({*log_ids, *await uncounted(index)})
     present = frozenset(await entry_log_ids(disk)) if leftovers else frozenset()
+
+    def is_gone(log_id: int) -> bool:
+        return log_id not in present and not disk.is_out_of_use(log_path(log_id))
+
     for log_id in leftovers:
+        if disk.is_out_of_use(log_path(log_id)):
+            continue  # a later start, with its directory, finds its records as they are
         end = await end_of(index, log_id)
         try:
             file = await disk.open(log_path(log_id))
@@ -74,12 +80,13 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
             removed.append(log_id)  # before it was created, or after it was removed
             continue
         try:
-            found = await _contents(file, log_id, index, None if end is None else end.offset, present)
+            found = await _contents(file, log_id, index, None if end is None else end.offset, is_gone)
         finally:
             await file.close()
         if found.is_readable and not found.live_end:
-            await disk.unlink(log_path(log_id))
-            removed.append(log_id)
+            with suppress(DirectoryFailedError):
+                await disk.unlink(log_path(log_id))
+                removed.append(log_id)
             continue
         _log.warning("entry log of an unfinished flush kept", extra={"log_id": log_id})
         puts = [(dead_key(log_id), pack_dead(found.dead_bytes))] if found.is_readable else []
@@ -108,7 +115,7 @@ class _Contents:
 
 
 async def _contents(
-    file: DiskFile, log_id: int, index: EntryIndex, recorded_end: int | None, present: AbstractSet[int]
+    file: DiskFile, log_id: int, index: EntryIndex, recorded_end: int | None, is_gone: Callable[[int], bool]
 ) -> _Contents:
     """Read all that can be read of a log. What cannot be read after its recorded end is dead."""
     found = _Contents()
@@ -127,7 +134,7 @@ async def _contents(
         records = decode_records(window)
         if not records:
             break
-        await _count(found, records, log_id, offset, index, present)
+        await _count(found, records, log_id, offset, index, is_gone)
         last = records[-1][0]
         offset += last.offset + last.size
     if found.live_end > end:
@@ -143,14 +150,14 @@ async def _count(
     log_id: int,
     offset: int,
     index: EntryIndex,
-    present: AbstractSet[int],
+    is_gone: Callable[[int], bool],
 ) -> None:
     keys = [pack_entry_key(*packet_ids(body)) for _, body in records]
     puts = []
     for key, (location, _), value in zip(keys, records, await index.get_many(keys), strict=True):
         here = Location(log_id, offset + location.offset, location.size, location.crc)
         named = None if value is None else unpack_location(value)
-        if named is not None and named.log_id not in present:
+        if named is not None and is_gone(named.log_id):
             puts.append((key, pack_location(here.log_id, here.offset, here.size, here.crc)))
             named = here
         if named is not None and (named.log_id, named.offset) == (log_id, here.offset):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,12 +23,12 @@ from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
 from bookie.storage.disks.memory import MemoryDisk, Operation
 from bookie.storage.entry_logs.entry_log import EntryLogWriter
 from bookie.storage.journal.journal import Journal
-from bookie.storage.port import DiskFullError
+from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.storage.write_cache import WriteCache
 from bookie.wire.port import AddBatch, Status
-from tests.worlds.machine import SMALL, Machine, PowerSwitch, entry, key_of
+from tests.worlds.machine import SMALL, WRITES, Machine, PowerSwitch, entry, key_of
 
 LEDGERS = [LedgerId(number) for number in (3, 7, 11)]
 ENTRIES = range(40)
@@ -142,10 +142,11 @@ def settings_of(seed: int) -> StorageSettings:
 
 
 async def moments(
-    seed: int, take: Callable[[Machine, int], Machine], settings: StorageSettings = SMALL
+    seed: int, take: Callable[[Machine, int], Machine], settings: StorageSettings = SMALL, directories: int = 1
 ) -> list[tuple[Machine, Known]]:
     """What ``take`` makes of the machine before each operation and after the last one, with what is known by then."""
-    machine, known, found = Machine(settings=settings), Known(), list[tuple[Machine, Known]]()
+    more = [MemoryDisk() for _ in range(directories - 1)]
+    machine, known, found = Machine(settings=settings, more=more), Known(), list[tuple[Machine, Known]]()
 
     def note() -> None:
         found.append((take(machine, seed * 1000 + len(found)), known.copy()))
@@ -161,6 +162,43 @@ async def test_power_loss_at_every_operation_loses_nothing_acknowledged(seed: in
     assert len(lost) > 100
     for machine, known in lost:
         await check(machine, known)
+
+
+@pytest.mark.parametrize("seed", [6, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(7, 12))])
+async def test_power_loss_with_several_ledger_directories_loses_nothing_acknowledged(seed: int) -> None:
+    lost = await moments(seed, Machine.after_power_loss, settings_of(seed), directories=3)
+    for machine, known in lost[seed % 3 :: 3]:
+        await check(machine, known)
+
+
+WRITTEN = WRITES | {Operation.UNLINK, Operation.SYNC_DIRECTORY}
+
+
+@pytest.mark.parametrize("step", [31, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_ledger_directory_that_fails_at_any_write_loses_nothing_acknowledged(seed: int, step: int) -> None:
+    for first in itertools.count(seed, step):
+        machine, known = Machine(settings=settings_of(seed), more=[MemoryDisk(), MemoryDisk()]), Known()
+        switch = PowerSwitch(None)
+        running = asyncio.create_task(machine.run(history(machine, known, seed), switch))
+        await asyncio.sleep(0)  # the run puts the switch before each disk
+        machine.more[0].before = failing(switch, first)
+        assert await running
+        await check(machine.after_kill(), known)
+        await check(machine.after_power_loss(seed * 1000 + first), known)
+        if switch.count < first:
+            return
+
+
+def failing(switch: PowerSwitch, first: int) -> Callable[[Operation, str], Awaitable[None]]:
+    """A disk that takes no writes any more from an operation on."""
+
+    async def before(operation: Operation, path: str) -> None:
+        await switch(operation, path)
+        if switch.count >= first and operation in WRITTEN:
+            raise DiskError("input/output error")
+
+    return before
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -231,6 +231,7 @@ class Machine:
     cluster: Cluster
     dies_at: int | None = None
     changes: count[int] = field(default_factory=count)
+    ledgers: tuple[str, ...] = ("ledgers",)
 
     def change(self) -> None:
         if next(self.changes) == self.dies_at:
@@ -239,7 +240,7 @@ class Machine:
     async def start(self, wanted_id: str = "bookie-1", default_id: str = "default") -> Admission:
         places = []
         disks = []
-        for role, name in ((Role.JOURNAL, "journal"), (Role.LEDGERS, "ledgers")):
+        for role, name in ((Role.JOURNAL, "journal"), *((Role.LEDGERS, name) for name in self.ledgers)):
             disk = await MortalDisk.acquire(self.root / name / "current")
             assert isinstance(disk, MortalDisk)
             disk.change = self.change
@@ -363,3 +364,113 @@ async def test_what_counts_as_data(tmp_path: Path) -> None:
         assert (await look(Role.JOURNAL, "/j", disk)).has_data
     finally:
         await disk.close()
+
+
+TWO = replace(OURS, ledger_dirs=("/ledgers", "/more"))
+EMPTY_MORE = LocalDirectory(Role.LEDGERS, "/more")
+BOTH = [stamped(EMPTY_JOURNAL, TWO), stamped(EMPTY_LEDGERS, TWO)]
+MORE = stamped(EMPTY_MORE, TWO)
+UNMOUNTED = "it has no file VERSION: is its disk mounted?"
+
+
+@pytest.mark.parametrize(
+    ("stored", "directories", "decision"),
+    [
+        (TWO, [*BOTH, MORE], KnownBookie(NEW)),
+        (TWO, [*BOTH, EMPTY_MORE], KnownBookie(NEW, (("/more", UNMOUNTED),))),
+        (TWO, [*BOTH, replace(EMPTY_MORE, has_data=True)], KnownBookie(NEW, (("/more", UNMOUNTED),))),
+        (TWO, [*BOTH, replace(EMPTY_MORE, problem="bad")], KnownBookie(NEW, (("/more", "bad"),))),
+        (OURS, [JOURNAL, LEDGERS, EMPTY_MORE], KnownBookie(NEW, (), ("/more",), True)),
+        (OURS, [JOURNAL, LEDGERS, begun(EMPTY_MORE)], KnownBookie(NEW, (), ("/more",), True)),
+        (TWO, [JOURNAL, LEDGERS, begun(EMPTY_MORE)], KnownBookie(NEW, (), ("/more",), True)),
+        (TWO, [BOTH[0], LEDGERS, begun(EMPTY_MORE)], KnownBookie(NEW, (), ("/more",), True)),
+        (TWO, [*BOTH, replace(MORE, version=JOURNAL.version)], KnownBookie(NEW, (), (), True)),
+        (TWO, [begun(EMPTY_JOURNAL), begun(EMPTY_LEDGERS), begun(EMPTY_MORE)], NewBookie(NEW)),
+        (None, [EMPTY_JOURNAL, EMPTY_LEDGERS, EMPTY_MORE], NewBookie(None)),
+    ],
+)
+def test_a_ledger_directory_may_be_added_empty_or_be_missing(
+    stored: Cookie | None, directories: list[LocalDirectory], decision: NewBookie | KnownBookie
+) -> None:
+    assert decide(Evidence(TWO, stored, [] if stored is None else [NEW], directories)) == decision
+
+
+def test_a_directory_is_added_while_another_one_is_missing() -> None:
+    expected = replace(TWO, ledger_dirs=(*TWO.ledger_dirs, "/third"))
+    found = [*BOTH, EMPTY_MORE, LocalDirectory(Role.LEDGERS, "/third")]
+    decision = decide(Evidence(expected, TWO, [NEW], found))
+    assert decision == KnownBookie(NEW, (("/more", UNMOUNTED),), ("/third",), True)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected", "stored", "directories", "advice"),
+    [
+        (Refusal.OTHER_DIRECTORIES, OURS, TWO, BOTH, "can be added at the end"),
+        (Refusal.OTHER_DIRECTORIES, TWO, MOVED, [*BOTH, MORE], "it was made with"),
+        (
+            Refusal.OTHER_DIRECTORIES,
+            replace(TWO, ledger_dirs=("/more", "/ledgers")),
+            TWO,
+            [BOTH[0], MORE, BOTH[1]],
+            "it was made with",
+        ),
+        (Refusal.NOT_EMPTY, TWO, OURS, [JOURNAL, LEDGERS, replace(EMPTY_MORE, has_data=True)], "an empty directory"),
+        (Refusal.NOT_EMPTY, TWO, OURS, [JOURNAL, LEDGERS, MORE], "an empty directory"),
+        (Refusal.NOT_EMPTY, TWO, OURS, [JOURNAL, LEDGERS, replace(EMPTY_MORE, incarnation=OLD)], "/more"),
+        (Refusal.NOT_EMPTY, TWO, OURS, [JOURNAL, LEDGERS, replace(EMPTY_MORE, problem="bad")], "bad"),
+        (Refusal.OTHER_INCARNATION, TWO, TWO, [*BOTH, stamped(EMPTY_MORE, TWO, OLD)], OLD),
+        (Refusal.OTHER_BOOKIE, TWO, TWO, [*BOTH, stamped(EMPTY_MORE, OTHER_BOOKIE)], "bookie-2"),
+        (Refusal.EMPTY_LEDGERS, TWO, TWO, [BOTH[0], EMPTY_LEDGERS, MORE], "mount the disk"),
+        (Refusal.EMPTY_DISKS, TWO, TWO, [EMPTY_JOURNAL, EMPTY_LEDGERS, EMPTY_MORE], "another bookie id"),
+        (Refusal.UNUSABLE, TWO, None, [EMPTY_JOURNAL, EMPTY_LEDGERS, replace(EMPTY_MORE, problem="bad")], "bad"),
+    ],
+)
+def test_other_changes_of_the_ledger_directories_are_refused(
+    refusal: Refusal, expected: Cookie, stored: Cookie | None, directories: list[LocalDirectory], advice: str
+) -> None:
+    with pytest.raises(IdentityError) as refused:
+        decide(Evidence(expected, stored, [] if stored is None else [NEW], directories))
+    assert refused.value.refusal is refusal
+    assert advice in str(refused.value)
+
+
+async def test_the_start_that_adds_a_ledger_directory_may_be_interrupted_anywhere(machine: Machine) -> None:
+    for moment in count():
+        bookie, names = f"bookie-{moment}", ("ledgers", "second", "third")
+        for name in ("journal", *names):
+            for file in (machine.root / name / "current").glob("[!.]*"):
+                file.unlink()
+        machine.ledgers, machine.dies_at = names[:1], None
+        first = await machine.start(bookie)
+        for name in ("journal", "ledgers"):
+            (machine.root / name / "current" / "data").touch()
+        machine.ledgers, machine.changes, machine.dies_at = names, count(), moment
+        try:
+            assert await machine.start(bookie) == first
+        except Interrupted:
+            machine.dies_at = None
+            assert await machine.start(bookie) == first
+        stored = await CookieStore(machine.store, machine.cluster).read(BookieId(bookie))
+        assert stored is not None
+        assert len(stored.cookie.ledger_dirs) == 3
+        for name in ("journal", *names):
+            assert (machine.root / name / "current" / VERSION_FILE).read_bytes() == encode_cookie(stored.cookie)
+        if machine.dies_at is not None:
+            break
+    assert moment > 12  # six files before and after, and the cookie
+
+
+async def test_a_missing_ledger_directory_is_left_out_and_comes_back(machine: Machine) -> None:
+    machine.ledgers = ("ledgers", "second")
+    first = await machine.start()
+    for name in ("journal", "ledgers"):
+        (machine.root / name / "current" / "data").touch()
+    (machine.root / "second").rename(machine.root / "away")
+    again = await machine.start()
+    assert (again.bookie_id, again.incarnation) == (first.bookie_id, first.incarnation)
+    assert again.out_of_use == {str(machine.root / "second"): UNMOUNTED}
+    assert not list((machine.root / "second" / "current").glob("[!.]*")), "nothing is written there"
+    (machine.root / "second" / "current" / ".bkheal.lock").unlink()
+    (machine.root / "second" / "current").rmdir()
+    (machine.root / "away").rename(machine.root / "second")
+    assert await machine.start() == first

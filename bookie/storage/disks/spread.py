@@ -1,0 +1,414 @@
+"""Several directories as one ``Disk``: the entry logs are spread over them, and everything else is in the first one.
+
+A new entry log is created in the directory with the most free space. A directory that is full gets no new logs while
+another one has room. So the bookie is full only if all of its directories are.
+
+The first directory also holds the index and the identity files. If a write to it fails, the error is that of any disk,
+and the bookie ends (J6). If a write to another one fails, that directory is out of use until the next start:
+
+- the writer gets a ``DirectoryFailedError``, and writes again to a new file, which is in another directory;
+- nothing is written to the directory or removed from it any more. Its files can be read as long as it delivers them:
+  the caller verifies what it reads;
+- a file that is not in any other directory is never reported as absent, because it may be in this one (S6).
+
+A disk may also hang without an error. If an operation on another directory than the first lasts for ``SILENT_S``, the
+directory is out of use, and is not read either: each operation could last as long, and holds a thread.
+
+A failed read alone does not take a directory out of use, because one bad sector is damage of some entries. It makes
+this object try a write to the directory, and look whether the file is still listed there, as it is not if the directory
+was unmounted.
+
+Names of entry logs are unique over all directories, because their ids come from one counter.
+
+Source: docs/failure-model.md#R114, and docs/decisions/0105-several-ledger-directories.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from typing_extensions import override
+
+from bookie.runtime.clock import Clock
+from bookie.storage.port import (
+    DirectoryFailedError,
+    DirectoryFullError,
+    Disk,
+    DiskError,
+    DiskFile,
+    DiskFullError,
+)
+
+_log = logging.getLogger(__name__)
+
+SPREAD: Final = "entries"
+"""The directory whose files are spread: that of the entry logs."""
+PROBE_FILE: Final = ".probe"
+"""Written to a directory after a failed read."""
+SILENT_S: Final = 60.0
+"""How long an operation may last; longer than the retries of a disk driver, as for the journal's disk."""
+_PROBE_INTERVAL_S: Final = 10.0
+"""Between two such writes to one directory."""
+_REGAINED_BYTES: Final = 1 << 20
+"""So much more free space than when it was found full makes a directory one with room again."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class SpreadDirectory:
+    """One of the directories.
+
+    Attributes:
+        path: for people.
+        disk: the directory; None if it could not be opened, or is not that of this bookie.
+        problem: why it is out of use; empty if it is in use.
+        is_silent: it is out of use because it does not answer, so it is not read either.
+    """
+
+    path: str
+    disk: Disk | None
+    problem: str = ""
+    is_silent: bool = False
+    _full_at_bytes: int | None = None
+    """Its free space when it was found full."""
+    _probed_s: float | None = None
+
+    def check(self) -> None:
+        """Raise DirectoryFailedError if it is out of use."""
+        if self.problem:
+            raise DirectoryFailedError(f"{self.path} is out of use: {self.problem}")
+
+    def note_full(self, free_bytes: int) -> None:
+        """Note that a write found no space."""
+        self._full_at_bytes = free_bytes
+
+    def has_room(self, free_bytes: int) -> bool:
+        """Return whether a new file may be created here, with so much free space."""
+        if self._full_at_bytes is not None and free_bytes > self._full_at_bytes + _REGAINED_BYTES:
+            self._full_at_bytes = None
+        return self._full_at_bytes is None
+
+    def may_be_probed(self, now_s: float) -> bool:
+        """Return whether the last probe was long ago, and count this one."""
+        if self._probed_s is not None and now_s - self._probed_s < _PROBE_INTERVAL_S:
+            return False
+        self._probed_s = now_s
+        return True
+
+
+class SpreadDisk(Disk):
+    """The directories of one bookie. Create it with ``over``."""
+
+    def __init__(
+        self, directories: Sequence[SpreadDirectory], first: Disk, clock: Clock | None, silent_s: float
+    ) -> None:
+        self.directories = tuple(directories)
+        """In the order of the settings."""
+        self._first = first
+        self._clock = clock
+        self._silent_s = silent_s
+        self._places: dict[str, SpreadDirectory] = {}
+        """The directory of each spread file, by its path."""
+        self._removed: set[str] = set()
+        """Files that this process has removed, or removes at the moment."""
+        self._unsynced = {directory.path for directory in directories}
+        """Directories in which files may have been created or removed since the last sync."""
+
+    @classmethod
+    async def over(
+        cls, directories: Sequence[SpreadDirectory], clock: Clock | None, *, silent_s: float = SILENT_S
+    ) -> SpreadDisk:
+        """Make one disk of several directories, and look which files are where.
+
+        Args:
+            directories: the first one must have a disk. Another one without a disk must have a ``problem``.
+            clock: time; None: nothing is written after a failed read.
+            silent_s: how long an operation on a directory other than the first may last.
+
+        Raises:
+            DiskError: the first directory cannot be read.
+        """
+        first = directories[0].disk
+        assert first is not None, "the first directory is always in use"
+        disk = cls(directories, first, clock, silent_s)
+        await disk.names(SPREAD)
+        return disk
+
+    @override
+    async def create(self, path: str) -> DiskFile:
+        if not _is_spread(path):
+            return await self._first.create(path)
+        if path in self._places:
+            raise DiskError(f"cannot create {path}: it exists")
+        directory, disk = await self._roomiest()
+        self._unsynced.add(directory.path)
+        try:
+            file = await self.answer(directory, disk.create(path))
+        except DiskError as error:
+            raise await self.noted(directory, error) from error
+        self._places[path] = directory
+        return _SpreadFile(self, directory, path, file)
+
+    @override
+    async def open(self, path: str) -> DiskFile:
+        if not _is_spread(path):
+            return await self._first.open(path)
+        directory = self._places.get(path)
+        if directory is None or directory.disk is None:
+            if self.is_out_of_use(path):
+                problems = "; ".join(f"{each.path}: {each.problem}" for each in self.directories if each.problem)
+                raise DiskError(f"cannot open {path}: it may be in a directory that is out of use ({problems})")
+            raise FileNotFoundError(path)
+        try:
+            file = await self.answer(directory, directory.disk.open(path))
+        except (FileNotFoundError, DiskError) as error:
+            await self.suspect(directory, path)
+            if path in self._removed:
+                raise
+            directory.check()
+            raise DiskError(f"cannot open {path} in {directory.path}: {error}") from error
+        return _SpreadFile(self, directory, path, file)
+
+    @override
+    async def replace(self, path: str, data: bytes) -> None:
+        if _is_spread(path):
+            self._places.setdefault(path, self.directories[0])
+        await self._first.replace(path, data)
+
+    @override
+    async def names(self, directory: str) -> list[str]:
+        """Return names. A directory that cannot be listed is taken out of use, unless it is the first one."""
+        if directory != SPREAD:
+            return await self._first.names(directory)
+        for each in self.directories:
+            if each.disk is None or each.problem:
+                continue
+            try:
+                found = await self.answer(each, each.disk.names(SPREAD))
+            except DiskError as error:
+                self._raise_or_take_out(each, error)
+                continue
+            for name in found:
+                self._places.setdefault(f"{SPREAD}/{name}", each)
+        return sorted(path.removeprefix(f"{SPREAD}/") for path in self._places if path not in self._removed)
+
+    @override
+    async def make_directory(self, path: str) -> None:
+        if path != SPREAD:
+            await self._first.make_directory(path)
+            return
+        for each in self.directories:
+            if each.disk is not None and not each.problem:
+                try:
+                    await self.answer(each, each.disk.make_directory(path))
+                except DiskError as error:
+                    self._raise_or_take_out(each, error)
+
+    @override
+    async def unlink(self, path: str) -> None:
+        if not _is_spread(path):
+            await self._first.unlink(path)
+            return
+        directory = self._places.get(path)
+        if directory is None or directory.disk is None:
+            return
+        directory.check()
+        self._unsynced.add(directory.path)
+        self._removed.add(path)
+        try:
+            await self.answer(directory, directory.disk.unlink(path))
+        except DiskError as error:
+            self._removed.discard(path)
+            raise await self.noted(directory, error) from error
+        self._places.pop(path, None)
+
+    @override
+    async def sync_directory(self, directory: str) -> None:
+        """Sync. A directory that fails is taken out of use, unless it is the first one: nothing more is written there.
+
+        What was removed in it may come back, as an entry log to which the index does not refer.
+        """
+        if directory != SPREAD:
+            await self._first.sync_directory(directory)
+            return
+        for each in self.directories:
+            if each.disk is None or each.problem or each.path not in self._unsynced:
+                continue
+            self._unsynced.discard(each.path)
+            try:
+                await self.answer(each, each.disk.sync_directory(SPREAD))
+            except DiskError as error:
+                self._unsynced.add(each.path)
+                self._raise_or_take_out(each, error)
+
+    @override
+    async def space(self) -> tuple[int, int]:
+        """Return the sums over the directories that are in use."""
+        found = await self._spaces()
+        return sum(total for _, total, _ in found), sum(free for *_, free in found)
+
+    @override
+    async def room(self) -> int:
+        return max(free for *_, free in await self._spaces())
+
+    @property
+    @override
+    def out_of_use_count(self) -> int:
+        return sum(bool(directory.problem) for directory in self.directories)
+
+    @override
+    def is_out_of_use(self, path: str) -> bool:
+        if not _is_spread(path) or path in self._removed:
+            return False
+        directory = self._places.get(path)
+        if directory is not None:
+            return bool(directory.problem)
+        return any(each.problem and each.disk is None for each in self.directories)
+
+    async def suspect(self, directory: SpreadDirectory, path: str) -> None:
+        """Take a directory out of use if a file is not listed in it any more, or nothing can be written to it.
+
+        Call it after a file could not be read. Nothing is done for the first directory, or shortly after another probe.
+        """
+        disk = directory.disk
+        if disk is None or disk is self._first or directory.problem or path in self._removed:
+            return
+        if self._clock is None or not directory.may_be_probed(self._clock.monotonic_s()):
+            return
+        try:
+            names = await self.answer(directory, disk.names(SPREAD))
+            if path.removeprefix(f"{SPREAD}/") not in names and path not in self._removed:
+                self._take_out(directory, f"its file {path} is gone: is the disk mounted?")
+                return
+            await self.answer(directory, disk.replace(PROBE_FILE, b"written after a failed read\n"))
+        except DiskFullError:
+            return
+        except DiskError as error:
+            self._take_out(directory, str(error))
+
+    async def answer(self, directory: SpreadDirectory, work: Coroutine[Any, Any, T]) -> T:
+        """Await an operation on a directory. One other than the first is out of use if that lasts too long.
+
+        Raises:
+            DirectoryFailedError: the directory does not answer.
+            DiskError: from the operation.
+        """
+        if directory.disk is self._first:
+            return await work
+        if directory.is_silent:
+            work.close()
+            raise DirectoryFailedError(f"{directory.path} is out of use: {directory.problem}")
+        try:
+            async with asyncio.timeout(self._silent_s):
+                return await work
+        except TimeoutError as error:
+            directory.is_silent = True
+            self._take_out(directory, f"its disk did not answer for {self._silent_s:g} s")
+            raise DirectoryFailedError(f"{directory.path} is out of use: {directory.problem}") from error
+
+    async def noted(self, directory: SpreadDirectory, error: DiskError) -> DiskError:
+        """Note that a write to a directory failed, and return what to raise."""
+        if isinstance(error, DiskFullError):
+            free = 0
+            if directory.disk is not None:
+                with suppress(DiskError):
+                    free = (await self.answer(directory, directory.disk.space()))[1]
+            directory.note_full(free)
+            others = [free for each, _, free in await self._spaces() if each is not directory and each.has_room(free)]
+            return DirectoryFullError(str(error)) if any(others) else error
+        if directory.disk is self._first:
+            return error
+        self._take_out(directory, str(error))
+        return DirectoryFailedError(str(error))
+
+    def _raise_or_take_out(self, directory: SpreadDirectory, error: DiskError) -> None:
+        if directory.disk is self._first or isinstance(error, DiskFullError):
+            raise error
+        self._take_out(directory, str(error))
+
+    def _take_out(self, directory: SpreadDirectory, problem: str) -> None:
+        if not directory.problem:
+            directory.problem = problem
+            _log.error("ledger directory out of use", extra={"directory": directory.path, "problem": problem})
+
+    async def _spaces(self) -> list[tuple[SpreadDirectory, int, int]]:
+        """Total and free bytes of each directory that is in use."""
+        found = []
+        for each in self.directories:
+            if each.disk is not None and not each.problem:
+                try:
+                    found.append((each, *await self.answer(each, each.disk.space())))
+                except DiskError as error:
+                    self._raise_or_take_out(each, error)
+        return found
+
+    async def _roomiest(self) -> tuple[SpreadDirectory, Disk]:
+        found = [(each.has_room(free), free, each) for each, _, free in await self._spaces()]
+        _, _, chosen = max(found, key=lambda candidate: candidate[:2])
+        assert chosen.disk is not None
+        return chosen, chosen.disk
+
+
+@dataclass(slots=True)
+class _SpreadFile(DiskFile):
+    """A file of one of the directories. It takes no writes once its directory is out of use."""
+
+    disk: SpreadDisk
+    directory: SpreadDirectory
+    path: str
+    file: DiskFile
+
+    @override
+    async def append(self, parts: Sequence[bytes]) -> int:
+        return await self._writing(lambda: self.file.append(parts))
+
+    @override
+    async def sync(self) -> None:
+        await self._writing(self.file.sync)
+
+    @override
+    async def append_and_sync(self, parts: Sequence[bytes]) -> int:
+        return await self._writing(lambda: self.file.append_and_sync(parts))
+
+    @override
+    async def reserve(self, ahead: int) -> None:
+        await self.disk.answer(self.directory, self.file.reserve(ahead))
+
+    @override
+    async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return await self._reading(lambda: self.file.read(ranges))
+
+    @override
+    async def size(self) -> int:
+        return await self._reading(self.file.size)
+
+    @override
+    async def close(self) -> None:
+        if not self.directory.is_silent:
+            await self.file.close()
+
+    async def _writing(self, write: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        self.directory.check()
+        try:
+            done = await self.disk.answer(self.directory, write())
+        except DiskError as error:
+            raise await self.disk.noted(self.directory, error) from error
+        self.directory.check()  # what was written may be under a name that could not be made durable
+        return done
+
+    async def _reading(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        try:
+            return await self.disk.answer(self.directory, read())
+        except DiskError:
+            await self.disk.suspect(self.directory, self.path)
+            raise
+
+
+def _is_spread(path: str) -> bool:
+    return path.rpartition("/")[0] == SPREAD

@@ -1,0 +1,173 @@
+"""A real bookie with three ledger directories on file systems of their own, of which one fills up and others fail.
+
+The file systems are small tmpfs, which root may mount. The test is skipped if they cannot be mounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie.embedded.process import ManagedProcess
+from bookie.model.ids import BookieId, EntryId
+from bookie.runtime.access.tokens import Role, make_token
+from bookie.wire.administration import Administration
+from bookie.wire.port import Status
+from bookie.wire.requests import ListEntries, Read
+from bookie.wire.resolver import BookieAddress
+from bookie.wire.security import PLAINTEXT
+from tests.deadlines import PROGRAM_S, STATE_S
+from tests.integration.test_bookie_process import LEDGER, READY, Machine, entry, machine
+
+__all__ = ["machine"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.long]
+
+MIB = 1 << 20
+SIZES_MIB = (40, 120, 80)
+"""The second directory takes the first logs; the first one has the index."""
+PART = 20
+"""Entries of 50 KB that are added before each flush: about 1 MB."""
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, capture_output=True, timeout=PROGRAM_S, check=True)
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[list[Path]]:
+    """Three file systems."""
+    with ExitStack() as stack:
+        found = [tmp_path / f"disk-{number}" for number in range(len(SIZES_MIB))]
+        for path, size in zip(found, SIZES_MIB, strict=True):
+            path.mkdir()
+            command = ["mount", "-t", "tmpfs", "-o", f"size={size}m", "tmpfs", str(path)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
+            if done.returncode:
+                pytest.skip(f"no tmpfs can be mounted: {done.stderr.strip()}")
+            stack.callback(subprocess.run, ["umount", "--lazy", str(path)], check=False, timeout=PROGRAM_S)
+        yield found
+
+
+class DiskBookie:
+    """The bookie on these file systems."""
+
+    def __init__(self, machine: Machine, disks: list[Path]) -> None:
+        self.machine = machine
+        self.disks = disks
+        self.directories = [disk / "ledgers" for disk in disks]
+        self.added = 0
+        self.process: ManagedProcess
+        self.bookie: BookieId
+        token = make_token("olga", Role.OPERATE)
+        self._token = token.token
+        (machine.home / "tokens").write_text(token.line)
+
+    async def start(self) -> None:
+        self.process = self.machine.start(
+            ledger_dir=",".join(map(str, self.directories)),
+            bookie_id="disks",
+            tokens_file=self.machine.home / "tokens",
+            scrub_interval=0,
+            read_only_below_bytes=4 * MIB,
+        )
+        ready = await self.process.wait_for_line(READY, STATE_S)
+        self.bookie, self._address = BookieId(ready[1]), BookieAddress(ready[2], int(ready[3]))
+
+    async def flush(self) -> list[int]:
+        """Add entries and move them to an entry log; returns the number of logs in each directory."""
+        entries = [self.entry(number) for number in range(self.added, self.added + PART)]
+        assert await self.machine.add(self.bookie, *entries) is Status.OK
+        self.added += PART
+        async with Administration(self._address, PLAINTEXT, self._token) as operator:
+            await operator.force()
+        return self.logs()
+
+    def logs(self) -> list[int]:
+        return [len(list(path.glob("current/entries/*.log"))) for path in self.directories]
+
+    def entry(self, number: int) -> bytes:
+        return entry(number, number.to_bytes(4, "big") * 12_500)
+
+    async def statuses(self) -> list[Status]:
+        """Of every entry that was added."""
+        found: list[Status] = []
+        async with asyncio.timeout(STATE_S):
+            while len(found) < self.added:
+                wanted = [EntryId(number) for number in range(len(found), self.added)]
+                reply = await self.machine.transport.ask(self.bookie, Read(LEDGER, wanted), STATE_S)
+                for result in reply.results:
+                    assert result.status is not Status.OK or result.packet == self.entry(result.entry_id)
+                    found.append(result.status)
+        return found
+
+    async def listed(self) -> tuple[Status, int]:
+        reply = await self.machine.transport.ask(self.bookie, ListEntries(LEDGER), STATE_S)
+        return reply.status, len(reply.entries)
+
+    async def shown(self) -> list[dict[str, Any]]:
+        """What ``bkheal bookie status`` shows of the ledger directories."""
+        at = f"{self._address.host}:{self._address.port}"
+        command = [sys.executable, "-m", "auditor.cli.main", "bookie", "status", "--at", at, "--output", "json"]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, timeout=PROGRAM_S)
+        return [disk for disk in json.loads(done.stdout)["disks"] if disk["role"] == "ledgers"]
+
+
+async def test_a_directory_that_fills_up_fails_or_is_missing_does_not_take_the_others_along(
+    machine: Machine, disks: list[Path]
+) -> None:
+    bookie = DiskBookie(machine, disks)
+    await bookie.start()
+    assert await bookie.flush() == [0, 1, 0]
+
+    filler = disks[1] / "of-another-program"
+    with filler.open("wb") as file:  # leaves less than the others have
+        file.write(bytes(100 * MIB))
+    assert await bookie.flush() == [0, 1, 1]
+    assert bookie.bookie in (await machine.registrations.list()).writable
+    filler.unlink()
+    assert await bookie.flush() == [0, 2, 1]
+    assert await bookie.statuses() == [Status.OK] * 3 * PART
+
+    entries = str(bookie.directories[1] / "current" / "entries")
+    run("mount", "--bind", entries, entries)
+    run(
+        "mount", "-o", "remount,bind,ro", entries
+    )  # of the file system itself only the kernel can, as its files are open
+    assert await bookie.flush() == [0, 2, 2]
+    assert bookie.process.is_running
+    assert bookie.bookie in (await machine.registrations.list()).writable
+    assert await bookie.statuses() == [Status.OK] * 4 * PART, "a read-only directory is read on"
+    assert await bookie.listed() == (Status.CORRUPT, 2 * PART), "and is not relied on"
+    first, second, third = await bookie.shown()
+    assert [disk["path"] for disk in (first, second, third)] == [str(path) for path in bookie.directories]
+    assert "Read-only file system" in second["problem"]
+    assert (first["problem"], third["problem"]) == (None, None)
+
+    assert await bookie.process.stop(STATE_S) == 0
+    run("umount", entries)
+    run("mount", "-o", "remount,ro", str(disks[1]))
+    await bookie.start()  # the directory cannot be locked, so nothing in it is used
+    assert (
+        await bookie.statuses()
+        == [Status.IO_ERROR] * PART + [Status.OK] * PART + [Status.IO_ERROR] * PART + [Status.OK] * PART
+    )
+    assert await bookie.flush() == [0, 2, 3]
+    copy = [bookie.entry(number) for number in range(PART)]
+    assert await machine.add(bookie.bookie, *copy) is Status.OK, "as a replicator does it"
+    assert await bookie.listed() == (Status.CORRUPT, 4 * PART)
+
+    assert await bookie.process.stop(STATE_S) == 0
+    run("mount", "-o", "remount,rw", str(disks[1]))
+    await bookie.start()
+    assert await bookie.statuses() == [Status.OK] * 5 * PART
+    assert await bookie.listed() == (Status.OK, 5 * PART)
+    assert [disk["problem"] for disk in await bookie.shown()] == [None] * 3

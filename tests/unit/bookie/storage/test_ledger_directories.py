@@ -1,0 +1,327 @@
+"""A store with several ledger directories: where entry logs go, and what a full or failing directory does (R114)."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import EntryId, LedgerId
+from bookie.server.damaged_entries import DamagedEntries
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
+from bookie.storage.entry_logs.log_ends import uncounted
+from bookie.storage.port import DirectoryFailedError, DiskError, DiskFullError
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, EntryResult, ListReply, Status
+from tests.worlds.clocks import ManualClock
+
+LEDGER = LedgerId(7)
+KEY = b"secret-key-of-ledger"
+LOST = "it has no file VERSION"
+SMALL_LOGS = StorageSettings(flush_page_entries=1, flush_sync_entries=1, entry_log_bytes=1)
+"""Each entry has a log of its own."""
+Hook = Callable[[Operation, str], DiskError | None]
+
+
+@dataclass
+class Directories:
+    """A store on three ledger directories in memory."""
+
+    disks: list[MemoryDisk] = field(
+        default_factory=lambda: [MemoryDisk(capacity_bytes=size) for size in (300, 400, 500)]
+    )
+    journal: MemoryDisk = field(default_factory=MemoryDisk)
+    index: MemoryIndex = field(default_factory=MemoryIndex)
+    clock: ManualClock = field(default_factory=lambda: ManualClock(turns=1))
+    missing: set[int] = field(default_factory=set)
+    settings: StorageSettings = field(default_factory=StorageSettings)
+    spread: SpreadDisk = field(init=False)
+    store: LedgerStorage = field(init=False)
+
+    async def start(self) -> None:
+        parts = [
+            SpreadDirectory(f"/{number}", None, LOST) if number in self.missing else SpreadDirectory(f"/{number}", disk)
+            for number, disk in enumerate(self.disks)
+        ]
+        self.spread = await SpreadDisk.over(parts, self.clock)
+        self.store = await LedgerStorage.open(self.journal, self.spread, self.index, self.settings, self.clock)
+
+    async def restart(self, *missing: int) -> None:
+        """As after a kill, without some of the directories."""
+        await self.store.abort()
+        self.journal, self.index = self.journal.restarted(), self.index.restarted()
+        self.disks = [disk.restarted() for disk in self.disks]
+        self.missing = set(missing)
+        await self.start()
+
+    def fail(self, number: int, hook: Hook) -> None:
+        async def before(operation: Operation, path: str) -> None:
+            if (error := hook(operation, path)) is not None:
+                raise error
+
+        self.disks[number].before = before
+
+    async def add(self, *entry_ids: int, is_recovery: bool = False) -> Status:
+        entries = [entry(entry_id) for entry_id in entry_ids]
+        return (await self.store.add(AddBatch(LEDGER, KEY, entries, is_recovery))).status
+
+    async def flush(self, *entry_ids: int) -> None:
+        assert await self.add(*entry_ids) is Status.OK
+        await self.store.checkpoint()
+
+    async def statuses(self, *entry_ids: int) -> list[Status]:
+        reply = await self.store.read(LEDGER, [EntryId(entry_id) for entry_id in entry_ids])
+        assert reply.status is Status.OK
+        for result in reply.results:
+            assert result.status is not Status.OK or result.packet == entry(result.entry_id)
+        return [result.status for result in reply.results]
+
+    async def listed(self) -> tuple[Status, EntryRuns]:
+        reply = await self.store.list_entries(LEDGER)
+        return reply.status, reply.entries
+
+    def logs(self) -> list[int]:
+        """The number of entry logs in each directory."""
+        return [sum(path.endswith(".log") for path in disk.paths()) for disk in self.disks]
+
+    def problems(self) -> list[bool]:
+        return [bool(directory.problem) for directory in self.spread.directories]
+
+
+def entry(entry_id: int) -> bytes:
+    return struct.pack(">qqqq", LEDGER, entry_id, entry_id - 1, 0) + b"payload"
+
+
+def broken(*operations: Operation, after: int = 0) -> Hook:
+    """Fail these operations, but for the first ``after`` of them."""
+    left = [after]
+
+    def hook(operation: Operation, path: str) -> DiskError | None:
+        if operation not in operations:
+            return None
+        left[0] -= 1
+        return DiskError("input/output error") if left[0] < 0 else None
+
+    return hook
+
+
+def full(operation: Operation, path: str) -> DiskError | None:
+    return DiskFullError("no space left") if operation is Operation.APPEND else None
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[Directories]:
+    world = Directories()
+    await world.start()
+    yield world
+    await world.store.abort()
+
+
+async def test_a_new_log_goes_where_most_space_is_and_everything_else_to_the_first_directory(
+    world: Directories,
+) -> None:
+    found = []
+    for number in range(4):
+        await world.flush(number)
+        found.append(world.logs())
+    assert found == [[0, 0, 1], [0, 0, 2], [0, 1, 2], [0, 1, 3]], "of 300, 400 and 500 bytes; a log takes 71"
+    await world.spread.replace("read-only", b"")
+    assert "read-only" in world.disks[0].paths()
+    await world.restart()
+    assert await world.statuses(0, 1, 2, 3, 4) == [Status.OK] * 4 + [Status.NO_ENTRY]
+    assert len(await world.spread.names("entries")) == 4, "ids are unique over all directories"
+
+
+async def test_space_is_that_of_all_directories_and_room_that_of_the_roomiest(world: Directories) -> None:
+    await world.flush(0)
+    assert await world.spread.space() == (1200, 1200 - 71)
+    assert await world.spread.room() == 500 - 71
+    await world.restart(2)
+    assert await world.spread.space() == (700, 700)
+    assert await world.spread.room() == 400
+
+
+async def test_a_full_directory_is_passed_over_at_once_and_the_store_stays_writable(world: Directories) -> None:
+    world.fail(2, full)
+    await world.flush(0, 1)
+    assert not world.store.is_full
+    await world.flush(2)
+    assert world.logs() == [1, 1, 0]
+    assert await world.statuses(0, 1, 2) == [Status.OK] * 3
+    assert world.problems() == [False, False, False]
+
+
+async def test_the_store_is_full_only_if_all_directories_are(world: Directories) -> None:
+    for number in range(3):
+        world.fail(number, full)
+    assert await world.add(0) is Status.OK
+    with pytest.raises(DiskFullError):
+        await world.store.checkpoint()
+    assert world.store.is_full
+    assert await world.add(1) is Status.READ_ONLY
+    assert await world.statuses(0) == [Status.OK]
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [(Operation.CREATE,), (Operation.APPEND,), (Operation.SYNC,), (Operation.SYNC_DIRECTORY,)],
+    ids=lambda operations: operations[0].value,
+)
+@pytest.mark.parametrize("after", range(4))
+async def test_what_a_failing_directory_took_of_a_flush_is_written_again_to_the_others(
+    operations: tuple[Operation, ...], after: int
+) -> None:
+    world = Directories([MemoryDisk(), MemoryDisk(capacity_bytes=1 << 41), MemoryDisk()], settings=SMALL_LOGS)
+    await world.start()
+    world.fail(1, broken(*operations, after=after))
+    await world.flush(*range(6))
+    assert world.problems() == [False, True, False]
+    assert not world.store.fatal.done()
+    await world.flush(6)
+    await world.restart(1)
+    assert await world.statuses(*range(7)) == [Status.OK] * 7, "also without the directory"
+    assert await world.listed() == (Status.OK, EntryRuns(((0, 6),)))
+    await world.restart()
+    assert await world.statuses(*range(7)) == [Status.OK] * 7
+    await world.store.compact()
+    assert world.logs()[1] == 0, "the superseded logs are removed once the directory is back"
+    assert await uncounted(world.index) == []
+    assert await world.statuses(*range(7)) == [Status.OK] * 7
+    await world.store.abort()
+
+
+async def test_a_write_to_the_first_directory_that_fails_ends_the_bookie() -> None:
+    world = Directories([MemoryDisk(capacity_bytes=1 << 41), MemoryDisk()])
+    await world.start()
+    world.fail(0, broken(Operation.APPEND))
+    assert await world.add(0) is Status.OK
+    with pytest.raises(DiskError):
+        await world.store.checkpoint()
+    assert world.store.fatal.done()
+    await world.store.abort()
+
+
+async def test_what_was_in_a_missing_directory_is_never_absent_and_a_copy_takes_its_place(world: Directories) -> None:
+    await world.flush(0, 1, 2)
+    assert world.logs() == [0, 0, 1]
+    await world.restart(2)
+    assert world.store.directories_out_of_use == 1
+    assert await world.statuses(0, 1, 2, 3) == [Status.IO_ERROR] * 3 + [Status.NO_ENTRY]
+    assert await world.listed() == (Status.CORRUPT, EntryRuns(()))
+    [last] = (await world.store.read_last(LEDGER)).results
+    assert (last.entry_id, last.status) == (2, Status.IO_ERROR)
+    fenced = await world.store.fence(LEDGER, KEY)
+    assert fenced.last_entry is not None
+    assert (fenced.last_entry.entry_id, fenced.last_entry.status) == (2, Status.IO_ERROR)
+    assert await world.add(1, is_recovery=True) is Status.OK
+    assert await world.listed() == (Status.CORRUPT, EntryRuns(((1, 1),)))
+    await world.store.checkpoint()
+    assert await world.listed() == (Status.CORRUPT, EntryRuns(((1, 1),)))
+    assert await world.statuses(0, 1, 2) == [Status.IO_ERROR, Status.OK, Status.IO_ERROR]
+    assert await world.add(0, 2, is_recovery=True) is Status.OK
+    assert await world.listed() == (Status.OK, EntryRuns(((0, 2),)))
+    await world.restart()
+    assert await world.statuses(0, 1, 2) == [Status.OK] * 3
+
+
+async def test_limbo_stays_limbo_in_a_missing_directory(world: Directories) -> None:
+    await world.flush(0)
+    await world.store.set_limbo([LEDGER])
+    await world.restart(2)
+    assert await world.statuses(0, 1) == [Status.IO_ERROR, Status.LIMBO]
+    assert await world.listed() == (Status.LIMBO, EntryRuns(()))
+
+
+async def test_files_in_a_missing_directory_keep_their_records(world: Directories) -> None:
+    await world.flush(0, 1)
+    await world.store.collect(LEDGER, world.store.mark(LEDGER))
+    await world.restart(2)
+    assert (await world.store.compact()).removed_logs == 0
+    await world.restart()
+    assert world.logs()[2] == 1
+    assert (await world.store.compact()).removed_logs == 1
+
+
+async def test_a_directory_that_takes_no_writes_is_read_on_but_not_listed(world: Directories) -> None:
+    await world.flush(0)
+    world.fail(2, broken(Operation.CREATE, Operation.UNLINK, Operation.REPLACE))
+    await world.flush(1)
+    assert world.problems() == [False, False, True]
+    assert await world.statuses(0, 1) == [Status.OK] * 2
+    assert await world.listed() == (Status.CORRUPT, EntryRuns(((1, 1),))), "so that it is repaired"
+    await world.store.compact()
+    assert world.logs() == [0, 1, 1]
+
+
+async def test_a_bad_sector_is_damage_of_its_entries_and_a_failed_probe_that_of_the_directory(
+    world: Directories,
+) -> None:
+    await world.flush(0)
+    world.fail(2, broken(Operation.READ))
+    assert await world.statuses(0) == [Status.IO_ERROR]
+    assert world.problems() == [False] * 3
+    assert ".probe" in world.disks[2].paths()
+    assert await world.listed() == (Status.OK, EntryRuns(((0, 0),)))
+    world.fail(2, broken(Operation.READ, Operation.REPLACE))
+    assert await world.statuses(0) == [Status.IO_ERROR]
+    assert world.problems() == [False] * 3, "one probe in ten seconds"
+    world.clock.now_s += 10
+    assert await world.statuses(0) == [Status.IO_ERROR]
+    assert world.problems() == [False, False, True]
+    assert await world.listed() == (Status.CORRUPT, EntryRuns(()))
+
+
+async def test_a_directory_that_was_unmounted_is_out_of_use(world: Directories) -> None:
+    await world.flush(0)
+    for path in world.disks[2].paths():
+        world.disks[2].lose(path)
+    assert await world.statuses(0) == [Status.IO_ERROR]
+    assert world.problems() == [False, False, True]
+
+
+async def test_a_directory_that_does_not_answer_is_out_of_use_and_is_asked_nothing_more(world: Directories) -> None:
+    await world.flush(0)
+    asked: list[Operation] = []
+
+    async def silent(operation: Operation, path: str) -> None:
+        asked.append(operation)
+        raise TimeoutError  # as after the deadline
+
+    world.disks[2].before = silent
+    await world.flush(1, 2)
+    assert world.problems() == [False, False, True]
+    assert asked == [Operation.CREATE]
+    assert world.logs() == [0, 1, 1]
+    assert await world.statuses(0, 1, 2, 3) == [Status.IO_ERROR, Status.OK, Status.OK, Status.NO_ENTRY]
+    assert await world.listed() == (Status.CORRUPT, EntryRuns(((1, 2),)))
+    assert asked == [Operation.CREATE]
+
+
+async def test_an_operation_that_never_ends_has_a_deadline(world: Directories) -> None:
+    await world.flush(0)
+    [name] = await world.spread.names("entries")
+    parts = [SpreadDirectory(f"/{number}", disk) for number, disk in enumerate(world.disks)]
+    spread = await SpreadDisk.over(parts, world.clock, silent_s=0.05)
+
+    async def hang(operation: Operation, path: str) -> None:
+        await asyncio.Event().wait()
+
+    world.disks[2].before = hang
+    with pytest.raises(DirectoryFailedError, match="did not answer"):
+        await spread.open(f"entries/{name}")
+    assert [directory.is_silent for directory in parts] == [False, False, True]
+
+
+def test_known_damage_and_a_directory_out_of_use_are_both_left_out_of_a_list() -> None:
+    damaged = DamagedEntries()
+    with damaged.reading(LEDGER):
+        damaged.read(LEDGER, [EntryResult(EntryId(4), Status.CORRUPT)])
+    reply = damaged.list_of(LEDGER, ListReply(Status.CORRUPT, EntryRuns(((0, 9),)), "3 entries are elsewhere"))
+    assert (reply.status, reply.entries) == (Status.CORRUPT, EntryRuns(((0, 3), (5, 9))))
+    assert reply.detail == "1 damaged: 4; 3 entries are elsewhere"
