@@ -1,0 +1,93 @@
+"""The commands for a stopped bookie with several ledger directories, on real files."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from bookie.model.ids import EntryId, LedgerId
+from bookie.runtime.clock import SystemClock
+from bookie.server.joining.directories import CURRENT, INCARNATION_FILE, INDEX_DIRECTORY, VERSION_FILE
+from bookie.server.joining.formatting import FormatRefusedError, require_all
+from bookie.server.joining.rebuilt import rebuild_index
+from bookie.server.joining.stopped import stopped_disks, stopped_storage
+from bookie.server.joining.succession import MendingRefusedError
+from bookie.storage.disks.files import FileDisk
+from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
+from bookie.storage.entry_logs.entry_log import log_path
+from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, Status
+
+LEDGER = LedgerId(7)
+KEY = b"k" * 20
+NAMES = ("journal", "ledgers", "more")
+
+
+def entry(entry_id: int) -> bytes:
+    return struct.pack(">qqqq", LEDGER, entry_id, entry_id - 1, 0) + b"payload"
+
+
+async def filled(home: Path) -> tuple[Path, list[Path]]:
+    """A stopped bookie with an entry log in each of two ledger directories."""
+    journal, *ledgers = [await FileDisk.acquire(home / name / CURRENT) for name in NAMES]
+    index = await RocksIndex.open(home / "ledgers" / CURRENT / INDEX_DIRECTORY)
+    parts = [SpreadDirectory(name, disk) for name, disk in zip(NAMES[1:], ledgers, strict=True)]
+    spread = await SpreadDisk.over(parts, SystemClock())
+    store = await LedgerStorage.open(journal, spread, index, StorageSettings(), SystemClock())
+    for number in range(2):
+        assert (await store.add(AddBatch(LEDGER, KEY, [entry(number)]))).status is Status.OK
+        await store.checkpoint()
+    await store.close()
+    for disk in (journal, *ledgers):
+        await disk.close()
+    for name in NAMES:
+        (home / name / CURRENT / VERSION_FILE).write_text("cookie")
+        (home / name / CURRENT / INCARNATION_FILE).write_text("before")
+    for number, name in ((1, "ledgers"), (2, "more")):  # the directories share a disk, so placement is not certain
+        found = next(path for each in NAMES[1:] if (path := home / each / CURRENT / log_path(number)).exists())
+        found.rename(home / name / CURRENT / log_path(number))
+    return home / "journal", [home / "ledgers", home / "more"]
+
+
+async def statuses(journal: Path, ledgers: list[Path]) -> list[Status]:
+    async with stopped_disks(journal, ledgers) as disks, stopped_storage(disks) as storage:
+        return [result.status for result in await storage.read(LEDGER, [EntryId(number) for number in range(3)])]
+
+
+async def test_all_directories_are_looked_into(tmp_path: Path) -> None:
+    journal, ledgers = await filled(tmp_path)
+    assert await statuses(journal, ledgers) == [Status.OK, Status.OK, Status.NO_ENTRY]
+    async with stopped_disks(journal, ledgers) as disks, stopped_storage(disks) as storage:
+        assert (await storage.status()).entry_logs == 2
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_a_missing_directory_is_passed_over_by_looks_and_needed_for_changes(
+    tmp_path: Path, is_there: bool
+) -> None:
+    journal, ledgers = await filled(tmp_path)
+    ledgers[1].rename(tmp_path / "away")
+    if is_there:
+        (ledgers[1] / CURRENT).mkdir(parents=True)
+    assert await statuses(journal, ledgers) == [Status.OK, Status.IO_ERROR, Status.NO_ENTRY]
+    async with stopped_disks(journal, ledgers) as disks:
+        if not is_there:
+            with pytest.raises(FormatRefusedError, match="mounted"):
+                require_all(disks.directories)
+    with pytest.raises(MendingRefusedError, match="VERSION"):
+        await rebuild_index(journal, ledgers, SystemClock(), random.Random(1), may_replace=True)
+
+
+async def test_a_lost_index_is_rebuilt_from_all_directories(tmp_path: Path) -> None:
+    journal, ledgers = await filled(tmp_path)
+    found = await rebuild_index(journal, ledgers, SystemClock(), random.Random(1), may_replace=True)
+    assert (found.logs, found.entries, found.findings) == (2, 2, [])
+    incarnations = {(tmp_path / name / CURRENT / INCARNATION_FILE).read_text() for name in NAMES}
+    assert len(incarnations) == 1
+    assert incarnations != {"before"}
+    assert await statuses(journal, ledgers) == [Status.OK, Status.OK, Status.LIMBO]
