@@ -52,7 +52,6 @@ _VERDICT_SCHEMA: Final = pa.schema(
 _OF_LEDGER: Final = ("ledger_id", "state", "write_quorum", "ack_quorum", *OWNER_COLUMNS)
 _FRAGMENTS: Final = (
     *_OF_LEDGER,
-    "coalesce(bookie_groups, '') AS groups_text",
     "last_entry_id AS ledger_last",
     "length",
     "size(fragments) AS fragment_count",
@@ -91,11 +90,16 @@ _NAMES: Final = [column.split()[0] for column in FINDING_DDL.split(",")]
 _FINDING: Final = [f"{_VALUES.get(name, name)} AS {name}" for name in _NAMES]
 
 
-def placed_fragments(ledgers: DataFrame) -> DataFrame:
-    """Return one row per fragment with entries, of rows of ``bk_ledgers``; unreadable ledgers are passed over."""
+def placed_fragments(ledgers: DataFrame, *, has_groups: bool = True) -> DataFrame:
+    """Return one row per fragment with entries, of rows of ``bk_ledgers``; unreadable ledgers are passed over.
+
+    Without groups in the topology, what ledgers ask for is left out: every bookie is permitted, and Spark has less to
+    compare.
+    """
+    groups = "coalesce(bookie_groups, '')" if has_groups else "''"
     return (
         ledgers.where("error IS NULL")
-        .selectExpr(*_FRAGMENTS)
+        .selectExpr(*_FRAGMENTS, f"{groups} AS groups_text")
         .selectExpr(*_FRAGMENT)
         .where("fragment_last_entry_id IS NULL OR fragment_last_entry_id >= fragment_first_entry_id")
     )

@@ -94,7 +94,7 @@ class PlacementPart:
         Raises:
             MetadataReadAgainError: Spark lost a part of ``ledgers``.
         """
-        fragments = placed_fragments(ledgers)
+        fragments = placed_fragments(ledgers, has_groups=bool(self._rules.topology.groups.names))
         verdicts = ensemble_verdicts(fragments, self._rules).persist(StorageLevel.MEMORY_AND_DISK)
         findings = placement_check(fragments, verdicts).persist(StorageLevel.MEMORY_AND_DISK)
         misplaced = findings.where(f"NOT ({_UNKNOWN})").drop("is_fixable")

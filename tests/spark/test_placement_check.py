@@ -172,3 +172,9 @@ def test_the_columns_are_those_of_every_check(spark: SparkSession) -> None:
     fragments = placed_fragments(rows)
     found = placement_check(fragments, ensemble_verdicts(fragments, RULES)).drop("is_fixable")
     assert found.dtypes == bookie_check(rows, []).dtypes
+
+
+def test_without_groups_in_the_topology_no_group_is_asked_for(spark: SparkSession) -> None:
+    rows = table(spark, [row(1, [(0, 9, "ac")], wish=WISHES[3]), row(2, [(0, 9, "ac")], wish=WISHES[1])])
+    verdicts = ensemble_verdicts(placed_fragments(rows, has_groups=False), RULES).collect()
+    assert [(each["groups_text"], each["fragments"], each["spread"]) for each in verdicts] == [("", 2, "met")]
