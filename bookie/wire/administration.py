@@ -140,6 +140,8 @@ class Administration:
                 raise AdministrationUnavailableError("the answer of the bookie was cut off")
             if following is None or (limit and count >= limit):
                 return
+            if following <= next_after:
+                raise AdministrationUnavailableError("the answer of the bookie does not go on")
             next_after = following
 
     def _options(self, timeout_s: float) -> dict[str, object]:
