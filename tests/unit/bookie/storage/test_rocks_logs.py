@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from bookie.storage.port import DiskError
 HEADER_BYTES = 7
 FULL, REUSED_FULL = 1, 5
 LARGE = 100_000
-"""A record of several blocks."""
+"""A record of several blocks; its bytes cannot be compressed."""
 
 
 def chunk(payload: bytes, kind: int = FULL) -> bytes:
@@ -40,7 +41,7 @@ async def written(home: Path) -> Path:
     """An index whose log has small records, and one of several blocks; not closed, as if it was killed."""
     index = await RocksIndex.open(home)
     await index.write([(b"first", b"value")])
-    await index.write([(b"large", bytes(LARGE))])
+    await index.write([(b"large", random.Random(1).randbytes(LARGE))])
     await index.write([(b"last", b"value")])
     [log] = home.glob("*.log")
     copy = log.read_bytes()
@@ -53,7 +54,7 @@ async def written(home: Path) -> Path:
 async def test_every_chunk_of_a_real_log_is_looked_at(tmp_path: Path) -> None:
     log = (await written(tmp_path / "index")).read_bytes()
     places = chunks_of(log)
-    assert {log[place + 6] for place in places} == {1, 2, 3, 4}, "full, first, middle and last chunks"
+    assert {log[place + 6] for place in places} >= {1, 2, 3, 4}, "full, first, middle and last chunks"
     assert len(log) > LARGE
     assert endless_record_at(blocks(log)) is None
     for place in places:
