@@ -24,8 +24,8 @@ def epoch_ms(text: str) -> int:
 
 
 def rfc3339_if_known(epoch_ms: int, timespec: Literal["seconds", "milliseconds"] = "milliseconds") -> str | None:
-    """Return ``rfc3339`` of a time, or None for 0 and below, which mean that the time is unknown."""
-    return rfc3339(epoch_ms, timespec) if epoch_ms > 0 else None
+    """Return ``rfc3339`` of a time, or None if it is unknown: for 0 and below, and for a time after the year 9999."""
+    return rfc3339(epoch_ms, timespec) if 0 < epoch_ms < _LAST_MS else None
 
 
 def utc_text(epoch_ms: int) -> str:

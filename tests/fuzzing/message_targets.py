@@ -12,10 +12,13 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError, Message
 
+from auditor.cli.services.bookie_lines import collection_lines, read_only_lines, scrub_lines
+from auditor.cli.services.running_bookie import collection_document, read_only_document, scrub_document
 from bookie.model.availability import EntryRuns
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
+from bookie.wire import administration_pb2 as admin_pb
 from bookie.wire import bookie_pb2 as grpc_pb
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.grpc_codec import (
@@ -33,7 +36,7 @@ from bookie.wire.port import Request
 from bookie.wire.requests import Copy, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 from tests.fuzzing.hostile import hostile
 from tests.fuzzing.target import Target
-from tests.fuzzing.world import AbortedError, ServedBookie, entry, exchanged, frames
+from tests.fuzzing.world import AbortedError, ServedBookie, entry, exchanged, frames, listed_inventory
 
 LEDGER: Final = LedgerId(7)
 WANTED: Final = [EntryId(number) for number in range(3)]
@@ -149,6 +152,33 @@ def _grpc_answer(data: bytes) -> object:
     return decode(answer)
 
 
+_STATES: Final[Sequence[tuple[Message, Callable[[Any], object]]]] = (
+    (admin_pb.ScrubState(
+        phase=admin_pb.ScrubState.RUNNING, begun_ms=5, finished_ms=6, ledger_id=7, entry_id=3, unrepaired_count=1,
+        unrepaired=[admin_pb.DamagedLedger(ledger_id=7, entry_ids=[3])],
+    ), lambda message: scrub_lines(scrub_document(message))),
+    (admin_pb.CollectionState(begun_ms=5, finished_ms=6, known=3, stopped="why"),
+     lambda message: collection_lines(collection_document(message))),
+    (admin_pb.ReadOnlyState(is_read_only=True, reasons=["operator"], asked_by="olga", asked_ms=5),
+     lambda message: read_only_lines(read_only_document(message))),
+    (admin_pb.InventoryBatch(
+        ledgers=[
+            admin_pb.InventoryLedger(ledger_id=7, availability=AVAILABILITY, is_complete=True),
+            admin_pb.InventoryLedger(ledger_id=8, availability=AVAILABILITY, is_complete=True),
+        ],
+        is_last=True,
+    ), listed_inventory),
+)  # fmt: skip
+"""What a bookie reports to operators, and what the commands make of it."""
+
+
+def _administration(data: bytes) -> object:
+    prototype, show = _STATES[(data[0] if data else 0) % len(_STATES)]
+    answer = type(prototype)()
+    answer.ParseFromString(data[1:])
+    return show(answer)
+
+
 def _response(operation: Any, number: int, status: Any = pb.EOK, **parts: Message) -> pb.Response:
     header = pb.BKPacketHeader(version=pb.VERSION_THREE, operation=operation, txnId=number)
     return pb.Response(header=header, status=status, **parts)  # type: ignore[arg-type]
@@ -226,6 +256,12 @@ MESSAGE_TARGETS: Final[Mapping[str, Target]] = {
         _numbered([message for message, _ in ANSWERS]),
         (BkhealError, DecodeError),
         _hostile([message for message, _ in ANSWERS]),
+    ),
+    "administration": Target(
+        _administration,
+        _numbered([message for message, _ in _STATES]),
+        (BkhealError, DecodeError),
+        _hostile([message for message, _ in _STATES]),
     ),
     "answers-v3": Target(
         _answers_v3,

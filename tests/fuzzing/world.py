@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
@@ -12,6 +12,8 @@ import grpc.aio
 from bookie.model.ids import LedgerId
 from bookie.server.copying import Copying
 from bookie.server.grpc.servicer import BookieServicer
+from bookie.wire import administration_pb2 as admin_pb
+from bookie.wire.administration import Administration
 from bookie.wire.apache.connection import Connection
 from bookie.wire.apache.exchange import Exchange
 from bookie.wire.apache.framing import framed
@@ -163,6 +165,48 @@ def _frames_of(data: bytes) -> Iterator[bytes]:
         size = 4 + int.from_bytes(data[:4], "big")
         yield data[:size]
         data = data[size:]
+
+
+class _Batches(AsyncIterator[admin_pb.InventoryBatch]):
+    """The batches of one call. No generator: one that is left early would have to be closed."""
+
+    def __init__(self, batches: list[admin_pb.InventoryBatch]) -> None:
+        self._batches = batches
+
+    async def __anext__(self) -> admin_pb.InventoryBatch:
+        if not self._batches:
+            raise StopAsyncIteration
+        return self._batches.pop()
+
+
+class _Inventories:
+    """A bookie that answers every inventory with the same batch."""
+
+    def __init__(self, batch: admin_pb.InventoryBatch) -> None:
+        self._batch = batch
+
+    def Inventory(self, request: object, **options: object) -> _Batches:  # noqa: N802
+        return _Batches([self._batch])
+
+
+def listed_inventory(batch: admin_pb.InventoryBatch) -> object:
+    """Let a client list the ledgers of a bookie that answers so.
+
+    Raises:
+        BkhealError: the client refuses the answer.
+        Exception: a defect.
+    """
+    client = object.__new__(Administration)
+    client._metadata, client._stub = (), _Inventories(batch)  # type: ignore[assignment]
+
+    async def listed() -> object:
+        return [row async for row in client.inventory()]
+
+    loop = VirtualTimeLoop()
+    try:
+        return loop.run_until_complete(listed())
+    finally:
+        loop.close()
 
 
 def frames(*bodies: bytes) -> bytes:

@@ -65,10 +65,11 @@ class EmbeddedWorld:
         return self.cluster.bookies
 
     async def written(self, *, entries: int = ENTRIES) -> LedgerId:
-        """A closed ledger on all three bookies."""
+        """A closed ledger; every entry is on all three bookies."""
         async with self.client.create_ledger(THREE) as writer:
             for entry in range(entries):
                 await writer.submit(payload(writer.ledger_id, entry))
+        await self._on_all(writer.ledger_id, entries)
         return writer.ledger_id
 
     async def abandoned(self) -> LedgerId:
@@ -76,12 +77,16 @@ class EmbeddedWorld:
         writer = await self.client.create_ledger(THREE)
         acknowledged = [await writer.submit(payload(writer.ledger_id, entry)) for entry in range(ENTRIES)]
         await asyncio.gather(*acknowledged)
-        async with asyncio.timeout(STATE_S):
-            for bookie in self.bookies:
-                while await self._count(bookie, writer.ledger_id) < ENTRIES:  # noqa: ASYNC110 (another process)
-                    await asyncio.sleep(POLL_INTERVAL_S)
+        await self._on_all(writer.ledger_id, ENTRIES)
         await writer.abandon()
         return writer.ledger_id
+
+    async def _on_all(self, ledger_id: LedgerId, entries: int) -> None:
+        """Wait until each bookie has stored every entry: two of them are enough for an acknowledgement."""
+        async with asyncio.timeout(STATE_S):
+            for bookie in self.bookies:
+                while await self._count(bookie, ledger_id) < entries:  # noqa: ASYNC110 (another process)
+                    await asyncio.sleep(POLL_INTERVAL_S)
 
     async def read(self, ledger_id: LedgerId) -> list[bytes]:
         return [entry.payload async for entry in (await self.client.open_ledger(ledger_id)).read_all()]

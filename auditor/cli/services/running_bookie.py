@@ -192,8 +192,10 @@ def read_only_document(state: pb.ReadOnlyState) -> dict[str, Any]:
 
 def scrub_document(state: pb.ScrubState) -> dict[str, Any]:
     """A scrub."""
+    phases = type(state).Phase
+    is_known = state.phase in phases.values()
     return {
-        "phase": type(state).Phase.Name(state.phase).lower(),
+        "phase": phases.Name(state.phase).lower() if is_known else f"unknown ({state.phase})",
         "begun_at": rfc3339_if_known(state.begun_ms, "seconds"),
         "finished_at": rfc3339_if_known(state.finished_ms, "seconds"),
         "position": f"{state.ledger_id}:{state.entry_id}" if state.HasField("ledger_id") else None,

@@ -14,7 +14,7 @@ from bookie.storage.port import DiskError
 HEADER_BYTES = 7
 FULL, REUSED_FULL = 1, 5
 LARGE = 100_000
-"""A record of several blocks."""
+"""A record of several blocks; its bytes cannot be compressed."""
 
 
 def chunk(payload: bytes, kind: int = FULL) -> bytes:
@@ -54,9 +54,7 @@ async def written(home: Path) -> Path:
 async def test_every_chunk_of_a_real_log_is_looked_at(tmp_path: Path) -> None:
     log = (await written(tmp_path / "index")).read_bytes()
     places = chunks_of(log)
-    assert {log[place + 6] for place in places} == {1, 2, 3, 4, 9}, (
-        "full, first, middle and last chunks, and the kind of compression"
-    )
+    assert {log[place + 6] for place in places} >= {1, 2, 3, 4}, "full, first, middle and last chunks"
     assert len(log) > LARGE
     assert endless_record_at(blocks(log)) is None
     for place in places:
