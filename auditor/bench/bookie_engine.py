@@ -23,6 +23,7 @@ from bookie.model.packet import HEADER_SIZE
 from bookie.runtime.clock import SystemClock
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.journal.format import used_size
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
@@ -187,7 +188,7 @@ async def _recovered(place: Path, payload_bytes: int, entries: int) -> dict[str,
     """End the process of the store, as far as its files can tell, and measure its next start."""
     async with opened_store(place, is_closed=False) as store:
         await _add_all(store, payload_bytes, entries)
-    size = sum(path.stat().st_size for path in (place / "journal").rglob("*.journal"))
+    size = sum(used_size(path.read_bytes()) for path in (place / "journal").rglob("*.journal"))
     drop_caches(place)
     started_s, began_s = time.perf_counter(), time.process_time()
     async with opened_store(place):

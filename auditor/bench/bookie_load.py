@@ -75,8 +75,9 @@ async def measure_adds(found: Sequence[Contestant], load: Load, say: Say) -> lis
             say(f"adds: {entries:,} entries of {payload_bytes:,} B by {writers} writers")
             rates: dict[str, list[float]] = {each.name: [] for each in found}
             used_s = dict.fromkeys(rates, 0.0)
-            for _ in range(load.rounds):
-                for each in found:
+            for number in range(load.rounds):
+                # In changing order: the flush of what one contestant wrote falls into the time of the next.
+                for each in found if number % 2 else reversed(found):
                     before_s = cpu_s(each.server.running)
                     rates[each.name].append(entries / await _write(each.client, payload, writers, entries))
                     used_s[each.name] += cpu_s(each.server.running) - before_s
