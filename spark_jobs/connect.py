@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final
 
 from bookie.metadata.access import ZooKeeperAccess, use_access
 from bookie.metadata.cluster import Cluster, open_cluster
-from bookie.metadata.port import MetadataStore
+from bookie.metadata.port import MetadataStore, StoreUnavailableError
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import MetadataUri, parse_uri
@@ -17,6 +19,11 @@ from spark_jobs.pacing.budget import TaskBudget
 from spark_jobs.pacing.pace import Pace
 from spark_jobs.pacing.paced_store import PacedStore
 from spark_jobs.settings import CONNECT_TIMEOUT_S
+
+_log = logging.getLogger(__name__)
+
+OBSERVER_TIMEOUT_S: Final = 5.0
+"""How long each task tries to connect to observers before it takes the servers of the URI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +68,22 @@ async def connected(
 async def connected_at_pace(
     uri: MetadataUri, connect_timeout_s: float, access: ZooKeeperAccess, budget: TaskBudget
 ) -> AsyncIterator[PacedConnection]:
-    """As ``connected``, for a task that reads in bulk.
+    """As ``connected``, for a task that reads in bulk: from observers, if the budget has some and one of them answers.
 
     Raises:
         StoreUnavailableError, NotAClusterError: see ``connected``.
     """
-    async with connected(uri, connect_timeout_s, access) as connection:
+    async with AsyncExitStack() as stack:
+        connection = None
+        if budget.observers:
+            reading = replace(uri, hosts=budget.observers)
+            try:
+                opening = connected(reading, min(connect_timeout_s, OBSERVER_TIMEOUT_S), access)
+                connection = await stack.enter_async_context(opening)
+            except StoreUnavailableError as error:
+                _log.warning(f"no observer answers, so ledgers are read from the servers of the metadata URI: {error}")
+        if connection is None:
+            connection = await stack.enter_async_context(connected(uri, connect_timeout_s, access))
         pace = Pace(SystemClock(), budget)
         yield PacedConnection(PacedStore(connection.store, pace, connection.cluster.root), connection.cluster)
 

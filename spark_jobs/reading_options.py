@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
+from bookie.metadata.uri import InvalidUriError, parse_uri
 from bookie.model.option import Option
 
 MetadataRate = Annotated[
@@ -24,6 +26,13 @@ MetadataBytesRate = Annotated[
         maximum=1e12,
     ),
 ]
+MetadataObservers = Annotated[
+    str,
+    Option(
+        "ZooKeeper servers from which Spark tasks read, such as observers: host:port, separated by commas. If none of "
+        "them answers, and by default: those of the metadata URI."
+    ),
+]
 MetadataConnections = Annotated[
     int,
     Option(
@@ -42,3 +51,20 @@ MetadataLatencyFactor = Annotated[
         maximum=1000,
     ),
 ]
+
+
+def observer_hosts(text: str) -> str:
+    """Return the observers as a connect string, every port explicit; empty: there are none.
+
+    Raises:
+        InvalidUriError: one of them is no ``host:port``.
+    """
+    return parse_uri(f"zk://{text.strip()}/ledgers").hosts if text.strip() else ""
+
+
+def observer_problems(text: str) -> Iterator[str]:
+    """Report why ``text`` names no observers, in a sentence that names the setting; nothing if it does."""
+    try:
+        observer_hosts(text)
+    except InvalidUriError as error:
+        yield f"metadata_observers: {error}"

@@ -49,7 +49,10 @@ from spark_jobs.reading_options import (
     MetadataBytesRate,
     MetadataConnections,
     MetadataLatencyFactor,
+    MetadataObservers,
     MetadataRate,
+    observer_hosts,
+    observer_problems,
 )
 from spark_jobs.reference_options import REFERENCE_GRACE_S, REFERENCES, PulsarRoots, ReferenceGrace
 from spark_jobs.run_limits import RunLimits
@@ -188,6 +191,7 @@ class AuditSettings:
     metadata_bytes_rate: MetadataBytesRate = 0.0
     metadata_connections: MetadataConnections = 0
     metadata_latency_factor: MetadataLatencyFactor = LATENCY_FACTOR
+    metadata_observers: MetadataObservers = ""
     with_image: WithImage = True
     image_dir: ImageDir = None
     image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S
@@ -218,7 +222,11 @@ class AuditSettings:
     def budget(self) -> Budget:
         """What the tasks of a run may take from ZooKeeper."""
         return Budget(
-            self.metadata_rate, self.metadata_bytes_rate, self.metadata_connections, self.metadata_latency_factor
+            self.metadata_rate,
+            self.metadata_bytes_rate,
+            self.metadata_connections,
+            self.metadata_latency_factor,
+            observer_hosts(self.metadata_observers),
         )
 
     @property
@@ -232,7 +240,12 @@ class AuditSettings:
         return self.sample >= 1 and self.ledger_min == 0 and self.ledger_max == LEDGER_ID_MAX
 
     def __post_init__(self) -> None:
-        if problems := [*uri_problems(self.metadata_uri), *range_problems(self), *self._problems()]:
+        if problems := [
+            *uri_problems(self.metadata_uri),
+            *observer_problems(self.metadata_observers),
+            *range_problems(self),
+            *self._problems(),
+        ]:
             raise ConfigurationError(problems)
 
     def _problems(self) -> Iterator[str]:

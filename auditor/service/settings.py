@@ -50,7 +50,9 @@ from spark_jobs.reading_options import (
     MetadataBytesRate,
     MetadataConnections,
     MetadataLatencyFactor,
+    MetadataObservers,
     MetadataRate,
+    observer_problems,
 )
 from spark_jobs.reference_options import REFERENCE_GRACE_S, PulsarRoots, ReferenceGrace
 from spark_jobs.store_address import ReportStoreOption, address_problems
@@ -212,6 +214,7 @@ class ServiceSettings:
     metadata_bytes_rate: MetadataBytesRate = 0.0
     metadata_connections: MetadataConnections = 0
     metadata_latency_factor: MetadataLatencyFactor = LATENCY_FACTOR
+    metadata_observers: MetadataObservers = ""
     with_image: WithImage = True
     image_dir: ImageDir = None
     image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S
@@ -220,7 +223,12 @@ class ServiceSettings:
     compat_metrics: Annotated[bool, Option("Also export the metric names of Apache's auditor.")] = False
 
     def __post_init__(self) -> None:
-        problems = [*uri_problems(self.metadata_uri), *range_problems(self), *_problems(self)]
+        problems = [
+            *uri_problems(self.metadata_uri),
+            *observer_problems(self.metadata_observers),
+            *range_problems(self),
+            *_problems(self),
+        ]
         if problems:
             raise ConfigurationError(problems)
 

@@ -1,4 +1,4 @@
-"""What all tasks of a run together may take from ZooKeeper, and the share of one task.
+"""What all tasks of a run together may take from ZooKeeper, from which servers, and the share of one task.
 
 No message passes between tasks. A run divides its limits by the number of tasks that can run at the same time, so their
 sum stays below the limits, also while other runs of the session are under way. Runs of other sessions are seen by the
@@ -8,7 +8,7 @@ latency that they cause (``feedback``).
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Final
 
 LATENCY_FACTOR: Final = 2.0
@@ -28,6 +28,8 @@ class TaskBudget:
     """The task reads less if small reads take longer than so many times their time when ZooKeeper is idle."""
     least_nodes_per_s: float = 0.0
     """What feedback leaves to the task."""
+    observers: str = ""
+    """Servers to read from, if one of them answers: ``host:port`` joined with commas; empty: those of the URI."""
 
     @property
     def is_free(self) -> bool:
@@ -37,11 +39,11 @@ class TaskBudget:
     def divided(self, tasks: int) -> TaskBudget:
         """Return the share of each of ``tasks``, of which there may be none."""
         together = max(1, tasks)
-        return TaskBudget(
-            self.nodes_per_s / together,
-            self.bytes_per_s / together,
-            self.latency_factor,
-            self.least_nodes_per_s / together,
+        return replace(
+            self,
+            nodes_per_s=self.nodes_per_s / together,
+            bytes_per_s=self.bytes_per_s / together,
+            least_nodes_per_s=self.least_nodes_per_s / together,
         )
 
     def to_text(self) -> str:
@@ -59,12 +61,14 @@ def task_budget(text: str) -> TaskBudget:
         ValueError: the text is another one.
     """
     try:
-        values = [float(value) for value in json.loads(text)]
+        *numbers, observers = json.loads(text)
+        values = [float(number) for number in numbers]
     except TypeError as error:
         raise ValueError(str(error)) from error
-    if len(values) != len(astuple(FREE)) or not all(0 <= value < float("inf") for value in values):
-        raise ValueError("need four numbers of at least 0")
-    return TaskBudget(*values)
+    if len(values) != len(astuple(FREE)) - 1 or not all(0 <= value < float("inf") for value in values):
+        raise ValueError("need four numbers of at least 0, and the observers")
+    nodes_per_s, bytes_per_s, latency_factor, least_nodes_per_s = values
+    return TaskBudget(nodes_per_s, bytes_per_s, latency_factor, least_nodes_per_s, str(observers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +80,12 @@ class Budget:
     connections: int = 0
     """Tasks that may read at the same time: each has one connection."""
     latency_factor: float = LATENCY_FACTOR
+    observers: str = ""
 
     @property
     def whole(self) -> TaskBudget:
         """The limits of a task that is alone."""
-        return TaskBudget(self.nodes_per_s, self.bytes_per_s, self.latency_factor, LEAST_NODES_PER_S)
+        return TaskBudget(self.nodes_per_s, self.bytes_per_s, self.latency_factor, LEAST_NODES_PER_S, self.observers)
 
     def tasks(self, wanted: int) -> int:
         """Return into how many tasks to cut a job, at most ``wanted``."""

@@ -108,6 +108,7 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         metadata_bytes_rate=settings.metadata_bytes_rate,
         metadata_connections=settings.metadata_connections,
         metadata_latency_factor=settings.metadata_latency_factor,
+        metadata_observers=settings.metadata_observers,
         with_image=settings.with_image,
         image_dir=settings.image_dir,
         image_age_max_s=settings.image_age_max_s,

@@ -90,11 +90,11 @@ def p99(latencies: Sequence[float]) -> float:
     return latencies[int(0.99 * len(latencies))]
 
 
-@pytest.mark.parametrize(("tasks", "ratio"), [(2, 3.5), (16, 5)])
+@pytest.mark.parametrize(("tasks", "ratio"), [(2, 3.5), (16, 6)])
 @in_virtual_time
 async def test_another_client_hardly_waits_and_the_server_stays_busy(tasks: int, ratio: float) -> None:
     """All that the server can do is asked for, and decoded at no cost: worse than any cluster."""
-    nodes, waited, seconds = 120_000, {}, {}
+    nodes, waited, seconds = 200_000, {}, {}
     for factor in (0.0, 2.0):
         server, loop = Server(), asyncio.get_running_loop()
         budget = Budget(latency_factor=factor).share(tasks, tasks)
@@ -198,8 +198,8 @@ def test_no_more_tasks_than_connections() -> None:
 
 
 def test_a_budget_is_an_option_of_a_data_source() -> None:
-    budget = TaskBudget(1.5, 2e6, 3.0, 4.0)
+    budget = TaskBudget(1.5, 2e6, 3.0, 4.0, "o1:2181,o2:2181")
     assert task_budget(budget.to_text()) == budget
-    for text in ("", "7", "[1, 2, 3]", "[1, 2, 3, -4]", '[1, 2, 3, "x"]', "[1, 2, 3, Infinity]", "[[], 1, 2, 3]"):
+    for text in ("", "7", "[]", '[1, 2, 3, ""]', '[1, 2, 3, -4, ""]', '[1, 2, 3, "x", ""]', '[[], 1, 2, 3, ""]'):
         with pytest.raises(ValueError, match=r".+"):
             task_budget(text)

@@ -1,0 +1,71 @@
+"""Tasks read from observers if they are named and answer, and else from the servers of the metadata URI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bookie.metadata.access import PLAIN_ACCESS
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.metadata.uri import parse_uri
+from bookie.runtime.configuration.settings import ConfigurationError
+from spark_jobs.connect import connected_at_pace
+from spark_jobs.pacing.budget import Budget
+from spark_jobs.settings import AuditSettings
+from tests.worlds.cluster import formatted
+
+VOTERS = "zk1:2181,zk2:2181"
+OBSERVERS = "o1:2181,o2:2182"
+URI = "zk://zk1,zk2/ledgers"
+
+
+@pytest.fixture
+async def connected_to(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The hosts of each attempt to connect; those that are in ``down`` do not answer."""
+    hosts_tried: list[str] = []
+    cell = MemoryCell()
+    await formatted(MemoryStore(cell))
+
+    async def connect(hosts: str, **_: Any) -> MemoryStore:
+        hosts_tried.append(hosts)
+        if "down" in hosts:
+            raise StoreUnavailableError(f"no ZooKeeper session from {hosts}")
+        return MemoryStore(cell)
+
+    monkeypatch.setattr(ZooKeeperStore, "connect", connect)
+    return hosts_tried
+
+
+async def read(observers: str) -> None:
+    budget = AuditSettings(URI, metadata_observers=observers).budget.share(1, 1)
+    async with connected_at_pace(parse_uri(URI), 15, PLAIN_ACCESS, budget) as connection:
+        assert await connection.store.stat(connection.cluster.root) is not None
+
+
+async def test_observers_come_first(connected_to: list[str]) -> None:
+    await read("o1, o2:2182")
+    assert connected_to == [OBSERVERS]
+
+
+async def test_without_an_answer_of_observers_the_servers_of_the_uri_are_read(connected_to: list[str]) -> None:
+    await read("down:2181")
+    assert connected_to == ["down:2181", VOTERS]
+
+
+async def test_by_default_the_servers_of_the_uri_are_read(connected_to: list[str]) -> None:
+    await read("")
+    assert connected_to == [VOTERS]
+
+
+def test_observers_belong_to_the_budget_of_each_task() -> None:
+    assert Budget(observers=OBSERVERS).share(4, 2).observers == OBSERVERS
+
+
+@pytest.mark.parametrize("wrong", ["o1:port", "a b", "o1,,o2", "zk://o1:2181"])
+def test_other_texts_are_refused(wrong: str) -> None:
+    with pytest.raises(ConfigurationError, match="metadata_observers"):
+        AuditSettings(URI, metadata_observers=wrong)
