@@ -53,13 +53,13 @@ _STALL_S_MAX: Final = 60.0
 _STALL_PAUSE_S: Final = 0.005
 _STALLED: Final = "Write stall"
 _LOG_FILES: Final = "*.log"
-_MANIFESTS: Final = "MANIFEST-*"
 _REOPEN_SPARE_BYTES: Final = 1 << 20
 """Beyond the size of its log, which is written to tables when the database is opened."""
 _DAMAGED: Final = "Corruption"
 _REMEDY: Final = ". If the bookie does not start, make the index again with `bkheal bookie rebuild-index --replace`"
 _NO_SPACE: Final = "No space left on device"
 _LOCKED: Final = ("lock hold by current process", "While lock file")
+_MANIFESTS: Final = "MANIFEST-*"
 
 T = TypeVar("T")
 
