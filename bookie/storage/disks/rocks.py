@@ -53,7 +53,6 @@ _STALL_S_MAX: Final = 60.0
 _STALL_PAUSE_S: Final = 0.005
 _STALLED: Final = "Write stall"
 _LOG_FILES: Final = "*.log"
-_MANIFESTS: Final = "MANIFEST-*"
 _COMPRESSED_LOG: Final = Path(__file__).with_name("compressed_log")
 """Options that the binding can only read from a file, with raw keys and values. The log of a page of entries takes 10
 bytes for each instead of 43. A log that was written without compression is read as well."""
@@ -63,6 +62,7 @@ _DAMAGED: Final = "Corruption"
 _REMEDY: Final = ". If the bookie does not start, make the index again with `bkheal bookie rebuild-index --replace`"
 _NO_SPACE: Final = "No space left on device"
 _LOCKED: Final = ("lock hold by current process", "While lock file")
+_MANIFESTS: Final = "MANIFEST-*"
 
 T = TypeVar("T")
 
