@@ -23,7 +23,6 @@ Say = Callable[[str], None]
 
 RESERVED: Final = "reserved"
 NOT_RESERVED: Final = "not reserved"
-_RESERVED_BYTES: Final = 4 << 20
 _TURNS: Final = 300
 _PAYLOAD_BYTES: Final = 100
 
@@ -36,7 +35,7 @@ async def measure_reserved(directory: Path, say: Say, turns: int = _TURNS) -> di
         LoadFailedError: an add was refused.
     """
     say(f"storage alone: {turns} lone adds of {_PAYLOAD_BYTES} B with and without reserved space")
-    ahead = {RESERVED: _RESERVED_BYTES, NOT_RESERVED: 0}
+    ahead = {RESERVED: StorageSettings().journal_reserve_bytes, NOT_RESERVED: 0}
     adds: dict[str, list[float]] = {name: [] for name in ahead}
     syncs: dict[str, list[float]] = {name: [] for name in ahead}
     payload = random.Random(1).randbytes(_PAYLOAD_BYTES)

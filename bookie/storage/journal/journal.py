@@ -9,9 +9,9 @@ covers many callers, and a single caller does not wait. Callbacks run in the ord
 resumes.
 
 A file begins in this order: its header is synced, then its name in the directory, then the mark beside the files, then
-space may be reserved behind it, then the first batch is written (J5). A crash before the first batch leaves a file
-without records. A crash during a batch leaves a torn tail, and any crash leaves reserved space, which is zeros. Nothing
-is appended after them: each start begins a new file with a higher epoch (J8). A file is deleted only after a checkpoint
+space is reserved behind it, then the first batch is written (J5). A crash before the first batch leaves a file without
+records. A crash during a batch leaves a torn tail, and any crash leaves the reserved space, which is zeros. Nothing is
+appended after them: each start begins a new file with a higher epoch (J8). A file is deleted only after a checkpoint
 that covers it is durable; the mark is written last, because on a full disk it needs the space that the deletion frees.
 
 Each batch records that the one before it was durable. The last one has no successor, so a second task writes the mark
@@ -295,8 +295,7 @@ class Journal:
             self._offset = await file.append_and_sync([encode_file_header(header)])
             await self._disk.sync_directory(DIRECTORY)
             await self._slots.write(JournalMark(self.durable_sequence, self._epoch))
-            if self._settings.journal_reserve_bytes:
-                await file.reserve(min(self._settings.journal_reserve_bytes, self._settings.journal_file_bytes))
+            await file.reserve(min(self._settings.journal_reserve_bytes, self._settings.journal_file_bytes))
         except DiskFullError:
             await file.close()
             with suppress(DiskError):
@@ -316,7 +315,7 @@ class Journal:
 
     async def _end_file(self) -> None:
         """Give back what is reserved of the file, and close it."""
-        if self._file is not None and self._settings.journal_reserve_bytes:
+        if self._file is not None:
             await self._file.reserve(0)
         await self._close_file()
 

@@ -167,7 +167,7 @@ async def test_callbacks_run_in_the_order_of_the_journal_before_any_caller_wakes
 async def test_a_crash_leaves_the_reserved_space_and_a_close_gives_it_back() -> None:
     for is_crash in (True, False):
         disk = MemoryDisk()
-        journal = await begin(disk, StorageSettings(journal_reserve_bytes=1000))
+        journal = await begin(disk)
         assert await put(journal, b"first") is None
         await (journal.abort() if is_crash else journal.close())
         file = await disk.restarted().open(file_path(1))
@@ -178,7 +178,7 @@ async def test_a_crash_leaves_the_reserved_space_and_a_close_gives_it_back() -> 
 
 async def test_the_end_of_a_full_file_gives_its_reserved_space_back() -> None:
     disk = MemoryDisk()
-    async with journal_on(disk, StorageSettings(journal_file_bytes=1, journal_reserve_bytes=1000)) as journal:
+    async with journal_on(disk, StorageSettings(journal_file_bytes=1)) as journal:
         assert await put(journal, b"first") is None
         assert await put(journal, b"second") is None
         for number in (1, 2):
