@@ -62,25 +62,25 @@ async def test_append_and_sync_does_both(disk: Disk, directory: str) -> None:
 
 
 async def test_reserved_space_reads_as_zeros_and_changes_nothing_else(disk: Disk, directory: str) -> None:
-    file = await disk.create("d/a")
+    file = await disk.create("entries/a")
     assert await file.append_and_sync([b"one"]) == 3
     await file.reserve(100)
     assert await file.append_and_sync([b"two"]) == 6
-    assert await content(disk, "d/a") == b"onetwo" + bytes(97)
+    assert await content(disk, "entries/a") == b"onetwo" + bytes(97)
     assert await file.append_and_sync([b"x" * 200]) == 206
-    assert await content(disk, "d/a") == b"onetwo" + b"x" * 200 + bytes(100)
+    assert await content(disk, "entries/a") == b"onetwo" + b"x" * 200 + bytes(100)
     await file.reserve(0)
-    assert await content(disk, "d/a") == b"onetwo" + b"x" * 200
+    assert await content(disk, "entries/a") == b"onetwo" + b"x" * 200
     assert await file.append_and_sync([b"y"]) == 207
     await file.close()
-    assert await content(disk, "d/a") == b"onetwo" + b"x" * 200 + b"y"
+    assert await content(disk, "entries/a") == b"onetwo" + b"x" * 200 + b"y"
     with pytest.raises(DiskError):
         await file.reserve(100)
 
 
 async def test_more_large_parts_than_the_system_takes_at_once_are_one_append(disk: Disk, directory: str) -> None:
     parts = [b"%04d" % number * 1024 for number in range(1030)]
-    file = await disk.create("d/a")
+    file = await disk.create("entries/a")
     assert await file.append(parts) == 1030 * 4096
     assert await file.read([(0, 1030 * 4096)]) == [b"".join(parts)]
     await file.close()

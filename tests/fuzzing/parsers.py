@@ -79,6 +79,7 @@ NO_TARGET: Final[Mapping[str, str]] = {
     "auditor.cli.ledgers.entries": "the password of a ledger",
     "bookie.client.log.log": "the password of a ledger",
     "bookie.client.sync": "the password of a ledger",
+    "spark_jobs.checks.inventory.second_look": "metadata of ledgers, which it gives to the decoder that has a target",
     "spark_jobs.runs.findings": "what a task of the same Spark job has packed",
 }
 """Modules with functions of such names that read nothing from a disk or the network, and why."""

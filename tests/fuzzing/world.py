@@ -19,6 +19,7 @@ from bookie.wire.apache.exchange import Exchange
 from bookie.wire.apache.framing import framed
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, Request
+from bookie.wire.resolver import BookieAddress
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import open_bookie
 from tests.worlds.virtual_time import VirtualTimeLoop
@@ -197,6 +198,7 @@ def listed_inventory(batch: admin_pb.InventoryBatch) -> object:
         Exception: a defect.
     """
     client = object.__new__(Administration)
+    client.address = BookieAddress("127.0.0.1", 5000)
     client._metadata, client._stub = (), _Inventories(batch)  # type: ignore[assignment]
 
     async def listed() -> object:

@@ -16,12 +16,14 @@ from bookie.model.ids import LedgerId
 from bookie.server.joining.directories import CURRENT
 from bookie.storage.disks.index_format import pack_entry_key
 from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.disks.rocks_logs import BLOCK_BYTES
 from bookie.wire.port import Status
 from bookie.wire.requests import Info, ListEntries
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S, kill9
 
 ENTRIES = 20
+RECORD_HEADER_BYTES = 7
 THREE = LedgerOptions(3, 3, 2)
 
 T = TypeVar("T")
@@ -131,6 +133,18 @@ def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
     path.write_bytes(data)
+
+
+def inside_a_record(log: bytes) -> int:
+    """The offset of a byte in the payload of a record in the middle of a log of RocksDB."""
+    at = 0
+    while True:
+        if BLOCK_BYTES - at % BLOCK_BYTES < RECORD_HEADER_BYTES:
+            at += -at % BLOCK_BYTES
+        end = at + RECORD_HEADER_BYTES + int.from_bytes(log[at + 4 : at + 6], "little")
+        if end > len(log) // 2:
+            return end - 1
+        at = end
 
 
 def damage_entry(bookie: EmbeddedBookie, ledger_id: LedgerId, entry: int) -> None:

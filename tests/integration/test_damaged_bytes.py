@@ -27,14 +27,22 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.model.run import RunKind
 from bookie.server.joining.directories import CURRENT
-from bookie.storage.disks.index_format import pack_entry_key
 from bookie.wire.port import Status
 from bookie.wire.requests import ListEntries, Read
 from spark_jobs.report.files import FINDINGS
 from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.settings import AuditSettings
 from tests.deadlines import PROGRAM_S, STATE_S
-from tests.integration.damaged_world import ENTRIES, EmbeddedWorld, current, damage_entry, flip, forget_entry, payload
+from tests.integration.damaged_world import (
+    ENTRIES,
+    EmbeddedWorld,
+    current,
+    damage_entry,
+    flip,
+    forget_entry,
+    inside_a_record,
+    payload,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -243,9 +251,7 @@ def test_a_bookie_does_not_start_on_an_index_that_lost_what_was_durable(world: D
     index = current(second) / "index"
     shutil.copytree(index, tmp_path / "index")
     [log] = index.glob("*.log")
-    place = log.read_bytes().find(pack_entry_key(ledger_id, DAMAGED))
-    assert place >= 0, "the log holds the entries"
-    flip(log, place)
+    flip(log, inside_a_record(log.read_bytes()))
     assert world.do(refused(second)) == ExitCode.STORAGE_FAILED
     assert world.do(refused(second)) == ExitCode.STORAGE_FAILED, "nor when it is tried again"
     shutil.rmtree(index)

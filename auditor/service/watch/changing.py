@@ -12,7 +12,7 @@ from typing import Final
 
 from bookie.model.ids import BookieId
 
-CHANGE_S: Final = 2.0
+CHANGE_S: Final = 1.0
 """Two requests to ZooKeeper, with room for a busy server or a busy bookie."""
 
 
