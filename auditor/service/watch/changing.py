@@ -12,8 +12,8 @@ from typing import Final
 
 from bookie.model.ids import BookieId
 
-CHANGE_S: Final = 1.0
-"""Two requests to ZooKeeper, with room for a busy server or a busy bookie."""
+CHANGE_S: Final = 0.5
+"""Two requests to ZooKeeper, with room for a busy server."""
 
 
 class ChangingBookies:
