@@ -285,7 +285,7 @@ async def test_a_bookie_that_becomes_read_only_and_writable_again_is_not_lost(
     async def watch() -> None:
         seen = await client.ports.registrations.list()
         while True:
-            # ten times slower: a machine that runs the other tests too may need longer for a change than the rule allows
+            # ten times slower: beside all other tests, a change may take longer than the rule allows
             absent = changing.look(known, seen.registered, clock.monotonic_s() / 10)
             lost.append(set(known) - seen.registered - absent)
             seen = await client.ports.registrations.wait_changed(seen)
