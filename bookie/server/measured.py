@@ -120,6 +120,7 @@ class _TimedFile:
         self.sync = file.sync
         self.reserve = file.reserve
         self.read = file.read
+        self.read_at_once = file.read_at_once
         self.size = file.size
         self.close = file.close
 

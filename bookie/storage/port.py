@@ -82,6 +82,13 @@ class DiskFile(Protocol):
         """
         ...
 
+    def read_at_once(self, offset: int, size: int) -> bytes | None:
+        """Return the ``size`` bytes at ``offset`` if they are in memory, without waiting for the disk or a thread.
+
+        None says nothing about the file: ``read`` has to be asked.
+        """
+        return None
+
     async def size(self) -> int:
         """Return the current size in bytes.
 
@@ -175,6 +182,13 @@ class EntryIndex(Protocol):
             DiskError: the index cannot be read.
         """
         ...
+
+    def get_at_once(self, keys: Sequence[bytes]) -> list[bytes] | None:
+        """Return the values of ``keys`` if all of them are in memory, without waiting for the disk or a thread.
+
+        None says nothing about the keys: ``get_many`` has to be asked.
+        """
+        return None
 
     async def range(self, first_key: bytes, end_key: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         """Return up to ``limit`` pairs with ``first_key <= key < end_key``, ascending.

@@ -153,6 +153,7 @@ class WatchedIndex:
         self._write = index.write
         self._cache = cache
         self.get_many = index.get_many
+        self.get_at_once = index.get_at_once
         self.range = index.range
         self.keys = index.keys
         self.last = index.last

@@ -39,6 +39,11 @@ _FEW_KEYS: Final = 16
 """A ledger with fewer entries needs no second look into the index for its last one."""
 _JOINED_AT_ONCE: Final = 20_000
 """Ids of cached entries that are joined to runs between two turns of the loop: some milliseconds."""
+_AT_ONCE_MAX: Final = 8
+"""Entries of one request that are looked up without a thread if memory has them: a switch to a thread and back takes
+longer than so many."""
+_AT_ONCE_BYTES: Final = 64 << 10
+"""Bytes of one request that are copied from the page cache without a thread: some ten microseconds."""
 _MOVES_MAX: Final = 3
 """How often one read follows entries that compaction moves at the same time; only damage can cause more moves."""
 
@@ -74,7 +79,10 @@ class EntryReader:
             found = found[: _prefix_within_bounds(found)]  # what memory has may fill the answer
             missing = missing[: bisect_left(missing, len(found))]
             keys = [pack_entry_key(ledger_id, entry_ids[place]) for place in missing]
-            for place, value in zip(missing, await self.index.get_many(keys), strict=True):
+            values: Sequence[bytes | None] | None = self.index.get_at_once(keys) if len(keys) <= _AT_ONCE_MAX else None
+            if values is None:
+                values = await self.index.get_many(keys)
+            for place, value in zip(missing, values, strict=True):
                 found[place] = None if value is None else unpack_location(value)
         found = found[: _prefix_within_bounds(found)]
         stored = iter(await self._stored(ledger_id, entry_ids, found))
@@ -161,7 +169,10 @@ class EntryReader:
         """
         for attempt in range(_MOVES_MAX + 1):
             places = [place for place, entry in enumerate(found) if isinstance(entry, Location)]
-            stored = await self.logs.read([entry for entry in found if isinstance(entry, Location)])
+            locations = [entry for entry in found if isinstance(entry, Location)]
+            if _is_little(locations) and (at_once := self.logs.read_at_once(locations)) is not None:
+                return at_once
+            stored = await self.logs.read(locations)
             missing = [place for place, data in zip(places, stored, strict=True) if data is None]
             if not missing or attempt == _MOVES_MAX:
                 break
@@ -261,6 +272,10 @@ def _prefix_within_bounds(found: Sequence[_Found]) -> int:
             if size > READ_BYTES_MAX and count:
                 return count
     return len(found)
+
+
+def _is_little(locations: Sequence[Location]) -> bool:
+    return len(locations) <= _AT_ONCE_MAX and sum(location.size for location in locations) <= _AT_ONCE_BYTES
 
 
 def _verified(

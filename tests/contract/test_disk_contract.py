@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bookie.runtime.clock import SystemClock
+from bookie.runtime.fault_points import deciding_by
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.memory import MemoryDisk
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
@@ -100,6 +101,18 @@ async def test_read_past_the_end_is_short_not_an_error(disk: Disk, directory: st
     assert await file.read([(1, 10), (3, 1), (50, 2)]) == [b"bc", b"", b""]
     assert await file.read([]) == []
     await file.close()
+
+
+async def test_what_a_read_at_once_returns_is_what_a_read_returns(disk: Disk, directory: str) -> None:
+    with deciding_by(lambda name: name == "disk.in_memory"):
+        file = await disk.create("entries/a")
+        await file.append([b"one", b"two"])
+        assert file.read_at_once(1, 4) in (b"netw", None)  # not every system can read so
+        assert file.read_at_once(4, 2) in (b"wo", None)
+        assert file.read_at_once(4, 3) is None
+        assert file.read_at_once(6, 1) is None
+        await file.close()
+        assert file.read_at_once(0, 1) is None
 
 
 async def test_existing_file_is_not_created_again(disk: Disk, directory: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bookie.runtime.fault_points import deciding_by
 from bookie.storage.disks.memory import MemoryIndex
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.port import DiskError, EntryIndex
@@ -119,6 +120,23 @@ async def test_reads_and_writes_run_beside_each_other(index: EntryIndex) -> None
     reads = [index.get_many([b"a"]) for _ in range(20)]
     await asyncio.gather(*writes, *reads)
     assert len(await index.keys(b"w", b"x", 100)) == 20
+
+
+async def test_values_in_memory_come_at_once_and_absence_never_does(opened: tuple[EntryIndex, Reopen]) -> None:
+    with deciding_by(lambda name: name == "index.in_memory"):
+        index, reopen = opened
+        await fill(index, b"a", b"b", b"c")
+        await index.write([(b"b", b"new")], [b"c"])
+        assert index.get_at_once([b"b", b"a"]) == [b"new", b"value of a"]
+        assert index.get_at_once([]) == []
+        assert index.get_at_once([b"a", b"nothing"]) is None
+        assert index.get_at_once([b"c"]) is None
+        index = await reopen()
+        assert await index.get_many([b"a", b"b", b"c"]) == [b"value of a", b"new", None]
+        assert index.get_at_once([b"a", b"b"]) in ([b"value of a", b"new"], None)
+        assert index.get_at_once([b"c"]) is None
+        await index.close()
+        assert index.get_at_once([b"a"]) is None
 
 
 async def test_closed_index_refuses_everything(index: EntryIndex) -> None:

@@ -33,6 +33,8 @@ _VECTOR_MAX: Final = 1024
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FREE_FOR_RESERVED: Final = 64
 """A file reserves space only while so many times as much is free, so that a small or full disk is left to its data."""
+_NO_WAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
+"""Linux reads with it only what the page cache has."""
 
 T = TypeVar("T")
 
@@ -135,6 +137,21 @@ class _File(DiskFile):
     @override
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return await _in_thread(self._threads, self._read, ranges)
+
+    @override
+    def read_at_once(self, offset: int, size: int) -> bytes | None:
+        """Return the bytes if the page cache has them. Systems and file systems that cannot say so return None."""
+        if _NO_WAIT is None or not self._busy.acquire(blocking=False):
+            return None
+        try:
+            if self._descriptor is None:
+                return None
+            data = bytearray(size)
+            return bytes(data) if os.preadv(self._descriptor, [data], offset, _NO_WAIT) == size else None
+        except OSError:  # not in memory, not supported, or an error that ``read`` reports
+            return None
+        finally:
+            self._busy.release()
 
     @override
     async def size(self) -> int:

@@ -19,6 +19,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from bookie.runtime.fault_points import fault_point
 from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError, EntryIndex
 
 
@@ -282,11 +283,20 @@ class _MemoryFile(DiskFile):
     @override
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         await self._begin(Operation.READ)
-        for path, bad in self.disk.bad_sectors:
-            if path == self.path and any(offset <= bad < offset + size for offset, size in ranges):
-                raise DiskError(f"cannot read {path}: input/output error")
+        if any(self._is_bad(offset, size) for offset, size in ranges):
+            raise DiskError(f"cannot read {self.path}: input/output error")
         data = self.content.visible() if self.content.reserved else self.content.data
         return [bytes(data[offset : offset + size]) for offset, size in ranges]
+
+    @override
+    def read_at_once(self, offset: int, size: int) -> bytes | None:
+        if self.is_closed or self._is_bad(offset, size) or not fault_point("disk.in_memory"):
+            return None
+        data = bytes(self.content.data[offset : offset + size])
+        return data if len(data) == size else None
+
+    def _is_bad(self, offset: int, size: int) -> bool:
+        return any(path == self.path and offset <= bad < offset + size for path, bad in self.disk.bad_sectors)
 
     @override
     async def size(self) -> int:
@@ -328,6 +338,13 @@ class MemoryIndex(EntryIndex):
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         await self._begin(Operation.INDEX_READ)
         return [self._pairs.get(key) for key in keys]
+
+    @override
+    def get_at_once(self, keys: Sequence[bytes]) -> list[bytes] | None:
+        if self._is_closed or not fault_point("index.in_memory"):
+            return None
+        found = [value for key in keys if (value := self._pairs.get(key)) is not None]
+        return found if len(found) == len(keys) else None
 
     @override
     async def range(self, first_key: bytes, end_key: bytes, limit: int) -> list[tuple[bytes, bytes]]:

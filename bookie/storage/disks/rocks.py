@@ -105,6 +105,22 @@ class RocksIndex(EntryIndex):
         return await self._run("read", self._get_many, keys) if keys else []
 
     @override
+    def get_at_once(self, keys: Sequence[bytes]) -> list[bytes] | None:
+        """Return the values, if the buffers and the block cache have all of them.
+
+        RocksDB also gives "does not exist" for a key that it fails to look up, so only values that were found count.
+        """
+        if self._is_reopening or self._database is None:
+            return None
+        found: list[bytes] = []
+        for key in keys:
+            _, value = self._database.key_may_exist(key, fetch=True)
+            if value is None:
+                return None
+            found.append(value)
+        return found
+
+    @override
     async def range(self, first_key: bytes, end_key: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         return await self._run("read", self._range, first_key, end_key, limit)
 

@@ -163,6 +163,18 @@ class EntryLogs:
                 results[index] = data
         return results
 
+    def read_at_once(self, locations: Sequence[Location]) -> list[bytes | DiskError | None] | None:
+        """Return what ``read`` would, if all of it is in memory and the logs are open; else None. It does not wait."""
+        results: list[bytes | DiskError | None] = []
+        for location in locations:
+            if (log := self._open.get(location.log_id)) is None:
+                return None
+            if (data := log.file.read_at_once(location.offset, location.size)) is None:
+                return None
+            self._open[location.log_id] = self._open.pop(location.log_id)  # most recently used last
+            results.append(data)
+        return results
+
     async def read_range(self, log_id: int, offset: int, size: int) -> bytes:
         """Return the unverified bytes of one range; none if the file was deleted, fewer at its end.
 

@@ -232,6 +232,9 @@ class _BadSectors:
             raise DiskError("input/output error")
         return await self._file.read(ranges)
 
+    def read_at_once(self, offset: int, size: int) -> bytes | None:
+        return None
+
 
 class _FailingDisk(MemoryDisk):
     bad: tuple[int, int] = (0, 0)
