@@ -18,6 +18,7 @@ from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, Final
 
 from bookie.runtime.java import find_java, java_environment
+from spark_jobs.pacing.budget import NICE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,6 +79,8 @@ class SessionSettings:
     """Java heap of the driver, which in local mode is all there is. Ignored inside ``spark-submit``."""
     shuffle_partitions: int | None = None
     """Default: 4 in local mode, because more only cost time; Spark's own elsewhere."""
+    nice: int = NICE
+    """The nice value of Spark's processes, if this process starts them and they run on this machine. On Linux only."""
     extra: tuple[tuple[str, str], ...] = ()
     """Any other Spark settings; they win."""
 
@@ -97,19 +100,24 @@ def spark_session(settings: SessionSettings | None = None) -> Iterator[SparkSess
         builder = SparkSession.Builder().appName(settings.app_name)
         for name, value in spark_conf(settings, str(log_settings)).items():
             builder = builder.config(name, value)
-        session = _in_thread(builder.getOrCreate)
+        session = _in_thread(builder.getOrCreate, settings)
         try:
             yield session
         finally:
             session.stop()
 
 
-def _in_thread(start: Callable[[], SparkSession]) -> SparkSession:
-    """In the main thread Spark would install a handler of Ctrl-C that breaks any running call to the JVM."""
+def _in_thread(start: Callable[[], SparkSession], settings: SessionSettings) -> SparkSession:
+    """In the main thread Spark would install a handler of Ctrl-C that breaks any running call to the JVM.
+
+    The JVM, and by it Spark's Python workers, inherit the nice value of this thread. On Linux each thread has its own.
+    """
     future: Future[SparkSession] = Future()
 
     def run() -> None:
         try:
+            if sys.platform == "linux" and not _is_submitted() and _is_local(settings.master or "local"):
+                os.setpriority(os.PRIO_PROCESS, 0, max(settings.nice, os.getpriority(os.PRIO_PROCESS, 0)))
             future.set_result(start())
         except BaseException as error:  # noqa: BLE001  # the boundary of a thread; it is raised to who waits
             future.set_exception(error)

@@ -45,7 +45,7 @@ from spark_jobs.marking_options import (
     RackOutageDelay,
 )
 from spark_jobs.namespace_options import NamespacesInMetrics
-from spark_jobs.pacing.budget import LATENCY_FACTOR
+from spark_jobs.pacing.budget import LATENCY_FACTOR, NICE, NICE_MAX
 from spark_jobs.reading_options import (
     MetadataBytesRate,
     MetadataConnections,
@@ -166,6 +166,14 @@ class ServiceSettings:
     """Such as ``10.0.0.7,10.1.0.0/16``. Rate limits and the log then have the address of the client."""
     spark_master: Annotated[str, Option("Spark master; default: all cores of this machine, or spark-submit's.")] = ""
     driver_memory: Annotated[str, Option("Java heap of the Spark driver.")] = "1g"
+    spark_nice: Annotated[
+        int,
+        Option(
+            "Nice value of Spark's processes, with a local Spark master; 0: the auditor's own.",
+            minimum=0,
+            maximum=NICE_MAX,
+        ),
+    ] = NICE
     ui_enabled: Annotated[bool, Option("Run Spark's UI, with the tab Auditor.")] = True
     ui_host: Annotated[str, Option("Address of Spark's UI.")] = LOOPBACK
     ui_port: Annotated[int, Option("Port of Spark's UI; 0 picks a free one.", minimum=0, maximum=65_535)] = 4040

@@ -15,6 +15,9 @@ LATENCY_FACTOR: Final = 2.0
 """Default of the latency above which tasks read less, as a multiple of the latency when ZooKeeper is idle."""
 LEAST_NODES_PER_S: Final = 40_000.0
 """What feedback leaves to all tasks together: a ZooKeeper that others overload for hours must not stop audits."""
+NICE: Final = 5
+"""Default of the nice value of Spark's processes: on a busy machine, a ZooKeeper there and sessions get a processor first."""
+NICE_MAX: Final = 19
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_jobs.datasource.ledger_schema import ledger_ddl, ledger_schema
+from spark_jobs.pacing.budget import NICE
 from spark_jobs.session import SessionSettings, spark_conf
 
 
@@ -18,6 +23,20 @@ def test_workers_run_this_python_in_utc_and_try_again(spark: SparkSession) -> No
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.sparkContext.master == "local[2,4]"
     assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all threads of a process have one nice value")
+def test_sparks_processes_give_way_to_others_and_this_one_does_not(spark: SparkSession) -> None:
+    def nice_values(_: Iterable[int]) -> Iterable[tuple[int, int]]:
+        yield os.getpriority(os.PRIO_PROCESS, os.getpid()), os.getpriority(os.PRIO_PROCESS, os.getppid())
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    expected = max(own, NICE)
+    workers = spark.sparkContext.parallelize([0], 1).mapPartitions(nice_values).collect()
+    gateway: Any = SparkContext._gateway
+    assert workers == [(expected, expected)]
+    assert os.getpriority(os.PRIO_PROCESS, gateway.proc.pid) == expected
 
 
 @pytest.mark.spark

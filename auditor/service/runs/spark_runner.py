@@ -128,5 +128,6 @@ def session_settings(settings: ServiceSettings) -> SessionSettings:
         is_ui_enabled=settings.ui_enabled,
         ui_host=settings.ui_host,
         driver_memory=settings.driver_memory,
+        nice=settings.spark_nice,
         extra=(*ui, *proxy) if settings.ui_enabled else (),
     )
