@@ -16,7 +16,7 @@ LATENCY_FACTOR: Final = 2.0
 LEAST_NODES_PER_S: Final = 40_000.0
 """What feedback leaves to all tasks together: a ZooKeeper that others overload for hours must not stop audits."""
 NICE: Final = 5
-"""Default of the nice value of Spark's processes: on a busy machine, a ZooKeeper there and sessions get a processor first."""
+"""Default of the nice value of Spark's processes: a ZooKeeper on a busy machine, and sessions, run first."""
 NICE_MAX: Final = 19
 
 
