@@ -144,7 +144,7 @@ def _options(
 
 
 def _declared(settings: type) -> Iterator[tuple[dataclasses.Field[Any], type, bool, Option | Group]]:
-    """The fields with an annotation of ours: field, type without None, whether None is allowed, annotation."""
+    """The fields with an annotation for options: field, type without None, whether None is allowed, annotation."""
     hints = typing.get_type_hints(settings, include_extras=True)
     for each in dataclasses.fields(settings):
         hint = hints[each.name]
