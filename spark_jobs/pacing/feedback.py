@@ -1,7 +1,7 @@
 """How many nodes a task may have asked for at a time, by the latency that it measures. Pure: no clock, no requests.
 
-A task measures how long a read of one small node takes behind its own requests, as the read of another client would.
-The shortest time counts as that of an idle ZooKeeper. From it follow a limit (a multiple of it, and at least
+A task measures how long a read of one small node takes, queued after its own requests as the read of another client
+is. The shortest time counts as that of an idle ZooKeeper. From it follow a limit (a multiple of it, and at least
 ``SLACK_S`` above it, because shorter delays are those of schedulers) and an aim between the two.
 
 Below the aim, the task asks for more nodes at a time: the further below, the more. If five measurements are above the

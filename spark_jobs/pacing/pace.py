@@ -82,7 +82,7 @@ class Pace:
 
         Args:
             nodes: to read, or whose children are listed.
-            is_list: whether it lists children, which says nothing about the size of other answers.
+            is_list: whether it lists children; its size does not count for the average size of nodes.
         """
         if self.is_free:
             yield Reading()

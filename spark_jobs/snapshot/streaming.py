@@ -1,7 +1,7 @@
 """A snapshot that the admin server of ZooKeeper makes and sends (release 3.9 or newer): verified while it arrives.
 
 The bytes go to a file at the same time, as Spark tasks read parts of a snapshot. The file can be used only if
-this returns: what was cut off, damaged, of another cluster, or of a server that is behind the others, is refused.
+this returns: what was cut off, damaged, of another cluster, or of a server that lags, is refused.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _check_epoch(url: str, last_zxid: str | None, newest_zxid: int) -> None:
     if found >> _EPOCH_BITS < newest_zxid >> _EPOCH_BITS:
         raise SnapshotError(
             f"the snapshot from {url} is of epoch {found >> _EPOCH_BITS}, and the cluster has transactions of epoch "
-            f"{newest_zxid >> _EPOCH_BITS}: the server is behind the others, ask another one"
+            f"{newest_zxid >> _EPOCH_BITS}: the server lags behind the others, ask another one"
         )
 
 
