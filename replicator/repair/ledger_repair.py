@@ -1,9 +1,9 @@
 """The repair of one ledger under its lock: look, plan, reserve, copy, install, and look again until nothing is left.
 
-The invariant: the task is deleted only by a round that found no ledger or nothing missing, or that repairs all that is
-missing, in one transaction with checks that the ledger, the bookies that the task names and their disks are still as
-that round saw them (I18). The usual repair of a closed ledger ends with its last installation, in the same transaction
-(``install``). A round that repairs only a part, or an open ledger, is always followed by another look.
+The invariant: the task is deleted only by a round that found no ledger, found nothing missing, or repairs everything
+that is missing. The same transaction checks the versions of the ledger, of the bookies in the task and of their disks
+as the round read them (I18). The usual repair of a closed ledger ends with its last installation, in the same
+transaction (``install``). A round that repairs only a part, or an open ledger, is always followed by another look.
 
 Each round reads the metadata under the lock and then lists the bookies (R2). The first round uses the metadata that was
 read together with the task, and each round a list of bookies that is recent enough for R2 (``recent``). The order of

@@ -50,8 +50,8 @@ REPLICATOR: Final = (
     Definition(
         TASKS_ENDED,
         _COUNTER,
-        "Turns of tasks by how they ended; busy means that another worker has the task, left that it is a placement "
-        "mark that this process cannot judge, moved that copies were moved for such a mark",
+        "Turns of tasks by ending; busy: another worker has the task, left: a placement mark that this process cannot "
+        "judge, moved: copies were moved for such a mark",
         _BY_ENDING,
         watch="failed is more than a tenth of the turns that are not busy",
     ),
