@@ -23,7 +23,7 @@ async def slow_server(target: str, bytes_per_s: int) -> AsyncIterator[str]:
     """Pass connections on to ``target``, and its answers back in the order in which they came; yield host and port.
 
     Args:
-        target: ``host:port`` of the server behind it.
+        target: ``host:port`` of the real server.
         bytes_per_s: that all connections together get.
     """
     host, port = target.rsplit(":", 1)

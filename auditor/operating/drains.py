@@ -49,7 +49,7 @@ async def list_drains(client: ClusterClient) -> Document:
 
 
 def registered_as(bookie: BookieId, registered: Bookies) -> str:
-    """How a bookie is registered, as documents say it."""
+    """How a bookie is registered, in the words of documents."""
     if bookie in registered.writable:
         return "writable"
     return "read_only" if bookie in registered.read_only else "lost"

@@ -98,7 +98,7 @@ async def start_window(
 
 
 async def end_window(client: ClusterClient, actor: Actor, target: str, *, is_dry_run: bool = False) -> Document:
-    """End a window; ``was_open`` says whether there was one. Idempotent.
+    """End a window; ``was_open`` is false if there was none. Idempotent.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending again is safe.

@@ -1,7 +1,7 @@
 """Under which addresses browsers and other auditors find what this auditor serves.
 
 A link is followed by a browser on another machine, so it never contains an address that only a listener can have, such
-as ``0.0.0.0``. Behind a proxy or a load balancer only the operator can configure the address (``public_url``).
+as ``0.0.0.0``. With a proxy or a load balancer, only the operator can configure the address (``public_url``).
 """
 
 from __future__ import annotations

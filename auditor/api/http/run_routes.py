@@ -153,7 +153,7 @@ class RunRoutes:
 _KIND: Final = segment("kind", "The kind of check.", enum=[kind.value for kind in RunKind])
 _SECONDS: Final = Parameter(
     "seconds",
-    "How long a pause lasts. Absent: as long as the auditor's option `pause_s` says.",
+    "How long a pause lasts. Absent: the auditor's option `pause_s`.",
     {"type": "integer", "minimum": PAUSE_S_MIN, "maximum": SPAN_S_MAX},
 )
 _LIST_PARAMETERS: Final = (

@@ -231,7 +231,7 @@ class Remote:
         Args:
             kind: whose schedule.
             state: the new state.
-            span_s: how long a pause lasts; None: as long as the service's option says.
+            span_s: how long a pause lasts; None: the length in the service's options.
         """
         query = "" if span_s is None else f"?seconds={span_s}"
         return self._ask("PUT", f"/api/v1/schedules/{kind.value}/state/{state.value}{query}")
@@ -285,7 +285,7 @@ class Remote:
         raise self._stranger()
 
     def _stranger(self) -> RemoteRefusedError:
-        return RemoteRefusedError(f"{self._settings.url} did not answer with a run of ours: is it an auditor?", 200)
+        return RemoteRefusedError(f"{self._settings.url} did not answer with a run: is it an auditor of bkheal?", 200)
 
     def _ask_leader(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] = {}

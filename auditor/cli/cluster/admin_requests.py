@@ -67,7 +67,7 @@ class Answer:
     """Whether the body is a JSON array."""
 
     def error(self, what: str) -> BkhealError:
-        """The error for this answer, which is not the expected one; ``what`` says what was not done."""
+        """The error for this answer, which is not the expected one; ``what`` is what was not done."""
         text = f"{what}: {self.url} answered {self.status}{f': {self.said}' if self.said else ''}"
         if self.status == 401:
             return AdminLoginError(text)

@@ -56,8 +56,8 @@ def collect(
     collection of a stopped bookie is impossible: it needs ZooKeeper.
 
     Exit codes: 0 shown, started, or ended as it should; 1 refused (one runs already, or a token is missing), or with
-    --wait: it ended early, and the output says why; 2 wrong usage; 69 the bookie did not answer; 75 with --wait: the
-    collection was not over in time. It goes on.
+    --wait: it ended early, with the reason in the output; 2 wrong usage; 69 the bookie did not answer; 75 with --wait:
+    the collection was not over in time. It goes on.
 
     Example: `bkheal bookie gc --at bk1:3181 --major --wait`
     """

@@ -45,7 +45,7 @@ TokenFileOption = Annotated[
 
 
 def address_of(text: str) -> BookieAddress:
-    """The address in ``--at``; a wrong one ends the command with exit code 2."""
+    """The address in ``--at``; with a wrong one, the command exits with code 2."""
     from bookie.wire.resolver import BookieAddress
 
     host, _, port = text.rpartition(":")

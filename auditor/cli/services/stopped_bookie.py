@@ -188,7 +188,7 @@ def read(
     """Show an entry as a bookie has it: its header, its size, and whether its checksum is right.
 
     The stored bytes are a header of 32 bytes, the digest of the ledger, and the payload. Exit code 1: the entry cannot
-    be served; the status says why.
+    be served; the status is the reason.
     """
     place = place_of(at, token_file, journal_dir, ledger_dir)
     result = run(_read(place, LedgerId(ledger), EntryId(entry)))
@@ -215,7 +215,7 @@ def scrub(
     output: StreamOutputOption = StreamFormat.TABLE,
     after: Annotated[
         str | None,
-        typer.Option(metavar="LEDGER:ENTRY", help="Stopped: go on behind this entry.", show_default=False),
+        typer.Option(metavar="LEDGER:ENTRY", help="Stopped: continue after this entry.", show_default=False),
     ] = None,
     bytes_max: Annotated[
         int | None, typer.Option(min=1, help="Stopped: end after so many bytes.", show_default=False)
