@@ -13,7 +13,7 @@ _INVENTORY: Final = "Inventory of bookies"
 WithInventory = Annotated[
     bool,
     Option(
-        "A run of everything asks bookies which ledgers they hold, and what damage they know of.", heading=_INVENTORY
+        "A run of everything asks bookies for their ledgers and their known damage.", heading=_INVENTORY
     ),
 ]
 InventoryGrace = Annotated[
