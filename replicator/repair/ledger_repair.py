@@ -287,7 +287,7 @@ class LedgerRepair:
         )
 
     async def _continued(self, view: View) -> dict[PositionKey, BookieId]:
-        """Incomplete positions of which a copy was begun elsewhere that lacks less than their own bookie (R44, R55)."""
+        """Incomplete positions with a begun copy elsewhere that lacks less than their own bookie (R44, R55)."""
         found: dict[PositionKey, BookieId] = {}
         metadata = view.ledger.metadata
         if not view.shortfall.positions or not await self._reserving.begun():
@@ -362,7 +362,7 @@ class LedgerRepair:
     def _completing(self, plan: Plan, view: View, is_move: bool) -> Sequence[Operation] | None:
         """What must hold for the task to go with the last step of the plan; None if another round has to look.
 
-        Not for an open ledger, of which members may lack entries that the writer adds. Not if a task without a name
+        Not for an open ledger, whose members may lack entries that the writer adds. Not if a task without a name
         requests better placement, unless this plan is for that, nor if a position is blocked or a bookie silent.
         """
         if plan.blocked or view.shortfall.silent or not view.ledger.metadata.is_closed:
