@@ -14,7 +14,7 @@ S3: Final = ("s3", "s3a")
 ReportStoreOption = Annotated[
     str,
     Option(
-        "Also write each report to this store, and fetch from it those that are missing here: s3://BUCKET/PATH, gs://, "
+        "Also write each report to this store, and fetch missing reports from it: s3://BUCKET/PATH, gs://, "
         "abfss://, hdfs:// or file://. Credentials come from the environment. See docs/reports.md.",
         default_text="none",
     ),

@@ -67,7 +67,7 @@ async def run(settings: BookieBenchmark, say: Say) -> dict[str, Any]:
 
     Raises:
         EmbeddedProcessError: a bookie did not start.
-        LoadFailedError: a bookie did not answer as it has to.
+        LoadFailedError: a bookie gave an unexpected answer.
     """
     load = Load(settings.payloads, settings.writers, int(settings.megabytes * 1e6), settings.rounds)
     figures: dict[str, Any] = {

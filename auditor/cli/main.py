@@ -85,7 +85,7 @@ _SERVERS: Final = ("auditor", "bookie", "exporter", "replicator")
 
 app = typer.Typer(
     name="bkheal",
-    help="Keep the ledgers of a BookKeeper cluster fully replicated: audit, repair, and see what is going on.",
+    help="Keep the ledgers of a BookKeeper cluster fully replicated: audit, repair and status.",
     epilog="Start with `bkheal quickstart`: it builds a cluster on this machine, kills a bookie and heals it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

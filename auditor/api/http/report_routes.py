@@ -65,7 +65,7 @@ name."""
 _PAGING: Final = (
     Parameter(
         "limit",
-        "How many at most.",
+        "Most rows to list.",
         {"type": "integer", "minimum": 1, "maximum": REPORTS_MAX, "default": _LISTED_DEFAULT},
     ),
     Parameter("after", "Begin after this run.", {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9_\-]{0,127}$"}),

@@ -158,7 +158,7 @@ _SECONDS: Final = Parameter(
 )
 _LIST_PARAMETERS: Final = (
     Parameter(
-        "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": RUNS_MAX, "default": _RUNS_DEFAULT}
+        "limit", "Most rows to list.", {"type": "integer", "minimum": 1, "maximum": RUNS_MAX, "default": _RUNS_DEFAULT}
     ),
     Parameter("kind", "Only runs of this kind.", {"type": "string", "enum": [kind.value for kind in RunKind]}),
 )

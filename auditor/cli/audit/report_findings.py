@@ -31,7 +31,9 @@ def findings(
     run: RunArgument = "latest",
     report_dir: ReportDirOption = Path("reports"),
     severity: Annotated[SeverityName | None, typer.Option(help="Only this severity.", show_default=False)] = None,
-    bookie: Annotated[str | None, typer.Option(help="Only those that miss this bookie.", show_default=False)] = None,
+    bookie: Annotated[
+        str | None, typer.Option(help="Only those that lack this bookie's copy.", show_default=False)
+    ] = None,
     ledger: Annotated[
         int | None, typer.Option(min=0, max=LEDGER_ID_MAX, help="Only this ledger.", show_default=False)
     ] = None,
@@ -41,7 +43,7 @@ def findings(
     ] = None,
     limit: LimitOption = LIMIT_DEFAULT,
     after: Annotated[
-        str | None, typer.Option(help="Begin after this finding: the value that the page before ends with.")
+        str | None, typer.Option(help="Begin after this finding: the last value of the previous page.")
     ] = None,
     output: StreamOutputOption = StreamFormat.TABLE,
     *,

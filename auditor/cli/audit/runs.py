@@ -36,7 +36,7 @@ _RECORDS_MAX: Final = 500
 def list_runs(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Most rows to list.")] = 20,
     kind: Annotated[RunKind | None, typer.Option(help="Only this check.", show_default=False)] = None,
     output: StreamOutputOption = StreamFormat.TABLE,
     at: opt.AtOption = None,

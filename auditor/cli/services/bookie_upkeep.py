@@ -38,10 +38,11 @@ def collect(
     token_file: TokenFileOption = None,
     output: StreamOutputOption = StreamFormat.TABLE,
     is_minor: Annotated[
-        bool, typer.Option("--minor", help="Start: deleted and moved ledgers, then logs less than half live.")
+        bool,
+        typer.Option("--minor", help="Start: deleted and moved ledgers, then logs of which less than half is live."),
     ] = False,
     is_major: Annotated[
-        bool, typer.Option("--major", help="Start: the same, and logs less than four fifths live.")
+        bool, typer.Option("--major", help="Start: the same, and logs of which less than four fifths are live.")
     ] = False,
     is_waiting: Annotated[bool, typer.Option("--wait", help="Wait for the end of the collection.")] = False,
     timeout: Annotated[

@@ -218,7 +218,7 @@ def scrub(
         typer.Option(metavar="LEDGER:ENTRY", help="Stopped: continue after this entry.", show_default=False),
     ] = None,
     bytes_max: Annotated[
-        int | None, typer.Option(min=1, help="Stopped: end after so many bytes.", show_default=False)
+        int | None, typer.Option(min=1, help="Stopped: end after this number of bytes.", show_default=False)
     ] = None,
     bytes_per_second: Annotated[
         int | None, typer.Option(min=1, help="Stopped: read no faster.", show_default=False)

@@ -33,7 +33,7 @@ _NO_LOGIN_PLUGIN: Final = "AuthDisabledPlugin"
 """What a bookie that knows no logins answers to any."""
 _HUNG_UP: Final = "the bookie closed the connection"
 _SILENCE_MS: Final = 20_000
-"""A peer without acknowledgements for so long is dead; without this a lost machine is noticed after a quarter hour."""
+"""A peer without acknowledgements for this time is dead; without this, detection would take a quarter of an hour."""
 
 
 def client_context(tls: TlsSettings) -> ssl.SSLContext:

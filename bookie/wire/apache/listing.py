@@ -26,7 +26,7 @@ from bookie.wire.apache.reading import entry_result
 from bookie.wire.port import ListReply, Status
 
 LIST_SILENCE_S: Final = 2.0
-"""Without an answer to a list for so long, the bookie is asked something that every bookie can answer."""
+"""After this time without an answer to a list, the bookie gets a request that every bookie can answer."""
 
 _HOLDS_SOME: Final = frozenset({Status.OK, Status.CORRUPT, Status.IO_ERROR})
 """Answers to a read of the last entry after which reading each entry shows which the bookie serves.
