@@ -23,7 +23,7 @@ _S3_PARAMETERS: Final = frozenset({"endpoint_override", "region", "scheme"})
 
 
 class StoreAddressError(PermanentError):
-    """A text is no address of a store, or contains a password."""
+    """A text is not an address of a store, or contains a password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class StoreAddress:
 
 
 def address_problems(text: str) -> list[str]:
-    """Return why ``text`` is no address of a store; empty: it is one. Pure; no message repeats a password."""
+    """Return why ``text`` is not an address of a store; empty: it is one. Pure; no message repeats a password."""
     try:
         parse_address(text)
     except StoreAddressError as error:

@@ -150,7 +150,7 @@ def options(
         print_line(f"bkheal {installed('bkheal')}")
         raise typer.Exit
     if log_level.upper() not in logging.getLevelNamesMapping():
-        raise typer.BadParameter(f"{log_level!r} is no log level; use DEBUG, INFO, WARNING or ERROR")
+        raise typer.BadParameter(f"{log_level!r} is not a log level; use DEBUG, INFO, WARNING or ERROR")
     setup_logging(log_level.upper())
     if context.invoked_subcommand not in _SERVERS and logging.getLogger().level >= logging.WARNING:
         logging.getLogger("kazoo.client").setLevel(logging.ERROR)  # one error summarizes the attempts

@@ -83,7 +83,7 @@ async def check_startable(
     """Refuse what would not get to its end, or leave writers without bookies.
 
     Raises:
-        NotThereError: a name is no bookie.
+        NotThereError: a name is not a bookie.
         RefusedError: names the reason.
         StoreUnavailableError, NotAClusterError: see ``scan``.
     """

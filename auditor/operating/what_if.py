@@ -40,7 +40,7 @@ async def bookies_of(
     """The bookies that targets name (``window_target``), each once.
 
     Raises:
-        NotThereError: a name is no bookie.
+        NotThereError: a name is not a bookie.
         RefusedError: no bookie is in a rack.
         InvalidTopologyError: the topology cannot be read.
         StoreUnavailableError: no answer.

@@ -311,6 +311,6 @@ def _contradictions(settings: ServiceSettings) -> Iterator[str]:
     if settings.ui_allow_anonymous and settings.spark_master and not settings.spark_master.startswith("local"):
         yield f"ui_allow_anonymous is for a local Spark master, not {settings.spark_master}: its UI listens everywhere"
     if settings.ui_proxy_base and not settings.ui_proxy_base.startswith("/"):
-        yield f"ui_proxy_base = {settings.ui_proxy_base!r} is no path: begin it with a slash"
+        yield f"ui_proxy_base = {settings.ui_proxy_base!r} is not a path: begin it with a slash"
     if settings.http_port == settings.grpc_port != 0 and settings.http_host == settings.grpc_host:
         yield f"http_port and grpc_port are both {settings.http_port}"

@@ -177,7 +177,7 @@ class LedgerRepair:
                 await self._forget_failures()
             return result
         except InvariantError as error:  # this ledger alone is set aside: a restart would only meet it again
-            _log.critical("repair broke one of our rules", extra={"ledger_id": self._task.ledger_id}, exc_info=error)
+            _log.critical("repair broke an internal rule", extra={"ledger_id": self._task.ledger_id}, exc_info=error)
             return await self._set_aside(error)
         finally:
             if self._log.moved_copies:

@@ -148,7 +148,7 @@ def replicator_metrics(version: str) -> MetricSet:
 
 
 class MetricsEvents(EventSink):
-    """An ``EventSink`` that counts, and ``sample`` for what is no event. All of it is called on the event loop."""
+    """An ``EventSink`` that counts, and ``sample`` for what is not an event. All of it is called on the event loop."""
 
     def __init__(self, metrics: MetricSet, clock: Clock) -> None:
         self._clock = clock

@@ -48,7 +48,7 @@ def plan_incremental(
 
     Args:
         nodes: the leaves that have children, with their stat as it is now.
-        leaves: their numbers, in the same order; None: it is no leaf of the layout.
+        leaves: their numbers, in the same order; None: it is not a leaf of the layout.
         records: what the image has, by number of the leaf.
         times: see there.
     """

@@ -1,7 +1,7 @@
 """What a run of everything does with the inventory of bookies: it asks them, compares, looks again, and sums up.
 
 The bookies are asked after the metadata was read. What they hold and the metadata did not place there is read again
-after that, in ZooKeeper, with a sync. So a ledger that was created, moved or deleted during the run is no finding.
+after that, in ZooKeeper, with a sync. So a ledger that was created, moved or deleted during the run is not a finding.
 Nothing is marked and nothing is deleted: bookies collect by themselves.
 """
 

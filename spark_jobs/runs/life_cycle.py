@@ -57,7 +57,7 @@ class RunOutcome:
     detail: str = ""
     verdict: str = ""
     is_success: bool = False
-    """It saw everything, was not held and was no dry run: the schedule and the lost bookies count it."""
+    """It saw everything, was not held and was not a dry run: the schedule and the lost bookies count it."""
     ledgers: int = 0
     findings: Mapping[str, int] = field(default_factory=dict)
     tasks_changed: int = 0
@@ -207,7 +207,7 @@ class RunLifeCycle:
             self._take_progress()
             try:
                 if self._pause_ends_s is not None and self._clock.monotonic_s() >= self._pause_ends_s:
-                    _log.warning("paused run goes on, its pause has ended", extra={"run_id": self._record.run_id})
+                    _log.warning("paused run continues, its pause has ended", extra={"run_id": self._record.run_id})
                     await self.resume(f"goes on by itself: its pause ended at {rfc3339(self._record.pause_ends_ms)}")
                 if self._record != self._written:
                     await self._write()

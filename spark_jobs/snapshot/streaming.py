@@ -59,7 +59,7 @@ def read_authorization(file: Path | None, environment: Mapping[str, str]) -> str
     """The value of the Authorization header: of the file, else of ``$BKHEAL_SNAPSHOT_AUTHORIZATION``, else none.
 
     Raises:
-        SnapshotError: the file cannot be read, or what was found is no value of a header.
+        SnapshotError: the file cannot be read, or what was found is not a header value.
     """
     where, text = f"${AUTHORIZATION_VARIABLE}", environment.get(AUTHORIZATION_VARIABLE, "")
     if file is not None:
@@ -73,7 +73,7 @@ def read_authorization(file: Path | None, environment: Mapping[str, str]) -> str
     if file is not None and not text:
         raise SnapshotError(f"there is no authorization in {where}")
     if len(text) > _HEADER_BYTES_MAX or not all(" " <= character <= "~" for character in text):
-        raise SnapshotError(f"what is in {where} is no authorization: one line of plain ASCII is needed")
+        raise SnapshotError(f"what is in {where} is not an authorization: one line of plain ASCII is needed")
     return text
 
 

@@ -348,7 +348,7 @@ def _bookies(call: Call) -> tuple[BookieId, ...]:
     """The bookies that a query names, each once; may be none.
 
     Raises:
-        InvalidRequestError: a name is no id, or there are too many.
+        InvalidRequestError: a name is not an id, or there are too many.
     """
     bookies = tuple(dict.fromkeys(queries.bookie(name) for name in call.request.query.getall("bookie", [])))
     if len(bookies) > _STOPPED_MAX:

@@ -185,7 +185,7 @@ class Remote:
                 found = self._ask(method, path, body)
                 if found.get("apiVersion") != API_VERSION and not path.startswith(_APACHE):
                     raise RemoteRefusedError(
-                        f"{self._settings.url} answered 200 with a document that is not ours: is it an auditor?", 200
+                        f"{self._settings.url} answered 200 with an unknown document: is it an auditor of bkheal?", 200
                     )
                 return found
             except RemoteStillWorkingError:
@@ -272,7 +272,7 @@ class Remote:
                 if found.state.is_final:
                     return found
             if deadline_s is not None and self._monotonic_s() - started_s >= deadline_s:
-                raise RemoteUnavailableError(f"run {run_id} was not over after {deadline_s:g} s; it goes on")
+                raise RemoteUnavailableError(f"run {run_id} was not over after {deadline_s:g} s; it continues")
             self._sleep(poll_s)
 
     def _one(self, document: Mapping[str, Any]) -> RemoteRun:
@@ -373,7 +373,7 @@ def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str |
     """The token to send: of the file, else of ``$BKHEAL_TOKEN``, else none.
 
     Raises:
-        ConfigurationError: the file cannot be read, or what was found is no token.
+        ConfigurationError: the file cannot be read, or what was found is not a token.
     """
     where = f"${TOKEN_VARIABLE}"
     token = environment.get(TOKEN_VARIABLE, "")
@@ -387,7 +387,7 @@ def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str |
     if token_file is not None and not token:
         raise ConfigurationError([f"there is no token in {where}"])
     if not _is_word(token):
-        raise ConfigurationError([f"what is in {where} is no token: it must be one word of plain ASCII"])
+        raise ConfigurationError([f"what is in {where} is not a token: it must be one word of plain ASCII"])
     return token or None
 
 
@@ -431,7 +431,9 @@ def _expiry_ms(expires: str) -> int:
     match = re.fullmatch(r"([1-9]\d{0,4})([hd])", expires)
     hours = int(match[1]) * (24 if match[2] == "d" else 1) if match else 0
     if not 0 < hours <= _EXPIRES_H_MAX:
-        raise typer.BadParameter(f"{expires!r} is no time span up to 3650d: write 12h or 90d", param_hint="--expires")
+        raise typer.BadParameter(
+            f"{expires!r} is not a time span up to 3650d: write 12h or 90d", param_hint="--expires"
+        )
     return int(time.time() * 1000) + hours * 3_600_000
 
 

@@ -109,7 +109,7 @@ def _findings(
     from spark_jobs.report.history import find
 
     if after is not None and not re.fullmatch(CURSOR_PATTERN, after):
-        raise typer.BadParameter("it must be the value that the page before ends with", param_hint="--after")
+        raise typer.BadParameter("it must be the last value of the previous page", param_hint="--after")
     run_id = find(report_dir, run).run_id
     page = read_findings(report_dir, run_id, limit, wanted, None if after is None else parse_cursor(after))
     following = None if page.next_after is None else str(page.next_after)
@@ -143,7 +143,7 @@ def _findings_since_there(
 
     first, slash, within = (after or "").partition("/")
     if after is not None and not slash:
-        raise typer.BadParameter("it must be the value that the page before ends with", param_hint="--after")
+        raise typer.BadParameter("it must be the last value of the previous page", param_hint="--after")
     ended = {each["run_id"]: each["modified"] for each in rows_there(service) if each["modified"] is not None}
     runs = sorted((run for run, modified in ended.items() if epoch_ms(modified) >= since_ms), reverse=True)
     rows: list[dict[str, Any]] = []

@@ -218,7 +218,7 @@ def _span_s(span: str) -> int | None:
     match = re.fullmatch(r"([1-9]\d{0,5})([mhd])", span)
     seconds = int(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]] if match else 0
     if not PAUSE_S_MIN <= seconds <= SPAN_S_MAX:
-        raise typer.BadParameter(f"{span!r} is no time span up to {SPAN_S_MAX // 86400}d: write 30m, 2h or 1d")
+        raise typer.BadParameter(f"{span!r} is not a time span up to {SPAN_S_MAX // 86400}d: write 30m, 2h or 1d")
     return seconds
 
 

@@ -51,7 +51,7 @@ def address_of(text: str) -> BookieAddress:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535) or "/" in host:
-        raise typer.BadParameter(f"{text!r} is no address: write HOST:PORT", param_hint="--at")
+        raise typer.BadParameter(f"{text!r} is not an address: write HOST:PORT", param_hint="--at")
     return BookieAddress(host, int(port))
 
 

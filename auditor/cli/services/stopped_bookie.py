@@ -401,7 +401,7 @@ def _position(text: str | None) -> tuple[LedgerId, EntryId] | None:
         return None
     ledger, _, entry = text.partition(":")
     if not (ledger.isascii() and ledger.isdigit() and entry.isascii() and entry.isdigit()):
-        raise typer.BadParameter(f"{text!r} is no position: write LEDGER:ENTRY", param_hint="--after")
+        raise typer.BadParameter(f"{text!r} is not a position: write LEDGER:ENTRY", param_hint="--after")
     if max(int(ledger), int(entry)) > LEDGER_ID_MAX:
         raise typer.BadParameter(f"{text!r} has an id that is too large", param_hint="--after")
     return LedgerId(int(ledger)), EntryId(int(entry))

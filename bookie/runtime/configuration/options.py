@@ -83,7 +83,7 @@ def build(settings: type[T], values: Mapping[str, Any], **others: Any) -> T:
     Args:
         settings: a settings class, which raises ConfigurationError for values that contradict each other.
         values: the value of each option by its name; options without a value have their default.
-        others: the fields that are no options.
+        others: the fields that are not options.
 
     Raises:
         ConfigurationError: a file does not exist, a value is out of range or contradicts another; names every problem.

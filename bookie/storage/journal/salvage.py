@@ -81,7 +81,7 @@ class JournalSalvage:
                 continue
             found = find_batch_header(data, offset + 1, epoch)
             end = used if found is None else found.offset
-            self.findings.report(path, offset, f"{end - offset} bytes are no intact batch")
+            self.findings.report(path, offset, f"{end - offset} bytes are not an intact batch")
             offset = end
         self.epoch = max(self.epoch, epoch or 0)
 

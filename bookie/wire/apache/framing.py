@@ -36,7 +36,7 @@ _LENGTH: Final = struct.Struct(">i")
 
 
 class MalformedFrameError(PermanentError):
-    """Bytes that are no message of this protocol. The connection that they came over is of no more use."""
+    """Bytes that are not a message of this protocol. Their connection cannot be used any more."""
 
 
 class FrameTooLargeError(MalformedFrameError):

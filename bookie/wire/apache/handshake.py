@@ -1,8 +1,8 @@
 """From an address to a usable connection: TCP, then TLS and a login if they are required.
 
 The order is Apache's (docs/formats.md#tls-and-login): a START_TLS request in the clear, TLS on the same socket, then
-the login inside it. The bookie's certificate and host name are always verified. A login that fails is no verdict on any
-ledger's password, so it makes the bookie unreachable, not the request unauthorized.
+the login inside it. The bookie's certificate and host name are always verified. A login that fails is not a verdict on
+any ledger's password, so it makes the bookie unreachable, not the request unauthorized.
 """
 
 from __future__ import annotations
