@@ -129,7 +129,7 @@ def narrowed(made: Schema, by: Mapping[str, Any], names: Sequence[str]) -> Schem
     for word, value in by.items():
         is_wider = word in TIGHTER and word in made and TIGHTER[word](value, made[word]) != value
         if is_wider or word in ("type", "enum"):
-            raise BaseError(f"{', '.join(names)}: {word} {value} is not for the base to say: {made.get(word)}")
+            raise BaseError(f"{', '.join(names)}: {word} {value} must not be in the base: {made.get(word)}")
     return {**made, **by}
 
 

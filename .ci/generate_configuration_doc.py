@@ -33,7 +33,7 @@ The cluster itself is named once for all commands: `--metadata-uri`, `BKHEAL_MET
 top of the file. `bkheal config show` prints what is in force and where it comes from. Passwords and tokens are never
 values of options: options name the files that hold them.
 
-`bkheal config validate` reports every problem of a file at once: keys that no command knows, values of a wrong type or
+`bkheal config validate` reports every problem of a file at once: unknown keys, values of a wrong type or
 out of range, and what auditor, one-shot audits, replicators and bookies would refuse to start with, such as a
 certificate without its key, a file that is not there, or a bookie on an address that others reach without TLS. The
 rules are those of the commands themselves. It exits with 78 where it finds any. With `--output json` it lists them on

@@ -41,9 +41,7 @@ class ReplicatorSettings:
     """Entries then cross the network once, and bookies do a part of this process's work (docs/decisions/0044)."""
     poll_interval_s: Annotated[
         float,
-        Option(
-            "Seconds between two looks at the list of tasks while there is nothing to do.", "poll_interval", above=0
-        ),
+        Option("Seconds between two reads of the list of tasks while the process is idle.", "poll_interval", above=0),
     ] = 5.0
     """How long new tasks may go unnoticed if no watch reports them, and the age at which the list is renewed."""
     open_ledger_grace_s: Annotated[

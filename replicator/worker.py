@@ -378,7 +378,7 @@ class Worker:
             self._absences.note_outage()
             self._ports.recent.forget()
             if session.state is SessionState.LOST or session.epoch != known.epoch:
-                _log.warning("session with the store ended, letting go of all work", extra={"epoch": known.epoch})
+                _log.warning("session with the store ended, all work is released", extra={"epoch": known.epoch})
                 self._abandon()
                 self._queue.note_change()
             known = session

@@ -32,7 +32,7 @@ ImageDir = Annotated[
 ImageAgeMax = Annotated[
     float,
     Option(
-        "Do not use an image that was read so many seconds ago.",
+        "Do not use an image that is older than this, in seconds.",
         minimum=60,
         maximum=366 * 86_400,
         heading=_HEADING,
@@ -52,7 +52,7 @@ Incremental = Annotated[
 RereadWithin = Annotated[
     float,
     Option(
-        "With --incremental, read every ledger again within so many seconds.",
+        "With --incremental, read every ledger again within this time, in seconds.",
         minimum=60,
         maximum=366 * 86_400,
         heading=_HEADING,

@@ -12,14 +12,12 @@ _INVENTORY: Final = "Inventory of bookies"
 
 WithInventory = Annotated[
     bool,
-    Option(
-        "A run of everything asks bookies which ledgers they hold, and what damage they know of.", heading=_INVENTORY
-    ),
+    Option("A run of everything asks bookies for their ledgers and their known damage.", heading=_INVENTORY),
 ]
 InventoryGrace = Annotated[
     float,
     Option(
-        "Copies that became superfluous less than so many seconds ago are not judged: their bookies collect them.",
+        "Do not judge copies that became superfluous within the last seconds: their bookies collect them.",
         minimum=0,
         maximum=365 * 86_400,
         heading=_INVENTORY,

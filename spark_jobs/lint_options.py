@@ -12,7 +12,7 @@ RECOVERY_AGE_MAX_S: Final = 3600.0
 RecoveryAgeMax = Annotated[
     float,
     Option(
-        "A ledger that has been in recovery for more than so many seconds is a finding of the metadata lint.",
+        "The metadata lint reports a ledger that is in recovery for longer than this, in seconds.",
         minimum=1,
         maximum=365 * 86_400,
         heading="Metadata lint",

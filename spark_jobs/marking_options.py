@@ -12,14 +12,13 @@ from bookie.metadata.bookies.returned import FLAPPING_DELAY_S_MAX
 from bookie.model.option import Option
 
 MissingShareMax = Annotated[
-    float, Option("Mark nothing when a larger share of the known bookies is missing.", minimum=0, maximum=1)
+    float, Option("Mark nothing if a larger share of the known bookies is missing.", minimum=0, maximum=1)
 ]
 """The mass-loss brake holds everything above it."""
 CriticalDelay = Annotated[
     float,
     Option(
-        "Mark a ledger with one copy left when its lost bookie is missing for so long; it never waits longer than "
-        "the lost-bookie delay.",
+        "Delay of ledgers with one copy left after the loss of a bookie; never longer than the lost-bookie delay.",
         minimum=0,
         maximum=7 * 86_400,
     ),
@@ -28,8 +27,8 @@ CriticalDelay = Annotated[
 RackOutageDelay = Annotated[
     float,
     Option(
-        "Mark nothing for so long after every bookie of a rack was lost at once, as in an outage of the rack; 0: "
-        "they are lost like other bookies.",
+        "Mark nothing for this time after every bookie of a rack was lost at once, as in an outage of the rack; 0: "
+        "no such rule.",
         minimum=0,
         maximum=RACK_OUTAGE_DELAY_S_MAX,
     ),
@@ -37,8 +36,7 @@ RackOutageDelay = Annotated[
 FlappingDelay = Annotated[
     float,
     Option(
-        "Mark a bookie that was marked and returned twice within six hours only when it is missing for so long; 0: "
-        "like any other.",
+        "Delay of a bookie that was marked and returned twice within six hours; 0: no such rule.",
         minimum=0,
         maximum=FLAPPING_DELAY_S_MAX,
     ),
@@ -46,7 +44,7 @@ FlappingDelay = Annotated[
 MarksMax = Annotated[
     int | None,
     Option(
-        "Mark at most so many more ledgers in one run, those with the fewest copies first; the next run continues.",
+        "Most ledgers that one run marks, those with the fewest copies first; the next run continues.",
         minimum=1,
         default_text="no limit",
     ),
@@ -54,7 +52,7 @@ MarksMax = Annotated[
 MarkBytesMax = Annotated[
     int | None,
     Option(
-        "Mark no more ledgers in one run than their repair copies so many bytes, estimated; always at least one.",
+        "Most bytes that the repair of the ledgers marked in one run copies, estimated; at least one ledger is marked.",
         minimum=1,
         default_text="no limit",
     ),

@@ -11,8 +11,7 @@ from bookie.model.option import Option
 MetadataRate = Annotated[
     float,
     Option(
-        "Read at most so many nodes (ledgers, and Pulsar's) per second from ZooKeeper, all Spark tasks together; 0: no "
-        "limit.",
+        "Nodes (of ledgers and of Pulsar) that all Spark tasks together read from ZooKeeper per second; 0: no limit.",
         minimum=0,
         maximum=100_000_000,
     ),
@@ -21,7 +20,7 @@ MetadataRate = Annotated[
 MetadataBytesRate = Annotated[
     float,
     Option(
-        "Read at most so many bytes of nodes per second from ZooKeeper, all Spark tasks together; 0: no limit.",
+        "Bytes of nodes that all Spark tasks together read from ZooKeeper per second; 0: no limit.",
         minimum=0,
         maximum=1e12,
     ),
@@ -45,8 +44,8 @@ MetadataConnections = Annotated[
 MetadataLatencyFactor = Annotated[
     float,
     Option(
-        "Each Spark task reads less from ZooKeeper if a small read takes so many times as long as with an idle "
-        "ZooKeeper, or nearly; 0: the latency is not measured.",
+        "Each Spark task reads less from ZooKeeper if the latency of a small read approaches this multiple of the "
+        "latency of an idle ZooKeeper; 0: the latency is not measured.",
         minimum=0,
         maximum=1000,
     ),

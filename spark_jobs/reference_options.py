@@ -22,7 +22,7 @@ PulsarRoots = Annotated[
 ReferenceGrace = Annotated[
     float,
     Option(
-        "Ledgers that were created less than so many seconds ago are not judged.",
+        "Do not judge ledgers that are younger than this, in seconds.",
         minimum=0,
         maximum=365 * 86_400,
         heading=REFERENCES,

@@ -1,4 +1,4 @@
-"""Rows of ``bk_references``: their columns, for Spark (DDL) and for Arrow, and what they say.
+"""Rows of ``bk_references``: their columns, for Spark (DDL) and for Arrow, and their claims.
 
 A test keeps the two equal. Importable without Spark.
 """
@@ -15,7 +15,7 @@ from bookie.metadata.pulsar.decoding import Copy, LedgerReference
 
 
 class Claim(enum.IntEnum):
-    """What a reference says of its ledger. Of several references, the one with the smallest number counts."""
+    """What a reference implies for its ledger. Of several references, the one with the smallest number counts."""
 
     ENTRIES = 0
     """It has entries, which are in BookKeeper alone."""
@@ -49,7 +49,7 @@ REFERENCE_SCHEMA: Final = pa.schema(
 
 
 def claim_of(reference: LedgerReference) -> Claim:
-    """What a reference says of its ledger."""
+    """What a reference implies for its ledger."""
     if reference.copy is Copy.BOOKKEEPER:
         return Claim.EMPTY if reference.is_empty else Claim.ENTRIES
     return Claim.OFFLOADED if reference.copy is Copy.OFFLOADED else Claim.ALSO_ELSEWHERE

@@ -119,7 +119,7 @@ class AuditSettings:
     ] = None
     placement_policy: Annotated[
         PlacementPolicy,
-        Group(heading=_PLACEMENT, help={"is_strict": "Report also ensembles that span every domain there is."}),
+        Group(heading=_PLACEMENT, help={"is_strict": "Report also ensembles that span all existing domains."}),
     ] = STANDARD
     """Placement: what each write set must span. Strict: also if the topology has no more domains to offer."""
     mark_misplaced: Annotated[
@@ -131,11 +131,11 @@ class AuditSettings:
     ] = False
     """As Apache's auditor does with ``repairedPlacementPolicyNotAdheringBookieEnabled``: with an empty list of
     replicas."""
-    ledger_min: Annotated[int, Option("Lowest ledger id to ask for.", minimum=0, heading=_REPLICAS)] = 0
+    ledger_min: Annotated[int, Option("Lowest ledger id to check.", minimum=0, heading=_REPLICAS)] = 0
     ledger_max: Annotated[
         int,
         Option(
-            "Highest ledger id to ask for.",
+            "Highest ledger id to check.",
             minimum=0,
             maximum=LEDGER_ID_MAX,
             default_text="the highest",
@@ -144,12 +144,12 @@ class AuditSettings:
     ] = LEDGER_ID_MAX
     sample: Annotated[
         float,
-        Option("Share of the ledgers to ask for, such as 0.01; chosen by id.", above=0, maximum=1, heading=_REPLICAS),
+        Option("Share of the ledgers to check, such as 0.01; chosen by id.", above=0, maximum=1, heading=_REPLICAS),
     ] = 1.0
     """Which ones depends on their ids and the seed alone."""
-    sample_seed: Annotated[int | None, Option("Which sample; default: another one each time.", heading=_REPLICAS)] = (
-        None
-    )
+    sample_seed: Annotated[
+        int | None, Option("Seed of the sample; default: another one each time.", heading=_REPLICAS)
+    ] = None
     apache_lists: Annotated[
         bool,
         Option(

@@ -32,7 +32,7 @@ SnapshotAuthorizationFile = Annotated[
 ]
 SnapshotCa = Annotated[
     Path | None,
-    Option("PEM file of who signed the certificate of the admin server.", is_file=True, heading=_HEADING),
+    Option("PEM file of the authority that signed the admin server's certificate.", is_file=True, heading=_HEADING),
 ]
 
 

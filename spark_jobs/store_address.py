@@ -14,7 +14,7 @@ S3: Final = ("s3", "s3a")
 ReportStoreOption = Annotated[
     str,
     Option(
-        "Also write each report to this store, and fetch from it those that are missing here: s3://BUCKET/PATH, gs://, "
+        "Also write each report to this store, and fetch missing reports from it: s3://BUCKET/PATH, gs://, "
         "abfss://, hdfs:// or file://. Credentials come from the environment. See docs/reports.md.",
         default_text="none",
     ),
@@ -23,7 +23,7 @@ _S3_PARAMETERS: Final = frozenset({"endpoint_override", "region", "scheme"})
 
 
 class StoreAddressError(PermanentError):
-    """A text is no address of a store, or contains a password."""
+    """A text is not an address of a store, or contains a password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class StoreAddress:
 
 
 def address_problems(text: str) -> list[str]:
-    """Return why ``text`` is no address of a store; empty: it is one. Pure; no message repeats a password."""
+    """Return why ``text`` is not an address of a store; empty: it is one. Pure; no message repeats a password."""
     try:
         parse_address(text)
     except StoreAddressError as error:

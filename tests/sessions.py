@@ -50,7 +50,7 @@ async def sessions_of(zookeeper: EmbeddedZooKeeper, process: ManagedProcess) -> 
 
 
 async def end_sessions(zookeeper: EmbeddedZooKeeper, sessions: Sequence[int]) -> None:
-    """End these sessions and delete their ephemeral nodes. A session that has ended already is no error."""
+    """End these sessions and delete their ephemeral nodes. A session that has ended already is not an error."""
     await asyncio.gather(*(asyncio.to_thread(_end, zookeeper.connect_string, session) for session in sessions))
 
 

@@ -59,14 +59,15 @@ class BookieBenchmark:
 async def run(settings: BookieBenchmark, say: Say) -> dict[str, Any]:
     """Measure; ``say`` receives progress messages.
 
-    Without Java only the storage is measured, and without Apache's jars only our bookie; ``left_out`` says so.
+    Without Java only the storage is measured, and without Apache's jars only bkheal's bookie; ``left_out`` lists the
+    rest.
 
     Returns:
         Versions, raw figures of each part, and ``comparisons`` with ratios and aims.
 
     Raises:
         EmbeddedProcessError: a bookie did not start.
-        LoadFailedError: a bookie did not answer as it has to.
+        LoadFailedError: a bookie gave an unexpected answer.
     """
     load = Load(settings.payloads, settings.writers, int(settings.megabytes * 1e6), settings.rounds)
     figures: dict[str, Any] = {

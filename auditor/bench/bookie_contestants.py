@@ -1,4 +1,4 @@
-"""One bookie of Apache's and one of ours, and bkheal's client for each protocol that they speak.
+"""One Apache bookie, one bkheal bookie, and bkheal's client for the protocols of both.
 
 The clients are the same program with the same load, so that a comparison is one of bookies.
 """

@@ -185,7 +185,7 @@ async def _scrubbed(store: LedgerStorage, entries: int) -> dict[str, Any]:
 
 
 async def _recovered(place: Path, payload_bytes: int, entries: int) -> dict[str, Any]:
-    """End the process of the store, as far as its files can tell, and measure its next start."""
+    """Leave the files as a killed process does, and measure the next start."""
     async with opened_store(place, is_closed=False) as store:
         await _add_all(store, payload_bytes, entries)
     size = sum(used_size(path.read_bytes()) for path in (place / "journal").rglob("*.journal"))

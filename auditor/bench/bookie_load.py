@@ -39,7 +39,7 @@ _DIGEST_BYTES: Final = 4
 
 
 class LoadFailedError(TransientError):
-    """A bookie did not answer as it has to, so there is nothing to measure."""
+    """A bookie gave an unexpected answer, so there is nothing to measure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Another client, in a process of its own, reads and writes one small node all the time. It is measured alone, beside
 audits without a budget, and beside audits with the default budget, in turns. All of this is done twice: with ZooKeeper
-as it is, where the cores of this machine are the limit, and behind ``slow_server``, where the server is.
+as it is, where the cores of this machine are the limit, and through ``slow_server``, where the server is the limit.
 
 Prints nothing; figures of different machines do not compare, the ratios do.
 """

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from auditor.bench.proxy import proxy
 from auditor.bench.scan_measurement import BenchSettings, audited, filled
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.session import SessionSettings, spark_session
 
 EXECUTORS: Final = (1, 2, 4)
@@ -40,8 +40,8 @@ async def run(ledgers: int, bytes_per_s: int = BYTES_PER_S) -> dict[str, Any]:
         where = Path(directory)
         async with await EmbeddedZooKeeper.start(where / "zookeeper", heap_mib=_HEAP_MIB, is_durable=False) as server:
             settings = BenchSettings(server.connect_string, where / "reports", ledgers)
-            async with filled(settings), slow_proxy(server.connect_string, bytes_per_s) as proxy:
-                through = replace(settings, hosts=proxy)
+            async with filled(settings), slow_proxy(server.connect_string, bytes_per_s) as address:
+                through = replace(settings, hosts=address)
                 seconds = [await asyncio.to_thread(_audit_with, through, count) for count in EXECUTORS]
     return {
         "ledgers": ledgers,
@@ -66,10 +66,8 @@ def _audit_with(settings: BenchSettings, executors: int) -> float:
 @asynccontextmanager
 async def slow_proxy(target: str, bytes_per_s: int) -> AsyncIterator[str]:
     """Pass connections on to ``target``, and its answers back at a rate for each connection; yield host and port."""
-    host, port = target.rsplit(":", 1)
-    open_connections: set[asyncio.Task[None]] = set()
 
-    async def back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def pass_answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
         free_s = loop.time()
         while data := await reader.read(_CHUNK_BYTES):
@@ -78,37 +76,5 @@ async def slow_proxy(target: str, bytes_per_s: int) -> AsyncIterator[str]:
             writer.write(data)
             await writer.drain()
 
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, requests = await asyncio.open_connection(host, int(port))
-        returning = guarded("slow answers", _until_closed(back(answers, writer)))
-        try:
-            while data := await reader.read(_CHUNK_BYTES):
-                requests.write(data)
-                await requests.drain()
-        finally:
-            await cancel(returning)
-            requests.close()
-            writer.close()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = guarded("slow proxy", _until_closed(pass_on(reader, writer)))
-        open_connections.add(task)
-        task.add_done_callback(open_connections.discard)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield _address(server.sockets)
-    finally:
-        server.close()
-        for task in list(open_connections):
-            await cancel(task)
-
-
-async def _until_closed(work: Any) -> None:
-    with suppress(ConnectionError):
-        await work
-
-
-def _address(sockets: Sequence[Any]) -> str:
-    host, port = sockets[0].getsockname()[:2]
-    return f"{host}:{port}"
+    async with proxy(target, pass_answers) as address:
+        yield address

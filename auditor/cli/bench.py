@@ -321,9 +321,9 @@ def versus_apache(
         ),
     ] = None,
     small_ledgers: Annotated[
-        int, typer.Option(min=0, help="Also repair so many ledgers of about 10 entries, for each shape.")
+        int, typer.Option(min=0, help="Ledgers of about 10 entries to repair as well, for each shape.")
     ] = 0,
-    empty_ledgers: Annotated[int, typer.Option(min=0, help="Also repair so many empty ledgers, for each shape.")] = 0,
+    empty_ledgers: Annotated[int, typer.Option(min=0, help="Empty ledgers to repair as well, for each shape.")] = 0,
     apache_lib: Annotated[
         Path | None,
         typer.Option(

@@ -85,7 +85,7 @@ _SERVERS: Final = ("auditor", "bookie", "exporter", "replicator")
 
 app = typer.Typer(
     name="bkheal",
-    help="Keep the ledgers of a BookKeeper cluster fully replicated: audit, repair, and see what is going on.",
+    help="Keep the ledgers of a BookKeeper cluster fully replicated: audit, repair and status.",
     epilog="Start with `bkheal quickstart`: it builds a cluster on this machine, kills a bookie and heals it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -150,7 +150,7 @@ def options(
         print_line(f"bkheal {installed('bkheal')}")
         raise typer.Exit
     if log_level.upper() not in logging.getLevelNamesMapping():
-        raise typer.BadParameter(f"{log_level!r} is no log level; use DEBUG, INFO, WARNING or ERROR")
+        raise typer.BadParameter(f"{log_level!r} is not a log level; use DEBUG, INFO, WARNING or ERROR")
     setup_logging(log_level.upper())
     if context.invoked_subcommand not in _SERVERS and logging.getLogger().level >= logging.WARNING:
         logging.getLogger("kazoo.client").setLevel(logging.ERROR)  # one error summarizes the attempts

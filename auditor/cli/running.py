@@ -54,8 +54,8 @@ def metadata_uri(flag: str | None, config: Path | None) -> str:
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work``; Ctrl-C, SIGTERM and a closed terminal cancel it, let it clean up, and exit with 128 + signal.
 
-    Work that handles signals itself takes precedence. If several tasks failed at once, the first error of ours is
-    raised.
+    Work that handles signals itself takes precedence. If several tasks failed at once, the first ``BkhealError``
+    is raised.
     """
     try:
         return asyncio.run(_cancelled_by_signals(work))

@@ -50,9 +50,9 @@ class ExporterSettings:
     critical_delay_s: CriticalDelay = CRITICAL_DELAY_S
     rack_outage_delay_s: RackOutageDelay = RACK_OUTAGE_DELAY_S
     flapping_delay_s: FlappingDelay = FLAPPING_DELAY_S
-    session_timeout_s: Annotated[
-        float, Option("How long ZooKeeper waits for a silent exporter before its session ends.", minimum=2, maximum=40)
-    ] = 10.0
+    session_timeout_s: Annotated[float, Option("ZooKeeper session timeout of the exporter.", minimum=2, maximum=40)] = (
+        10.0
+    )
     topology_file: Annotated[
         Path | None,
         Option(

@@ -108,7 +108,7 @@ def failed_in_a_row(ended: Iterable[RunRecord]) -> Mapping[str, int]:
     """How many of the newest runs failed or were partial, by kind, until another result; 0 is left out. Pure.
 
     Args:
-        ended: completed runs, the newest first. Dry runs and cancelled ones say nothing and are skipped.
+        ended: completed runs, the newest first. Dry runs and cancelled ones are skipped.
     """
     counts: Counter[str] = Counter()
     decided: set[str] = set()

@@ -28,7 +28,7 @@ async def list_boosts(client: ClusterClient) -> Document:
 async def boost_ledgers(
     client: ClusterClient, actor: Actor, ledgers: Sequence[LedgerId], span_s: int, *, is_dry_run: bool = False
 ) -> Document:
-    """Boost marked ledgers for some time. If the bound is reached, ``problem`` says so, and the rest is not boosted.
+    """Boost marked ledgers for some time. If the bound is reached, the rest is not boosted, and ``problem`` is set.
 
     Raises:
         NotThereError: a ledger is not marked; nothing was changed.

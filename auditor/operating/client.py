@@ -71,7 +71,7 @@ def changes_of(client: ClusterClient) -> Changes:
 
 
 async def check_names(client: ClusterClient, names: Sequence[BookieId]) -> None:
-    """Refuse names that are no bookies of the cluster: most likely they are misspelt.
+    """Refuse names that are not bookies of the cluster: most likely they are misspelt.
 
     Raises:
         NotThereError: names them.

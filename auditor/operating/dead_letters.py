@@ -88,7 +88,7 @@ async def retry_dead_letters(client: ClusterClient, actor: Actor, ledgers: Seque
     """Have workers try dead letters again.
 
     Raises:
-        NotThereError: one of them is no dead letter; nothing was changed.
+        NotThereError: one of them is not a dead letter; nothing was changed.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; asking again is safe.
     """
     absent = sorted(set(ledgers) - await client.parked.ids())

@@ -1,6 +1,6 @@
 """What would fail on this cluster, and what to do: permissions (``permissions``), layout, clocks, bookies.
 
-The clock is compared by one node of our own (``/bkheal/doctor``): ZooKeeper shows its time only in what it writes.
+The clock is compared by writing one node (``/bkheal/doctor``): ZooKeeper shows its time only in what it writes.
 """
 
 from __future__ import annotations

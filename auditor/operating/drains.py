@@ -49,7 +49,7 @@ async def list_drains(client: ClusterClient) -> Document:
 
 
 def registered_as(bookie: BookieId, registered: Bookies) -> str:
-    """How a bookie is registered, as documents say it."""
+    """How a bookie is registered, in the words of documents."""
     if bookie in registered.writable:
         return "writable"
     return "read_only" if bookie in registered.read_only else "lost"
@@ -83,7 +83,7 @@ async def check_startable(
     """Refuse what would not get to its end, or leave writers without bookies.
 
     Raises:
-        NotThereError: a name is no bookie.
+        NotThereError: a name is not a bookie.
         RefusedError: names the reason.
         StoreUnavailableError, NotAClusterError: see ``scan``.
     """

@@ -74,7 +74,7 @@ async def start_window(
         is_dry_run: change nothing.
 
     Raises:
-        NotThereError: the target is no bookie of the cluster.
+        NotThereError: the target is not a bookie of the cluster.
         RefusedError: no bookie is in the rack, or too many are.
         TooManyWindowsError, InvalidTopologyError: see there.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; starting again is safe.
@@ -98,7 +98,7 @@ async def start_window(
 
 
 async def end_window(client: ClusterClient, actor: Actor, target: str, *, is_dry_run: bool = False) -> Document:
-    """End a window; ``was_open`` says whether there was one. Idempotent.
+    """End a window; ``was_open`` is false if there was none. Idempotent.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending again is safe.

@@ -41,7 +41,7 @@ async def stop_verdict(
     that a ledger ever had, and enough bookies are left for the widest ensemble of the ledgers that are not closed.
 
     Raises:
-        NotThereError: a name is no bookie.
+        NotThereError: a name is not a bookie.
         StoreUnavailableError, NotAClusterError: see ``scan``.
     """
     ports, stopping = client.ports, frozenset(bookies)

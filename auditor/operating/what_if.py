@@ -40,7 +40,7 @@ async def bookies_of(
     """The bookies that targets name (``window_target``), each once.
 
     Raises:
-        NotThereError: a name is no bookie.
+        NotThereError: a name is not a bookie.
         RefusedError: no bookie is in a rack.
         InvalidTopologyError: the topology cannot be read.
         StoreUnavailableError: no answer.
@@ -66,8 +66,8 @@ async def what_if(
 ) -> Document:
     """The answer: ledgers by severity as an audit would find them without these bookies, the worst, and the topics.
 
-    With ``named``, only these ledgers are read: the answer says how old their list is, and that newer ledgers are
-    missing. Without, all metadata is read.
+    With ``named``, only these ledgers are read: the answer contains the age of their list, and a note that newer
+    ledgers are missing. Without, all metadata is read.
 
     Raises:
         StoreUnavailableError, NotAClusterError: see ``scan``.

@@ -188,7 +188,7 @@ def _named(ledger_ids: Collection[LedgerId]) -> str:
 
 
 def _count_repaired(tour: Tour, done: set[LedgerId], shortfalls: dict[LedgerId, Shortfall]) -> None:
-    """Of the ledgers whose task is ``done``, those that lacked something; a mark alone is no loss."""
+    """Of the ledgers whose task is ``done``, those that lacked something; a mark alone is not a loss."""
     lacking = {(finding.ledger_id, finding.first_entry_id) for finding in tour.loss.findings}
     lacking |= {(ledger_id, first) for ledger_id, short in shortfalls.items() for first in short.first_entry_ids}
     healed = [ledger_id for ledger_id, _ in lacking if ledger_id in done]

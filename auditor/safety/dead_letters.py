@@ -205,7 +205,7 @@ class DeadLetters:
         return await self._withdraw(ledger_id, reason) if result.outcome is Outcome.ALREADY_ACCEPTED else result
 
     async def _dead_letter(self, ledger_id: LedgerId) -> tuple[Task, ParkedTask] | DeadLetterResult:
-        """The task and the record of a parked ledger; otherwise what was decided, or that it is no dead letter."""
+        """The task and the record of a parked ledger; otherwise what was decided, or that it is not a dead letter."""
         try:
             task = await self._ports.tasks.read(ledger_id)
         except UnreadableTaskError as error:
@@ -305,7 +305,7 @@ class DeadLetters:
         """What the registered members hold of the fragments that cannot grow.
 
         Raises:
-            CannotAcceptError: the answer of a bookie is no plain list of its entries.
+            CannotAcceptError: the answer of a bookie is not a plain list of its entries.
         """
         metadata, held = ledger.metadata, dict[BookieId, EntryRuns]()
         asking = HeldEntries(self._ports.transport, self._ports.clock, _LIST_TIMEOUT_S, _ATTEMPTS_MAX)
@@ -476,7 +476,7 @@ def _changed(ledger_id: LedgerId) -> DeadLetterResult:
 
 
 def _not_parked(ledger_id: LedgerId) -> str:
-    return f"ledger {ledger_id} is no dead letter: `bkheal dead-letters list` lists them"
+    return f"ledger {ledger_id} is not a dead letter: `bkheal dead-letters list` lists them"
 
 
 def _unreadable_task(ledger_id: LedgerId, error: UnreadableTaskError) -> str:

@@ -1,7 +1,7 @@
 """Under which addresses browsers and other auditors find what this auditor serves.
 
 A link is followed by a browser on another machine, so it never contains an address that only a listener can have, such
-as ``0.0.0.0``. Behind a proxy or a load balancer only the operator can configure the address (``public_url``).
+as ``0.0.0.0``. With a proxy or a load balancer, only the operator can configure the address (``public_url``).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def public_url_problems(url: str) -> Iterator[str]:
 def leader_port_problems(settings: ServiceSettings) -> Iterator[str]:
     """Why this auditor could not relay connections to the leader, or must not; nothing without such ports."""
     if settings.advertised_host and not _HOST.fullmatch(settings.advertised_host):
-        yield f"advertised_host = {settings.advertised_host!r} is no host: Apache's auditors could not read the vote"
+        yield f"advertised_host = {settings.advertised_host!r} is not a host: Apache's auditors could not read the vote"
     own = {name: getattr(settings, f"{name}_port") for name in ("http", "grpc", "ui")}
     own["ui"] = settings.ui_proxy_port or own["ui"]
     leader = {name: getattr(settings, f"leader_{name}_port") for name in own}
@@ -79,7 +79,7 @@ def trusted_proxies(text: str) -> tuple[str, ...]:
     """The addresses in ``ui_trusted_proxies``, in their canonical form.
 
     Raises:
-        ValueError: one of them is no numeric address.
+        ValueError: one of them is not a numeric address.
     """
     return tuple(str(ipaddress.ip_address(part.strip())) for part in text.split(",") if part.strip())
 
@@ -90,7 +90,7 @@ def ui_proxy_problems(settings: ServiceSettings) -> Iterator[str]:
     if bool(header) != bool(proxies):
         yield "ui_user_header and ui_trusted_proxies go together"
     if header and not _HEADER.fullmatch(header):
-        yield f"ui_user_header = {header!r} is no name of a header"
+        yield f"ui_user_header = {header!r} is not a header name"
     try:
         trusted_proxies(proxies)
     except ValueError:
@@ -112,7 +112,7 @@ def is_wildcard(host: str) -> bool:
 def _split(url: str) -> SplitResult | None:
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018  # raises if it is no number
+        parts.port  # noqa: B018  # raises if it is not a number
     except ValueError:
         return None
     return parts

@@ -34,7 +34,7 @@ CONNECT_S: Final = 5.0
 CLOSE_S: Final = 5.0
 """For the last bytes, after both sides have ended."""
 IDLE_S: Final = 3600.0
-"""A connection on which no byte passed for so long is closed. The progress of a paused run sends none for long."""
+"""A connection without traffic for this time is closed. The progress of a paused run sends none for long."""
 CHECK_S: Final = 1.0
 """Time between two checks of open connections: so long at most does one outlive the lead of its auditor."""
 _CHUNK_BYTES: Final = 64 * 1024

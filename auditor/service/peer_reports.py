@@ -76,7 +76,7 @@ class OtherAuditors(PeerReports):
             async with asyncio.timeout(DEADLINE_S):
                 return await self._first(path, authorization)
         except (OSError, ValueError, TransientError, OutcomeUnknownError, PermanentError) as error:
-            _log.info("other auditors were not asked for a report", extra={"path": path, "reason": str(error)})
+            _log.info("no report was requested from other auditors", extra={"path": path, "reason": str(error)})
             return None
         finally:
             self._under_way -= 1

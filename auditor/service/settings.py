@@ -81,7 +81,7 @@ class ServiceSettings:
     ] = "24h"
     placement_schedule: Annotated[str, Option("When the placement check runs.")] = "off"
     replicas_schedule: Annotated[
-        str, Option("When the replicas check runs; it asks every bookie for all it holds.")
+        str, Option("When the replicas check runs; it requests the entry lists of every bookie.")
     ] = "off"
     references_schedule: Annotated[
         str, Option("When the references check runs; it compares ledgers with what Pulsar refers to.")
@@ -117,7 +117,11 @@ class ServiceSettings:
     namespaces_in_metrics: NamespacesInMetrics = 0
     session_timeout_s: Annotated[
         float,
-        Option("How long ZooKeeper waits for a silent auditor before another one takes over.", minimum=2, maximum=40),
+        Option(
+            "ZooKeeper session timeout: an auditor that does not answer for this time is replaced as leader.",
+            minimum=2,
+            maximum=40,
+        ),
     ] = 10.0
     """The range is what a ZooKeeper server with its default tick time grants."""
     backlog_interval_s: Annotated[
@@ -157,7 +161,7 @@ class ServiceSettings:
         Path | None, Option("PEM file: clients need a certificate that it signed.", is_file=True)
     ] = None
     requests_per_second: Annotated[
-        float, Option("Of one client of the API, over time.", minimum=1, maximum=10_000, is_live=True)
+        float, Option("Requests per second of one API client.", minimum=1, maximum=10_000, is_live=True)
     ] = 20.0
     """More are refused with 429."""
     trusted_proxies: Annotated[
@@ -182,7 +186,10 @@ class ServiceSettings:
         bool, Option("The buttons work without a user name; for a loopback address only.")
     ] = False
     ui_user_header: Annotated[
-        str, Option("Header with the user whom a proxy before Spark's UI has authenticated; with --ui-trusted-proxies.")
+        str,
+        Option(
+            "Header with the user that a proxy in front of Spark's UI has authenticated; with --ui-trusted-proxies."
+        ),
     ] = ""
     """Such as ``X-Forwarded-User``."""
     ui_trusted_proxies: Annotated[
@@ -205,7 +212,7 @@ class ServiceSettings:
     ] = None
     placement: Annotated[
         PlacementPolicy,
-        Group(heading="Placement check", help={"is_strict": "Report also ensembles that span every domain there is."}),
+        Group(heading="Placement check", help={"is_strict": "Report also ensembles that span all existing domains."}),
     ] = STANDARD
     bookie_security: Annotated[SecurityFiles, Group("bookie_", heading="How to reach bookies")] = NO_FILES
     """For the replicas check, and for the figures of bookies."""
@@ -312,6 +319,6 @@ def _contradictions(settings: ServiceSettings) -> Iterator[str]:
     if settings.ui_allow_anonymous and settings.spark_master and not settings.spark_master.startswith("local"):
         yield f"ui_allow_anonymous is for a local Spark master, not {settings.spark_master}: its UI listens everywhere"
     if settings.ui_proxy_base and not settings.ui_proxy_base.startswith("/"):
-        yield f"ui_proxy_base = {settings.ui_proxy_base!r} is no path: begin it with a slash"
+        yield f"ui_proxy_base = {settings.ui_proxy_base!r} is not a path: begin it with a slash"
     if settings.http_port == settings.grpc_port != 0 and settings.http_host == settings.grpc_host:
         yield f"http_port and grpc_port are both {settings.http_port}"

@@ -41,7 +41,7 @@ class BookKeeper:
     ``create_ledger``   a new ledger, and its writer
     ``open_ledger``     a reader; with ``recover=True`` of a ledger whose writer is gone
     ``recover_ledger``  fence the writer out and close the ledger
-    ``delete_ledger``   for good
+    ``delete_ledger``   permanently
     ``ledgers``         ids of ledgers, filtered
     ``scan_ledgers``    the same with their metadata
     ``log``             an endless log made of ledgers: append, read, tail, truncate

@@ -1,7 +1,7 @@
 """The location of the jars of a real Apache BookKeeper, and the start of a program in them.
 
-They are no dependency of this project: tests and comparisons alone use them. ``.ci/apache/pom.xml`` names the version,
-Maven fetches it.
+They are not dependencies of this project: tests and comparisons alone use them. ``.ci/apache/pom.xml`` names the
+version, Maven fetches it.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _ANSWER_DEADLINE_S: Final = 1.0
 _ANSWER_BYTES_MAX: Final = 4096
 _STOP_GRACE_S: Final = 5.0
 _PORT_ATTEMPTS: Final = 3
-"""A port found free may be taken before the server has it; three times in a row is no coincidence."""
+"""A port found free may be taken before the server has it; three times in a row is not a coincidence."""
 _PARALLEL_HEAP_MIB_MIN: Final = 1024
 """From here on a single-threaded full collection would take seconds, long enough to expire sessions."""
 

@@ -201,7 +201,7 @@ def _state_root_problem(path: str) -> str:
     if not path.startswith("/"):
         return f"is not absolute: write a path such as {DEFAULT_STATE_ROOT}"
     if not _STATE_ROOT.fullmatch(path) or {".", ".."} & set(path.split("/")):
-        return "is no path of plain names (letters, digits, '.', '_', '-'), without '/' at its end"
+        return "is not a path of plain names (letters, digits, '.', '_', '-'), without '/' at its end"
     if len(path) > _STATE_ROOT_CHARACTERS_MAX:
         return f"is longer than {_STATE_ROOT_CHARACTERS_MAX} characters"
     return (
@@ -230,7 +230,7 @@ def _entry(text: str) -> AclEntry:
     identity, last, letters = rest.rpartition(":")
     if not (scheme and colon and last and letters) or not set(letters) <= _LETTERS.keys():
         raise ZooKeeperAccessError(
-            f"zk_acl: {text!r} is no entry of an ACL: write scheme:identity:permissions, with letters of "
+            f"zk_acl: {text!r} is not an ACL entry: write scheme:identity:permissions, with letters of "
             "cdrwa (create, delete, read, write, admin)"
         )
     return AclEntry(sum(_LETTERS[letter] for letter in set(letters)), scheme, identity)

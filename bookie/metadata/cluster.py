@@ -143,7 +143,7 @@ async def read_cluster(store: MetadataStore, where: MetadataUri | str) -> tuple[
             f"write zk+{kind.value}://, or zk:// for any layout"
         )
     if not instance_id:
-        raise NotAClusterError(f"the cluster at {root} has no INSTANCEID node to tell its bookies from others")
+        raise NotAClusterError(f"the cluster at {root} has no INSTANCEID node, which identifies its bookies")
     return Cluster(root, kind, instance_id.decode(errors="replace").strip()), state_root
 
 

@@ -149,7 +149,7 @@ def overlaps(path: str, other: str) -> bool:
 
 
 def decode_state_record(ledgers_root: str, data: bytes | None) -> StateRecord:
-    """What the record of the cluster says; None stands for the default root.
+    """Decode the record of the cluster; None stands for the default root.
 
     Raises:
         StateRootError: it cannot be read.

@@ -71,7 +71,7 @@ async def move_state(
     Raises:
         StateRootError: the state is not below ``source``, the target cannot be one or contains state of this cluster,
             or a process of bkheal runs; nothing was moved.
-        ConfigurationError: ``target`` is no path of a state root; nothing was moved.
+        ConfigurationError: ``target`` is not a path of a state root; nothing was moved.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer. Call again to continue.
     """
     path = record_path(cluster.root)

@@ -86,7 +86,7 @@ def _pulsar_uri(text: str, store: str) -> MetadataUri:
 
 
 def uri_problems(text: str) -> Iterator[str]:
-    """Report why ``text`` is no metadata service URI, in a sentence that names the setting; nothing if it is one."""
+    """Report why ``text`` is not a metadata service URI, in a sentence that names the setting; nothing if it is one."""
     try:
         parse_uri(text)
     except InvalidUriError as error:

@@ -20,7 +20,7 @@ class Weight(enum.StrEnum):
     """How serious a fault is."""
 
     ERROR = "error"
-    """Entries may be unreadable, or have fewer copies than the metadata says."""
+    """Entries may be unreadable, or have fewer copies than the write quorum."""
     WARNING = "warning"
     """No entry is in danger because of it; something did not end as it should."""
 
@@ -167,7 +167,7 @@ REASONS: Final = (
         r"^ledger metadata (lacks a required field|has an unknown digest|names )|^a key of the custom metadata ",
     ),
 )
-"""What the decoder says of metadata that it refuses: the first pattern that is found decides."""
+"""Errors of the decoder for metadata that it refuses: the first pattern that is found decides."""
 _REASONS: Final = [(fault, re.compile(pattern)) for fault, pattern in REASONS]
 
 

@@ -55,7 +55,7 @@ def decode_record(
         known: values of fields that the node does not contain.
 
     Raises:
-        UnreadableRecordError: the content is no record of this kind, or has a newer format.
+        UnreadableRecordError: the content is not a record of this kind, or has a newer format.
     """
     try:
         fields = msgspec.json.decode(data, type=dict[str, Any])

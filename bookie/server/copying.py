@@ -8,7 +8,7 @@ A request has a bookie id, never an address: the source is found by its registra
 request cannot make this bookie connect to anything else. The ledger's master key is compared before the source is
 asked, so a caller that may not add causes no traffic either.
 
-A source that does not answer is reported as such: an entry that it said nothing about is unknown, never absent (S6).
+A source that does not answer is reported as such: an entry without an answer is unknown, never absent (S6).
 
 Memory is bounded by a budget for all copies together. A copy reserves the largest possible answer before it asks, and
 keeps the true size until everything is stored. A copy that gets no room in time is refused as an add is.

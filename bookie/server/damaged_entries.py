@@ -3,7 +3,7 @@
 A read that finds an entry damaged notes it here, and so does the scrub. The bookie then leaves these entries out of its
 lists, with the status CORRUPT: "what is not in the list is damaged, or not here". An audit reports them, and a repair
 stores a good copy in their place, as it does for an entry that is missing (R105). They stay CORRUPT for readers, which
-is never "absent" (S6). An add of the entry ends the note.
+is never "absent" (S6). An add of the entry removes the note.
 
 The notes are hints: one too many makes a repair store a good copy once more.
 

@@ -516,5 +516,5 @@ def _stop_asked() -> asyncio.Future[None]:
 
 def _ask(asked: asyncio.Future[None]) -> None:
     if not asked.done():
-        _log.info("stop asked for")
+        _log.info("stop requested")
         asked.set_result(None)

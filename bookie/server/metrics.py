@@ -287,7 +287,7 @@ class Sampler:
             if self._count_again_s is not None and self._count_again_s <= self._clock.monotonic_s():
                 await self._count_limbo()
         except BkhealError as error:
-            _log.debug("a disk could not be looked at", extra={"error": str(error)})
+            _log.debug("a disk could not be checked", extra={"error": str(error)})
 
     async def _count_limbo(self) -> None:
         """Limbo begins before a bookie serves and only shrinks afterwards: once there is none, there will be none."""

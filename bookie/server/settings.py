@@ -82,7 +82,7 @@ class BookieSettings:
     ] = None
     """With the port of Apache's protocol if it is spoken: its clients may be configured to use an id as an address."""
     read_only_below_bytes: Annotated[
-        int, Option("Turn read-only while a disk has less free space; 0: never.", minimum=0)
+        int, Option("Become read-only while a disk has less free space; 0: never.", minimum=0)
     ] = 1 << 30
     """The default is room for the journal and both write caches to be flushed several times over."""
     is_new_incarnation: Annotated[
@@ -96,7 +96,7 @@ class BookieSettings:
     """What the journal held then counts as unknown, and is copied to this bookie again (docs/bookie.md#disks)."""
     session_timeout_s: Annotated[
         float,
-        Option("Seconds without a sign of life after which ZooKeeper ends its session.", "session_timeout", above=0),
+        Option("ZooKeeper session timeout, in seconds.", "session_timeout", above=0),
     ] = 10.0
     """A bookie that was killed counts as registered for this long."""
     connect_timeout_s: Annotated[
@@ -117,7 +117,8 @@ class BookieSettings:
     collect_ratio_max: Annotated[
         float,
         Option(
-            "Collect nothing when more than this share would go, unless `bkheal collection allow` allows it.",
+            "Collect nothing if more than this share of the ledgers would be deleted, unless `bkheal collection allow` "
+            "permits it.",
             above=0,
             maximum=1,
         ),

@@ -63,7 +63,7 @@ class DiskFile(Protocol):
         ...
 
     async def reserve(self, ahead: int) -> None:
-        """From now on, keep up to ``ahead`` bytes of space behind the end of what was appended; 0 gives it back.
+        """From now on, keep up to ``ahead`` bytes of space after the end of what was appended; 0 gives it back.
 
         A sync of an append into reserved space has less to write: neither the size of the file nor the list of its
         blocks changes. Until the space is given back, readers find zeros after the last append, also after a crash.

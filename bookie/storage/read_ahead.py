@@ -2,7 +2,7 @@
 
 A request is sequential if it follows a recent one of the same ledger, or is long. A load follows the ledger's entries
 in the index, takes those that lie one after the other in one entry log, reads them at once, and verifies each of them.
-What cannot be read or verified is left out, and the request reads it by itself: its answer says what is wrong.
+What cannot be read or verified is left out, and the request reads it by itself: its answer contains the error.
 
 A request waits only for the load that has its entries. What the same reader will ask for next is loaded in the
 background, so that the disk works during the way of the answer.

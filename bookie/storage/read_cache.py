@@ -80,7 +80,7 @@ class ReadCache:
     def entries(self, ledger_id: LedgerId) -> Mapping[EntryId, bytes]:
         """Return the entries of a ledger that are here, valid until the next yield.
 
-        The caller must look in the write caches first, without a yield in between.
+        The caller must look in the write caches first, with no yield before this call.
         """
         found = self._ledgers.get(ledger_id)
         return _NOTHING if found is None else found.entries

@@ -266,7 +266,7 @@ class _Rebuilding:
         return await read_with_gaps(file, log_path(log_id), offset, size, self.result)
 
     def _report_damage(self, log_id: int, begin: int, end: int) -> None:
-        self.result.report(log_path(log_id), begin, f"{end - begin} bytes are no intact records")
+        self.result.report(log_path(log_id), begin, f"{end - begin} bytes are not intact records")
 
     def _add_dead(self, log_id: int, size: int) -> None:
         self._dead[log_id] = self._dead.get(log_id, 0) + size

@@ -19,8 +19,8 @@ class StorageSettings:
     journal_file_bytes: int = 64 << 20
     """Size at which a journal file is closed; space is freed file by file."""
     journal_reserve_bytes: int = 0
-    """Space that the journal keeps reserved behind its end, so that a sync seldom changes more than the batch; 0: none.
-    Not to be used on ext4, where an acknowledged batch was lost with it
+    """Space that the journal keeps reserved after its end, so that a sync seldom changes more than the batch; 0: none.
+    Do not use it on ext4, where an acknowledged batch was lost with it
     (docs/decisions/0106-journals-reserve-no-space-by-default.md)."""
     journal_queue_bytes_max: int = 64 << 20
     """Most bytes of records that wait for the disk; further requests are answered with TOO_MANY_REQUESTS."""

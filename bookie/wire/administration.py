@@ -40,7 +40,7 @@ class AdministrationRefusedError(PermanentError):
 
 
 class AdministrationMissingError(AdministrationRefusedError):
-    """There is no such call: this is no bookie of bkheal, or one of an earlier version."""
+    """There is no such call: this is not a bookie of bkheal, or one of an earlier version."""
 
 
 class AdministrationConflictError(ConflictError):
@@ -251,7 +251,7 @@ def _error(
     if code in _UNKNOWN:
         return AdministrationUnknownError(where)
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return AdministrationMissingError(f"{where}: this is no bookie of bkheal, or one of an earlier version")
+        return AdministrationMissingError(f"{where}: this is not a bookie of bkheal, or one of an earlier version")
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return AdministrationRefusedError(f"{where}; set $BKHEAL_TOKEN or give --token-file")
     return AdministrationRefusedError(where)

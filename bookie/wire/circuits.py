@@ -117,7 +117,7 @@ class Circuits:
             _log.info("bookie answers again", extra={"bookie_id": bookie})
 
     def not_answered(self, bookie: BookieId, now_s: float) -> None:
-        """A request that was no probe had no answer."""
+        """A request that was not a probe had no answer."""
         circuit = self._circuits.setdefault(bookie, _Circuit())
         circuit.silences += 1
         if circuit.silences >= SILENCES_MAX and not circuit.is_open:

@@ -261,7 +261,7 @@ def list_from_wire(pieces: Sequence[bytes], last: pb.EntryList) -> Generator[Non
     One that is not OK may come with entries as well.
 
     Raises:
-        InvalidAvailabilityError: the bytes are no availability list.
+        InvalidAvailabilityError: the bytes are not an availability list.
     """
     data = b"".join(pieces)
     status = status_from_wire(last.status)

@@ -69,7 +69,7 @@ class Connection:
         Raises:
             grpc.aio.AioRpcError: gRPC ended the call.
             MalformedAnswerError: the answer is not one to this request.
-            InvalidAvailabilityError: the bytes of a list are no availability list.
+            InvalidAvailabilityError: the bytes of a list are not an availability list.
         """
         return cast(ReplyT, await self._exchanged(cast(AnyRequest, request), results, timeout_s))
 

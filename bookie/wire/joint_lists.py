@@ -49,7 +49,7 @@ class JointLists(JointCalls[_Listing, pb.LedgerLists]):
         Raises:
             grpc.aio.AioRpcError: gRPC ended the call.
             MalformedAnswerError: the answer is not one to this request.
-            InvalidAvailabilityError: the bytes of a list are no availability list.
+            InvalidAvailabilityError: the bytes of a list are not an availability list.
         """
         listing = _Listing(ledger_id, timeout_s)
         if not await self._joined(listing):

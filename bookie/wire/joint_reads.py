@@ -31,7 +31,7 @@ class ReadAnswer:
         self.wanted = wanted
         self.results = results
         self.last: pb.EntryBatch | None = None
-        """The piece that ends the answer."""
+        """The last piece of the answer."""
 
     def add(self, piece: pb.EntryBatch) -> None:
         """Take over a piece.

@@ -158,7 +158,7 @@ class CopyReply:
 
     Each covered entry is durable on the bookie that was asked, unless ``refusals`` names it. ``status`` is that of the
     bookie that was asked: if it is not OK, it could not store what follows the covered entries. ``source`` is how the
-    other bookie answered: if it is not OK, that bookie said nothing about the entries after the covered ones (S6). With
+    other bookie answered: if it is not OK, nothing is known about the entries after the covered ones (S6). With
     both OK, the entries that are not covered did not fit into one answer; ask again (at least one is always covered).
     """
 

@@ -121,8 +121,8 @@ class ListEntries(Request[ListReply]):
 class Copy(Request[CopyReply]):
     """Ask a bookie to read entries from another one, to verify them, and to store them as recovery adds are stored.
 
-    May be repeated: an entry replaces the one with the same id. UNSUPPORTED or BAD_REQUEST by a bookie that does not
-    copy; those that do say so in their registration (``ServiceInfo.can_copy``).
+    May be repeated: an entry replaces the one with the same id. A bookie that does not copy answers
+    UNSUPPORTED or BAD_REQUEST; the registration shows which bookies do (``ServiceInfo.can_copy``).
     """
 
     ledger_id: LedgerId

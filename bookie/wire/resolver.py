@@ -15,7 +15,7 @@ from bookie.model.ids import BookieId
 GRPC_PROTOCOL: Final = "bookie-grpc"
 """Endpoint protocol of our bookies in their service info."""
 APACHE_PROTOCOL: Final = "bookie-rpc"
-"""Endpoint protocol of Apache's bookies, and of ours with an Apache port.
+"""Endpoint protocol of Apache's bookies, and of bkheal's with an Apache port.
 
 Source: docs/formats.md#registration.
 """
@@ -33,7 +33,7 @@ class BookieAddress:
 
 
 class Resolver(Protocol):
-    """Finds addresses. May cache for a second or two; errors of ours (``BkhealError``) mean the address is unknown."""
+    """Finds addresses. May cache for a second or two. After a ``BkhealError`` the address is unknown."""
 
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
         """The address of ``bookie``, or None if it has none."""

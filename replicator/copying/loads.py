@@ -48,7 +48,7 @@ class BookieLoads:
         self._numbers = itertools.count()
 
     def expected_s(self, bookie: BookieId) -> float:
-        """Seconds until a read that is sent now is answered, as far as it can be told.
+        """Seconds until a read that is sent now is answered; an estimate.
 
         The answers of what is under way come first. A read that already takes longer than usual counts with its age.
         """

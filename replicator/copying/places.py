@@ -23,8 +23,8 @@ from replicator.copying.throttle import RankedLock
 
 PLACES_MAX: Final = 8
 """Chunks on their way to one bookie, unless an operator chooses another number: two positions with all their lanes.
-A chunk is 1 MiB at most, so what clients add waits behind 8 MiB of copies: less than 0.1 s of a disk that writes
-100 MB/s."""
+A chunk is 1 MiB at most, so an add of a client waits for at most 8 MiB of copies: less than 0.1 s of a disk that
+writes 100 MB/s."""
 
 
 class HeldPlaces:

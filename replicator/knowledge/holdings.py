@@ -53,7 +53,7 @@ _HAS_ENTRIES: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
 _LISTS: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.LIMBO, Status.CORRUPT})
 """Answers whose list counts. One that serves entries and has no lists is CORRUPT if some are damaged: these are missing
 from its list, and are copied to it again. What a bookie in limbo lists it has: one that lists all it should is whole.
-Everything that it does not list is missing and is copied to it again; the bookie is no source for it."""
+Everything that it does not list is missing and is copied to it again; it is not read from this bookie."""
 
 
 @dataclass(frozen=True, slots=True)

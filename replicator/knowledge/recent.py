@@ -1,8 +1,8 @@
 """What this process read of the cluster a short time ago, shared by all its turns.
 
 Most repairs ask the same questions: which bookies are registered, is repair disabled, which disks does a bookie have.
-One answer serves every turn for a bounded time (``BOOKIES_AGE_S``, ``SWITCH_AGE_S``), and a watch of the worker ends it
-earlier. So the requests for these answers grow with time and not with the number of ledgers.
+One answer serves every turn for a bounded time (``BOOKIES_AGE_S``, ``SWITCH_AGE_S``), or until a watch of the worker
+reports a change. So the requests for these answers grow with time and not with the number of ledgers.
 
 An outdated answer must not change what happens to data. Each question has its own argument:
 

@@ -90,7 +90,7 @@ class Knowledge:
     flapping: frozenset[BookieId] = frozenset()
     """Bookies that have returned and left several times: copies for them are not ended by their return (R55)."""
     continued: Mapping[PositionKey, BookieId] = field(default_factory=dict)
-    """Incomplete positions of which another bookie has a begun copy that lacks less than their own bookie."""
+    """Incomplete positions with a begun copy on another bookie that lacks less than their own bookie."""
     avoided: frozenset[BookieId] = frozenset()
     """Bookies that have not answered this process for a while: targets only if there is no other one (R42)."""
 

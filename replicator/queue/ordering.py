@@ -1,8 +1,8 @@
 """Which task comes first: the one closest to losing data, then the one that has waited longest.
 
 A failure delays a task (``parking``) and does not change its rank: after the delay it comes before every task with more
-copies left. Two kinds of tasks come last, because an attempt seldom changes anything: those that have lost every copy
-of some entries and nothing else, and parked ones that are tried again only because of the time that has passed.
+copies left. Two kinds of tasks come last, because an attempt seldom changes anything: ledgers that lack only entries
+without any copy, and parked tasks that are tried again only because time has passed.
 A boost (``bookie.metadata.tasks.boosts``) puts a task before the others of its rank, and before no task of another.
 Among the rest of a rank, ledgers of Pulsar's system topics come first (A18): many topics depend on each of them.
 Tasks that only request better placement come after all others: their ledgers lack nothing.

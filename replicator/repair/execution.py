@@ -270,14 +270,14 @@ class Execution:
         try:
             return bookie in (await self._recent.bookies()).registered
         except (TransientError, PermanentError) as error:
-            _log.info("copy goes on without a list of bookies", extra={"error": str(error)})
+            _log.info("copy continues without a list of bookies", extra={"error": str(error)})
             return False
 
     def _note_returns(self, ledger: Versioned) -> None:
         for bookie in sorted(self._returned):
             self._returns.note(bookie)
             _log.info(
-                "a lost bookie has returned, its copy is ended",
+                "a lost bookie has returned, its copy is stopped",
                 extra={"ledger_id": ledger.ledger_id, "bookie_id": bookie},
             )
 

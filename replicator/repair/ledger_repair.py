@@ -1,9 +1,9 @@
 """The repair of one ledger under its lock: look, plan, reserve, copy, install, and look again until nothing is left.
 
-The invariant: the task is deleted only by a round that found no ledger or nothing missing, or that repairs all that is
-missing, in one transaction with checks that the ledger, the bookies that the task names and their disks are still as
-that round saw them (I18). The usual repair of a closed ledger ends with its last installation, in the same transaction
-(``install``). A round that repairs only a part, or an open ledger, is always followed by another look.
+The invariant: the task is deleted only by a round that found no ledger, found nothing missing, or repairs everything
+that is missing. The same transaction checks the versions of the ledger, of the bookies in the task and of their disks
+as the round read them (I18). The usual repair of a closed ledger ends with its last installation, in the same
+transaction (``install``). A round that repairs only a part, or an open ledger, is always followed by another look.
 
 Each round reads the metadata under the lock and then lists the bookies (R2). The first round uses the metadata that was
 read together with the task, and each round a list of bookies that is recent enough for R2 (``recent``). The order of
@@ -177,7 +177,7 @@ class LedgerRepair:
                 await self._forget_failures()
             return result
         except InvariantError as error:  # this ledger alone is set aside: a restart would only meet it again
-            _log.critical("repair broke one of our rules", extra={"ledger_id": self._task.ledger_id}, exc_info=error)
+            _log.critical("repair broke an internal rule", extra={"ledger_id": self._task.ledger_id}, exc_info=error)
             return await self._set_aside(error)
         finally:
             if self._log.moved_copies:
@@ -287,7 +287,7 @@ class LedgerRepair:
         )
 
     async def _continued(self, view: View) -> dict[PositionKey, BookieId]:
-        """Incomplete positions of which a copy was begun elsewhere that lacks less than their own bookie (R44, R55)."""
+        """Incomplete positions with a begun copy elsewhere that lacks less than their own bookie (R44, R55)."""
         found: dict[PositionKey, BookieId] = {}
         metadata = view.ledger.metadata
         if not view.shortfall.positions or not await self._reserving.begun():
@@ -362,7 +362,7 @@ class LedgerRepair:
     def _completing(self, plan: Plan, view: View, is_move: bool) -> Sequence[Operation] | None:
         """What must hold for the task to go with the last step of the plan; None if another round has to look.
 
-        Not for an open ledger, of which members may lack entries that the writer adds. Not if a task without a name
+        Not for an open ledger, whose members may lack entries that the writer adds. Not if a task without a name
         requests better placement, unless this plan is for that, nor if a position is blocked or a bookie silent.
         """
         if plan.blocked or view.shortfall.silent or not view.ledger.metadata.is_closed:

@@ -50,8 +50,8 @@ REPLICATOR: Final = (
     Definition(
         TASKS_ENDED,
         _COUNTER,
-        "Turns of tasks by how they ended; busy means that another worker has the task, left that it is a placement "
-        "mark that this process cannot judge, moved that copies were moved for such a mark",
+        "Turns of tasks by ending; busy: another worker has the task, left: a placement mark that this process cannot "
+        "judge, moved: copies were moved for such a mark",
         _BY_ENDING,
         watch="failed is more than a tenth of the turns that are not busy",
     ),
@@ -148,7 +148,7 @@ def replicator_metrics(version: str) -> MetricSet:
 
 
 class MetricsEvents(EventSink):
-    """An ``EventSink`` that counts, and ``sample`` for what is no event. All of it is called on the event loop."""
+    """An ``EventSink`` that counts, and ``sample`` for what is not an event. All of it is called on the event loop."""
 
     def __init__(self, metrics: MetricSet, clock: Clock) -> None:
         self._clock = clock

@@ -1,8 +1,8 @@
 """The metadata lint: problems of the metadata itself, independent of the registrations.
 
 A pure function of the ledgers, in Spark SQL without Python for each row. It equals ``bookie.model.metadata_faults``,
-and a property test keeps the two equal. It reports and marks nothing: a fault says that something is wrong, not what is
-right, and a ledger whose metadata cannot be read cannot be judged at all.
+and a property test keeps the two equal. It reports and marks nothing: a fault shows that something is wrong, not what
+is right, and a ledger whose metadata cannot be read cannot be judged at all.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _Decoded = tuple[OwnerNames, str | None]
 
 
 class OwnerColumns:
-    """Collects what the custom metadata of ledgers says. Not shared between threads."""
+    """Collects the owners in the custom metadata of ledgers. Not shared between threads."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[str, bytes], ...], _Decoded] = {}

@@ -162,7 +162,7 @@ async def _given(
 
 
 async def paced(ids: Sequence[LedgerId], store: PacedStore) -> AsyncGenerator[Sequence[LedgerId], None]:
-    """The ids in chunks as large as the pace allows. Measures the latency: the caller decodes nothing meanwhile."""
+    """The ids in chunks as large as the pace allows. Measures the latency while the caller decodes nothing."""
     start = 0
     while start < len(ids):
         await store.look()

@@ -160,7 +160,7 @@ class _PartIds:
         """None: some names between them are not those of ledgers."""
 
     def of(self, name: bytes) -> int | None:
-        """None: a node that is no ledger."""
+        """None: a node that is not a ledger."""
         if (number := _numbers().get(name)) is None:
             return None
         if self._first is not None:

@@ -54,7 +54,7 @@ class ImageRows:
         """The ledgers of a leaf.
 
         Raises:
-            ImageError: a file is missing or damaged, or has other rows than its image says.
+            ImageError: a file is missing or damaged, or has other rows than in the manifest.
         """
         try:
             parts = [part for piece in record.slices for part in self._slice(piece)]
@@ -111,11 +111,11 @@ def leaves_of(directory: Path, manifest: Manifest) -> list[LeafRecord]:
 def _parquet(directory: Path, file: ImageFile, schema: pa.Schema) -> pq.ParquetFile:
     path = directory / file.name
     if path.parent != directory or path.stat().st_size != file.bytes or footer_crc32(path) != file.footer_crc32:
-        raise ValueError(f"{file.name} has another size or end than its manifest says")
+        raise ValueError(f"{file.name} has another size or end than in its manifest")
     parquet = pq.ParquetFile(path, page_checksum_verification=True)
     if not parquet.schema_arrow.equals(schema) or parquet.metadata.num_rows != file.rows:
         parquet.close()
-        raise ValueError(f"{file.name} has other rows than its manifest says")
+        raise ValueError(f"{file.name} has other rows than in its manifest")
     return parquet
 
 
@@ -186,7 +186,7 @@ def _is_in(values: pa.Array | pa.ChunkedArray, some: pa.Array | pa.ChunkedArray)
 def _check(rows: pa.Table, record: LeafRecord) -> None:
     ids = rows["ledger_id"]
     if len(rows) != record.rows or any(column.null_count for column in rows.columns):
-        raise ImageError("it has other rows than it says")
+        raise ImageError("it has other rows than in its manifest")
     if not len(rows):
         return
     ends, sizes = pc.min_max(ids).as_py(), pc.min_max(rows["ensemble_size"]).as_py()

@@ -1,4 +1,4 @@
-"""The manifest of an image: which files it consists of, of which cluster it is, and when that was read. Pure."""
+"""The manifest of an image: its files, its cluster, and when the metadata was read. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What one task of a scan writes of an image: files of their own, which count only if the driver lists them.
 
-A failure to write is no failure to read: the part has a problem, and the scan goes on.
+A failure to write is not a failure to read: the part has a problem, and the scan goes on.
 """
 
 from __future__ import annotations

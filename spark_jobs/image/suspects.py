@@ -98,12 +98,12 @@ def _rows(directory: Path, file: ImageFile, lost: list[str]) -> tuple[pa.Table, 
     """The rows of some bookies, the number of row groups that were read for them, and that of the file."""
     path = directory / file.name
     if path.parent != directory or path.stat().st_size != file.bytes:
-        raise ValueError("it has another size than its manifest says")
+        raise ValueError("it has another size than in its manifest")
     if footer_crc32(path) != file.footer_crc32:
         raise ValueError("its end is damaged")
     with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
         if not parquet.schema_arrow.equals(INDEX_SCHEMA) or parquet.metadata.num_rows != file.rows:
-            raise ValueError("it has other rows than its manifest says")
+            raise ValueError("it has other rows than in its manifest")
         count = parquet.num_row_groups
         groups = [number for number in range(count) if _may_hold(parquet.metadata.row_group(number).column(0), lost)]
         table = parquet.read_row_groups(groups, use_threads=False)

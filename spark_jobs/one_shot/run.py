@@ -61,7 +61,7 @@ class OneShot:
     wait_s: float = 0.0
     """How long to wait for a run of this kind that is under way."""
     is_scheduled: bool = False
-    """Whether a schedule started it: then the start is no change by an operator, and is not recorded as one."""
+    """Whether a schedule started it: then the start is not a change by an operator, and is not recorded as one."""
     is_shadow: bool = False
     """Whether it belongs to shadow mode, which changes nothing but the records of runs."""
 

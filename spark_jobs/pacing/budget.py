@@ -1,8 +1,8 @@
-"""What all tasks of a run together may take from ZooKeeper, from which servers, and the share of one task.
+"""Limits on the reads of all tasks of a run from ZooKeeper, its servers, and the share of one task.
 
-No message passes between tasks. A run divides its limits by the number of tasks that can run at the same time, so their
-sum stays below the limits, also while other runs of the session are under way. Runs of other sessions are seen by the
-latency that they cause (``feedback``).
+Tasks do not communicate. A run divides its limits by the number of tasks that can run at the same time, so their sum
+stays below the limits, also while other runs of the session are under way. Runs of other sessions count by the latency
+that they cause (``feedback``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 LATENCY_FACTOR: Final = 2.0
 """Default of the latency above which tasks read less, as a multiple of the latency when ZooKeeper is idle."""
 LEAST_NODES_PER_S: Final = 40_000.0
-"""What feedback leaves to all tasks together: a ZooKeeper that others overload for hours must not stop audits."""
+"""Rate that feedback never goes below, of all tasks together: overload by other clients must not stop audits."""
 NICE: Final = 5
 """Default of the nice value of Spark's processes: a ZooKeeper on a busy machine, and sessions, run first."""
 NICE_MAX: Final = 19
@@ -28,9 +28,9 @@ class TaskBudget:
     bytes_per_s: float = 0.0
     """Of the contents of nodes, and of the names in lists of children."""
     latency_factor: float = 0.0
-    """The task reads less if small reads take longer than so many times their time when ZooKeeper is idle."""
+    """The task reads less if the latency of small reads exceeds this multiple of the latency of an idle ZooKeeper."""
     least_nodes_per_s: float = 0.0
-    """What feedback leaves to the task."""
+    """Rate that feedback never goes below."""
     observers: str = ""
     """Servers to read from, if one of them answers: ``host:port`` joined with commas; empty: those of the URI."""
 
@@ -91,7 +91,7 @@ class Budget:
         return TaskBudget(self.nodes_per_s, self.bytes_per_s, self.latency_factor, LEAST_NODES_PER_S, self.observers)
 
     def tasks(self, wanted: int) -> int:
-        """Return into how many tasks to cut a job, at most ``wanted``."""
+        """Return the number of tasks of a job, at most ``wanted``."""
         return max(1, min(wanted, self.connections or wanted))
 
     def share(self, tasks: int, slots_max: int | None) -> TaskBudget:

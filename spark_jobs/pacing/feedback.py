@@ -1,12 +1,12 @@
 """How many nodes a task may have asked for at a time, by the latency that it measures. Pure: no clock, no requests.
 
-A task measures how long a read of one small node takes behind its own requests, as the read of another client would.
-The shortest time counts as that of an idle ZooKeeper. From it follow a limit (a multiple of it, and at least
-``SLACK_S`` above it, because shorter delays are those of schedulers) and an aim between the two.
+A task measures how long a read of one small node takes, queued after its own requests as the read of another client
+is. The shortest time counts as the idle latency. From it follow a limit (a multiple of it, and at least
+``SLACK_S`` above it, because schedulers cause shorter delays) and an aim between the two.
 
-Below the aim, the task asks for more nodes at a time: the further below, the more. If five measurements are above the
-aim, it asks for less, and for half as much at the limit. So do all other tasks, of all runs, and the server's queue
-gets short again. If even one small request at a time is too much, the task waits between its requests.
+Below the aim, the task requests more nodes at a time: the further below, the more. If five measurements are above the
+aim, it requests fewer, and half as many at the limit. All other tasks of all runs do the same, so the server's queue
+becomes short again. If even one small request at a time is too much, the task waits between its requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""When a task may send its next request for nodes, and how many nodes that may have.
+"""When a task may send its next request for nodes, and how many nodes the request may have.
 
-Limits hold over any span of time but for what is on its way.
+Limits hold over any span of time, except for requests in flight.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from spark_jobs.pacing.feedback import CHUNKS_IN_FLIGHT, FIRST_LOOKS, NODES_PER_
 CHUNK_MAX: Final = 2_000
 """Nodes of one request: the fewest round trips at a size that decodes in a few milliseconds."""
 _CHUNK_S: Final = 0.1
-"""Of reading at the rate in one request: small requests in a steady stream let other clients' requests pass between."""
+"""Time at the rate that one request may take: requests of other clients are served between small requests."""
 _NODE_BYTES: Final = 256
-"""Of the usual node; requests for larger ones have fewer of them."""
+"""Size of an average node; requests for larger nodes have fewer of them."""
 _NEWEST: Final = 0.5
 """Weight of the newest request in the average size of nodes."""
 
@@ -82,7 +82,7 @@ class Pace:
 
         Args:
             nodes: to read, or whose children are listed.
-            is_list: whether it lists children, which says nothing about the size of other answers.
+            is_list: whether it lists children. The answer then does not count for the average size of nodes.
         """
         if self.is_free:
             yield Reading()

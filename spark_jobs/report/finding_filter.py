@@ -33,7 +33,7 @@ class FindingFilter:
 
     severity: Severity | None = None
     bookie: str | None = None
-    """Only those that miss this bookie."""
+    """Only findings in which this bookie is missing."""
     ledger_id: int | None = None
     kind: FindingKind | None = None
 

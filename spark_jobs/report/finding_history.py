@@ -89,7 +89,7 @@ def _end(row: dict[str, Any]) -> str:
 def _cursor(text: str) -> dict[str, object]:
     found = _CURSOR.fullmatch(text)
     if found is None:
-        raise InvalidCursorError(f"{text[:200]!r} is not the value that the page before ends with")
+        raise InvalidCursorError(f"{text[:200]!r} is not the last value of a page")
     after = parse_cursor(found[2])
     return {
         "run": found[1],

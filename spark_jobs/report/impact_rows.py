@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 _BATCH_ROWS: Final = 65_536
 _ROWS_MAX: Final = 200_000
-"""Rows of topics that are kept: some 200 MB. A run that finds more says so."""
+"""Rows of topics that are kept: some 200 MB. The impact of a run with more is marked as cut."""
 _LEFT_OUT: Final = tuple(
     kind.value
     for kind in (

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def as_json(value: object) -> Any:
-    """The value in JSON: times in the form of RFC 3339, in UTC; null for what is no number; text for the rest."""
+    """The value in JSON: times in the form of RFC 3339, in UTC; null for what is not a number; text for the rest."""
     match value:
         case None | bool() | int() | str():
             return value

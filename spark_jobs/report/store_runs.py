@@ -1,8 +1,8 @@
 """Finished reports in a store that all auditors share.
 
 The store has one folder for each run, with the files of its report. The summary is written last and removed first, so a
-folder without it is no report, at any moment. The tables of all runs stay on the machine: each machine makes them from
-the runs that it wrote or fetched. A report that was not sent is marked on this machine, and sent by a later run.
+folder without it is not a report, at any moment. The tables of all runs stay on the machine: each machine makes them
+from the runs that it wrote or fetched. A report that was not sent is marked on this machine, and sent by a later run.
 Rules: R102 in docs/failure-model.md.
 """
 
@@ -49,7 +49,7 @@ def opened_store(address: str) -> ReportStore | None:
     """The store at an address; None for an empty one. Nothing is called yet.
 
     Raises:
-        StoreAddressError: it is no address.
+        StoreAddressError: it is not an address.
     """
     return ReportStore(parse_address(address)) if address else None
 

@@ -390,9 +390,9 @@ class InventoryBookie:
     ledgers: int = 0
     """Ledgers that it listed, some of them perhaps without entries."""
     over_replicated: int = 0
-    """Closed ledgers of which it has entries that the metadata does not place there."""
+    """Closed ledgers with entries on it that the metadata does not place there."""
     unowned: int = 0
-    """Ledgers of which it has entries, and that do not exist."""
+    """Ledgers with entries on it that do not exist."""
     damaged_entries: int = 0
     """That it knows of, and could not replace."""
     scrub: str = ""

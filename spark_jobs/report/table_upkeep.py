@@ -71,7 +71,7 @@ def tidy(report_dir: Path, now_ms: int, kept: Kept) -> bool:
                 _tidy(report_dir, day_of(now_ms), kept)
             return is_alone
     except (OSError, NewerTablesError, ReportDirError) as error:
-        _log.warning("the tables are not tidied", extra={"path": str(report_dir), "reason": str(error)})
+        _log.warning("the tables are not compacted", extra={"path": str(report_dir), "reason": str(error)})
         return False
 
 

@@ -1,7 +1,7 @@
 """The verdict on one ledger by its metadata as it is now. Pure.
 
-It equals what the check of all ledgers says about the same metadata (``checks.bookie_check``): both follow
-``bookie.model.severity.fragment_health``, and a property test holds them together.
+It equals the verdict of the check of all ledgers on the same metadata (``checks.bookie_check``): both follow
+``bookie.model.severity.fragment_health``, and a property test compares them.
 """
 
 from __future__ import annotations

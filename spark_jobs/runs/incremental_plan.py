@@ -3,8 +3,8 @@
 ZooKeeper reports of each leaf (``spark_jobs.image.leaves``) how many children were created and deleted, and when the
 last time was. So a run sees all new and deleted ledgers without reading the others. It does not see that the metadata
 of a ledger changed, as that changes the stat of the ledger alone. Metadata of a closed ledger changes if a copy is
-moved. The run therefore reads again: ledgers that are not closed, those that were or are on a bookie that is not live,
-and of all others a part, so that each is read within a set period (R108).
+moved. The run therefore reads again: unclosed ledgers, ledgers that were or are on a bookie that is not live, and a
+part of all others, so each ledger is read within a set period (R108).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def plan_incremental(
 
     Args:
         nodes: the leaves that have children, with their stat as it is now.
-        leaves: their numbers, in the same order; None: it is no leaf of the layout.
+        leaves: their numbers, in the same order; None: it is not a leaf of the layout.
         records: what the image has, by number of the leaf.
         times: see there.
     """

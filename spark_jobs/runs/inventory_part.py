@@ -1,8 +1,8 @@
 """What a run of everything does with the inventory of bookies: it asks them, compares, looks again, and sums up.
 
 The bookies are asked after the metadata was read. What they hold and the metadata did not place there is read again
-after that, in ZooKeeper, with a sync. So a ledger that was created, moved or deleted meanwhile is no finding. Nothing
-is marked and nothing is deleted: bookies collect by themselves.
+after that, in ZooKeeper, with a sync. So a ledger that was created, moved or deleted during the run is not a finding.
+Nothing is marked and nothing is deleted: bookies collect by themselves.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _asked(context: RunContext, bookies: Sequence[BookieId]) -> DataFrame:
 def _grace(context: RunContext, ledgers: DataFrame) -> Grace:
     """What is old enough for a verdict.
 
-    ZooKeeper does not tell when a node was deleted, but the transaction that last changed the children of a node. It is
-    old if it is not after a transaction of which the time is known.
+    ZooKeeper does not record when a node was deleted, but which transaction last changed the children of a node. The
+    deletion is old if that transaction is not after one whose time is known.
     """
     grace_ms = round(context.settings.inventory_grace_s * 1000)
     before_ms = context.clock.epoch_ms() - grace_ms

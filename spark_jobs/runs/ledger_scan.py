@@ -114,7 +114,7 @@ def scan_ledgers(
         .option(options.BRIEF, str(is_brief).lower())
     )
     if live is not None:
-        # A name with a comma is no bookie id (docs/formats.md#registration), and must not make two bookies look alive.
+        # A name with a comma is not a bookie id (docs/formats.md#registration), and must not count as two live bookies.
         read = read.option(options.LIVE_BOOKIES, ",".join(sorted(bookie for bookie in live if "," not in bookie)))
     if image_dir is not None:
         read = read.option(options.IMAGE_DIR, str(image_dir.resolve())).option(options.IMAGE_FROM_MS, image_from_ms)

@@ -1,10 +1,10 @@
 """One run of a check on record: the lock of its lane, its record while it goes on, and its end.
 
-A run may go on exactly while its lock lasts. The order of the steps keeps that true for whoever looks at the store: the
-lock is taken before the record is written, and released only after the record shows the end. A process that dies in
-between leaves a record without a lock; the next run of the kind, or the leading auditor, marks it abandoned. The gate
-asks for the lock in the run's own thread, so that a process that was stopped for longer than its session lasts ends the
-run when it wakes up (S14).
+A run may go on exactly while its lock lasts. The order of the steps makes this true for every reader of the store: the
+lock is taken before the record is written, and released only after the record shows the end. A process that dies before
+the release leaves a record without a lock; the next run of the kind, or the leading auditor, marks it abandoned. The
+gate asks for the lock in the run's own thread, so if a process was suspended for longer than its session lasts, the run
+ends when the process resumes (S14).
 
 The auditor service runs several of these on its loop, the one-shot command runs one in a thread beside Spark.
 """
@@ -57,7 +57,7 @@ class RunOutcome:
     detail: str = ""
     verdict: str = ""
     is_success: bool = False
-    """It saw everything, was not held and was no dry run: the schedule and the lost bookies count it."""
+    """It saw everything, was not held and was not a dry run: the schedule and the lost bookies count it."""
     ledgers: int = 0
     findings: Mapping[str, int] = field(default_factory=dict)
     tasks_changed: int = 0
@@ -143,8 +143,8 @@ def outcome_of_error(error: BaseException, stop: Stop | None) -> RunOutcome:
 
     Args:
         error: the error.
-        stop: why the run had to end; None: it did not have to. A job that is cancelled inside Spark ends with Spark's
-            own error, so the stop says more.
+        stop: why the run had to end; None: it did not have to. It takes precedence, because a job that is cancelled
+            inside Spark ends with an error of Spark.
     """
     if stop is not None:
         return RunOutcome(stop.state, stop.exit_code, stop.reason)
@@ -207,7 +207,7 @@ class RunLifeCycle:
             self._take_progress()
             try:
                 if self._pause_ends_s is not None and self._clock.monotonic_s() >= self._pause_ends_s:
-                    _log.warning("paused run goes on, its pause has ended", extra={"run_id": self._record.run_id})
+                    _log.warning("paused run continues, its pause has ended", extra={"run_id": self._record.run_id})
                     await self.resume(f"goes on by itself: its pause ended at {rfc3339(self._record.pause_ends_ms)}")
                 if self._record != self._written:
                     await self._write()

@@ -7,8 +7,8 @@ metadata (I18), so a writer, an auditor of Apache's or a worker that changes eit
 
 What cannot be proven stays. A named bookie that is registered again may lack entries (R31): only its own list shows
 that, which the worker asks for that takes the task. A mark without bookies requests better placement, which a worker
-judges. Where a worker has begun (a reservation, doubted members) or has set the ledger aside, it also ends it, except
-that nothing is left to wait for if the ledger was deleted.
+judges. If a worker has begun (a reservation, doubted members) or has parked the ledger, the mark is left to the worker,
+unless the ledger was deleted.
 
 This does not rest on the scan of a run. So it removes nothing because a scan did not see it (S20): each mark is read
 with its own ledger. The number of marks in one run is bounded, and while auto-recovery is disabled nothing is withdrawn
@@ -201,7 +201,7 @@ class WithdrawsMarks(Protocol):
 def withdraw_ended(target: WithdrawsMarks, gate: Gate, count_max: int = WITHDRAWN_MAX) -> Mapping[str, int]:
     """Withdraw the marks whose reason has ended; return their numbers by reason (``bookie.model.run.Ended``).
 
-    A store that does not answer, or refuses, ends it: the next run withdraws the rest.
+    If the store does not answer, or refuses, the next run withdraws the rest.
 
     Raises:
         RunStoppedError: from ``gate``, which is passed before each part.

@@ -21,7 +21,7 @@ from spark_jobs.shadow.reasons import Outcome
 COMPARED_DDL: Final = "ledger_id bigint, outcome string, severity string"
 """Columns of ``compared``. ``severity`` is the worst of our findings, null without one."""
 _KINDS: Final = ", ".join(repr(kind.value) for kind in (FindingKind.MISSING_BOOKIE, FindingKind.DRAINED_BOOKIE))
-# A draining bookie is no loss to Apache's auditor, which has no drains: it counts if nothing is lost.
+# A draining bookie is not a loss to Apache's auditor, which has no drains: it counts if nothing is lost.
 _OUTCOME: Final = f"""
     CASE WHEN NOT is_marked THEN {Outcome.ONLY_HERE.value!r}
          WHEN NOT is_found THEN {Outcome.ONLY_THERE.value!r}

@@ -6,4 +6,4 @@ from bookie.model.errors import PermanentError
 
 
 class SnapshotError(PermanentError):
-    """A file that is no usable snapshot of the cluster; the text names the file and the reason."""
+    """A file that is not a usable snapshot of the cluster; the text names the file and the reason."""

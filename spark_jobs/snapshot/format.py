@@ -1,9 +1,9 @@
 """The format of ZooKeeper's snapshots, read as a stream: header, sessions, ACLs, the tree of nodes, checksums.
 
-A snapshot is written while the server works, so it is no state of one moment: each node has the content of some moment
-while it was written. Its checksum (Adler-32 of everything before it) follows the tree. Releases since 3.6 add a digest,
-those since 3.9 the last transaction, each with a checksum of its own. All numbers are big-endian; a text or a buffer
-begins with its length, -1 for none. Memory is bounded by one block and the largest node.
+A snapshot is written while the server works, so it is not the state of one moment: each node has the content of some
+moment while it was written. Its checksum (Adler-32 of everything before it) follows the tree. Releases since 3.6 add a
+digest, those since 3.9 the last transaction, each with a checksum of its own. All numbers are big-endian; a text or a
+buffer begins with its length, -1 for none. Memory is bounded by one block and the largest node.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SnapshotStream:
         """Read what comes before the tree.
 
         Raises:
-            SnapshotError: it is no snapshot, or damaged.
+            SnapshotError: it is not a snapshot, or damaged.
         """
         magic = self._take(len(_MAGIC))
         if magic == _LOG_MAGIC:

@@ -77,7 +77,7 @@ def index_snapshot(file: Path, cluster: Cluster, on_block: Callable[[], None] | 
         on_block: called before each block of 1 MiB; what it raises stops the pass.
 
     Raises:
-        SnapshotError: the file cannot be read, is no snapshot, is damaged or cut off, is of another cluster, or the
+        SnapshotError: the file cannot be read, is not a snapshot, is damaged or cut off, is of another cluster, or the
             cluster has the flat layout.
     """
     check_layout(cluster)

@@ -1,7 +1,7 @@
 """A snapshot that the admin server of ZooKeeper makes and sends (release 3.9 or newer): verified while it arrives.
 
 The bytes go to a file at the same time, as Spark tasks read parts of a snapshot. The file can be used only if
-this returns: what was cut off, damaged, of another cluster, or of a server that is behind the others, is refused.
+this returns: what was cut off, damaged, of another cluster, or of a server that lags, is refused.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_authorization(file: Path | None, environment: Mapping[str, str]) -> str
     """The value of the Authorization header: of the file, else of ``$BKHEAL_SNAPSHOT_AUTHORIZATION``, else none.
 
     Raises:
-        SnapshotError: the file cannot be read, or what was found is no value of a header.
+        SnapshotError: the file cannot be read, or what was found is not a header value.
     """
     where, text = f"${AUTHORIZATION_VARIABLE}", environment.get(AUTHORIZATION_VARIABLE, "")
     if file is not None:
@@ -73,7 +73,7 @@ def read_authorization(file: Path | None, environment: Mapping[str, str]) -> str
     if file is not None and not text:
         raise SnapshotError(f"there is no authorization in {where}")
     if len(text) > _HEADER_BYTES_MAX or not all(" " <= character <= "~" for character in text):
-        raise SnapshotError(f"what is in {where} is no authorization: one line of plain ASCII is needed")
+        raise SnapshotError(f"what is in {where} is not an authorization: one line of plain ASCII is needed")
     return text
 
 
@@ -202,7 +202,7 @@ def _check_epoch(url: str, last_zxid: str | None, newest_zxid: int) -> None:
     if found >> _EPOCH_BITS < newest_zxid >> _EPOCH_BITS:
         raise SnapshotError(
             f"the snapshot from {url} is of epoch {found >> _EPOCH_BITS}, and the cluster has transactions of epoch "
-            f"{newest_zxid >> _EPOCH_BITS}: the server is behind the others, ask another one"
+            f"{newest_zxid >> _EPOCH_BITS}: the server lags behind the others, ask another one"
         )
 
 

@@ -186,9 +186,9 @@ def test_secrets_are_in_no_table() -> None:
     [
         ({"option": "a.length"}, "there is no such option"),
         ({"option": ["a.size", "b.name"]}, "of different types"),
-        ({"option": "a.size", "maximum": 10}, "maximum 10 is not for the base to say"),
-        ({"option": "a.size", "minimum": 0}, "minimum 0 is not for the base to say"),
-        ({"option": "a.size", "type": "string"}, "type string is not for the base to say"),
+        ({"option": "a.size", "maximum": 10}, "maximum 10 must not be in the base"),
+        ({"option": "a.size", "minimum": 0}, "minimum 0 must not be in the base"),
+        ({"option": "a.size", "type": "string"}, "type string must not be in the base"),
         ({"table": "b", "refused": {"length": "gone"}}, "length: refused, but there is no such option"),
     ],
 )

@@ -77,8 +77,8 @@ async def test_each_connection_finds_its_version_and_keeps_version_2_for_good() 
         (b"\x7f\xff\xff\xff", "2147483651"),
         (b"\xff\xff\xff\xff", "means nothing"),
         (b"\x00\x00\x00\x00", "means nothing"),
-        (framed(b"\x09\x09\x09\x09\x09"), "no request"),
-        (framed(b"GET / HTTP/1.1\r\n\r\n"), "no request"),
+        (framed(b"\x09\x09\x09\x09\x09"), "not a request"),
+        (framed(b"GET / HTTP/1.1\r\n\r\n"), "not a request"),
         (framed(bytes.fromhex("02010000") + KEY), "opcode 1"),
     ],
 )

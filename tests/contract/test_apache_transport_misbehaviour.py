@@ -213,7 +213,7 @@ async def test_an_answer_that_is_no_message_ends_the_connection(
     received.client.send(nonsense(received))
     replies = [await call for call in calls]
     assert [reply.status for reply in replies] == [Status.UNREACHABLE] * 2
-    assert all("no message of its protocol" in reply.detail for reply in replies)
+    assert all("not a message of its protocol" in reply.detail for reply in replies)
     await received.client.is_lost.wait()
     await is_reachable_again(transport, bookie)
 

@@ -148,7 +148,7 @@ async def test_what_is_no_dead_letter_is_refused(world: World) -> None:
         for act in (*actions, *changes):
             result = await act(ledger_id)
             assert result.outcome is Outcome.REFUSED
-            assert "no dead letter" in result.detail
+            assert "not a dead letter" in result.detail
         await world.tasks.marking.mark(L7, names("a b"))
     assert (await world.state(L7), await world.decisions.list()) == ((True, False, False), [])
 

@@ -148,7 +148,7 @@ async def test_the_greatest_id_is_read_where_somebody_made_it_and_not_created(
     store: MetadataStore, ledgers: LedgerStore
 ) -> None:
     greatest = LedgerId(LEDGER_ID_MAX)
-    with pytest.raises(InvalidIdError, match="Apache's bookies throw all other ledgers away"):
+    with pytest.raises(InvalidIdError, match="Apache's bookies delete all other ledgers"):
         await ledgers.create(greatest, OPEN)
     with pytest.raises(InvalidIdError, match=str(LEDGER_ID_MAX)):
         await ledgers.create_many([(LedgerId(5), OPEN), (greatest, OPEN)])

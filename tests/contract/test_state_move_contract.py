@@ -173,7 +173,7 @@ async def test_what_is_no_place_for_the_state_is_refused(
     ):
         with pytest.raises(StateRootError, match=why):
             await move_state(store, cluster, roots[0], target)
-    with pytest.raises(ConfigurationError, match="no path of plain names"):
+    with pytest.raises(ConfigurationError, match="not a path of plain names"):
         await move_state(store, cluster, roots[0], "/a/../b")
     with pytest.raises(StateRootError, match=f"is below {roots[0]}"):
         await move_state(store, cluster, roots[1], f"{base}/third")

@@ -223,5 +223,5 @@ def crash_of(target: Target, data: bytes) -> Exception | None:
 
 
 def describe(name: str, seed: str, data: bytes, error: Any) -> str:
-    """Say how a crash can be repeated."""
+    """Describe how a crash can be repeated."""
     return f"{name}, seed {seed}: {type(error).__name__}: {error}; input {data[:2000].hex()}"

@@ -214,9 +214,9 @@ def test_a_root_is_initialised_once(zookeeper: EmbeddedZooKeeper, fresh_root: st
     ("arguments", "says"),
     [
         (("ledger", "write", "-e", "2", "-w", "3"), "ensemble size >= write quorum"),
-        (("ledger", "write", "--digest", "md5"), "no digest type"),
+        (("ledger", "write", "--digest", "md5"), "not a digest type"),
         (("ledger", "show", "-5"), ""),
-        (("--log-level", "LOUD", "status"), "no log level"),
+        (("--log-level", "LOUD", "status"), "not a log level"),
         (("audit", "--fail-on", "sometimes"), "is not one of"),
     ],
 )

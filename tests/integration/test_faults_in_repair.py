@@ -70,7 +70,7 @@ async def test_a_worker_that_wakes_up_after_another_has_finished_changes_nothing
     after = await world.client.ports.ledgers.read(repair.ledger_id)
     repair.go_on()
     repair.replicator.resume()
-    for line in ("letting go of all work", "tasks listed eligible=0 locked=0"):
+    for line in ("all work is released", "tasks listed eligible=0 locked=0"):
         await repair.replicator.wait_for_line(line, STATE_S)
     await world.assert_repaired(repair, gone=[repair.lost])
     assert await world.client.ports.ledgers.read(repair.ledger_id) == after

@@ -12,7 +12,7 @@ from typing import Final
 TABLE: Final = Path(__file__).with_name("sabotages.toml")
 ROOT: Final = Path(__file__).parents[2]
 _MARK: Final = "long"
-"""Tests with this mark are no part of the gate."""
+"""Tests with this mark are not part of the gate."""
 
 
 class StaleTableError(Exception):
@@ -76,7 +76,7 @@ def _problems_of_test(test: str, root: Path) -> Sequence[str]:
         return [f"{test}: there is no such test"]
     marks = [*functions[name].decorator_list, *_module_marks(module)]
     if any(isinstance(node, ast.Attribute) and node.attr == _MARK for mark in marks for node in ast.walk(mark)):
-        return [f"{test}: it is marked {_MARK!r}, so it is no part of the gate"]
+        return [f"{test}: it is marked {_MARK!r}, so it is not part of the gate"]
     return []
 
 

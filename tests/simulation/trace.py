@@ -33,5 +33,5 @@ class Trace:
             self.detail(who, what)
 
     def detail(self, who: str, what: str) -> None:
-        """A line for people that is no event: whether it is recorded does not change the checksum."""
+        """A line for people that is not an event: whether it is recorded does not change the checksum."""
         self.lines.append(f"{self._loop.time() - START_S:12.6f}  {who:<12} {what}")

@@ -92,7 +92,7 @@ _PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--qu
 
 
 def driver_environment(python: Path, executor_python: Path | str | None = None) -> Mapping[str, str]:
-    """Variables of a driver that is no part of this checkout.
+    """Variables of a driver that is not part of this checkout.
 
     Args:
         python: of the driver.

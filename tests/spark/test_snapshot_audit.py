@@ -205,7 +205,7 @@ def test_what_changed_since_is_read_in_the_cluster(spark: SparkSession, place: P
 def test_everything_from_a_snapshot_has_the_findings_of_the_cluster(
     spark: SparkSession, place: Place, snapshot: Path, tmp_path: Path
 ) -> None:
-    """Most ledgers are misplaced. What a check would report is read again, so a ledger that was moved is no finding."""
+    """Most ledgers are misplaced. What a check would report is read again, so a moved ledger is not a finding."""
     racks = tmp_path / "racks.json"
     racks.write_text(json.dumps({"a:1": "/r1", "b:1": "/r1", "c:1": "/r2", "x:1": "/r3", "y:1": "/r4"}))
 

@@ -1,4 +1,4 @@
-"""Commands and a client that reach a secured ZooKeeper as the environment says, and the owners of its nodes."""
+"""Commands and a client that reach a secured ZooKeeper by the environment, and the owners of its nodes."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class TrustedProxies:
         self._networks = tuple(networks)
 
     def client(self, remote: str | None, headers: MultiMapping[str]) -> str:
-        """The address of the client: of the connection, or behind named proxies the one that they forward."""
+        """The address of the client: that of the connection, or the one that named proxies forward."""
         if remote is None:
             return UNKNOWN
         if not self._names(remote):
@@ -51,7 +51,7 @@ class TrustedProxies:
         return remote
 
     def host(self, remote: str | None, host: str, headers: MultiMapping[str]) -> str:
-        """The name that the client asked for: the request's, or behind a named proxy the one that it forwards."""
+        """The host that the client asked for: that of the request, or the one that a named proxy forwards."""
         if remote is None or not self._names(remote):
             return host
         return ",".join(headers.getall("X-Forwarded-Host", [])).rpartition(",")[2].strip() or host

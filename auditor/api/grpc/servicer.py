@@ -132,7 +132,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
 
         async def first() -> RunRecord:
             if self._watchers >= self._settings.watchers_max:
-                raise OverloadedError(f"{self._watchers} streams are open already: ask with GetRun from time to time")
+                raise OverloadedError(f"{self._watchers} streams are open already: poll with GetRun")
             return await self._control.run(request.run_id)
 
         record = await self._reading(context, first)

@@ -200,11 +200,11 @@ def _change(
 
 _ENABLED: Final = Parameter("enabled", "Whether to enable it.", _FLAG, is_required=True)
 _FILTERS: Final = (
-    Parameter("missingreplica", "Only ledgers that miss a copy on this bookie.", {"type": "string"}),
+    Parameter("missingreplica", "Only ledgers that lack a copy on this bookie.", {"type": "string"}),
     Parameter("excludingmissingreplica", "Only ledgers that miss none on this bookie.", {"type": "string"}),
     Parameter("printmissingreplica", "With the missing bookies of each, whatever its value.", {"type": "string"}),
     Parameter(
-        "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": LISTED_MAX, "default": LISTED_MAX}
+        "limit", "Most rows to list.", {"type": "integer", "minimum": 1, "maximum": LISTED_MAX, "default": LISTED_MAX}
     ),
     Parameter("after", "Begin after this ledger.", LEDGER_ID),
 )

@@ -78,8 +78,8 @@ class ClusterRoutes:
 
 _PAGING: Final = (
     Parameter(
-        "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": _PAGE_MAX, "default": _PAGE_DEFAULT}
+        "limit", "Most rows to list.", {"type": "integer", "minimum": 1, "maximum": _PAGE_MAX, "default": _PAGE_DEFAULT}
     ),
     Parameter("after", "Begin after this ledger.", LEDGER_ID),
-    Parameter("missing", "Only ledgers that miss a copy on this bookie.", {"type": "string"}),
+    Parameter("missing", "Only ledgers that lack a copy on this bookie.", {"type": "string"}),
 )

@@ -115,14 +115,14 @@ def _named(name: str, given: str | None, known: dict[str, T]) -> T | None:
 
 _PARAMETERS: Final = (
     Parameter(
-        "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": _PAGE_MAX, "default": _PAGE_DEFAULT}
+        "limit", "Most rows to list.", {"type": "integer", "minimum": 1, "maximum": _PAGE_MAX, "default": _PAGE_DEFAULT}
     ),
     Parameter(
         "after", "Value of `next_after` of the page before, with the same filter.",
         {"type": "string", "pattern": CURSOR_PATTERN},
     ),
     Parameter("severity", "Only those of this severity.", {"type": "string", "enum": list(_SEVERITIES)}),
-    Parameter("bookie", "Only those that miss this bookie.", {"type": "string", "pattern": BOOKIE_ID_PATTERN}),
+    Parameter("bookie", "Only those that lack this bookie's copy.", {"type": "string", "pattern": BOOKIE_ID_PATTERN}),
     Parameter("ledger", "Only those of this ledger.", LEDGER_ID),
     Parameter("kind", "Only those of this kind.", {"type": "string", "enum": list(_KINDS)}),
 )  # fmt: skip

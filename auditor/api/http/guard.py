@@ -41,7 +41,7 @@ _HSTS: Final = "max-age=31536000"
 _TOO_MANY: Final = 429
 """Not in the audit log: who sends too much would decide how much is written there."""
 _SAME_SITE: Final = ("same-origin", "none")
-"""``none``: the person typed the address, or it is no browser's page."""
+"""``none``: the person typed the address, or it is not a browser's page."""
 
 
 class Guard:

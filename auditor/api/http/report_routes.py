@@ -65,7 +65,7 @@ name."""
 _PAGING: Final = (
     Parameter(
         "limit",
-        "How many at most.",
+        "Most rows to list.",
         {"type": "integer", "minimum": 1, "maximum": REPORTS_MAX, "default": _LISTED_DEFAULT},
     ),
     Parameter("after", "Begin after this run.", {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9_\-]{0,127}$"}),
@@ -132,7 +132,7 @@ class ReportRoutes:
         run_id = await asyncio.to_thread(latest_report, self._report_dir, kind)
         if run_id is None:
             run_id = await self._latest_elsewhere(call)
-        # Relative, so that it holds behind a proxy that serves this API under a path of its own.
+        # Relative, so it is right also if a proxy serves this API under another path.
         return web.Response(status=302, headers={"Location": f"../{run_id}/", "Cache-Control": "no-store"})
 
     async def _page(self, call: Call) -> web.StreamResponse:

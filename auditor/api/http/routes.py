@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the query, a segment of the path, or a header that is no credential."""
+    """A parameter of the query, a segment of the path, or a header that is not a credential."""
 
     name: str
     description: str

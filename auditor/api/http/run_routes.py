@@ -153,12 +153,12 @@ class RunRoutes:
 _KIND: Final = segment("kind", "The kind of check.", enum=[kind.value for kind in RunKind])
 _SECONDS: Final = Parameter(
     "seconds",
-    "How long a pause lasts. Absent: as long as the auditor's option `pause_s` says.",
+    "How long a pause lasts. Absent: the auditor's option `pause_s`.",
     {"type": "integer", "minimum": PAUSE_S_MIN, "maximum": SPAN_S_MAX},
 )
 _LIST_PARAMETERS: Final = (
     Parameter(
-        "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": RUNS_MAX, "default": _RUNS_DEFAULT}
+        "limit", "Most rows to list.", {"type": "integer", "minimum": 1, "maximum": RUNS_MAX, "default": _RUNS_DEFAULT}
     ),
     Parameter("kind", "Only runs of this kind.", {"type": "string", "enum": [kind.value for kind in RunKind]}),
 )

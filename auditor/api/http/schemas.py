@@ -512,7 +512,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             "hold_critical": {
                 **_TRUTH,
                 "default": False,
-                "description": "Do not mark ledgers with one copy left either. Needs the role administer.",
+                "description": "Also hold back ledgers with one copy left. Needs the role administer.",
             },
             "note": {"type": "string", "maxLength": NOTE_MAX, "description": "Why, for other people."},
             "dry_run": {**_TRUTH, "default": False, "description": "Report what would be done, and change nothing."},

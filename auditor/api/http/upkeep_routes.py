@@ -348,7 +348,7 @@ def _bookies(call: Call) -> tuple[BookieId, ...]:
     """The bookies that a query names, each once; may be none.
 
     Raises:
-        InvalidRequestError: a name is no id, or there are too many.
+        InvalidRequestError: a name is not an id, or there are too many.
     """
     bookies = tuple(dict.fromkeys(queries.bookie(name) for name in call.request.query.getall("bookie", [])))
     if len(bookies) > _STOPPED_MAX:
@@ -417,10 +417,10 @@ _TARGET: Final = Parameter(
     is_required=True,
 )
 _LIMIT: Final = Parameter(
-    "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": _PAGE_MAX, "default": _PAGE_DEFAULT}
+    "limit", "Most rows to list.", {"type": "integer", "minimum": 1, "maximum": _PAGE_MAX, "default": _PAGE_DEFAULT}
 )
 _CHANGES_LIMIT: Final = Parameter(
-    "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": CHANGES_MAX, "default": _PAGE_DEFAULT}
+    "limit", "Most rows to list.", {"type": "integer", "minimum": 1, "maximum": CHANGES_MAX, "default": _PAGE_DEFAULT}
 )
 _PAGING: Final = (_LIMIT, Parameter("after", "Begin after this ledger.", LEDGER_ID))
 _LETTER_PAGING: Final = (

@@ -55,7 +55,7 @@ _EXIT_CODES: Final = (
 
 app = typer.Typer(
     invoke_without_command=True,
-    help="Check all ledgers with Spark, and look at the runs of checks.\n\n"
+    help="Check all ledgers with Spark, and list the runs of checks.\n\n"
     "Without a command this is `run`: find fragments that lost a copy with their bookie, and mark them for repair.",
 )
 

@@ -34,7 +34,9 @@ def impact(
         str | None,
         typer.Option(help="Only this topic, as `persistent://public/default/orders`.", show_default=False),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=_LIMIT_MAX, help="How many at most, the worst.")] = _LIMIT_DEFAULT,
+    limit: Annotated[
+        int, typer.Option(min=1, max=_LIMIT_MAX, help="Most rows to list, the worst first.")
+    ] = _LIMIT_DEFAULT,
     output: StreamOutputOption = StreamFormat.TABLE,
     *,
     service: Service | None = None,

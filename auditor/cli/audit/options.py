@@ -13,7 +13,7 @@ from spark_jobs.settings import SNAPSHOT_HELP, FailOn
 _SERVICE = "Through a running service"
 _METRICS = "Metrics"
 
-KindOption: TypeAlias = Annotated[RunKind, typer.Option(help="Which check, see above.")]
+KindOption: TypeAlias = Annotated[RunKind, typer.Option(help="The check, see above.")]
 ReportDirOption: TypeAlias = Annotated[Path, typer.Option(help="Holds a directory with the report of each run.")]
 MasterOption: TypeAlias = Annotated[str | None, typer.Option(help="Spark master; default: all cores of this machine.")]
 FailOnOption: TypeAlias = Annotated[FailOn, typer.Option(help="Exit with 1 from these findings on.")]
@@ -28,7 +28,7 @@ WaitOption: TypeAlias = Annotated[
     ),
 ]
 WaitSecondsOption: TypeAlias = Annotated[
-    float | None, typer.Option(min=0, help="As --wait, at most so many seconds.", show_default=False)
+    float | None, typer.Option(min=0, help="Like --wait, for at most this time, in seconds.", show_default=False)
 ]
 ScheduledOption: TypeAlias = Annotated[
     bool,
@@ -82,7 +82,10 @@ TokenFileOption: TypeAlias = Annotated[
 CaOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--ca", help="PEM file of who signed the service's certificate.", rich_help_panel=_SERVICE, show_default=False
+        "--ca",
+        help="PEM file of the authority that signed the service's certificate.",
+        rich_help_panel=_SERVICE,
+        show_default=False,
     ),
 ]
 ClientCertOption: TypeAlias = Annotated[

@@ -185,7 +185,7 @@ class Remote:
                 found = self._ask(method, path, body)
                 if found.get("apiVersion") != API_VERSION and not path.startswith(_APACHE):
                     raise RemoteRefusedError(
-                        f"{self._settings.url} answered 200 with a document that is not ours: is it an auditor?", 200
+                        f"{self._settings.url} answered 200 with an unknown document: is it an auditor of bkheal?", 200
                     )
                 return found
             except RemoteStillWorkingError:
@@ -231,7 +231,7 @@ class Remote:
         Args:
             kind: whose schedule.
             state: the new state.
-            span_s: how long a pause lasts; None: as long as the service's option says.
+            span_s: how long a pause lasts; None: the length in the service's options.
         """
         query = "" if span_s is None else f"?seconds={span_s}"
         return self._ask("PUT", f"/api/v1/schedules/{kind.value}/state/{state.value}{query}")
@@ -272,7 +272,7 @@ class Remote:
                 if found.state.is_final:
                     return found
             if deadline_s is not None and self._monotonic_s() - started_s >= deadline_s:
-                raise RemoteUnavailableError(f"run {run_id} was not over after {deadline_s:g} s; it goes on")
+                raise RemoteUnavailableError(f"run {run_id} was not over after {deadline_s:g} s; it continues")
             self._sleep(poll_s)
 
     def _one(self, document: Mapping[str, Any]) -> RemoteRun:
@@ -285,7 +285,7 @@ class Remote:
         raise self._stranger()
 
     def _stranger(self) -> RemoteRefusedError:
-        return RemoteRefusedError(f"{self._settings.url} did not answer with a run of ours: is it an auditor?", 200)
+        return RemoteRefusedError(f"{self._settings.url} did not answer with a run: is it an auditor of bkheal?", 200)
 
     def _ask_leader(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] = {}
@@ -373,7 +373,7 @@ def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str |
     """The token to send: of the file, else of ``$BKHEAL_TOKEN``, else none.
 
     Raises:
-        ConfigurationError: the file cannot be read, or what was found is no token.
+        ConfigurationError: the file cannot be read, or what was found is not a token.
     """
     where = f"${TOKEN_VARIABLE}"
     token = environment.get(TOKEN_VARIABLE, "")
@@ -387,7 +387,7 @@ def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str |
     if token_file is not None and not token:
         raise ConfigurationError([f"there is no token in {where}"])
     if not _is_word(token):
-        raise ConfigurationError([f"what is in {where} is no token: it must be one word of plain ASCII"])
+        raise ConfigurationError([f"what is in {where} is not a token: it must be one word of plain ASCII"])
     return token or None
 
 
@@ -431,7 +431,9 @@ def _expiry_ms(expires: str) -> int:
     match = re.fullmatch(r"([1-9]\d{0,4})([hd])", expires)
     hours = int(match[1]) * (24 if match[2] == "d" else 1) if match else 0
     if not 0 < hours <= _EXPIRES_H_MAX:
-        raise typer.BadParameter(f"{expires!r} is no time span up to 3650d: write 12h or 90d", param_hint="--expires")
+        raise typer.BadParameter(
+            f"{expires!r} is not a time span up to 3650d: write 12h or 90d", param_hint="--expires"
+        )
     return int(time.time() * 1000) + hours * 3_600_000
 
 

@@ -39,7 +39,7 @@ app.command("sql")(sql)
 @reachable
 def list_reports(
     report_dir: ReportDirOption = Path("reports"),
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Number of newest reports to list.")] = 50,
     output: StreamOutputOption = StreamFormat.TABLE,
     *,
     service: Service | None = None,
@@ -164,7 +164,7 @@ def fetch(
         ),
     ],
     report_dir: ReportDirOption = Path("reports"),
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Look at the newest so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of newest reports to check.")] = 50,
 ) -> None:
     """Copy the reports that this machine lacks from a store, and add them to the tables of all runs.
 

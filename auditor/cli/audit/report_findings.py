@@ -31,7 +31,9 @@ def findings(
     run: RunArgument = "latest",
     report_dir: ReportDirOption = Path("reports"),
     severity: Annotated[SeverityName | None, typer.Option(help="Only this severity.", show_default=False)] = None,
-    bookie: Annotated[str | None, typer.Option(help="Only those that miss this bookie.", show_default=False)] = None,
+    bookie: Annotated[
+        str | None, typer.Option(help="Only those that lack this bookie's copy.", show_default=False)
+    ] = None,
     ledger: Annotated[
         int | None, typer.Option(min=0, max=LEDGER_ID_MAX, help="Only this ledger.", show_default=False)
     ] = None,
@@ -41,7 +43,7 @@ def findings(
     ] = None,
     limit: LimitOption = LIMIT_DEFAULT,
     after: Annotated[
-        str | None, typer.Option(help="Begin after this finding: the value that the page before ends with.")
+        str | None, typer.Option(help="Begin after this finding: the last value of the previous page.")
     ] = None,
     output: StreamOutputOption = StreamFormat.TABLE,
     *,
@@ -107,7 +109,7 @@ def _findings(
     from spark_jobs.report.history import find
 
     if after is not None and not re.fullmatch(CURSOR_PATTERN, after):
-        raise typer.BadParameter("it must be the value that the page before ends with", param_hint="--after")
+        raise typer.BadParameter("it must be the last value of the previous page", param_hint="--after")
     run_id = find(report_dir, run).run_id
     page = read_findings(report_dir, run_id, limit, wanted, None if after is None else parse_cursor(after))
     following = None if page.next_after is None else str(page.next_after)
@@ -141,7 +143,7 @@ def _findings_since_there(
 
     first, slash, within = (after or "").partition("/")
     if after is not None and not slash:
-        raise typer.BadParameter("it must be the value that the page before ends with", param_hint="--after")
+        raise typer.BadParameter("it must be the last value of the previous page", param_hint="--after")
     ended = {each["run_id"]: each["modified"] for each in rows_there(service) if each["modified"] is not None}
     runs = sorted((run for run, modified in ended.items() if epoch_ms(modified) >= since_ms), reverse=True)
     rows: list[dict[str, Any]] = []

@@ -36,7 +36,7 @@ _RECORDS_MAX: Final = 500
 def list_runs(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Most rows to list.")] = 20,
     kind: Annotated[RunKind | None, typer.Option(help="Only this check.", show_default=False)] = None,
     output: StreamOutputOption = StreamFormat.TABLE,
     at: opt.AtOption = None,
@@ -218,7 +218,7 @@ def _span_s(span: str) -> int | None:
     match = re.fullmatch(r"([1-9]\d{0,5})([mhd])", span)
     seconds = int(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]] if match else 0
     if not PAUSE_S_MIN <= seconds <= SPAN_S_MAX:
-        raise typer.BadParameter(f"{span!r} is no time span up to {SPAN_S_MAX // 86400}d: write 30m, 2h or 1d")
+        raise typer.BadParameter(f"{span!r} is not a time span up to {SPAN_S_MAX // 86400}d: write 30m, 2h or 1d")
     return seconds
 
 

@@ -55,7 +55,7 @@ EPILOG: Final = (
 
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait for the end of a bookies check that is under way.")]
 MissingShareOption = Annotated[
-    float, typer.Option(min=0, max=1, help="Compare nothing when a larger share of the known bookies is missing.")
+    float, typer.Option(min=0, max=1, help="Compare nothing if a larger share of the known bookies is missing.")
 ]
 LimitOption = Annotated[int, typer.Option(min=0, max=10_000, help="How many of the ledgers that differ to print.")]
 SettleOption = Annotated[

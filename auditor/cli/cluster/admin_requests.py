@@ -67,7 +67,7 @@ class Answer:
     """Whether the body is a JSON array."""
 
     def error(self, what: str) -> BkhealError:
-        """The error for this answer, which is not the expected one; ``what`` says what was not done."""
+        """The error for this answer, which is not the expected one; ``what`` is what was not done."""
         text = f"{what}: {self.url} answered {self.status}{f': {self.said}' if self.said else ''}"
         if self.status == 401:
             return AdminLoginError(text)
@@ -134,7 +134,9 @@ class AdminClient:
         except (TimeoutError, httpx.TimeoutException):
             raise AdminOutcomeUnknownError(f"{what}: no answer from {url} within {self._timeout_s:g} s") from None
         except httpx.InvalidURL:
-            raise AdminRefusedError(f"{what}: {url} redirects to what is no address; this is not followed") from None
+            raise AdminRefusedError(
+                f"{what}: {url} redirects to what is not an address; this is not followed"
+            ) from None
         except httpx.RequestError as error:
             said = self._clean(str(error)) or type(error).__name__
             raise AdminOutcomeUnknownError(f"{what}: no complete answer from {url}: {said}") from None
@@ -191,9 +193,9 @@ def redirected(at: str, location: str, path: str, *, has_token: bool) -> str:
         parts = urlsplit(urljoin(at, location))
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
-        raise ValueError(f"to {shown}, which is no address") from error
+        raise ValueError(f"to {shown}, which is not an address") from error
     if parts.scheme not in ("http", "https") or not host or port == 0 or not location.isascii():
-        raise ValueError(f"to {shown}, which is no address")
+        raise ValueError(f"to {shown}, which is not an address")
     if urlsplit(at).scheme == "https" and parts.scheme != "https":
         raise ValueError(f"from https to {shown}")
     if has_token and parts.scheme == "http" and not is_loopback(host):

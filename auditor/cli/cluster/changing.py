@@ -79,7 +79,7 @@ def age_s(epoch_ms: int) -> int:
 
 
 def unknown_names(names: Sequence[BookieId], known: frozenset[BookieId]) -> None:
-    """End the command if a name is no bookie of the cluster: most likely it is misspelt."""
+    """End the command if a name is not a bookie of the cluster: most likely it is misspelt."""
     strangers = [name for name in names if name not in known]
     if strangers:
         refuse(f"no bookie of this cluster: {', '.join(strangers)}; `bkheal bookies` lists them")

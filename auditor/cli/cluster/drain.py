@@ -56,7 +56,7 @@ TimeoutOption = Annotated[
         "--timeout",
         min=0,
         metavar="SECONDS",
-        help="With --wait: wait no longer than this, and end with 1. Default: as long as it takes.",
+        help="With --wait: wait no longer than this, and exit with 1. Default: no limit.",
         show_default=False,
     ),
 ]
@@ -214,7 +214,7 @@ def status(
     output: OutputOption = OutputFormat.TABLE,
     is_waiting: Annotated[
         bool,
-        typer.Option("--wait", help="Look again and again until nothing is left; mark again what no task names."),
+        typer.Option("--wait", help="Repeat until nothing is left; mark ledgers again that have no task."),
     ] = False,
     timeout_s: TimeoutOption = None,
     pulsar_url: PulsarAdminOption = None,

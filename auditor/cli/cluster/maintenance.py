@@ -36,7 +36,7 @@ def start(
     output: OutputOption = OutputFormat.TABLE,
     span: Annotated[str, typer.Option("--for", help="When the window ends: 30m, 2h, 1d; at most 3d.")] = "1h",
     is_critical_held: Annotated[
-        bool, typer.Option("--hold-critical", help="Do not mark ledgers with one copy left either.")
+        bool, typer.Option("--hold-critical", help="Also hold back ledgers with one copy left.")
     ] = False,
     note: Annotated[str, typer.Option("--note", help="Why, for other people.")] = "",
     topology_file: Annotated[

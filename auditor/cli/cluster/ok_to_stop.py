@@ -30,7 +30,7 @@ def ok_to_stop(
     is_strict: Annotated[
         bool, typer.Option("--strict", help="Leave an ack quorum of copies of every entry, instead of one copy.")
     ] = False,
-    worst: Annotated[int, typer.Option(min=1, max=1000, help="Name so many of the ledgers at risk.")] = 10,
+    worst: Annotated[int, typer.Option(min=1, max=1000, help="Most ledgers at risk to list.")] = 10,
     topology_file: Annotated[
         Path | None,
         typer.Option(help="Topology file (JSON): the rack of each bookie. Default: the topology in ZooKeeper."),

@@ -16,7 +16,7 @@ AT_ONCE_LISTED: Final = 1_000
 AT_ONCE_MAX: Final = 100
 """Ledgers in one request to a service that changes something."""
 
-LimitOption = Annotated[int, typer.Option(min=1, max=10_000_000, help="How many at most.")]
+LimitOption = Annotated[int, typer.Option(min=1, max=10_000_000, help="Most rows to list.")]
 AfterOption = Annotated[
     int | None,
     typer.Option("--after", min=0, max=LEDGER_ID_MAX, help="Begin after this ledger.", show_default=False),

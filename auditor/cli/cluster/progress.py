@@ -28,9 +28,9 @@ def progress(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: StreamOutputOption = StreamFormat.TABLE,
-    is_watching: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    is_watching: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C.")] = False,
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.5, help="Seconds between two looks; longer if a look takes long.")
+        float, typer.Option("--interval", min=0.5, help="Seconds between two updates; longer if an update takes long.")
     ] = 5.0,
     *,
     service: Service | None = None,

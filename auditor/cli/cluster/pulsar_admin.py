@@ -37,7 +37,7 @@ PulsarCaOption = Annotated[
     Path | None,
     typer.Option(
         "--pulsar-ca",
-        help="PEM file of who signed its certificate. Default: the system's authorities.",
+        help="PEM file of the authority that signed its certificate. Default: the system's authorities.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),

@@ -31,7 +31,9 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Go on although recovery is off, or the brake holds.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Continue although recovery is disabled, or the brake holds.")
+]
 
 
 @app.command("enable")
@@ -83,7 +85,7 @@ def status(
 @app.command("delay")
 @reachable
 def delay(
-    seconds: Annotated[int | None, typer.Argument(min=0, help="Set it to this.", show_default=False)] = None,
+    seconds: Annotated[int | None, typer.Argument(min=0, help="The new value.", show_default=False)] = None,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,

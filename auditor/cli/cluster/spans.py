@@ -19,7 +19,7 @@ def span_s(text: str, longest_s: int, option: str) -> int:
     seconds = int(match[1]) * _UNIT_S[match[2]] if match else 0
     if not 0 < seconds <= longest_s:
         longest = f"{longest_s // 86400}d"
-        raise typer.BadParameter(f"{text!r} is no time span up to {longest}: write 30m, 1h or 2d", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is not a time span up to {longest}: write 30m, 1h or 2d", param_hint=option)
     return seconds
 
 
@@ -35,6 +35,6 @@ def moment_ms(text: str, now_ms: int) -> int:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError as error:
-            raise typer.BadParameter(f"{text!r} is no time: write 2026-01-31T12:00, or 30m, 2h, 7d") from error
+            raise typer.BadParameter(f"{text!r} is not a time: write 2026-01-31T12:00, or 30m, 2h, 7d") from error
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return int(moment.timestamp() * 1000)

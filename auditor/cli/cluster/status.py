@@ -169,7 +169,7 @@ def list_tasks(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: StreamOutputOption = StreamFormat.TABLE,
-    missing: Annotated[str | None, typer.Option(help="Only ledgers that miss a copy on this bookie.")] = None,
+    missing: Annotated[str | None, typer.Option(help="Only ledgers that lack a copy on this bookie.")] = None,
     limit: LimitOption = LIMIT_DEFAULT,
     after: AfterOption = None,
     *,

@@ -34,7 +34,7 @@ def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d{1,18})\s*([KMG]?)(I?B)?", text.strip().upper())
     if match is None or int(match[1]) * _UNITS[match[2]] > _BYTES_MAX:
         raise typer.BadParameter(
-            f"{text!r} is no number of bytes up to 1 PiB; write 500KiB, 100MiB or 2GiB; 0: no limit"
+            f"{text!r} is not a number of bytes up to 1 PiB; write 500KiB, 100MiB or 2GiB; 0: no limit"
         )
     return int(match[1]) * _UNITS[match[2]]
 

@@ -35,7 +35,7 @@ async def check_answers(admin: AdminClient, what: str = "nothing was begun") -> 
 
     Args:
         admin: Pulsar's.
-        what: what an error says was not done.
+        what: what was not done, for the error.
 
     Raises:
         AdminLoginError, AdminRefusedError: another server, another token, or a refusal.

@@ -15,9 +15,9 @@ from auditor.cli.output import StreamFormat, print_json_line, print_line
 Document: TypeAlias = dict[str, Any]
 Show: TypeAlias = Callable[[Document], None]
 
-WatchOption = Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C.")]
 IntervalOption = Annotated[
-    float, typer.Option("--interval", min=0.5, help="Seconds between two looks; longer if a look takes long.")
+    float, typer.Option("--interval", min=0.5, help="Seconds between two updates; longer if an update takes long.")
 ]
 
 

@@ -31,8 +31,10 @@ def what_if(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
-    worst: Annotated[int, typer.Option(min=0, max=1000, help="Name so many of the worst ledgers.")] = 10,
-    topics: Annotated[int, typer.Option(min=0, max=10_000, help="Name so many of the worst topics of Pulsar.")] = 10,
+    worst: Annotated[int, typer.Option(min=0, max=1000, help="Most ledgers to list, the worst first.")] = 10,
+    topics: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Most topics of Pulsar to list, the worst first.")
+    ] = 10,
     image: Annotated[
         Path | None,
         typer.Option(

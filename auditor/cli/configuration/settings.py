@@ -179,7 +179,7 @@ def digest_named(name: str) -> DigestType:
         typer.BadParameter: there is none.
     """
     if name.upper() not in DigestType.__members__:
-        raise typer.BadParameter(f"{name!r} is no digest type; use one of {', '.join(DigestType.__members__)}")
+        raise typer.BadParameter(f"{name!r} is not a digest type; use one of {', '.join(DigestType.__members__)}")
     return DigestType[name.upper()]
 
 

@@ -25,7 +25,7 @@ Command: TypeAlias = Any
 ENVIRONMENT_PREFIX: Final = "BKHEAL"
 
 _HIDDEN: Final = frozenset({"help", "config", "uri", "output"})
-"""Options that are no settings: they choose the cluster, the file, or how to print."""
+"""Options that are not settings: they choose the cluster, the file, or how to print."""
 _CONTENT: Final = "bkheal.configuration"
 
 
@@ -55,7 +55,7 @@ def load_defaults(context: typer.Context, value: Path | None) -> Path | None:
     """Callback of ``--config``, before any other option: name the variables, make the file's table the defaults.
 
     Raises:
-        ConfigurationError: the file cannot be read, or its table has a key that is no option of the command.
+        ConfigurationError: the file cannot be read, or its table has a key that is not an option of the command.
     """
     path, words = config_file(value, os.environ), words_of(context)
     context.auto_envvar_prefix = _variable(*words)  # not earlier: each help text would name them all
@@ -138,7 +138,7 @@ def values_in(content: Mapping[str, Any], words: tuple[str, ...], context: typer
 
 
 def problems_of(content: Mapping[str, Any], words: tuple[str, ...], context: typer.Context) -> Iterator[str]:
-    """Report keys in the table of the called command that are no option of it, and values of the wrong type."""
+    """Report keys in the table of the called command that are not options of it, and values of the wrong type."""
     yield from _problems(_table(content, words), words, context.command, context)
 
 

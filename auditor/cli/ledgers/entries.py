@@ -73,7 +73,9 @@ def read(
     config: ConfigOption = None,
     first: Annotated[int, typer.Option(min=0, help="First entry.")] = 0,
     last: Annotated[int | None, typer.Option(min=0, help="Last entry, inclusive; default: the end.")] = None,
-    to: Annotated[Path | None, typer.Option(help="Write to this file, unseparated unless --format is given.")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Write to this file, without separators unless --format is given.")
+    ] = None,
     form: Annotated[
         EntryFormat | None,
         typer.Option(

@@ -56,7 +56,7 @@ def list_ledgers(
     from bookie.client.ledger_filter import LedgerFilter
 
     if state is not None and state.upper() not in LedgerState.__members__:
-        raise typer.BadParameter(f"{state!r} is no state; use one of {', '.join(LedgerState.__members__)}")
+        raise typer.BadParameter(f"{state!r} is not a state; use one of {', '.join(LedgerState.__members__)}")
     if prefix and not (prefix.isascii() and prefix.isdigit()):
         raise typer.BadParameter(f"{prefix!r} begins no id: ids are numbers")
     pairs = (pair.partition("=") for pair in custom or [])

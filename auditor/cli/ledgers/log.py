@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bookie.client.log.values import LogEntry, LogOptions, LogPosition
 
 app = typer.Typer(
-    help="Logs: endless sequences of entries under a name, kept in ledgers that come and go.",
+    help="Logs: named, endless sequences of entries, stored in a series of ledgers.",
     epilog="Try: `echo one | bkheal log append orders --create`, then `bkheal log tail orders --from start`.",
     no_args_is_help=True,
 )
@@ -103,7 +103,7 @@ def read(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     first: Annotated[
-        str, typer.Option("--from", help="Position LEDGER:ENTRY to begin at; 'start' for the first one there is.")
+        str, typer.Option("--from", help="Position LEDGER:ENTRY to begin at; 'start' for the first existing entry.")
     ] = "start",
     limit: Annotated[int, typer.Option(min=0, help="Stop after this many; 0 for all.")] = 0,
     form: FormatOption = EntryFormat.TEXT,
@@ -191,7 +191,7 @@ def show(
 @app.command("truncate")
 def truncate(
     name: NameArgument,
-    before: Annotated[str, typer.Option(help="Position LEDGER:ENTRY; what lies before it may go.")],
+    before: Annotated[str, typer.Option(help="Position LEDGER:ENTRY; everything before it may be deleted.")],
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     yes: YesOption = False,

@@ -124,7 +124,7 @@ async def _verify(
     found = await directory_cookies(directories)
     named = [each.cookie.bookie_id for each in found if each.cookie is not None]
     if name is None and not named:
-        refuse("no directory has a cookie: say which bookie it is with --bookie-id", ExitCode.USAGE)
+        refuse("no directory has a cookie: name the bookie with --bookie-id", ExitCode.USAGE)
     bookie = bookie_id(name) if name is not None else named[0]
     parsed = parse_uri(uri)
     store = await ZooKeeperStore.connect(parsed.hosts)

@@ -38,7 +38,7 @@ EXIT_CODES: Final = (
 def place_of(
     at: str | None, token_file: Path | None, journal_dir: Path | None, ledger_dir: list[str] | None
 ) -> RunningBookie | StoppedPlace:
-    """What the options name; anything but one bookie ends the command with exit code 2."""
+    """The bookie that the options name; if it is not exactly one, the command exits with code 2."""
     if at is not None:
         if journal_dir is not None or ledger_dir:
             raise typer.BadParameter("is for a running bookie, directories are for a stopped one", param_hint="--at")

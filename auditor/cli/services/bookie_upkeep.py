@@ -38,10 +38,11 @@ def collect(
     token_file: TokenFileOption = None,
     output: StreamOutputOption = StreamFormat.TABLE,
     is_minor: Annotated[
-        bool, typer.Option("--minor", help="Start: deleted and moved ledgers, then logs less than half live.")
+        bool,
+        typer.Option("--minor", help="Start: deleted and moved ledgers, then logs of which less than half is live."),
     ] = False,
     is_major: Annotated[
-        bool, typer.Option("--major", help="Start: the same, and logs less than four fifths live.")
+        bool, typer.Option("--major", help="Start: the same, and logs of which less than four fifths are live.")
     ] = False,
     is_waiting: Annotated[bool, typer.Option("--wait", help="Wait for the end of the collection.")] = False,
     timeout: Annotated[
@@ -56,8 +57,8 @@ def collect(
     collection of a stopped bookie is impossible: it needs ZooKeeper.
 
     Exit codes: 0 shown, started, or ended as it should; 1 refused (one runs already, or a token is missing), or with
-    --wait: it ended early, and the output says why; 2 wrong usage; 69 the bookie did not answer; 75 with --wait: the
-    collection was not over in time. It goes on.
+    --wait: it ended early, with the reason in the output; 2 wrong usage; 69 the bookie did not answer; 75 with --wait:
+    the collection was not over in time. It goes on.
 
     Example: `bkheal bookie gc --at bk1:3181 --major --wait`
     """

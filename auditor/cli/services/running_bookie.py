@@ -45,13 +45,13 @@ TokenFileOption = Annotated[
 
 
 def address_of(text: str) -> BookieAddress:
-    """The address in ``--at``; a wrong one ends the command with exit code 2."""
+    """The address in ``--at``; with a wrong one, the command exits with code 2."""
     from bookie.wire.resolver import BookieAddress
 
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535) or "/" in host:
-        raise typer.BadParameter(f"{text!r} is no address: write HOST:PORT", param_hint="--at")
+        raise typer.BadParameter(f"{text!r} is not an address: write HOST:PORT", param_hint="--at")
     return BookieAddress(host, int(port))
 
 

@@ -188,7 +188,7 @@ def read(
     """Show an entry as a bookie has it: its header, its size, and whether its checksum is right.
 
     The stored bytes are a header of 32 bytes, the digest of the ledger, and the payload. Exit code 1: the entry cannot
-    be served; the status says why.
+    be served; the status is the reason.
     """
     place = place_of(at, token_file, journal_dir, ledger_dir)
     result = run(_read(place, LedgerId(ledger), EntryId(entry)))
@@ -215,10 +215,10 @@ def scrub(
     output: StreamOutputOption = StreamFormat.TABLE,
     after: Annotated[
         str | None,
-        typer.Option(metavar="LEDGER:ENTRY", help="Stopped: go on behind this entry.", show_default=False),
+        typer.Option(metavar="LEDGER:ENTRY", help="Stopped: continue after this entry.", show_default=False),
     ] = None,
     bytes_max: Annotated[
-        int | None, typer.Option(min=1, help="Stopped: end after so many bytes.", show_default=False)
+        int | None, typer.Option(min=1, help="Stopped: end after this number of bytes.", show_default=False)
     ] = None,
     bytes_per_second: Annotated[
         int | None, typer.Option(min=1, help="Stopped: read no faster.", show_default=False)
@@ -401,7 +401,7 @@ def _position(text: str | None) -> tuple[LedgerId, EntryId] | None:
         return None
     ledger, _, entry = text.partition(":")
     if not (ledger.isascii() and ledger.isdigit() and entry.isascii() and entry.isdigit()):
-        raise typer.BadParameter(f"{text!r} is no position: write LEDGER:ENTRY", param_hint="--after")
+        raise typer.BadParameter(f"{text!r} is not a position: write LEDGER:ENTRY", param_hint="--after")
     if max(int(ledger), int(entry)) > LEDGER_ID_MAX:
         raise typer.BadParameter(f"{text!r} has an id that is too large", param_hint="--after")
     return LedgerId(int(ledger)), EntryId(int(entry))

@@ -225,7 +225,7 @@ class RunManager:
             return
         if record.cause is RunCause.BOOKIE_LOSS and record.state is not RunState.PAUSED:
             return
-        _log.warning("run makes way for the reaction to a lost bookie", extra={"run_id": record.run_id})
+        _log.warning("run is cancelled for the reaction to a lost bookie", extra={"run_id": record.run_id})
         await self.cancel(record.run_id, reason)
 
     async def pause(self, run_id: str, owner: str, via: str) -> RunRecord:

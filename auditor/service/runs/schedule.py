@@ -78,7 +78,7 @@ def parse_schedule(text: str) -> Schedule:
         return Every(seconds)
     if len(words) != len(_CRON_FIELDS):
         raise InvalidScheduleError(
-            f'{text!r} is no schedule: write "off", an interval such as "15m" or "24h", or five cron fields '
+            f'{text!r} is not a schedule: write "off", an interval such as "15m" or "24h", or five cron fields '
             f'({", ".join(_CRON_FIELDS)}) in UTC such as "17 2 * * 0"'
         )
     if words[2] != "*" and words[4] != "*":
@@ -207,7 +207,7 @@ def _cron_trigger(cron: Cron, text: str = "", jitter_s: int = 0) -> Any:
             jitter=jitter_s or None,
         )
     except (ValueError, TypeError) as error:
-        raise InvalidScheduleError(f"{text!r} is no schedule: {error}") from error
+        raise InvalidScheduleError(f"{text!r} is not a schedule: {error}") from error
 
 
 def _weekdays(field: str, text: str) -> str:
@@ -226,7 +226,7 @@ def _weekdays(field: str, text: str) -> str:
             days += [_DAYS[day % 7] for day in range(start, end + 1, int(step or 1))]
         except ValueError:
             raise InvalidScheduleError(
-                f"{text!r} is no schedule: {part!r} is no day of the week; use 0-7 (0 and 7 are Sunday) or sun-sat"
+                f"{text!r} is not a schedule: {part!r} is not a weekday; use 0-7 (0 and 7 are Sunday) or sun-sat"
             ) from None
     return ",".join(dict.fromkeys(days))
 

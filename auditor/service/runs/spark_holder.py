@@ -106,7 +106,7 @@ class SparkHolder:
         return self._spark is not spark and not self._hung_because  # stopped while it was asked
 
     async def stop(self) -> None:
-        """Stop the session, also one that is starting; a dead process is no error. Idempotent; ``get`` starts another.
+        """Stop the session, also one that is starting; a dead process is not an error. Idempotent. ``get`` restarts it.
 
         A cancelled caller does not end the stop.
         """
@@ -159,7 +159,7 @@ class SparkHolder:
         except TimeoutError:
             self._hang(f"it did not stop in {STOP_DEADLINE_S:.0f} s")
         except Exception as error:  # noqa: BLE001  # the boundary to a process that may be gone: it cannot be stopped
-            _log.warning("spark was not stopped in order", extra={"reason": f"{type(error).__name__}: {error}"})
+            _log.warning("spark was not stopped cleanly", extra={"reason": f"{type(error).__name__}: {error}"})
 
     def _start(self) -> Spark:
         spark = self._stack.enter_context(spark_session(self._settings))

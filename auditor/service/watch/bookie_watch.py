@@ -190,7 +190,7 @@ class BookieWatch:
                 await self._wait(bookies, decision, pokes, is_busy)
                 self._refusals.reset()
             except (TransientError, OutcomeUnknownError, ConflictError) as error:
-                _log.warning("the cluster is looked at again", extra={"reason": str(error)})
+                _log.warning("the state of the cluster is read again", extra={"reason": str(error)})
                 await self._ports.clock.sleep(_RETRY_S)
             except PermanentError as error:
                 self.problem, pause_s = str(error), self._refusals.next_s()
@@ -261,7 +261,7 @@ class BookieWatch:
         found = _Switches(delay_s, delay.stat if delay else None, disable.stat if disable else None)
         before, self._switches = self._switches, found
         if before is not None and _is_audit_wanted(before, found):
-            _log.info("an audit was asked for by setting the delay for lost bookies again")
+            _log.info("an audit was requested by setting the delay for lost bookies again")
             self._is_asked = True
         return found
 
@@ -278,7 +278,7 @@ class BookieWatch:
             fields = {"bookie_id": bookie, "since_ms": noted[bookie].since_ms, "delay_s": switches.delay_s}
             _log.warning("bookie is lost", extra=fields)
         for bookie in sorted(self._noted.keys() - noted.keys()):
-            _log.warning("bookie is back, or known no more", extra={"bookie_id": bookie})
+            _log.warning("bookie is back, or no longer known", extra={"bookie_id": bookie})
         for bookie, down in noted.items() if self._is_asked else ():
             if not down.audited_ms and not down.is_delay_waived:
                 await self._ports.down.waive_delay(bookie, down.since_ms)

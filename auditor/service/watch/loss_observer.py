@@ -81,8 +81,8 @@ class Observed:
     records_ms: Mapping[BookieId, int]
     """Beginnings in all records."""
     older_records_ms: Mapping[BookieId, int]
-    """Beginnings in records that were read before a look at which the bookie was registered. One that was read after
-    the registrations may be of a loss that began in between."""
+    """Beginnings in records that were read before a look at which the bookie was registered. A record that was read
+    after the registrations may belong to a newer loss."""
     marks: Marks
     now_ms: int
     now_s: float
@@ -151,7 +151,7 @@ def _begun(
 
 
 def _continued(bookie: BookieId, loss: Loss, down: Down | None, marks: Marks, now_ms: int) -> tuple[Loss, float | None]:
-    """The loss after this look, and the time of its detection if it ends the measurement."""
+    """The loss after this look, and the time of its detection if that completes the measurement."""
     if down is not None and down.since_ms == loss.older_record_ms:
         down = None
     if down is not None and loss.record_ms and down.since_ms > loss.record_ms:  # it was back, and is lost again
@@ -230,7 +230,7 @@ class LossObserver:
         return noted
 
     def known(self, noted: Mapping[BookieId, Down]) -> Mapping[BookieId, Down]:
-        """The records, and for each loss without one what was seen of it: a mark ends it as an audit does."""
+        """The records, and what was seen of each loss without a record; a mark completes it, as an audit does."""
         losses = {} if self._observed is None else self._observed.losses
         seen = {
             bookie: Down(loss.first_look_ms, loss.marked_ms)

@@ -69,7 +69,9 @@ class LogPosition:
         """
         match = _POSITION.fullmatch(text)
         if match is None:
-            raise InvalidPositionError(f"{text[:60]!r} is no position in a log: write ledger:entry, for example 17:0")
+            raise InvalidPositionError(
+                f"{text[:60]!r} is not a position in a log: write ledger:entry, for example 17:0"
+            )
         return cls(LedgerId(int(match[1])), EntryId(int(match[2])))
 
     def following(self) -> LogPosition:

@@ -187,7 +187,7 @@ class LogWriter:
             return True
         if not self._is_overdue_told:
             self._is_overdue_told = True
-            _log.warning("a log goes on in its last ledger: its list is full, truncate it", extra={"log": self.name})
+            _log.warning("a log continues in its last ledger: its list is full, truncate it", extra={"log": self.name})
         return False
 
     async def _roll_if_possible(self) -> None:
@@ -260,7 +260,7 @@ class LogWriter:
             placed.set_result(LogPosition(ledger_id, added.result()))
         else:
             placed.set_exception(error)
-            placed.exception()  # an application may drop the future; that is no unhandled error
+            placed.exception()  # an application may drop the future; that is not an unhandled error
 
     def _fail(self, error: BkhealError) -> BkhealError:
         """Keep the first failure as an error of the log, and return a new copy of it."""

@@ -62,7 +62,7 @@ class FreeSpace:
                 TransientError,
                 PermanentError,
             ) as error:  # the next round tries again; until then the old figures stand
-                _log.info("free space was not asked for", extra={"error": str(error)})
+                _log.info("free space was not requested", extra={"error": str(error)})
             spent_s = self._clock.monotonic_s() - started_s
             await self._clock.sleep(max(self._settings.gap_s, self._settings.round_s - spent_s))
 

@@ -276,4 +276,4 @@ def leave_in_doubt(waiter: Waiter, doubt: AddOutcomeUnknownError) -> None:
     """Report an unknown outcome to the callers that wait for an entry."""
     if not waiter.done():
         waiter.set_exception(doubt)
-        waiter.exception()  # an application may drop the future; that is no unhandled error
+        waiter.exception()  # an application may drop the future; that is not an unhandled error

@@ -2,7 +2,7 @@
 
 A bookie that returned, got copies, and left again does not show in two lists of registrations. But ZooKeeper counts the
 registrations that were ever created (docs/formats.md#registration). If each of those since then is still there, and
-each bookie of then as well, no other bookie was registered in between.
+each bookie of then as well, no other bookie was registered since.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def attendance(store: MetadataStore, cluster: Cluster) -> Attendance:
     """
     paths = _paths(cluster)
     await store.sync(paths[0])
-    writable, read_only = map(_turnover, await store.get_many(paths))  # first: who joins in between is in both
+    writable, read_only = map(_turnover, await store.get_many(paths))  # first: a bookie may join after it
     draining = (await Drains(store, cluster.root).draining()).bookies
     listed = (await Registrations(store, cluster).list()).with_draining(draining)
     return Attendance(writable, read_only, tuple(sorted(listed.registered)), tuple(sorted(listed.draining)))
@@ -100,7 +100,7 @@ def who_left(then: Attendance, now: tuple[Parent, Parent], draining: AbstractSet
         draining: bookies that are being drained now.
     """
     if not then.writable.czxid:
-        return "it does not say which bookies were registered"
+        return "it has no list of the registered bookies"
     there = {name for parent in now for name in parent.registrations or ()}
     if gone := sorted(set(then.bookies) - there):
         return f"{_some(gone)} left since it was read"

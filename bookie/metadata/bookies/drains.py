@@ -4,8 +4,8 @@ A node is an intent of an operator and stays until it is withdrawn. While it exi
 is not chosen as a target, and its entries are copied elsewhere, from itself as well. An unreadable node counts as well:
 its name is enough for safety.
 
-The parent's data version grows with every start and end. A verdict that a ledger needs no work for a drain is committed
-together with a check of that version, so that a drain which begins at the same time is not overlooked.
+The parent's data version grows with every start and end. The verdict "no work for a drain" on a ledger is committed
+together with a check of this version, so a drain that begins at the same time is not overlooked.
 """
 
 from __future__ import annotations

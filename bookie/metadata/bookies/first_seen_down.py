@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 _HELD_MS_MAX: Final = 8 * 86_400_000
-"""More than any rule holds a loss back: a damaged time delays a repair for so long at most."""
+"""Longer than any rule holds a loss back: a damaged time delays a repair by this much at most."""
 _SKEW_MS_MAX: Final = 60_000
 """By which clocks of auditors may differ without anything being put right."""
 

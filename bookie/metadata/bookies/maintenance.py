@@ -6,8 +6,8 @@ needs the topology to follow it, and an operator sees which bookies are meant.
 
 The invariant: a window never holds anything back longer than ``WINDOW_S_MAX`` after it began. It is open from
 ``since_ms`` until ``until_ms``, by the clock of the process that reads it; one that is damaged, over-long, ended, or
-begins in the future is no window. So a forgotten or damaged record costs time only: a mark is late by a bounded time,
-or early, which may copy a bookie that returns.
+begins in the future is not a window. So a forgotten or damaged record costs time only: a mark is late by a bounded
+time, or early, which may copy a bookie that returns.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -38,7 +38,7 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 _log = logging.getLogger(__name__)
 
 WINDOW_S_MAX: Final = 3 * 86_400
-"""Longer work than a weekend is no maintenance: the data should be copied."""
+"""Longer work than a weekend is not maintenance: the data should be copied."""
 WINDOWS_MAX: Final = 100
 """Every look at the lost bookies reads all of them."""
 BOOKIES_MAX: Final = 1_000
@@ -109,7 +109,7 @@ class MaintenanceWindows:
                 await self._store.multi([SetData(self._parent, b"", parent.version), write])
                 return
             except (MultiFailedError, WriteOutcomeUnknownError) as error:
-                _log.info("maintenance windows are looked at again", extra={"error": str(error)})
+                _log.info("maintenance windows are read again", extra={"error": str(error)})
         raise WriteOutcomeUnknownError(f"maintenance window of {window.target}: no attempt could be settled; try again")
 
     async def end(self, target: str) -> None:

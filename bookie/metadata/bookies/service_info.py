@@ -82,7 +82,7 @@ def decode_service_info(data: bytes, bookie: BookieId) -> ServiceInfo:
     """Read a registration node. An empty one means Apache's protocol at the address that the bookie's id is.
 
     Raises:
-        UnreadableServiceInfoError: not such bytes, or an empty payload and an id that is no address.
+        UnreadableServiceInfoError: not such bytes, or an empty payload and an id that is not an address.
     """
     if not data:
         return ServiceInfo((_endpoint_of_id(bookie),))

@@ -356,7 +356,7 @@ class LedgerStore:
         if LEDGER_ID_MAX in ledger_ids:
             raise InvalidIdError(
                 f"ledger {LEDGER_ID_MAX} is not created: with that id in the metadata, collectors of Apache's bookies "
-                "throw all other ledgers away; choose a smaller one"
+                "delete all other ledgers; choose a smaller one"
             )
         if self._cluster.kind is LayoutKind.FLAT:
             raise ReadOnlyLayoutError(f"the cluster at {self._cluster.root} has the flat layout: no new ledgers there")

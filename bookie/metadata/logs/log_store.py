@@ -107,7 +107,7 @@ class LogLists:
             quoted = ""
         if quoted in ("", ".", "..") or len(quoted) > NAME_BYTES_MAX:
             raise InvalidLogNameError(
-                f"{name[:40]!r} is no name for a log: 1 to {NAME_BYTES_MAX} bytes (quoted as in a URL), not '.' or '..'"
+                f"{name[:40]!r} is not a log name: 1 to {NAME_BYTES_MAX} bytes (quoted as in a URL), not '.' or '..'"
             )
         return f"{self._parent}/{quoted}"
 

@@ -1,8 +1,7 @@
 """What the nodes of Pulsar's managed ledgers, cursors and schemas refer to. Pure.
 
-The invariant: a node is decoded in full or refused. A reference that was overlooked would make a ledger in use look
-unused, so a message with a field that this release does not know, a damaged compression head and a codec that is not
-installed are all refusals.
+The invariant: a node is decoded in full or refused. If a reference were overlooked, a ledger in use would look unused.
+So a message with an unknown field, a damaged compression head and a codec that is not installed are all refused.
 
 Source: docs/formats.md#references-of-pulsar.
 """

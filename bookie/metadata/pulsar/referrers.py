@@ -1,7 +1,7 @@
 """What refers to the ledgers of Pulsar: from a node to the ledgers, and from a ledger to the nodes. Pure.
 
 The invariant: ``referrers_of`` names every node that may refer to a ledger of an owner, or none at all, and a ledger of
-which it names none has no verdict. A node says what it refers to in full, or is refused (``decoding``).
+which it names none has no verdict. A node is decoded in full, or is refused (``decoding``).
 
 Source: docs/formats.md#references-of-pulsar.
 """

@@ -377,7 +377,7 @@ class Election:
 
     def _end(self, why: str) -> None:
         if self._state.is_leader:
-            _log.warning("this auditor leads no more", extra={"auditor": self._name, "reason": why})
+            _log.warning("this auditor no longer leads", extra={"auditor": self._name, "reason": why})
         self._become(Leadership(False, self._state.term, "" if self._state.is_leader else self._state.leader))
 
     def _become(self, state: Leadership) -> None:

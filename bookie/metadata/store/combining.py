@@ -2,7 +2,7 @@
 
 A worker repairs many ledgers at a time, and each turn makes small requests. Independent transactions that wait
 together become one ``multi``, single reads become one bulk read, and a ``sync`` serves every caller that was waiting
-for one when it was sent. ``lane`` says why the result of each request is the same as alone. In addition:
+for one when it was sent. ``lane`` explains why each request has the same result as alone. In addition:
 
 * Transactions are joined only if none of them changes a node that another one changes or checks. So the order inside a
   joint transaction does not matter, and no node is created twice by it.

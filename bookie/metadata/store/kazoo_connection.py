@@ -479,7 +479,7 @@ class KazooConnection:
         _, error = await answer.future
         thread.join()
         if error is not None:
-            _log.warning("zookeeper connection ended badly", exc_info=error)
+            _log.warning("zookeeper connection did not end cleanly", exc_info=error)
 
 
 def _unanswered(request: _Request, what: str, why: str) -> StoreUnavailableError | WriteOutcomeUnknownError:

@@ -87,7 +87,7 @@ class Boosts:
                 await self._store.multi([SetData(self._parent, b"", parent.version), write])
                 return
             except (MultiFailedError, WriteOutcomeUnknownError) as error:
-                _log.info("boosts are looked at again", extra={"ledger_id": boost.ledger_id, "error": str(error)})
+                _log.info("boosts are read again", extra={"ledger_id": boost.ledger_id, "error": str(error)})
         raise WriteOutcomeUnknownError(f"boosting ledger {boost.ledger_id}: no attempt could be settled; try again")
 
     async def stop(self, ledger_id: LedgerId) -> None:

@@ -1,7 +1,7 @@
 """Changes that operators asked for: ``/bkheal/changes/<ledgers root>/<number>``: who, when, how, what.
 
-A record is written before the change that it is about, so there is no change without a record. The change itself may
-have failed afterwards: a record says what was asked for. If a record cannot be written, nothing is changed.
+A record is written before its change, so there is no change without a record. It contains the request: the change
+itself may have failed afterwards. If a record cannot be written, nothing is changed.
 
 Numbers grow, so the order does not depend on clocks. At most some ``CHANGES_MAX`` are kept; the oldest are removed
 first, best effort. A record of a newer release, or a damaged one, is shown as unreadable.

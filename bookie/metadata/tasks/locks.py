@@ -419,7 +419,7 @@ class TaskLocks:
         except (MultiFailedError, WriteOutcomeUnknownError) as error:
             if isinstance(error, MultiFailedError) and 1 <= error.index <= len(checks):
                 return False
-            _log.info("task is looked at again", extra={"ledger_id": ledger_id, "error": str(error)})
+            _log.info("task is read again", extra={"ledger_id": ledger_id, "error": str(error)})
             return None
 
     async def _release(self, ledger_id: LedgerId, czxid: int, session_id: int) -> None:
@@ -437,7 +437,7 @@ class TaskLocks:
             except NoNodeError:
                 return
             except (BadVersionError, WriteOutcomeUnknownError) as error:
-                _log.info("lock is looked at again", extra={"ledger_id": ledger_id, "error": str(error)})
+                _log.info("lock is read again", extra={"ledger_id": ledger_id, "error": str(error)})
         raise WriteOutcomeUnknownError(f"releasing the lock of ledger {ledger_id}: every answer was lost; try again")
 
 

@@ -61,9 +61,9 @@ class ParkReason(enum.Enum):
     SILENT_BOOKIES = "silent_bookies"
     """Registered bookies that are needed do not answer, several attempts in a row."""
     MISPLACED = "misplaced"
-    """It lacks nothing, its copies break the placement policy, and they cannot be moved now; the detail says why."""
+    """It lacks nothing, its copies break the placement policy, and cannot be moved now; the detail has the reason."""
     INTERNAL_ERROR = "internal_error"
-    """The repair broke an internal rule; the detail says where."""
+    """The repair broke an internal rule; the detail names the place."""
 
 
 @dataclass(frozen=True, slots=True)

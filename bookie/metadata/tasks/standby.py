@@ -115,7 +115,7 @@ class StandbyWorkers:
         try:
             await self._store.multi([Delete(f"{self._parent}/{name}") for name in called])
         except MultiFailedError as error:  # another lookout calls them, or one has left
-            _log.info("idle workers are called by another lookout", extra={"error": str(error)})
+            _log.info("idle workers are called by another process", extra={"error": str(error)})
             return 0
         return len(called)
 

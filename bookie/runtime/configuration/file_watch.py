@@ -67,7 +67,7 @@ class ConfigWatch:
             try:
                 await self.look()
             except Exception:  # noqa: BLE001 (task boundary: no content may end the watch)
-                _log.exception("configuration look failed", extra={"path": str(self._source.path)})
+                _log.exception("reading the configuration failed", extra={"path": str(self._source.path)})
             await self._clock.sleep(LOOK_INTERVAL_S)
 
     async def look(self, *, is_asked: bool = False) -> None:

@@ -83,7 +83,7 @@ def build(settings: type[T], values: Mapping[str, Any], **others: Any) -> T:
     Args:
         settings: a settings class, which raises ConfigurationError for values that contradict each other.
         values: the value of each option by its name; options without a value have their default.
-        others: the fields that are no options.
+        others: the fields that are not options.
 
     Raises:
         ConfigurationError: a file does not exist, a value is out of range or contradicts another; names every problem.
@@ -144,7 +144,7 @@ def _options(
 
 
 def _declared(settings: type) -> Iterator[tuple[dataclasses.Field[Any], type, bool, Option | Group]]:
-    """The fields with an annotation of ours: field, type without None, whether None is allowed, annotation."""
+    """The fields with an annotation for options: field, type without None, whether None is allowed, annotation."""
     hints = typing.get_type_hints(settings, include_extras=True)
     for each in dataclasses.fields(settings):
         hint = hints[each.name]

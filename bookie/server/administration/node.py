@@ -36,7 +36,7 @@ _BATCH_BYTES: Final = 1 << 20
 _ENDS_AT_ONCE: Final = 8
 """Few, so that requests of clients find the index free."""
 _INVENTORY_S: Final = 60.0
-"""For one call, from its begin to its last list. A list that takes longer ends the call behind it."""
+"""For one call, from its begin to its last list. After a list that takes longer, the call ends."""
 _INVENTORIES_MAX: Final = 2
 """Calls at once: each holds the list of one ledger in memory."""
 _UNREPAIRED_SHOWN: Final = 1000

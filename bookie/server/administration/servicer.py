@@ -29,7 +29,7 @@ from bookie.wire import administration_pb2_grpc as rpc
 _log = logging.getLogger(__name__)
 
 _DEADLINE_S: Final = 30.0
-"""For a call that is no stream."""
+"""For a call that is not a stream."""
 _FORCE_DEADLINE_S: Final = 120.0
 """Two write caches and the index on a slow disk."""
 _TAKEN_WITHIN_S: Final = 30.0

@@ -22,7 +22,7 @@ class Dialect(Protocol):
         """What a frame asks for.
 
         Raises:
-            MalformedFrameError: it is no request of this version.
+            MalformedFrameError: it is not a request of this version.
         """
         ...
 

@@ -20,7 +20,7 @@ _LEFT: Final = "it left during the TLS handshake"
 class TlsUpgrade:
     """The handshake of one connection; at most one succeeds.
 
-    Between the consent to START_TLS and the end of the handshake, no byte is taken for a request: cleartext behind
+    Between the consent to START_TLS and the end of the handshake, no byte is taken for a request: cleartext after
     START_TLS is refused, and decrypted bytes are kept until the connection uses the encrypted transport.
     """
 

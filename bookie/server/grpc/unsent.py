@@ -80,7 +80,7 @@ class UnsentAnswers:
     async def answer(
         self, peer: str, read: Callable[[], Awaitable[ReadReply]], *, is_urgent: bool = False
     ) -> UnsentAnswer:
-        """Call ``read`` if there is room, and count its answer until the caller ends it."""
+        """Call ``read`` if there is room, and count its answer until the caller releases it."""
         connection = self._connections.setdefault(peer, _Connection())
         connection.calls += 1
         size = 0

@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 class Place:
     """A directory of this bookie, and the disk to reach its ``current`` with.
 
-    Only a ledger directory other than the first may have no disk; ``problem`` says why.
+    Only a ledger directory other than the first may have no disk; ``problem`` is the reason.
     """
 
     role: Role

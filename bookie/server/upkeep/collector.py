@@ -293,7 +293,9 @@ class Collector:
         now_ms = self._clock.epoch_ms()
         found = await self._held.hold(self._bookie, report.suspects, report.known, now_ms)
         if not found.allows(report.suspects, now_ms):
-            _log.error("collector stopped, too much would go", extra={"bookie_id": self._bookie, "report": str(report)})
+            _log.error(
+                "collector stopped, too much would be deleted", extra={"bookie_id": self._bookie, "report": str(report)}
+            )
             raise _PassEndedError(
                 f"{report.suspects} of {report.known} ledgers would be deleted: look at the metadata. "
                 f"`bkheal collection allow {self._bookie}` lets it go on"

@@ -5,8 +5,8 @@ recovery and repair as well, so that the rest serves checkpoints and collection;
 makes the bookie read-only at any threshold.
 
 A disk may also hang without an error. A write to the journal that lasts for ``STALL_READ_ONLY_S`` makes the bookie
-read-only, and one that lasts for ``STALL_FATAL_S`` ends it, so that its ledgers are repaired from other copies. Nothing
-of such a write was acknowledged.
+read-only. After ``STALL_FATAL_S`` the process ends, so its ledgers are repaired from other copies. Nothing of such a
+write was acknowledged.
 
 Read-only is announced in ZooKeeper before plain adds are refused, and adds are accepted before writable is announced:
 a writer that picks a bookie by its registration is not turned away.

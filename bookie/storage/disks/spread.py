@@ -6,17 +6,16 @@ another one has room. So the bookie is full only if all of its directories are.
 The first directory also holds the index and the identity files. If a write to it fails, the error is that of any disk,
 and the bookie ends (J6). If a write to another one fails, that directory is out of use until the next start:
 
-- the writer gets a ``DirectoryFailedError``, and writes again to a new file, which is in another directory;
+- the writer gets a ``DirectoryFailedError``, and repeats the write in a new file in another directory;
 - nothing is written to the directory or removed from it any more. Its files can be read as long as it delivers them:
   the caller verifies what it reads;
 - a file that is not in any other directory is never reported as absent, because it may be in this one (S6).
 
-A disk may also hang without an error. If an operation on another directory than the first lasts for ``SILENT_S``, the
-directory is out of use, and is not read either: each operation could last as long, and holds a thread.
+A disk may also hang without an error. If an operation on a directory other than the first lasts for ``SILENT_S``, the
+directory is out of use, and is not read either: each operation could last as long, and occupies a thread.
 
-A failed read alone does not take a directory out of use, because one bad sector is damage of some entries. It makes
-this object try a write to the directory, and look whether the file is still listed there, as it is not if the directory
-was unmounted.
+A failed read alone does not take a directory out of use, because one bad sector damages only some entries. It triggers
+a probe: the directory is out of use if a write to it fails, or if it no longer lists the file, as after an unmount.
 
 Names of entry logs are unique over all directories, because their ids come from one counter.
 
@@ -51,11 +50,11 @@ SPREAD: Final = "entries"
 PROBE_FILE: Final = ".probe"
 """Written to a directory after a failed read."""
 SILENT_S: Final = 60.0
-"""How long an operation may last; longer than the retries of a disk driver, as for the journal's disk."""
+"""Deadline of an operation; longer than the retries of a disk driver, as for the journal's disk."""
 _PROBE_INTERVAL_S: Final = 10.0
-"""Between two such writes to one directory."""
+"""Shortest time between two probes of one directory."""
 _REGAINED_BYTES: Final = 1 << 20
-"""So much more free space than when it was found full makes a directory one with room again."""
+"""A full directory has room again after its free space grew by this much."""
 
 T = TypeVar("T")
 
@@ -89,7 +88,7 @@ class SpreadDirectory:
         self._full_at_bytes = free_bytes
 
     def has_room(self, free_bytes: int) -> bool:
-        """Return whether a new file may be created here, with so much free space."""
+        """Return whether a new file may be created here, with this much free space."""
         if self._full_at_bytes is not None and free_bytes > self._full_at_bytes + _REGAINED_BYTES:
             self._full_at_bytes = None
         return self._full_at_bytes is None
@@ -124,7 +123,7 @@ class SpreadDisk(Disk):
     async def over(
         cls, directories: Sequence[SpreadDirectory], clock: Clock | None, *, silent_s: float = SILENT_S
     ) -> SpreadDisk:
-        """Make one disk of several directories, and look which files are where.
+        """Make one disk of several directories, and list their files.
 
         Args:
             directories: the first one must have a disk. Another one without a disk must have a ``problem``.
@@ -232,7 +231,7 @@ class SpreadDisk(Disk):
     async def sync_directory(self, directory: str) -> None:
         """Sync. A directory that fails is taken out of use, unless it is the first one: nothing more is written there.
 
-        What was removed in it may come back, as an entry log to which the index does not refer.
+        Files that were removed from it may reappear, as entry logs to which the index does not refer.
         """
         if directory != SPREAD:
             await self._first.sync_directory(directory)
@@ -293,10 +292,10 @@ class SpreadDisk(Disk):
             self._take_out(directory, str(error))
 
     async def answer(self, directory: SpreadDirectory, work: Coroutine[Any, Any, T]) -> T:
-        """Await an operation on a directory. One other than the first is out of use if that lasts too long.
+        """Await an operation on a directory; other directories than the first have a deadline.
 
         Raises:
-            DirectoryFailedError: the directory does not answer.
+            DirectoryFailedError: the directory does not answer, and is out of use.
             DiskError: from the operation.
         """
         if directory.disk is self._first:
@@ -403,7 +402,7 @@ class _SpreadFile(DiskFile):
             done = await self.disk.answer(self.directory, write())
         except DiskError as error:
             raise await self.disk.noted(self.directory, error) from error
-        self.directory.check()  # what was written may be under a name that could not be made durable
+        self.directory.check()  # the name of the file may not be durable
         return done
 
     async def _reading(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -7,8 +7,8 @@ compaction moves its entries. The end is recorded in the index (``bookie.storage
 loss left after it was never in the index. A log of a release that recorded no end must be readable to the end of its
 file.
 
-An entry that the index names in a log that does not exist is named in the leftover log that has it. The index lost what
-it had written then: compaction removes a log only after it has written the new places of its entries.
+If the index names an entry in a log that does not exist, the entry is named in the leftover log that contains it. The
+index has then lost writes: compaction removes a log only after it has written the new places of its entries.
 
 The record of the end can belong to an earlier file with the same id, after a downgrade. It only decides which part of a
 log may be unreadable. It never decides what the index refers to: all of the log is read, also what comes after the end,

@@ -1,9 +1,10 @@
 """The ends of entry logs that do not fill their files: what comes after an end was never part of the store.
 
-A power loss can cut off a log or leave junk after its last synced entry, and a full disk leaves a part of a page. Such
-a log cannot be told from a damaged one by its bytes. So a log that is being written has a record of its end in the
-index. The invariant: the index refers to nothing after the recorded end, because the end is written in the same atomic
-write as each entry's place. Everything before the end was synced before this write; if it cannot be read, it is damage.
+A power loss can cut off a log or leave junk after its last synced entry, and a full disk leaves a part of a page. By
+its bytes, such a log cannot be distinguished from a damaged one. So a log that is being written has a record of its end
+in the index. The invariant: the index refers to nothing after the recorded end, because the end is written in the same
+atomic write as each entry's place. Everything before the end was synced before this write; if it cannot be read, it is
+damage.
 
 A log has a record from before its creation until it is complete, or permanently if a full disk ended it early. A record
 that was not counted yet at the start of a bookie names a log of a flush or compaction that a crash interrupted.

@@ -165,9 +165,10 @@ def decode_batch_header(data: bytes, offset: int, epoch: int | None) -> BatchHea
 
 
 def find_batch_header(data: bytes, offset: int, epoch: int | None) -> BatchHeader | None:
-    """Return the first batch header of ``epoch`` (None: any) from ``offset`` on that is where it says, or None.
+    """Return the first batch header of ``epoch`` (None: any) from ``offset`` on that is at its recorded offset.
 
-    Because of the recorded offset, a copy of a journal stored as a payload is not mistaken for a batch.
+    None if there is none. Because of the recorded offset, a copy of a journal stored as a payload is not mistaken for a
+    batch.
     """
     while (offset := data.find(_BATCH_MAGIC, offset)) >= 0:
         if (header := decode_batch_header(data, offset, epoch)) is not None:

@@ -1,15 +1,15 @@
 """Durable appends with group commit (rules J1, J3 to J6, J8 and J10 in docs/failure-model.md).
 
 The invariant: a record is acknowledged only after the sync of its batch, and a batch is written only after all earlier
-ones were synced. So each batch can state how far the journal is durable, and a replay can tell a torn tail, which was
-never acknowledged, from the loss of acknowledged records (J3, J4).
+ones were synced. So each batch can state how far the journal is durable, and a replay can distinguish a torn tail,
+which was never acknowledged, from the loss of acknowledged records (J3, J4).
 
 While one batch is being written and synced, new records queue, and the next batch contains all of them. One sync thus
 covers many callers, and a single caller does not wait. Callbacks run in the order of the journal, before any caller
 resumes.
 
 A file begins in this order: its header is synced, then its name in the directory, then the mark beside the files, then
-space may be reserved behind it, then the first batch is written (J5). A crash before the first batch leaves a file
+space may be reserved after it, then the first batch is written (J5). A crash before the first batch leaves a file
 without records. A crash during a batch leaves a torn tail, and any crash leaves reserved space, which is zeros. Nothing
 is appended after them: each start begins a new file with a higher epoch (J8). A file is deleted only after a checkpoint
 that covers it is durable; the mark is written last, because on a full disk it needs the space that the deletion frees.

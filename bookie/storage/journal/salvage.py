@@ -1,7 +1,7 @@
 """What can still be read of a damaged journal (rule R107).
 
 A batch is used if its checksum matches, if it is at the offset and in the file that it names, and if its sequence is
-greater than that of every batch before it. What is between such batches is a finding. Whether something behind the last
+greater than that of every batch before it. What is between such batches is a finding. Whether something after the last
 batch was lost cannot be determined, so the caller must treat the journal as incomplete also if there is no finding.
 
 Nothing here writes.
@@ -81,7 +81,7 @@ class JournalSalvage:
                 continue
             found = find_batch_header(data, offset + 1, epoch)
             end = used if found is None else found.offset
-            self.findings.report(path, offset, f"{end - offset} bytes are no intact batch")
+            self.findings.report(path, offset, f"{end - offset} bytes are not an intact batch")
             offset = end
         self.epoch = max(self.epoch, epoch or 0)
 

@@ -145,7 +145,7 @@ class BulkLink:
             return answers
         except ConnectionLostError as error:
             extra = {"address": self._where, "reason": str(error)}
-            _log.info("bulk transfer goes on over version 3", extra=extra)
+            _log.info("bulk transfer continues over version 3", extra=extra)
             return [None] * len(requests)
         finally:
             if not is_answered and operation not in connection.good_operations:
@@ -160,7 +160,7 @@ class BulkLink:
             self._is_without_batches = True
         elif not self.is_refused:
             self.is_refused = True
-            _log.info("no bulk transfer any more: nothing came of it so far", extra={"address": self._where})
+            _log.info("no bulk transfer any more: it never succeeded", extra={"address": self._where})
 
     async def _connection(self) -> BulkConnection | None:
         """A connection that takes requests, if there is one to be had. Who stops waiting leaves it to the others."""

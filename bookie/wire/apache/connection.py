@@ -1,7 +1,7 @@
 """One TCP connection to a bookie: requests go out in batches, and answers find their callers in any order (S18).
 
 An answer counts only for the request with its transaction id, its operation and its ledger (and entry, if it contains
-one); transaction ids are never used twice. What matches nothing is dropped. Bytes that are no message end the
+one); transaction ids are never used twice. What matches nothing is dropped. Bytes that are not a message end the
 connection, and what was in flight learns why. An answer that is too long is an I/O error of its own request. Knows
 neither deadlines nor what requests mean.
 """

@@ -19,7 +19,7 @@ FRAME_BYTES_MAX: Final = PACKET_BYTES_MAX + 4096
 """Of a whole frame, its length field included.
 
 A little more than ``nettyMaxFrameSizeBytes`` of Apache's servers (5,242,880 by default, 5,253,120 under Pulsar), so
-that every frame of theirs is accepted here too.
+each of their frames is accepted here too.
 """
 FRAME_BYTES_EVERYBODY_TAKES: Final = 5_242_880
 """Apache's default of ``nettyMaxFrameSizeBytes`` on both sides: what can be cut to size is sent within this."""
@@ -36,7 +36,7 @@ _LENGTH: Final = struct.Struct(">i")
 
 
 class MalformedFrameError(PermanentError):
-    """Bytes that are no message of this protocol. The connection that they came over is of no more use."""
+    """Bytes that are not a message of this protocol. Their connection cannot be used any more."""
 
 
 class FrameTooLargeError(MalformedFrameError):

@@ -1,8 +1,8 @@
 """From an address to a usable connection: TCP, then TLS and a login if they are required.
 
 The order is Apache's (docs/formats.md#tls-and-login): a START_TLS request in the clear, TLS on the same socket, then
-the login inside it. The bookie's certificate and host name are always verified. A login that fails is no verdict on any
-ledger's password, so it makes the bookie unreachable, not the request unauthorized.
+the login inside it. The bookie's certificate and host name are always verified. A login that fails is not a verdict on
+any ledger's password, so it makes the bookie unreachable, not the request unauthorized.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_LOGIN_PLUGIN: Final = "AuthDisabledPlugin"
 """What a bookie that knows no logins answers to any."""
 _HUNG_UP: Final = "the bookie closed the connection"
 _SILENCE_MS: Final = 20_000
-"""A peer without acknowledgements for so long is dead; without this a lost machine is noticed after a quarter hour."""
+"""A peer without acknowledgements for this time is dead; without this, detection would take a quarter of an hour."""
 
 
 def client_context(tls: TlsSettings) -> ssl.SSLContext:

@@ -5,11 +5,11 @@ index that it reads for a list stays in use (docs/decisions/0068-apaches-bookies
 cache are in use, the bookie waits for a free one without end, in adds as well. So everything but a replicas check with
 ``--apache-lists`` finds out by reading what such a bookie holds.
 
-With ``DbLedgerStorage``, Pulsar's default, a bookie that is asked for the list of a ledger that it knows runs into a
-method that its storage does not have (4.17): no answer comes, not even a refusal. It is distinguished from a slow
-bookie by a second request on the same connection, a read of the last entry: if this is answered and the list is not,
-the bookie does not list. The result is kept for the connection, so that a bookie that restarts with another storage is
-asked again, and later requests cost one quick read instead of a silence. A list that arrives after all resets it.
+With ``DbLedgerStorage``, Pulsar's default, a request for the list of a stored ledger calls a method that the storage
+lacks (4.17): no answer comes, not even a refusal. A second request on the same connection, a read of the last entry,
+distinguishes such a bookie from a slow one: if only the read is answered, the bookie does not list. The result is kept
+for the connection, so that a bookie that restarts with another storage is asked again, and later requests cost one
+quick read instead of a silence. A list that arrives after all resets it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bookie.wire.apache.reading import entry_result
 from bookie.wire.port import ListReply, Status
 
 LIST_SILENCE_S: Final = 2.0
-"""Without an answer to a list for so long, the bookie is asked something that every bookie can answer."""
+"""After this time without an answer to a list, the bookie gets a request that every bookie can answer."""
 
 _HOLDS_SOME: Final = frozenset({Status.OK, Status.CORRUPT, Status.IO_ERROR})
 """Answers to a read of the last entry after which reading each entry shows which the bookie serves.

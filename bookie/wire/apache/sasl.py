@@ -175,7 +175,7 @@ def parse_challenge(token: bytes) -> dict[str, str]:
         directives.setdefault(name.lower(), plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted))
         end = match.end()
     if not directives or text[end:].strip(" \t\r\n,"):
-        raise LoginError("the bookie's login token is no list of directives: it offers another mechanism")
+        raise LoginError("the bookie's login token is not a list of directives: it offers another mechanism")
     return directives
 
 

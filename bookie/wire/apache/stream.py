@@ -41,7 +41,7 @@ class Stream(ABC, asyncio.Protocol):
         """Take the body of a frame.
 
         Raises:
-            MalformedFrameError: it is no answer.
+            MalformedFrameError: it is not an answer.
         """
 
     @abstractmethod
@@ -132,6 +132,6 @@ class Stream(ABC, asyncio.Protocol):
                     return
                 self._receive(body)
         except MalformedFrameError as error:
-            self.end(f"the bookie's answer is no message of its protocol: {error}")
+            self.end(f"the bookie's answer is not a message of its protocol: {error}")
         if self._in_flight < self._in_flight_max:
             self._may_go.set()

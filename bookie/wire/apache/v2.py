@@ -215,7 +215,7 @@ def decode_request(body: bytes) -> RequestV2:
         raise MalformedFrameError(f"opcode {opcode} with a body of {len(body)} bytes: {error}") from error
     if opcode == AUTH:
         return _decode_auth(body, version)
-    raise MalformedFrameError(f"opcode {opcode} of version {version} is no request")
+    raise MalformedFrameError(f"opcode {opcode} of version {version} is not a request")
 
 
 def decode_response(body: bytes) -> ResponseV2:
@@ -239,7 +239,7 @@ def decode_response(body: bytes) -> ResponseV2:
         raise MalformedFrameError(f"answer of opcode {opcode} with {len(body)} bytes: {error}") from error
     if opcode == AUTH:
         return _decode_auth(body, version)
-    raise MalformedFrameError(f"opcode {opcode} of version {version} is no answer")
+    raise MalformedFrameError(f"opcode {opcode} of version {version} is not an answer")
 
 
 def _packed(version: int, opcode: int, flags: int = 0) -> int:

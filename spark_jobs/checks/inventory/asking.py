@@ -1,4 +1,4 @@
-"""Ask bookies which ledgers they hold, and what damage they know of. Runs inside a Spark task.
+"""Ask bookies for their ledgers and their known damage. Runs inside a Spark task.
 
 A bookie is asked page by page, so a task holds a page in memory whatever the bookie holds. Each bookie leaves one row
 with its answer at the end: what it did not list, for any reason, is unknown. Rows before a failure are true.

@@ -66,7 +66,7 @@ def surplus_findings(seen: DataFrame) -> DataFrame:
 
 
 def damage_findings(held: DataFrame, ledgers: DataFrame) -> DataFrame:
-    """Return one finding per ledger of which a bookie reports damaged entries, if the metadata names that bookie."""
+    """Return one finding for each ledger with damaged entries on a bookie that the metadata names."""
     damaged = held.where("damaged IS NOT NULL").select("ledger_id", "bookie_id", "damaged")
     names = ("state", "write_quorum", "ack_quorum", *OWNER_COLUMNS)
     placing = ledgers.where("error IS NULL").select("ledger_id", "fragments", *names)

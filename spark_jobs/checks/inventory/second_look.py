@@ -87,7 +87,7 @@ def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iter
 async def look_again(store: MetadataStore, cluster: Cluster, rows: Sequence[Row], grace: Grace) -> list[Row]:
     """Return the rows of ``SEEN_DDL``.
 
-    What shows a repair is read before the ledger: a repair that ends in between has changed the metadata.
+    The signs of a repair are read before the ledger, so a repair that ends between the two has changed the metadata.
 
     Raises:
         StoreUnavailableError: no answer.

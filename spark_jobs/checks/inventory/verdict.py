@@ -1,8 +1,8 @@
 """Whether a copy is where the metadata does not place it. Pure.
 
-What is not sure is no finding. A ledger that is not closed has a writer, and one that is marked, locked or reserved has
-a repair: both may have copies that the metadata does not name yet (S16). A copy that became superfluous a short time
-ago waits for the garbage collection of its bookie. And what cannot be read is unknown, never absent (S6).
+What is not sure is not a finding. A ledger that is not closed has a writer, and one that is marked, locked or reserved
+has a repair: both may have copies that the metadata does not name yet (S16). A copy that became superfluous a short
+time ago waits for the garbage collection of its bookie. And what cannot be read is unknown, never absent (S6).
 """
 
 from __future__ import annotations

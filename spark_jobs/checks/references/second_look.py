@@ -123,7 +123,7 @@ async def look_again(
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A row, and what its ledger's own metadata says."""
+    """A row, and its ledger's own metadata."""
 
     row: Row
     referrers: Sequence[Referrer] = ()

@@ -67,7 +67,7 @@ class Said:
 
     @property
     def has_list(self) -> bool:
-        """Whether ``entries`` counts. One damaged entry of a sample says nothing about the others."""
+        """Whether ``entries`` counts. One damaged entry of a sample is not an answer about the others."""
         return self.status in _LISTS and not (self.is_sampled and self.status is Status.CORRUPT)
 
     @property

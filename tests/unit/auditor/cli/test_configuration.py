@@ -140,7 +140,9 @@ def test_validate_finds_what_the_auditor_would_refuse_to_start_with(tmp_path: Pa
     path.write_text('[auditor]\nbookies_schedule = "daily"\nhttp_port = 99999\n')
     result = CliRunner().invoke(bkheal, ["config", "validate", "--config", str(path)])
     assert isinstance(result.exception, ConfigurationError)
-    assert ["'daily' is no schedule" in each or "http_port" in each for each in result.exception.problems] == [True] * 2
+    assert ["'daily' is not a schedule" in each or "http_port" in each for each in result.exception.problems] == [
+        True
+    ] * 2
     path.write_text('[auditor]\nbookies_schedule = "1h"\n')  # the URI may come from the environment
     assert CliRunner().invoke(bkheal, ["config", "validate", "--config", str(path)]).exit_code == 0
 
@@ -255,7 +257,7 @@ def test_validate_finds_every_contradiction_of_every_table_at_once(tmp_path: Pat
             "no file /none.key",
         ),
         "[audit.run]": ("leave no ledger", "sample = 0", "'sometimes'"),
-        "[auditor]": ("every client that reaches 0.0.0.0", "'daily' is no schedule"),
+        "[auditor]": ("every client that reaches 0.0.0.0", "'daily' is not a schedule"),
     }.items():
         for word in words:
             assert [each for each in problems if each.startswith(table) and word in each], (table, word, problems)

@@ -79,8 +79,8 @@ def test_a_dry_run_changes_nothing(cluster: CommandCluster) -> None:
         (["start", "e"], ExitCode.FAILED, "no bookie of this cluster: e"),
         (["start", "rack:/dc1/r9"], ExitCode.FAILED, "racks with bookies: /dc1/r1"),
         (["start", "rack:/dc1/r2"], ExitCode.FAILED, "no bookie is in rack /dc1/r2"),
-        (["start", "c", "--for", "4d"], ExitCode.USAGE, "no time span up to 3d"),
-        (["start", "c", "--for", "0s"], ExitCode.USAGE, "no time span up to 3d"),
+        (["start", "c", "--for", "4d"], ExitCode.USAGE, "not a time span up to 3d"),
+        (["start", "c", "--for", "0s"], ExitCode.USAGE, "not a time span up to 3d"),
     ],
 )
 def test_what_is_refused(cluster: CommandCluster, words: list[str], code: ExitCode, reason: str) -> None:

@@ -248,6 +248,6 @@ async def test_a_failure_that_nobody_foresaw_does_not_end_the_following(
         path.write_text('{"rate": 5}')
         await asyncio.wait([running, (waiting := asyncio.create_task(taken.wait()))], return_when="FIRST_COMPLETED")
     assert taken.is_set()
-    assert [line for line in logged(caplog) if line[0] == "ERROR"] == [("ERROR", "configuration look failed")]
+    assert [line for line in logged(caplog) if line[0] == "ERROR"] == [("ERROR", "reading the configuration failed")]
     running.cancel()
     await asyncio.wait([running, waiting])

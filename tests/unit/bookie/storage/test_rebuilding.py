@@ -200,7 +200,7 @@ async def test_the_next_record_is_found_behind_a_window_without_any(
     store, found = await rebuilt(journal, ledgers)
     assert await listed(store, L1) == (Status.LIMBO, [*range(10), *range(30, 40)])
     assert [(each.offset, each.what) for each in found.findings] == [
-        (HEADER_SIZE + 10 * record, f"{20 * record} bytes are no intact records")
+        (HEADER_SIZE + 10 * record, f"{20 * record} bytes are not intact records")
     ]
     await store.close()
 

@@ -51,6 +51,12 @@ class Disks:
         other.index = self.index.restarted()
         return other
 
+    def with_index(self, index: MemoryIndex) -> Disks:
+        """A copy with another state of the index, such as one without its last writes."""
+        other = self.copy()
+        other.index = index
+        return other
+
     def files(self) -> list[str]:
         return [path for path in self.journal.paths() if path.endswith(".journal")]
 
@@ -381,8 +387,7 @@ async def test_what_compaction_moved_is_served_whichever_of_its_last_writes_the_
     disks.index.before = give_way
     outcomes = Counter[bool]()
     for index in older:
-        copy = disks.copy()
-        copy.index = index
+        copy = disks.with_index(index)
         is_damaged = await damage_of(copy.journal, copy.index) is not None
         if is_damaged:
             await copy.salvaged()
@@ -407,8 +412,7 @@ async def test_the_copy_of_a_repair_counts_if_the_index_lost_its_place() -> None
     await add(store, L1, 0, is_recovery=True)
     await store.checkpoint()
     await store.abort()
-    disks = disks.copy()
-    disks.index = older
+    disks = disks.with_index(older)
     disks.ledgers.flip_bit(log_path(1), (HEADER_SIZE + RECORD_HEADER_SIZE + 35) * 8)
     for _ in range(2):  # also if it is repeated
         await salvage(disks.journal, disks.ledgers, disks.index, SETTINGS)
@@ -429,8 +433,7 @@ async def test_entries_of_a_collected_ledger_that_come_back_can_be_collected_aga
     await add(store, L1, 1, is_recovery=True)
     await store.checkpoint()
     await store.abort()
-    disks = disks.copy()
-    disks.index = older
+    disks = disks.with_index(older)
     await disks.salvaged()
     store = await disks.open()
     assert await listed(store, L1) == (Status.LIMBO, [1])

@@ -390,12 +390,17 @@ async def test_a_target_that_gets_nothing_is_pinned_as_well() -> None:
         assert not await storage.collect(LEDGER, mark)
 
 
+async def lose_a_member_of_an_empty_ledger(world: RepairWorld) -> None:
+    """Members a and b; b is lost."""
+    await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=-1), 0)
+    await world.lose("b")
+
+
 @in_virtual_time
 async def test_an_empty_ledger_gets_another_member_without_a_reservation_or_a_question() -> None:
     """R118: there is no copy that anyone could delete."""
     async with a_world("a b t") as world:
-        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=-1), 0)
-        await world.lose("b")
+        await lose_a_member_of_an_empty_ledger(world)
         asked: list[str] = []
 
         async def note() -> None:
@@ -422,8 +427,7 @@ async def test_an_empty_ledger_gets_another_member_without_a_reservation_or_a_qu
 async def test_what_is_reserved_for_an_empty_ledger_is_replaced_and_removed_with_its_task() -> None:
     """An earlier release reserved for empty ledgers as well, and one of its workers may have died."""
     async with a_world("a b t u") as world:
-        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=-1), 0)
-        await world.lose("b")
+        await lose_a_member_of_an_empty_ledger(world)
         await world.reservations.reserve(LEDGER, "old", [Reservation(EntryId(0), 1, BookieId("u"), "1")])
         assert (await world.heal()).endings() == [Ending.REPAIRED]
         assert (await world.metadata(LEDGER)).last_fragment.members == names("a u")
@@ -434,8 +438,7 @@ async def test_what_is_reserved_for_an_empty_ledger_is_replaced_and_removed_with
 async def test_an_empty_ledger_whose_lock_was_taken_over_is_not_changed() -> None:
     """Without a reservation, the lock and the version of the metadata are what a late write is checked against."""
     async with a_world("a b t") as world:
-        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=-1), 0)
-        await world.lose("b")
+        await lose_a_member_of_an_empty_ledger(world)
         running = world.worker(once=False)
         theirs = MemoryStore(world.cell)
         writes: list[str] = []
