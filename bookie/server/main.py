@@ -167,7 +167,7 @@ class _Upkeep:
 class _Disks:
     """The directories that this process has locked; a ledger directory other than the first may be unusable."""
 
-    journal: FileDisk
+    journals: Sequence[FileDisk]
     ledgers: Sequence[FileDisk | DiskError]
 
 
@@ -195,7 +195,7 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     drain = DrainWatch(Drains(metadata.store, metadata.cluster.root), admission.bookie_id, context.clock)
     await drain.look()
     read_only = OperatorReadOnly(ledgers, await read_wish(ledgers))
-    by_role: dict[str, Disk] = {"journal": disks.journal, "ledgers": ledgers}
+    by_role: dict[str, Disk] = {**_journal_roles(disks.journals), "ledgers": ledgers}
     is_low = should_be_read_only(False, await free_bytes(tuple(by_role.values())), settings.read_only_below_bytes)
     is_asked = drain.is_drained or read_only.wish is not None
     service.is_read_only = is_low or storage.is_full or is_asked
@@ -251,14 +251,19 @@ def _bind(context: _Context) -> _Listeners:
 async def _open_disks(context: _Context) -> _Disks:
     """Take the directories for this process alone. The first ledger directory must be usable."""
     settings, stack = context.settings, context.stack
-    journal = await _disk(settings.journal_dir, stack)
+    journals = [await _disk(directory, stack) for directory in settings.journal_dirs]
     ledgers: list[FileDisk | DiskError] = [await _disk(settings.ledger_dirs[0], stack)]
     for directory in settings.ledger_dirs[1:]:
         try:
             ledgers.append(await _disk(directory, stack))
         except DiskError as error:
             ledgers.append(error)
-    return _Disks(journal, ledgers)
+    return _Disks(journals, ledgers)
+
+
+def _journal_roles(disks: Sequence[FileDisk]) -> dict[str, FileDisk]:
+    """The names of the journals' disks: ``journal``, ``journal-2``, and so on."""
+    return {"journal" if number == 1 else f"journal-{number}": disk for number, disk in enumerate(disks, 1)}
 
 
 async def _connect(context: _Context) -> _Metadata:
@@ -280,7 +285,7 @@ async def _join(
     settings, clock, rng = context.settings, context.clock, context.rng
     store, cluster = metadata.store, metadata.cluster
     places = (
-        Place(Role.JOURNAL, settings.journal_dir, disks.journal),
+        *(Place(Role.JOURNAL, *each) for each in zip(settings.journal_dirs, disks.journals, strict=True)),
         *(_ledger_place(*each) for each in zip(settings.ledger_dirs, disks.ledgers, strict=True)),
     )
     port = listeners.port if listeners.apache_port is None else listeners.apache_port
@@ -299,19 +304,19 @@ async def _join(
         )
 
     admission = await admitted()
-    journal = TimedDisk(disks.journal, context.metrics, clock)
+    journals = [TimedDisk(disk, context.metrics, clock) for disk in disks.journals]
     ledgers = await _ledgers(places, admission, clock)
     try:
-        storage = await _storage(settings, journal, ledgers, clock, context.stack)
+        storage = await _storage(settings, journals, ledgers, clock, context.stack)
     except DamagedJournalError as error:
         if not settings.may_salvage_journal:
             raise
         await salvage_at_start(
-            disks.journal, disks.ledgers, settings.journal_dir, settings.ledger_dirs, error, rng, clock
+            disks.journals, disks.ledgers, settings.journal_dirs, settings.ledger_dirs, error, rng, clock
         )
         admission = await admitted()
         ledgers = await _ledgers(places, admission, clock)
-        storage = await _storage(settings, journal, ledgers, clock, context.stack)
+        storage = await _storage(settings, journals, ledgers, clock, context.stack)
     await finish_start(
         store, cluster, places, admission, storage, clock, rng, takeover_deadline_s=settings.takeover_deadline_s
     )
@@ -486,12 +491,13 @@ async def _disk(directory: Path, stack: AsyncExitStack) -> FileDisk:
 
 
 async def _storage(
-    settings: BookieSettings, journal: Disk, ledgers: Disk, clock: Clock, stack: AsyncExitStack
+    settings: BookieSettings, journals: Sequence[Disk], ledgers: Disk, clock: Clock, stack: AsyncExitStack
 ) -> LedgerStorage:
     index = await RocksIndex.open(settings.ledger_dirs[0] / CURRENT / INDEX_DIRECTORY)
     try:
         bounds = StorageSettings(read_cache_bytes_max=settings.read_cache_bytes)
-        storage = await LedgerStorage.open(journal, ledgers, index, bounds, clock)
+        first, *others = journals
+        storage = await LedgerStorage.open(first, ledgers, index, bounds, clock, more_journals=others)
     except BaseException:
         await index.close()
         raise

@@ -253,10 +253,16 @@ class Sampler:
     """Looks up what cannot be read at once."""
 
     def __init__(self, metrics: MetricSet, disks: Mapping[str, Disk], storage: LedgerStorage, clock: Clock) -> None:
-        """Do nothing yet; ``disks`` has one of each of ``DISKS``."""
+        """Do nothing yet; ``disks`` has one of each of ``DISKS``, and ``journal-2`` and so on for more journals.
+
+        Of several journals, the one with the least free space is shown.
+        """
+        by_name: dict[str, list[Disk]] = {}
+        for role, disk in disks.items():
+            by_name.setdefault(role.partition("-")[0], []).append(disk)
         self._disks = [
-            (disk, metrics.gauge(DISK_TOTAL, disk=name), metrics.gauge(DISK_FREE, disk=name))
-            for name, disk in disks.items()
+            (those, metrics.gauge(DISK_TOTAL, disk=name), metrics.gauge(DISK_FREE, disk=name))
+            for name, those in by_name.items()
         ]
         self._limbo = metrics.gauge(LIMBO)
         cache = storage.read_cache
@@ -280,8 +286,8 @@ class Sampler:
         for total_of, counted in self._counted:
             counted.raise_to(total_of())
         try:
-            for disk, total, free in self._disks:
-                total_bytes, free_bytes = await disk.space()
+            for disks, total, free in self._disks:
+                total_bytes, free_bytes = min([await disk.space() for disk in disks], key=lambda space: space[1])
                 total.set(total_bytes)
                 free.set(free_bytes)
             if self._count_again_s is not None and self._count_again_s <= self._clock.monotonic_s():

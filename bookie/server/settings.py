@@ -22,6 +22,8 @@ from bookie.wire.security import TlsSettings
 DEFAULT_PORT: Final = 3181
 """Apache's."""
 LOOPBACK: Final = "127.0.0.1"
+JOURNAL_DIRS_MAX: Final = 16
+"""Journals of one bookie: more than the process can keep busy. Each may hold 64 MiB of records that wait."""
 LEDGER_DIRS_MAX: Final = 32
 """Ledger directories of one bookie: one for each disk of a large host."""
 
@@ -47,7 +49,14 @@ class BookieSettings:
 
     metadata_uri: str
     """Such as ``zk+hierarchical://host1:2181,host2:2181/ledgers``."""
-    journal_dir: Annotated[Path, Option("Directory of the journal; best on a disk of its own.")]
+    journal_dir: Annotated[
+        str,
+        Option(
+            "Directory of the journal; best on a disk of its own. Several are separated by commas, and each ledger "
+            "uses one of them: their number and order can never change."
+        ),
+    ]
+    """See ``journal_dirs``."""
     ledger_dir: Annotated[
         str,
         Option(
@@ -161,6 +170,11 @@ class BookieSettings:
             raise ConfigurationError(problems)
 
     @property
+    def journal_dirs(self) -> tuple[Path, ...]:
+        """The journal directories; each ledger uses one of them (R125)."""
+        return directories_in(self.journal_dir)
+
+    @property
     def ledger_dirs(self) -> tuple[Path, ...]:
         """The ledger directories; the first one has the index."""
         return directories_in(self.ledger_dir)
@@ -179,7 +193,7 @@ class BookieSettings:
         """The contradictions between the values."""
         if self.apache_port is not None and self.apache_port == self.port != 0:
             yield f"gRPC and Apache's protocol are both to use port {self.port}: give each its own"
-        yield from _directory_problems(self.journal_dir, self.ledger_dirs)
+        yield from _directory_problems(self.journal_dirs, self.ledger_dirs)
         if self.bookie_id is not None:
             yield from _id_problems(self.bookie_id)
         if self.tls is not None and self.is_plaintext:
@@ -198,16 +212,22 @@ class BookieSettings:
             yield from self.http.problems()
 
 
-def _directory_problems(journal_dir: Path, ledger_dirs: tuple[Path, ...]) -> Iterator[str]:
-    if not ledger_dirs:
-        yield "ledger_dir names no directory"
-    if len(ledger_dirs) > LEDGER_DIRS_MAX:
-        yield f"ledger_dir names {len(ledger_dirs)} directories, allowed are {LEDGER_DIRS_MAX}"
-    places = [path.resolve() for path in ledger_dirs]
-    if journal_dir.resolve() in places:
-        yield f"journal and ledger directory are both {journal_dir}: give two directories"
-    if twice := sorted({str(path) for path in places if places.count(path) > 1}):
-        yield f"ledger_dir names {', '.join(twice)} more than once"
+def _directory_problems(journal_dirs: tuple[Path, ...], ledger_dirs: tuple[Path, ...]) -> Iterator[str]:
+    for option, paths, most in (
+        ("journal_dir", journal_dirs, JOURNAL_DIRS_MAX),
+        ("ledger_dir", ledger_dirs, LEDGER_DIRS_MAX),
+    ):
+        if not paths:
+            yield f"{option} names no directory"
+        if len(paths) > most:
+            yield f"{option} names {len(paths)} directories, allowed are {most}"
+        places = [path.resolve() for path in paths]
+        if twice := sorted({str(path) for path in places if places.count(path) > 1}):
+            yield f"{option} names {', '.join(twice)} more than once"
+    ledgers = {path.resolve() for path in ledger_dirs}
+    for path in journal_dirs:
+        if path.resolve() in ledgers:
+            yield f"journal and ledger directory are both {path}: give two directories"
 
 
 def _id_problems(text: str) -> list[str]:

@@ -3,7 +3,7 @@
 The order of the steps makes this safe (docs/failure-model.md#collection-and-checkpoints). A crash between any two steps
 loses nothing, because the journal is replayed from the last mark and storing an entry twice has no effect:
 
-1. swap the caches and read, without yielding, the matching journal sequence and the changed ledger states;
+1. swap the caches and read, without yielding, the matching sequence of each journal and the changed ledger states;
 2. page by page: make the entry log durable, then write the index entries that refer to it;
 3. in one atomic index write: the ledger states and the mark;
 4. drop the flushed cache; only now may journal files be deleted (the caller trims the journal).
@@ -51,7 +51,7 @@ class _Flush:
     a full disk ended, and to which the index may refer. ``failed``: other logs that a full disk ended.
     """
 
-    sequence: int
+    sequences: tuple[int, ...]
     ledger_count: int
     states: list[tuple[bytes, bytes]] = field(repr=False)
     named: int = 0
@@ -78,8 +78,8 @@ class Checkpointer:
     _pending: _Flush | None = None
     _running: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def run(self, durable_sequence: Callable[[], int]) -> int:
-        """Make a checkpoint that includes at least everything durable at the call, and return its journal sequence.
+    async def run(self, durable_sequences: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+        """Make a checkpoint of at least everything durable at the call, and return the sequence of each journal.
 
         Raises:
             DiskFullError: not done; nothing is lost, and the caller may try again.
@@ -88,7 +88,7 @@ class Checkpointer:
         async with self._running:
             if self._pending is not None:
                 await self._finish(self._pending)
-            self._pending = self._begin(durable_sequence())
+            self._pending = self._begin(durable_sequences())
             return await self._finish(self._pending)
 
     def exclusive(self) -> asyncio.Lock:
@@ -106,21 +106,21 @@ class Checkpointer:
         async with self._running:
             return
 
-    def _begin(self, sequence: int) -> _Flush:
+    def _begin(self, sequences: tuple[int, ...]) -> _Flush:
         self.caches.swap()
-        return _Flush(sequence, self.states.count, self.states.take_changed())
+        return _Flush(sequences, self.states.count, self.states.take_changed())
 
-    async def _finish(self, flush: _Flush) -> int:
+    async def _finish(self, flush: _Flush) -> tuple[int, ...]:
         assert self.caches.flushing is not None
-        if flush.sequence > self.mark.sequence or flush.states:
+        if flush.sequences != self.mark.sequences or flush.states:
             await self._write_somewhere(flush, self.caches.flushing)
-            mark = CheckpointMark(flush.sequence, self.logs.next_id, flush.ledger_count)
+            mark = CheckpointMark(flush.sequences, self.logs.next_id, flush.ledger_count)
             puts, deletes = await self._counted(flush)
             await self.index.write([*flush.states, *puts, (MARK_KEY, mark.encode())], deletes)
             self.mark = mark
             self.states.saved()
         self.caches.flushing, self._pending = None, None
-        return flush.sequence
+        return flush.sequences
 
     async def _write_somewhere(self, flush: _Flush, cache: WriteCache) -> None:
         """Write the entries to the logs; if a directory is full or fails, to those in other directories."""

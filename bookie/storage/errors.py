@@ -16,6 +16,10 @@ class DamagedJournalError(FatalError):
     """Acknowledged records cannot be read back (rules J3 and J4). Nothing was removed from the disk."""
 
 
+class WrongJournalError(FatalError):
+    """A directory is that of another journal than the one it was given for. Nothing was removed from the disk."""
+
+
 class UnsupportedFormatError(FatalError):
     """A file was written by a newer version of this program, or by another program."""
 

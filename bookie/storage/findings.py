@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bookie.storage.port import DiskError, DiskFile
@@ -39,6 +39,12 @@ class Findings:
         self.finding_count += 1
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(Finding(path, offset, what))
+
+    def extend(self, other: Findings, prefix: str) -> None:
+        """Add the findings of another search, with ``prefix`` before their paths."""
+        self.finding_count += other.finding_count
+        room = FINDINGS_MAX - len(self.findings)
+        self.findings += [replace(found, path=prefix + found.path) for found in other.findings[:room]]
 
 
 async def read_with_gaps(file: DiskFile, path: str, offset: int, size: int, findings: Findings) -> bytes:

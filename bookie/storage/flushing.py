@@ -17,7 +17,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.storage.checkpoint import Checkpointer
-from bookie.storage.journal.journal import Journal
+from bookie.storage.journal.journals import Journals
 from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.write_cache import Caches
@@ -33,7 +33,7 @@ class Flusher:
     def __init__(
         self,
         checkpointer: Checkpointer,
-        journal: Journal,
+        journals: Journals,
         caches: Caches,
         settings: StorageSettings,
         clock: Clock,
@@ -42,7 +42,7 @@ class Flusher:
     ) -> None:
         """Prepare; with ``is_full`` the first checkpoint is attempted as soon as ``start`` is called."""
         self._checkpointer = checkpointer
-        self._journal = journal
+        self._journals = journals
         self._caches = caches
         self._settings = settings
         self._clock = clock
@@ -71,14 +71,14 @@ class Flusher:
 
         Raises:
             DiskFullError: not done; nothing is lost.
-            DiskError: a disk failed; the journal has stopped.
+            DiskError: a disk failed; the journals have stopped.
         """
         try:
             await self.noting_full(self._checkpoint())
         except DiskFullError:
             raise
         except DiskError as error:
-            self._journal.stop(error)
+            self._journals.stop(error)
             raise
 
     async def noting_full(self, work: Coroutine[Any, Any, T]) -> T:
@@ -111,8 +111,8 @@ class Flusher:
         return self._caches.active.size >= self._settings.cache_bytes_max
 
     async def _checkpoint(self) -> None:
-        sequence = await self._checkpointer.run(lambda: self._journal.durable_sequence)
-        await self._journal.trim(sequence)
+        sequences = await self._checkpointer.run(lambda: self._journals.durable_sequences)
+        await self._journals.trim(sequences)
 
     async def _flush_when_needed(self) -> None:
         try:
@@ -121,9 +121,9 @@ class Flusher:
                 self._is_needed.clear()
                 await self._flush()
         except DiskError:
-            return  # checkpoint() has stopped the journal
+            return  # checkpoint() has stopped the journals
         except Exception as error:  # noqa: BLE001 (task boundary: without flushes the store would silently fill up)
-            self._journal.stop(error)
+            self._journals.stop(error)
 
     async def _flush(self) -> None:
         await self._has_room_for_checkpoint()

@@ -1,6 +1,6 @@
 """The look into the storage of a stopped bookie. Nothing is written to its files.
 
-The journal is replayed into memory only, so what is seen is what the bookie would serve after its next start. Opening
+The journals are replayed into memory only, so what is seen is what the bookie would serve after its next start. Opening
 the index makes RocksDB write the records of its own log to tables, as each start does; no record changes.
 """
 
@@ -13,15 +13,13 @@ from typing import Final
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import EntryId, LedgerId
-from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark, dead_range, log_id_of_dead, unpack_dead
+from bookie.storage.disks.index_format import MARK_KEY, dead_range, log_id_of_dead, unpack_dead
 from bookie.storage.entry_logs import entry_log
 from bookie.storage.entry_logs.entry_log import EntryLogs, log_path
 from bookie.storage.errors import LostIndexError
-from bookie.storage.journal import replay as journal_replay
-from bookie.storage.journal.mark import MarkSlots
 from bookie.storage.journal.replay import JournalReplay
 from bookie.storage.ledger_state import LedgerStates
-from bookie.storage.opening import apply_records
+from bookie.storage.opening import apply_records, check_stores_journals, loaded_slots
 from bookie.storage.port import Disk, DiskError, EntryIndex
 from bookie.storage.reading import EntryReader
 from bookie.storage.scrubbing import ScrubStep, scrub
@@ -39,7 +37,7 @@ class StorageStatus:
     """What the storage of a stopped bookie has. Sizes are in bytes."""
 
     journal_sequence: int
-    """The last batch of the journal."""
+    """The last batch of the journal; of several journals, of the one that is furthest."""
     journal_records: int
     """Records that are in the journal and not yet in the entry logs."""
     ledgers: int
@@ -82,7 +80,7 @@ class StoppedStorage:
     states: LedgerStates
     logs: EntryLogs
     reader: EntryReader
-    replay: JournalReplay
+    replays: Sequence[JournalReplay]
 
     async def status(self) -> StorageStatus:
         """Return numbers and sizes.
@@ -98,7 +96,12 @@ class StoppedStorage:
             dead += sum(unpack_dead(value) for key, value in page if log_id_of_dead(key) in present)
             first = page[-1][0] + b"\0"
         return StorageStatus(
-            self.replay.reached, self.replay.record_count, self.states.count, len(ids), size, min(dead, size)
+            max(replay.reached for replay in self.replays),
+            sum(replay.record_count for replay in self.replays),
+            self.states.count,
+            len(ids),
+            size,
+            min(dead, size),
         )
 
     async def ledger_ids(self, after: int, limit: int, *, only_limbo: bool = False) -> list[LedgerId]:
@@ -151,34 +154,31 @@ class StoppedStorage:
         return 0
 
 
-async def inspect(journal: Disk, ledgers: Disk, index: EntryIndex, settings: StorageSettings) -> StoppedStorage:
+async def inspect(
+    journals: Sequence[Disk], ledgers: Disk, index: EntryIndex, settings: StorageSettings
+) -> StoppedStorage:
     """Open the storage of a stopped bookie to look into it.
 
     Raises:
         DamagedJournalError: acknowledged records cannot be read back.
+        WrongJournalError: a disk is that of another journal, or one is left out.
         LostIndexError: the index is lost, or the bookie has never run.
         UnsupportedFormatError: a file was written by a newer version.
         DiskError: a disk failed, or the journal holds more than memory may.
     """
-    slots = MarkSlots(journal, journal_replay.DIRECTORY)
-    await slots.load()
+    slots = await loaded_slots(journals)
     [value] = await index.get_many([MARK_KEY])
-    journal_replay.check_same_store(
-        has_checkpoint=value is not None,
-        has_entry_logs=bool(await entry_log.log_ids(ledgers)),
-        mark=slots.mark,
-        file_count=len(await journal_replay.file_numbers(journal)),
-    )
-    if value is None:
+    mark = await check_stores_journals(value, slots, ledgers)
+    if mark is None:
         raise LostIndexError("there is no storage in these directories yet: the bookie has never run")
-    mark = CheckpointMark.decode(value)
     caches, states = Caches(), LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)
-    replay = JournalReplay(journal, mark.sequence)
-    async for batch in replay.batches(slots.mark):
-        await apply_records(batch, caches, states)
-        if caches.active.size > _REPLAYED_BYTES_MAX:
-            raise DiskError("the journal holds more than memory may: start the bookie, which writes it to the logs")
+    replays = [JournalReplay(each.disk, sequence) for each, sequence in zip(slots, mark.sequences, strict=True)]
+    for replay, each in zip(replays, slots, strict=True):
+        async for batch in replay.batches(each.mark):
+            await apply_records(batch, caches, states)
+            if caches.active.size > _REPLAYED_BYTES_MAX:
+                raise DiskError("the journal holds more than memory may: start the bookie, which writes it to the logs")
     logs = EntryLogs(ledgers, mark.next_log_id, settings.open_logs)
     return StoppedStorage(
-        ledgers, index, states, logs, EntryReader(caches, index, logs, settings.list_page_keys), replay
+        ledgers, index, states, logs, EntryReader(caches, index, logs, settings.list_page_keys), replays
     )

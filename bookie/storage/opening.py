@@ -1,11 +1,12 @@
 """The opening of a store from the files on its disks.
 
-The journal is replayed into the write cache and then written again by a checkpoint, before any request is served: data
-that a killed process left in the page cache can be read back although it may never reach the disk.
+All journals are replayed into the write cache and then written again by a checkpoint, before any request is served:
+data that a killed process left in the page cache can be read back although it may never reach the disk.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,13 @@ from bookie.storage.entry_logs import entry_log
 from bookie.storage.entry_logs.entry_log import EntryLogs
 from bookie.storage.entry_logs.leftovers import remove_leftovers
 from bookie.storage.entry_logs.log_ends import last_recorded
+from bookie.storage.errors import DamagedJournalError, WrongJournalError
 from bookie.storage.journal import replay as journal_replay
 from bookie.storage.journal.format import Record, RecordKind
 from bookie.storage.journal.journal import Journal
+from bookie.storage.journal.journals import Journals
 from bookie.storage.journal.mark import JournalMark, MarkSlots
+from bookie.storage.journal.place import place_files
 from bookie.storage.journal.replay import JournalReplay
 from bookie.storage.ledger_state import LedgerState, LedgerStates
 from bookie.storage.port import Disk, DiskFullError, EntryIndex
@@ -47,80 +51,162 @@ class Parts:
     states: LedgerStates
     logs: EntryLogs
     checkpointer: Checkpointer
-    journal: Journal
+    journals: Journals
     is_full: bool
 
 
 async def open_parts(
-    journal_disk: Disk, ledger_disk: Disk, index: EntryIndex, settings: StorageSettings, clock: Clock
+    journal_disks: Sequence[Disk], ledger_disk: Disk, index: EntryIndex, settings: StorageSettings, clock: Clock
 ) -> Parts:
-    """Check that the disks belong together, replay the journal, make a checkpoint, and begin a new journal epoch.
+    """Check that the disks belong together, replay all journals, make a checkpoint, and begin new journal epochs.
 
     Raises:
         DamagedJournalError: acknowledged records cannot be read back; nothing was removed.
+        WrongJournalError: a disk is that of another journal; nothing was removed.
         LostIndexError: the index does not belong to the other files; nothing was removed.
         UnsupportedFormatError: a file was written by a newer version or another program; nothing was removed.
         DiskError: a disk failed, or is full and the journal holds more than memory may.
     """
-    await journal_disk.make_directory(journal_replay.DIRECTORY)
+    for disk in journal_disks:
+        await disk.make_directory(journal_replay.DIRECTORY)
     await ledger_disk.make_directory(entry_log.DIRECTORY)
-    slots = MarkSlots(journal_disk, journal_replay.DIRECTORY)
-    await slots.load()
-    mark = await _checkpoint_mark(journal_disk, ledger_disk, index, slots)
+    slots = await loaded_slots(journal_disks)
+    mark = await _checkpoint_mark(slots, ledger_disk, index)
     caches = Caches()
     states = LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)
     log_ids = await entry_log.log_ids(ledger_disk)
     last_id = max([*log_ids, await last_recorded(index)], default=0)
     logs = EntryLogs(ledger_disk, max(mark.next_log_id, last_id + 1), settings.open_logs)
     checkpointer = Checkpointer(caches, states, logs, index, settings, mark)
-    replay = JournalReplay(journal_disk, mark.sequence)
+    replays = [JournalReplay(each.disk, sequence) for each, sequence in zip(slots, mark.sequences, strict=True)]
     may_hold_bytes = settings.cache_bytes_max
-    async for batch in replay.batches(slots.mark):
-        await apply_records(batch, caches, states)
-        if caches.active.size >= may_hold_bytes:
-            has_room = await _checkpoint(checkpointer, lambda: replay.reached)
-            may_hold_bytes = settings.cache_bytes_max if has_room else _grown(caches.active.size, settings)
-    epoch = max(replay.epoch + 1, clock.epoch_ms())
-    journal = Journal(journal_disk, settings, slots, clock, epoch=epoch, sequence=replay.reached, files=replay.files)
-    is_full = not await _first_checkpoint(checkpointer, journal)
+    for replay, each in zip(replays, slots, strict=True):
+        async for batch in replay.batches(each.mark):
+            await apply_records(batch, caches, states)
+            if caches.active.size >= may_hold_bytes:
+                has_room = await _checkpoint(checkpointer, lambda: tuple(each.reached for each in replays))
+                may_hold_bytes = settings.cache_bytes_max if has_room else _grown(caches.active.size, settings)
+    journals = _journals(replays, slots, settings, clock)
+    is_full = not await _first_checkpoint(checkpointer, journals)
     if not is_full:
         leftovers = [log_id for log_id in log_ids if log_id >= mark.next_log_id]
         await remove_leftovers(ledger_disk, index, leftovers)
-    journal.start()
-    _log.info("storage opened", extra={"records_replayed": replay.record_count, "sequence": replay.reached})
-    return Parts(ledger_disk, caches, states, logs, checkpointer, journal, is_full)
+    journals.start()
+    records, reached = sum(replay.record_count for replay in replays), journals.durable_sequences
+    _log.info("storage opened", extra={"records_replayed": records, "sequence": " ".join(map(str, reached))})
+    return Parts(ledger_disk, caches, states, logs, checkpointer, journals, is_full)
 
 
-async def _checkpoint_mark(
-    journal_disk: Disk, ledger_disk: Disk, index: EntryIndex, slots: MarkSlots
-) -> CheckpointMark:
-    """Return the checkpoint mark in the index. A new store gets both marks here, the journal's first."""
-    [value] = await index.get_many([MARK_KEY])
-    journal_replay.check_same_store(
-        has_checkpoint=value is not None,
-        has_entry_logs=bool(await entry_log.log_ids(ledger_disk)),
-        mark=slots.mark,
-        file_count=len(await journal_replay.file_numbers(journal_disk)),
+async def loaded_slots(journal_disks: Sequence[Disk]) -> list[MarkSlots]:
+    """Return the marks of each journal, after a check that each disk is that of the journal in this place.
+
+    Raises:
+        WrongJournalError: a disk is that of another journal.
+        DamagedJournalError: a mark, or the place of a journal, is unreadable.
+        DiskError: a disk failed.
+    """
+    slots = [MarkSlots(disk, journal_replay.DIRECTORY) for disk in journal_disks]
+    damages = []
+    for each, place in zip(slots, place_files(journal_disks), strict=True):
+        try:
+            await each.load()
+            await place.check(is_in_use=each.mark is not None)
+        except DamagedJournalError as error:
+            damages.append(error)
+    if damages:
+        raise damages[0]
+    return slots
+
+
+def check_count(mark: CheckpointMark, count: int) -> None:
+    """Check that so many journals were given as the index has.
+
+    Raises:
+        WrongJournalError: the store has another number of journals.
+    """
+    if len(mark.sequences) != count:
+        raise WrongJournalError(
+            f"the number of journals of this bookie is {len(mark.sequences)}, and {count} were given: give all journal "
+            "directories of this bookie, in their order"
+        )
+
+
+async def check_stores_journals(
+    value: bytes | None, slots: Sequence[MarkSlots], ledger_disk: Disk
+) -> CheckpointMark | None:
+    """Return the checkpoint's mark, after a check that neither the index nor a journal was lost or replaced.
+
+    Args:
+        value: the mark in the index; None: there is none.
+        slots: the marks of each journal.
+        ledger_disk: the disk of the entry logs.
+
+    Raises:
+        DamagedJournalError, LostIndexError: one was lost (``replay.check_same_store``).
+        WrongJournalError: the store has another number of journals.
+        DiskError: a directory cannot be read.
+    """
+    mark = None if value is None else CheckpointMark.decode(value)
+    if mark is not None:
+        check_count(mark, len(slots))
+    has_entry_logs = bool(await entry_log.log_ids(ledger_disk))
+    for each in slots:
+        journal_replay.check_same_store(
+            has_checkpoint=mark is not None,
+            has_entry_logs=has_entry_logs,
+            mark=each.mark,
+            file_count=len(await journal_replay.file_numbers(each.disk)),
+        )
+    return mark
+
+
+def _journals(
+    replays: Sequence[JournalReplay], slots: Sequence[MarkSlots], settings: StorageSettings, clock: Clock
+) -> Journals:
+    """The journals, ready to begin new files after what was replayed."""
+    fatal = asyncio.get_running_loop().create_future()
+    return Journals(
+        tuple(
+            Journal(
+                each.disk,
+                settings,
+                each,
+                clock,
+                epoch=max(replay.epoch + 1, clock.epoch_ms()),
+                sequence=replay.reached,
+                files=replay.files,
+                fatal=fatal,
+            )
+            for replay, each in zip(replays, slots, strict=True)
+        )
     )
-    if value is not None:
-        return CheckpointMark.decode(value)
-    mark = CheckpointMark()
-    await slots.write(JournalMark(mark.sequence, 0))
+
+
+async def _checkpoint_mark(slots: Sequence[MarkSlots], ledger_disk: Disk, index: EntryIndex) -> CheckpointMark:
+    """Return the checkpoint mark in the index. A new store gets all marks here, those of the journals first."""
+    [value] = await index.get_many([MARK_KEY])
+    found = await check_stores_journals(value, slots, ledger_disk)
+    if found is not None:
+        return found
+    mark = CheckpointMark((0,) * len(slots))
+    for each, place in zip(slots, place_files([each.disk for each in slots]), strict=True):
+        await place.write()
+        await each.write(JournalMark(0, 0))
     await index.write([(MARK_KEY, mark.encode())])
     return mark
 
 
-async def _first_checkpoint(checkpointer: Checkpointer, journal: Journal) -> bool:
-    if not await _checkpoint(checkpointer, lambda: journal.durable_sequence):
+async def _first_checkpoint(checkpointer: Checkpointer, journals: Journals) -> bool:
+    if not await _checkpoint(checkpointer, lambda: journals.durable_sequences):
         return False
-    await journal.trim(checkpointer.mark.sequence)
+    await journals.trim(checkpointer.mark.sequences)
     return True
 
 
-async def _checkpoint(checkpointer: Checkpointer, sequence: Callable[[], int]) -> bool:
+async def _checkpoint(checkpointer: Checkpointer, sequences: Callable[[], tuple[int, ...]]) -> bool:
     """Make a checkpoint; False if the disk is too full for it."""
     try:
-        await checkpointer.run(sequence)
+        await checkpointer.run(sequences)
     except DiskFullError as error:
         _log.error("disk full, replayed entries stay in memory and in the journal", extra={"error": str(error)})
         return False

@@ -58,6 +58,7 @@ from bookie.storage.errors import DamagedJournalError
 from bookie.storage.findings import Findings, read_with_gaps
 from bookie.storage.journal import replay
 from bookie.storage.journal.mark import MarkSlots
+from bookie.storage.journal.place import PlaceFile, place_files
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.port import Disk, DiskFile, EntryIndex
 
@@ -88,23 +89,25 @@ class RebuiltIndex(Findings):
     superseded: int = 0
 
 
-async def rebuild(journal: Disk, ledgers: Disk, index: EntryIndex) -> RebuiltIndex:
-    """Fill an empty index from the entry logs, and let the journal be replayed from its beginning.
+async def rebuild(journals: Sequence[Disk], ledgers: Disk, index: EntryIndex) -> RebuiltIndex:
+    """Fill an empty index from the entry logs, and let each journal be replayed from its beginning.
 
     Args:
-        journal: the disk of the journal; only read.
+        journals: the disk of each journal; only read.
         ledgers: the disk of the entry logs; only read.
         index: an empty index. If this call does not return, no store opens with it.
 
     Raises:
+        WrongJournalError: a disk is that of another journal, or one is left out.
         DiskError: a directory cannot be read, or the index cannot be written.
     """
-    sequence = await _first_sequence(journal)
+    places = place_files(journals)
+    sequences = [await _first_sequence(disk, place) for disk, place in zip(journals, places, strict=True)]
     rebuilding = _Rebuilding(ledgers, index)
     ids = await log_ids(ledgers)
     for log_id in ids:
         await rebuilding.read_log(log_id)
-    await rebuilding.finish(CheckpointMark(sequence, max(ids, default=0) + 1, rebuilding.result.ledgers))
+    await rebuilding.finish(CheckpointMark(tuple(sequences), max(ids, default=0) + 1, rebuilding.result.ledgers))
     return rebuilding.result
 
 
@@ -129,7 +132,7 @@ async def adopt(ledgers: Disk, index: EntryIndex, ids: Sequence[int]) -> Rebuilt
     return rebuilding.result
 
 
-async def _first_sequence(journal: Disk) -> int:
+async def _first_sequence(journal: Disk, place: PlaceFile) -> int:
     """Return the sequence from which on every journal file that exists is replayed; 0 if the journal is lost.
 
     A journal whose marks are lost is never replayed, but salvaged. So the sequence must not be too great for that.
@@ -137,6 +140,7 @@ async def _first_sequence(journal: Disk) -> int:
     slots = MarkSlots(journal, replay.DIRECTORY)
     try:
         await slots.load()
+        await place.check(is_in_use=slots.mark is not None)
         return 0 if slots.mark is None else await replay.first_sequence(journal, slots.mark)
     except DamagedJournalError as error:
         _log.warning("journal damaged as well", extra={"error": str(error)})

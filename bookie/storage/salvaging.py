@@ -22,6 +22,7 @@ Source: docs/failure-model.md#damaged-journal; S rules are defined in docs/invar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -36,10 +37,11 @@ from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.findings import Findings
 from bookie.storage.journal import replay
 from bookie.storage.journal.mark import JournalMark, MarkSlots
+from bookie.storage.journal.place import place_files
 from bookie.storage.journal.replay import JournalReplay
 from bookie.storage.journal.salvage import JournalSalvage
 from bookie.storage.ledger_state import LedgerState, LedgerStates
-from bookie.storage.opening import apply_records
+from bookie.storage.opening import apply_records, check_count, loaded_slots
 from bookie.storage.port import Disk, EntryIndex
 from bookie.storage.rebuilding import adopt
 from bookie.storage.settings import StorageSettings
@@ -65,31 +67,35 @@ class SalvagedJournal:
     findings: Findings = field(repr=False)
 
 
-async def damage_of(journal: Disk, index: EntryIndex) -> DamagedJournalError | None:
-    """Return why a store with this journal does not open; None if the journal can be replayed.
+async def damage_of(journals: Sequence[Disk], index: EntryIndex) -> DamagedJournalError | None:
+    """Return why a store with these journals does not open; None if each of them can be replayed.
 
     Raises:
+        WrongJournalError: a disk is that of another journal, or one is left out.
         LostIndexError: the index is lost as well.
         UnsupportedFormatError: a file was written by a newer version.
         DiskError: the directory or the index cannot be read.
     """
     mark = await _checkpoint_mark(index)
-    slots = MarkSlots(journal, replay.DIRECTORY)
+    check_count(mark, len(journals))
     try:
-        await slots.load()
-        replay.check_same_store(has_checkpoint=True, has_entry_logs=True, mark=slots.mark, file_count=0)
-        async for _ in JournalReplay(journal, mark.sequence).batches(slots.mark):
-            pass
+        slots = await loaded_slots(journals)
+        for each, sequence in zip(slots, mark.sequences, strict=True):
+            replay.check_same_store(has_checkpoint=True, has_entry_logs=True, mark=each.mark, file_count=0)
+            async for _ in JournalReplay(each.disk, sequence).batches(each.mark):
+                pass
     except DamagedJournalError as error:
         return error
     return None
 
 
-async def salvage(journal: Disk, ledgers: Disk, index: EntryIndex, settings: StorageSettings) -> SalvagedJournal:
-    """Move what can be read of a journal to the entry logs and the index, and fence every ledger of the index.
+async def salvage(
+    journals: Sequence[Disk], ledgers: Disk, index: EntryIndex, settings: StorageSettings
+) -> SalvagedJournal:
+    """Move what can be read of the journals to the entry logs and the index, and fence every ledger of the index.
 
     Args:
-        journal: the disk of the journal; only read.
+        journals: the disk of each journal; only read.
         ledgers: the disk of the entry logs.
         index: the index of the bookie.
         settings: the limits of the store.
@@ -111,38 +117,44 @@ async def salvage(journal: Disk, ledgers: Disk, index: EntryIndex, settings: Sto
     caches, states = Caches(), LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)
     logs = EntryLogs(ledgers, max(mark.next_log_id, last_id + 1), settings.open_logs)
     checkpointer = Checkpointer(caches, states, logs, index, settings, mark)
-    reading = JournalSalvage(journal, mark.sequence)
+    readings = [JournalSalvage(disk, sequence) for disk, sequence in zip(journals, mark.sequences, strict=True)]
     try:
-        async for batch in reading.batches():
-            await apply_records(batch, caches, states)
-            for ledger_id in {LedgerId(record.ledger_id) for record in batch}:
-                async with states.using(ledger_id) as state:
-                    _suspect(state, is_collected=False)
-                    states.changed(state)
-            if caches.active.size >= settings.cache_bytes_max:
-                await checkpointer.run(lambda: mark.sequence)
-        await checkpointer.run(lambda: mark.sequence)
+        for reading in readings:
+            async for batch in reading.batches():
+                await apply_records(batch, caches, states)
+                for ledger_id in {LedgerId(record.ledger_id) for record in batch}:
+                    async with states.using(ledger_id) as state:
+                        _suspect(state, is_collected=False)
+                        states.changed(state)
+                if caches.active.size >= settings.cache_bytes_max:
+                    await checkpointer.run(lambda: mark.sequences)
+        await checkpointer.run(lambda: mark.sequences)
     finally:
         await logs.close()
     await remove_leftovers(ledgers, index, leftovers)
-    return SalvagedJournal(reading.record_count, await _enter_limbo(index), reading.epoch, reading.findings)
+    findings = Findings()
+    for number, reading in enumerate(readings):
+        findings.extend(reading.findings, "" if len(readings) == 1 else f"journal {number + 1}: ")
+    records, epoch = sum(each.record_count for each in readings), max(each.epoch for each in readings)
+    return SalvagedJournal(records, await _enter_limbo(index), epoch, findings)
 
 
-async def begin_journal(journal: Disk, index: EntryIndex, epoch: int) -> None:
-    """Begin a journal in a directory without one: from now on the store opens.
+async def begin_journals(journals: Sequence[Disk], index: EntryIndex, epoch: int) -> None:
+    """Begin a journal in each directory, all of them without one: after the last one the store opens.
 
     Args:
-        journal: the disk of the journal, without ``journal``.
+        journals: the disk of each journal, without ``journal``.
         index: after ``salvage``.
-        epoch: greater than any epoch of the earlier journal.
+        epoch: greater than any epoch of the earlier journals.
 
     Raises:
         DiskError: it could not be made durable.
     """
     mark = await _checkpoint_mark(index)
-    await journal.make_directory(replay.DIRECTORY)
-    slots = MarkSlots(journal, replay.DIRECTORY)
-    await slots.write(JournalMark(mark.sequence, epoch))
+    for disk, place, sequence in zip(journals, place_files(journals), mark.sequences, strict=True):
+        await disk.make_directory(replay.DIRECTORY)
+        await place.write()
+        await MarkSlots(disk, replay.DIRECTORY).write(JournalMark(sequence, epoch))
 
 
 async def _checkpoint_mark(index: EntryIndex) -> CheckpointMark:

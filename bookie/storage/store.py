@@ -10,9 +10,9 @@ be deleted. So at each moment every acknowledged entry is in the journal after t
 the index refers. After a crash the journal is replayed from this mark, which is safe because storing an entry twice has
 no effect.
 
-A fence and an add have one order: that of the journal. Checks and enqueuing happen without yielding, and a fence
-refuses adds from the moment when it is enqueued. It is answered when it is durable (I11), after all adds before it, so
-the greatest entry in its answer includes them.
+A fence and an add of a ledger have one order: that of its journal. Checks and enqueuing happen without yielding, and a
+fence refuses adds from the moment when it is enqueued. It is answered when it is durable (I11), after all adds before
+it, so the greatest entry in its answer includes them.
 
 Requests never raise: each gets a reply with a ``Status``. If the store can no longer give these guarantees, ``fatal``
 completes, and the process must exit. The store does not verify entry digests (this needs the ledger's password), and
@@ -83,12 +83,14 @@ class LedgerStorage:
         self._parts = parts
         self._caches = parts.caches
         self._states = parts.states
-        self._journal = parts.journal
+        self._journals = parts.journals
         self._index = index
         self._marks: Marks = {}
-        self._flusher = Flusher(parts.checkpointer, parts.journal, parts.caches, settings, clock, is_full=parts.is_full)
+        self._flusher = Flusher(
+            parts.checkpointer, parts.journals, parts.caches, settings, clock, is_full=parts.is_full
+        )
         self._writer = LedgerWriter(
-            parts.journal, parts.caches, parts.states, self._marks, self._flusher.stored, self._flusher.not_stored
+            parts.journals, parts.caches, parts.states, self._marks, self._flusher.stored, self._flusher.not_stored
         )
         self._collection = Collection(parts.checkpointer, parts.states, index, self._marks, settings.delete_page_keys)
         self._compactor = Compactor(parts.disk, index, parts.logs, parts.checkpointer, settings, clock)
@@ -107,19 +109,35 @@ class LedgerStorage:
 
     @classmethod
     async def open(
-        cls, journal: Disk, ledgers: Disk, index: EntryIndex, settings: StorageSettings, clock: Clock
+        cls,
+        journal: Disk,
+        ledgers: Disk,
+        index: EntryIndex,
+        settings: StorageSettings,
+        clock: Clock,
+        *,
+        more_journals: Sequence[Disk] = (),
     ) -> LedgerStorage:
         """Open the store, or create one on empty disks. Everything acknowledged earlier is served again.
 
+        Args:
+            journal: the disk of the journal.
+            ledgers: the disk of the entry logs.
+            index: the entry index.
+            settings: the limits of the store.
+            clock: time.
+            more_journals: the disks of further journals. Their number and order must never change (R125).
+
         Raises:
             DamagedJournalError: acknowledged entries cannot be read back.
+            WrongJournalError: a disk is that of another journal.
             LostIndexError: the index does not belong to the other files.
             UnsupportedFormatError: a file was written by a newer version or another program.
             DiskError: a disk failed, or is too full to replay the journal.
         """
         read_cache = ReadCache(settings.read_cache_bytes_max)
         watched = WatchedIndex(index, read_cache)
-        parts = await open_parts(journal, ledgers, watched, settings, clock)
+        parts = await open_parts((journal, *more_journals), ledgers, watched, settings, clock)
         store = cls(parts, watched, read_cache, settings, clock)
         store._flusher.start()
         return store
@@ -127,16 +145,16 @@ class LedgerStorage:
     @property
     def fatal(self) -> asyncio.Future[FatalError]:
         """Completes with the reason when the store can no longer acknowledge anything; do not cancel it."""
-        return self._journal.fatal
+        return self._journals.fatal
 
     @property
-    def journal_write(self) -> int | None:
-        """The number of the write to the journal's disk that is under way; None if there is none."""
-        return self._journal.writes_begun if self._journal.is_writing else None
+    def journal_writes(self) -> tuple[int | None, ...]:
+        """For each journal the number of the write to its disk that is under way; None if there is none."""
+        return self._journals.writes
 
     def fail(self, error: DiskError) -> None:
         """Acknowledge nothing more, because of what was seen of a disk from outside."""
-        self._journal.stop(error)
+        self._journals.stop(error)
 
     @property
     def is_full(self) -> bool:
@@ -303,7 +321,7 @@ class LedgerStorage:
         """What is held in memory on its way to the disks."""
         flushing = self._caches.flushing
         cached = self._caches.active.size + (0 if flushing is None else flushing.size)
-        return MemoryUse(self._journal.waiting_bytes, cached, is_flushing=flushing is not None)
+        return MemoryUse(self._journals.waiting_bytes, cached, is_flushing=flushing is not None)
 
     def mark(self, ledger_id: LedgerId) -> Mark:
         """Mark a ledger for ``collect``, replacing any earlier mark. Adds, fences, limbo and listings clear it."""
@@ -385,7 +403,7 @@ class LedgerStorage:
         if self._is_closing:
             return
         self._is_closing = True
-        await self._journal.close()
+        await self._journals.close()
         await self._parts.checkpointer.settled()
         await self._flusher.stop()
         if not self.fatal.done():
@@ -401,7 +419,7 @@ class LedgerStorage:
         """Stop at once, as in a crash: nothing more is written, and no request succeeds any more."""
         self._is_closing = True
         await self._flusher.stop()
-        await self._journal.abort()
+        await self._journals.abort()
         await self._reader.close()
         await self._parts.logs.close()
         await self._index.close()

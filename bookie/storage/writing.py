@@ -14,7 +14,8 @@ from bookie.model.errors import FatalError
 from bookie.model.ids import EntryId
 from bookie.storage.entry_logs.collection import Marks
 from bookie.storage.journal.format import RecordKind
-from bookie.storage.journal.journal import Journal, Records
+from bookie.storage.journal.journal import Records
+from bookie.storage.journal.journals import Journals
 from bookie.storage.ledger_state import LedgerState, LedgerStates
 from bookie.storage.write_cache import CachedEntry, Caches
 
@@ -29,7 +30,7 @@ class LedgerWriter:
     Every method may raise JournalBusyError or JournalStoppedError; nothing was enqueued or changed then.
     """
 
-    journal: Journal
+    journals: Journals
     caches: Caches
     states: LedgerStates
     marks: Marks
@@ -136,7 +137,7 @@ class LedgerWriter:
             settle()
             self.on_failed(error)
 
-        done = self.journal.enqueue(records, durable, failed)
+        done = self.journals.enqueue(state.ledger_id, records, durable, failed)
         state.uses += 1
         if new_key is not None:
             state.master_key = new_key

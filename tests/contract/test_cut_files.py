@@ -129,12 +129,12 @@ async def mended(home: Path, refusal: str) -> str:
     journal, ledgers, clock, rng = home / "journal", [home / "ledgers"], SystemClock(), random.Random(1)
     if "salvage-journal" in refusal:
         try:
-            await salvage_journal(journal, ledgers, clock, rng)
+            await salvage_journal([journal], ledgers, clock, rng)
             return "salvage-journal"
         except FatalError as error:
             refusal = str(error)
     assert "rebuild-index" in refusal, refusal
-    await rebuild_index(journal, ledgers, clock, rng, may_replace=True)
+    await rebuild_index([journal], ledgers, clock, rng, may_replace=True)
     return "rebuild-index"
 
 

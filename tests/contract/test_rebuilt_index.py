@@ -67,7 +67,7 @@ def lose_index(home: Path) -> None:
 
 async def again(home: Path, *, may_replace: bool = False) -> RebuiltIndex:
     rng = random.Random(1)
-    return await rebuild_index(home / "journal", [home / "ledgers"], SystemClock(), rng, may_replace=may_replace)
+    return await rebuild_index([home / "journal"], [home / "ledgers"], SystemClock(), rng, may_replace=may_replace)
 
 
 def identity(home: Path) -> set[tuple[str, str, str]]:

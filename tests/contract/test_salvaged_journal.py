@@ -53,7 +53,9 @@ def damage(home: Path) -> None:
 
 
 async def salvaged(home: Path, *, is_lost: bool = False) -> SalvagedJournal:
-    return await salvage_journal(home / "journal", [home / "ledgers"], SystemClock(), random.Random(1), is_lost=is_lost)
+    return await salvage_journal(
+        [home / "journal"], [home / "ledgers"], SystemClock(), random.Random(1), is_lost=is_lost
+    )
 
 
 async def check_served(home: Path, *lost: int) -> None:
@@ -187,11 +189,11 @@ async def test_a_start_salvages_a_journal_once_and_goes_on_with_a_salvage_that_w
     damage(tmp_path)
     journal = await FileDisk.acquire(tmp_path / "journal" / CURRENT)
     ledgers = await FileDisk.acquire(tmp_path / "ledgers" / CURRENT)
-    directories = tmp_path / "journal", [tmp_path / "ledgers"]
+    directories = [tmp_path / "journal"], [tmp_path / "ledgers"]
 
     async def start() -> None:
         problem = DamagedJournalError("damaged")
-        await salvage_at_start(journal, [ledgers], *directories, problem, random.Random(1), SystemClock())
+        await salvage_at_start([journal], [ledgers], *directories, problem, random.Random(1), SystemClock())
 
     await start()
     shutil.rmtree(tmp_path / "journal" / CURRENT / "journal")  # as a crash after the rename leaves it

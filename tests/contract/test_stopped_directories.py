@@ -55,14 +55,14 @@ async def filled(home: Path) -> tuple[Path, list[Path]]:
 
 
 async def statuses(journal: Path, ledgers: list[Path]) -> list[Status]:
-    async with stopped_disks(journal, ledgers) as disks, stopped_storage(disks) as storage:
+    async with stopped_disks([journal], ledgers) as disks, stopped_storage(disks) as storage:
         return [result.status for result in await storage.read(LEDGER, [EntryId(number) for number in range(3)])]
 
 
 async def test_all_directories_are_looked_into(tmp_path: Path) -> None:
     journal, ledgers = await filled(tmp_path)
     assert await statuses(journal, ledgers) == [Status.OK, Status.OK, Status.NO_ENTRY]
-    async with stopped_disks(journal, ledgers) as disks, stopped_storage(disks) as storage:
+    async with stopped_disks([journal], ledgers) as disks, stopped_storage(disks) as storage:
         assert (await storage.status()).entry_logs == 2
 
 
@@ -75,17 +75,17 @@ async def test_a_missing_directory_is_passed_over_by_looks_and_needed_for_change
     if is_there:
         (ledgers[1] / CURRENT).mkdir(parents=True)
     assert await statuses(journal, ledgers) == [Status.OK, Status.IO_ERROR, Status.NO_ENTRY]
-    async with stopped_disks(journal, ledgers) as disks:
+    async with stopped_disks([journal], ledgers) as disks:
         if not is_there:
             with pytest.raises(FormatRefusedError, match="mounted"):
                 require_all(disks.directories)
     with pytest.raises(MendingRefusedError, match="VERSION"):
-        await rebuild_index(journal, ledgers, SystemClock(), random.Random(1), may_replace=True)
+        await rebuild_index([journal], ledgers, SystemClock(), random.Random(1), may_replace=True)
 
 
 async def test_a_lost_index_is_rebuilt_from_all_directories(tmp_path: Path) -> None:
     journal, ledgers = await filled(tmp_path)
-    found = await rebuild_index(journal, ledgers, SystemClock(), random.Random(1), may_replace=True)
+    found = await rebuild_index([journal], ledgers, SystemClock(), random.Random(1), may_replace=True)
     assert (found.logs, found.entries, found.findings) == (2, 2, [])
     incarnations = {(tmp_path / name / CURRENT / INCARNATION_FILE).read_text() for name in NAMES}
     assert len(incarnations) == 1

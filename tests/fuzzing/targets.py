@@ -165,7 +165,9 @@ TARGETS: Final[Mapping[str, Target]] = {
     ),
     "entry-log-header": Target(entry_log.decode_header, [bytes(entry_log.HEADER_SIZE)]),
     "entry-log-records": Target(entry_log.decode_records, [_LOG_RECORD * 3]),
-    "checkpoint-mark": Target(CheckpointMark.decode, [CheckpointMark(1, 2, 3).encode()]),
+    "checkpoint-mark": Target(
+        CheckpointMark.decode, [CheckpointMark((1,), 2, 3).encode(), CheckpointMark((1, 2), 3).encode()]
+    ),
     "ledger-metadata": Target(decode, _ledger_metadata()),
     "usual-metadata": Target(_usual_metadata, [_usual(), *_ledger_metadata()]),
     "packet": Target(_packet, _packets(), (DamagedEntry,)),

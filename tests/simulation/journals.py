@@ -32,7 +32,7 @@ async def damage(node: SimBookie, rng: random.Random) -> MemoryDisk | None:
         if not paths:
             return None
         _harm(damaged, rng.choice(paths), rng)
-        if await salvaging.damage_of(damaged.restarted(), node.index.restarted()) is not None:
+        if await salvaging.damage_of([damaged.restarted()], node.index.restarted()) is not None:
             return damaged
     return None
 
@@ -55,9 +55,9 @@ async def salvage(node: SimBookie, places: Sequence[Place], rng: random.Random) 
     directories = [await look(place.role, str(place.path), place.disk) for place in places if place.disk is not None]
     before, resumed = succession.predecessor(directories)
     journal, ledgers = node.disks
-    found = await salvaging.salvage(journal, ledgers, node.index, node.world.variation.storage)
+    found = await salvaging.salvage([journal], ledgers, node.index, node.world.variation.storage)
     await succession.succeed((journal, ledgers), before, resumed, rng)
     for name in await journal.names("journal"):
         await journal.unlink(f"journal/{name}")
     await journal.sync_directory("journal")
-    await salvaging.begin_journal(journal, node.index, found.epoch + 1)
+    await salvaging.begin_journals([journal], node.index, found.epoch + 1)

@@ -52,10 +52,10 @@ def _(stack: ExitStack) -> None:
 @plants("checkpoint-mark-early", "#3329, #4105", "the mark is stored before the entries that it covers are")
 def _(stack: ExitStack) -> None:
     def make(finish: Any) -> Any:
-        async def early(self: Checkpointer, flush: Any) -> int:
-            mark = CheckpointMark(flush.sequence, self.logs.next_id + 1, flush.ledger_count)
+        async def early(self: Checkpointer, flush: Any) -> tuple[int, ...]:
+            mark = CheckpointMark(flush.sequences, self.logs.next_id + 1, flush.ledger_count)
             await self.index.write([*flush.states, (MARK_KEY, mark.encode())])
-            return int(await finish(self, flush))
+            return tuple(await finish(self, flush))
 
         return early
 

@@ -77,10 +77,11 @@ class Machine:
     settings: StorageSettings = SMALL
     more: list[MemoryDisk] = field(default_factory=list)
     """Ledger directories beside the first one."""
+    more_journals: list[MemoryDisk] = field(default_factory=list)
 
     async def run(self, work: Coroutine[Any, Any, None], switch: PowerSwitch) -> bool:
         """Run ``work`` until it is done or the power goes; whether it was done."""
-        for disk in (self.journal, self.ledgers, *self.more):
+        for disk in (self.journal, self.ledgers, *self.more, *self.more_journals):
             disk.before = switch
         self.index.before = switch
         earlier = asyncio.all_tasks()
@@ -105,6 +106,7 @@ class Machine:
             ledgers=self.ledgers.crash(rng),
             index=self.index.crash(rng),
             more=[disk.crash(rng) for disk in self.more],
+            more_journals=[disk.crash(rng) for disk in self.more_journals],
         )
 
     def after_kill(self) -> Machine:
@@ -115,6 +117,7 @@ class Machine:
             ledgers=self.ledgers.restarted(),
             index=self.index.restarted(),
             more=[disk.restarted() for disk in self.more],
+            more_journals=[disk.restarted() for disk in self.more_journals],
         )
 
     async def open(self) -> LedgerStorage:
@@ -122,7 +125,9 @@ class Machine:
         if self.more:
             disks = enumerate([self.ledgers, *self.more])
             ledgers = await SpreadDisk.over([SpreadDirectory(f"/{number}", disk) for number, disk in disks], clock)
-        return await LedgerStorage.open(self.journal, ledgers, self.index, self.settings, clock)
+        return await LedgerStorage.open(
+            self.journal, ledgers, self.index, self.settings, clock, more_journals=self.more_journals
+        )
 
 
 def key_of(ledger_id: int) -> bytes:

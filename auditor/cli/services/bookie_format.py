@@ -12,7 +12,7 @@ import typer
 from auditor.cli.cluster.changing import DryRunOption, YesOption, confirm, whoami
 from auditor.cli.output import OutputFormat, print_json, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
-from auditor.cli.services.bookie_place import ledger_dirs_of
+from auditor.cli.services.bookie_place import journal_dirs_of, ledger_dirs_of
 from auditor.cli.services.stopped_bookie import JournalDirOption, LedgerDirOption
 from bookie.model.errors import BkhealError
 from bookie.runtime.human import size
@@ -49,7 +49,7 @@ def format_directories(
     document = run(
         _format(
             metadata_uri(uri, config),
-            journal_dir,
+            journal_dirs_of(journal_dir),
             ledger_dirs_of(ledger_dir),
             may_delete_cookie=may_delete_cookie,
             is_dry_run=is_dry_run,
@@ -69,7 +69,7 @@ def format_directories(
 
 async def _format(
     uri: str,
-    journal_dir: Path,
+    journal_dirs: Sequence[Path],
     ledger_dirs: Sequence[Path],
     *,
     may_delete_cookie: bool,
@@ -85,14 +85,14 @@ async def _format(
     from bookie.server.joining.formatting import erase, owner, release_cookie, require_all
     from bookie.server.joining.stopped import stopped_disks
 
-    async with stopped_disks(journal_dir, ledger_dirs) as disks:
+    async with stopped_disks(journal_dirs, ledger_dirs) as disks:
         require_all(disks.directories)
         cookie = owner(disks.directories)
         if cookie is None:
             return {"bookie_id": None, "lost": None, "cookie_deleted": False, "dry_run": is_dry_run}
         lost = await _content(disks)
         print_note(
-            f"bookie {cookie.bookie_id} in {journal_dir} and {', '.join(map(str, ledger_dirs))}: {_described(lost)}"
+            f"bookie {cookie.bookie_id} in {', '.join(map(str, (*journal_dirs, *ledger_dirs)))}: {_described(lost)}"
         )
         document = {"bookie_id": cookie.bookie_id, "lost": lost, "cookie_deleted": False, "dry_run": is_dry_run}
         if is_dry_run:
@@ -118,8 +118,8 @@ async def _format(
             )
         finally:
             await store.close()
-        currents = [path / CURRENT for path in (journal_dir, *ledger_dirs)]
-        await erase(list(zip(currents, (disks.journal, *disks.ledger_disks), strict=True)))
+        currents = [path / CURRENT for path in (*journal_dirs, *ledger_dirs)]
+        await erase(list(zip(currents, (*disks.journals, *disks.ledger_disks), strict=True)))
         return document
 
 

@@ -14,8 +14,14 @@ from auditor.cli.services.running_bookie import RunningBookie
 from bookie.model.option import directories_in
 
 OptionalJournalDirOption = Annotated[
-    Path | None,
-    typer.Option("--journal-dir", help="The journal directory of a stopped bookie.", file_okay=False, exists=True),
+    list[str] | None,
+    typer.Option(
+        "--journal-dir",
+        help="The journal directory of a stopped bookie; if it has several, repeat this in their order, or separate "
+        "them by commas.",
+        metavar="DIRECTORY",
+        show_default=False,
+    ),
 ]
 OptionalLedgerDirOption = Annotated[
     list[str] | None,
@@ -26,8 +32,8 @@ OptionalLedgerDirOption = Annotated[
         show_default=False,
     ),
 ]
-StoppedPlace = tuple[Path, tuple[Path, ...]]
-"""The journal directory and the ledger directories of a stopped bookie."""
+StoppedPlace = tuple[tuple[Path, ...], tuple[Path, ...]]
+"""The journal directories and the ledger directories of a stopped bookie."""
 EXIT_CODES: Final = (
     "Without --at, the bookie must be stopped; nothing is changed. Exit codes: 0 done, 1 refused: these are not the "
     "directories of a bookie, it runs, or a token is missing; 2 wrong usage, 69 the running bookie did not answer, 70 "
@@ -36,18 +42,28 @@ EXIT_CODES: Final = (
 
 
 def place_of(
-    at: str | None, token_file: Path | None, journal_dir: Path | None, ledger_dir: list[str] | None
+    at: str | None, token_file: Path | None, journal_dir: list[str] | None, ledger_dir: list[str] | None
 ) -> RunningBookie | StoppedPlace:
     """The bookie that the options name; if it is not exactly one, the command exits with code 2."""
     if at is not None:
-        if journal_dir is not None or ledger_dir:
+        if journal_dir or ledger_dir:
             raise typer.BadParameter("is for a running bookie, directories are for a stopped one", param_hint="--at")
         return RunningBookie.at(at, token_file)
-    if journal_dir is None or not ledger_dir:
+    if not journal_dir or not ledger_dir:
         raise typer.BadParameter(
             "give HOST:PORT of a running bookie, or --journal-dir and --ledger-dir of a stopped one", param_hint="--at"
         )
-    return journal_dir, ledger_dirs_of(ledger_dir)
+    return journal_dirs_of(journal_dir), ledger_dirs_of(ledger_dir)
+
+
+def journal_dirs_of(given: Sequence[str], *, may_be_new: bool = False) -> tuple[Path, ...]:
+    """The directories that the option names. Each must exist, unless ``may_be_new``, or the exit code is 2."""
+    found = directories_in(",".join(given))
+    missing = [path for path in found if not path.is_dir() and (path.exists() or not may_be_new)]
+    if not found or missing:
+        what = f"directory {missing[0]} does not exist" if missing else "no directory is named"
+        raise typer.BadParameter(what, param_hint="--journal-dir")
+    return found
 
 
 def ledger_dirs_of(given: Sequence[str]) -> tuple[Path, ...]:

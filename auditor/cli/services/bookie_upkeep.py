@@ -168,12 +168,14 @@ def force(at: AtOption = None, token_file: TokenFileOption = None, output: Outpu
         print_line(f"everything is in the entry logs, after {document['took_ms']} ms")
 
 
-async def _stopped_read_only(journal_dir: Path, ledger_dirs: Sequence[Path], action: ReadOnlyAction) -> dict[str, Any]:
+async def _stopped_read_only(
+    journal_dirs: Sequence[Path], ledger_dirs: Sequence[Path], action: ReadOnlyAction
+) -> dict[str, Any]:
     from bookie.model.times import rfc3339_if_known
     from bookie.server.joining.stopped import stopped_disks
     from bookie.server.upkeep.operator_read_only import ReadOnlyWish, read_wish, write_wish
 
-    async with stopped_disks(journal_dir, ledger_dirs) as disks:
+    async with stopped_disks(journal_dirs, ledger_dirs) as disks:
         if action is not ReadOnlyAction.SHOW:
             wish = ReadOnlyWish(whoami(), time.time_ns() // 1_000_000) if action is ReadOnlyAction.SET else None
             await write_wish(disks.ledgers, wish)

@@ -28,6 +28,7 @@ from auditor.cli.services.bookie_place import (
     OptionalLedgerDirOption,
     StoppedPlace,
     first_then,
+    journal_dirs_of,
     ledger_dirs_of,
     place_of,
     print_document,
@@ -56,7 +57,16 @@ _DAMAGED_MAX: Final = 1000
 _RUNS_MAX: Final = 100
 """Runs of entries that are listed in one call."""
 
-JournalDirOption = Annotated[Path, typer.Option(help="The bookie's journal directory.", file_okay=False, exists=True)]
+JournalDirOption = Annotated[
+    list[str],
+    typer.Option(
+        "--journal-dir",
+        help="The bookie's journal directory; if it has several, repeat this in their order, or separate them by "
+        "commas.",
+        metavar="DIRECTORY",
+        show_default=False,
+    ),
+]
 LedgerDirOption = Annotated[
     list[str],
     typer.Option(
@@ -317,7 +327,13 @@ def rebuild_index(
     from bookie.server.joining.rebuilt import rebuild_index as rebuilt
 
     found = run(
-        rebuilt(journal_dir, ledger_dirs_of(ledger_dir), SystemClock(), random.SystemRandom(), may_replace=may_replace)
+        rebuilt(
+            journal_dirs_of(journal_dir),
+            ledger_dirs_of(ledger_dir),
+            SystemClock(),
+            random.SystemRandom(),
+            may_replace=may_replace,
+        )
     )
     if output is OutputFormat.JSON:
         print_json("RebuiltIndex", **_rebuilt_document(found))
@@ -329,7 +345,7 @@ def rebuild_index(
 
 @bookie_app.command("salvage-journal")
 def salvage_journal(
-    journal_dir: Annotated[Path, typer.Option(help="The bookie's journal directory.", file_okay=False)],
+    journal_dir: JournalDirOption,
     ledger_dir: LedgerDirOption,
     output: OutputOption = OutputFormat.TABLE,
     is_lost: Annotated[
@@ -358,7 +374,13 @@ def salvage_journal(
     from bookie.server.joining.salvaged import salvage_journal as salvaged
 
     found = run(
-        salvaged(journal_dir, ledger_dirs_of(ledger_dir), SystemClock(), random.SystemRandom(), is_lost=is_lost)
+        salvaged(
+            journal_dirs_of(journal_dir, may_be_new=True),
+            ledger_dirs_of(ledger_dir),
+            SystemClock(),
+            random.SystemRandom(),
+            is_lost=is_lost,
+        )
     )
     if output is OutputFormat.JSON:
         print_json("SalvagedJournal", **_salvaged_document(found))
@@ -450,10 +472,10 @@ def _identity(directories: list[LocalDirectory]) -> dict[str, Any]:
     }
 
 
-async def _status(journal_dir: Path, ledger_dirs: Sequence[Path]) -> dict[str, Any]:
+async def _status(journal_dirs: Sequence[Path], ledger_dirs: Sequence[Path]) -> dict[str, Any]:
     from bookie.server.joining.stopped import stopped_disks, stopped_storage
 
-    async with stopped_disks(journal_dir, ledger_dirs) as disks, stopped_storage(disks) as storage:
+    async with stopped_disks(journal_dirs, ledger_dirs) as disks, stopped_storage(disks) as storage:
         found = await storage.status()
         total, free = await disks.ledgers.space()
         return {
@@ -470,19 +492,19 @@ async def _status(journal_dir: Path, ledger_dirs: Sequence[Path]) -> dict[str, A
 
 
 async def _ledgers(
-    journal_dir: Path, ledger_dirs: Sequence[Path], after: int, limit: int, *, only_limbo: bool
+    journal_dirs: Sequence[Path], ledger_dirs: Sequence[Path], after: int, limit: int, *, only_limbo: bool
 ) -> list[dict[str, Any]]:
     from bookie.server.joining.stopped import stopped_disks, stopped_storage
 
-    async with stopped_disks(journal_dir, ledger_dirs) as disks, stopped_storage(disks) as storage:
+    async with stopped_disks(journal_dirs, ledger_dirs) as disks, stopped_storage(disks) as storage:
         ids = await storage.ledger_ids(after, limit, only_limbo=only_limbo)
         return [_row(await storage.ledger(ledger_id)) for ledger_id in ids]
 
 
-async def _ledger(journal_dir: Path, ledger_dirs: Sequence[Path], ledger_id: LedgerId) -> LedgerStatus:
+async def _ledger(journal_dirs: Sequence[Path], ledger_dirs: Sequence[Path], ledger_id: LedgerId) -> LedgerStatus:
     from bookie.server.joining.stopped import stopped_disks, stopped_storage
 
-    async with stopped_disks(journal_dir, ledger_dirs) as disks, stopped_storage(disks) as storage:
+    async with stopped_disks(journal_dirs, ledger_dirs) as disks, stopped_storage(disks) as storage:
         return await storage.ledger(ledger_id)
 
 
@@ -506,17 +528,17 @@ async def _read(place: RunningBookie | StoppedPlace, ledger_id: LedgerId, entry_
 
 
 async def _read_stopped(
-    journal_dir: Path, ledger_dirs: Sequence[Path], ledger_id: LedgerId, entry_id: EntryId
+    journal_dirs: Sequence[Path], ledger_dirs: Sequence[Path], ledger_id: LedgerId, entry_id: EntryId
 ) -> tuple[str, bytes]:
     from bookie.server.joining.stopped import stopped_disks, stopped_storage
 
-    async with stopped_disks(journal_dir, ledger_dirs) as disks, stopped_storage(disks) as storage:
+    async with stopped_disks(journal_dirs, ledger_dirs) as disks, stopped_storage(disks) as storage:
         [result] = await storage.read(ledger_id, [entry_id])
     return result.status.name.lower(), result.packet
 
 
 async def _scrub(
-    journal_dir: Path,
+    journal_dirs: Sequence[Path],
     ledger_dirs: Sequence[Path],
     after: tuple[LedgerId, EntryId] | None,
     bytes_max: int | None,
@@ -530,7 +552,7 @@ async def _scrub(
     next_after: str | None = None
     begun_s = time.monotonic()
     async with (
-        stopped_disks(journal_dir, ledger_dirs) as disks,
+        stopped_disks(journal_dirs, ledger_dirs) as disks,
         stopped_storage(disks) as storage,
         aclosing(storage.scrub(after)) as steps,
     ):

@@ -71,7 +71,7 @@ class Node:
     storage: LedgerStorage
     service: BookieService
     disks: Mapping[str, Disk]
-    """By role: ``journal`` and ``ledgers``."""
+    """By role: ``journal``, ``journal-2`` and so on for more journals, and ``ledgers``."""
     watch: DiskWatch
     drain: DrainWatch
     read_only: OperatorReadOnly

@@ -236,6 +236,8 @@ def _decide_with_cookie(evidence: Evidence, stored: Cookie) -> Decision:
         return NewBookie(current)
     if len(empty) == len(directories) and not has_data and evidence.may_be_new_incarnation:
         return NewIncarnation(None)
+    if len(stored.journal_dirs) != len(expected.journal_dirs):
+        raise _other_directories(stored, expected)
     added = _added(evidence, stored)
     out_of_use = _out_of_use(evidence, stored, added)
     left_out = {*added, *(path for path, _ in out_of_use)}
@@ -245,15 +247,19 @@ def _decide_with_cookie(evidence: Evidence, stored: Cookie) -> Decision:
         raise _lost_disk(expected.bookie_id, empty, len(empty) == len(in_use))
     cookies = [_decoded(directory) for directory in in_use]
     if not _may_become(stored, expected) or not all(_may_become(cookie, stored) for cookie in cookies):
-        raise IdentityError(
-            Refusal.OTHER_DIRECTORIES,
-            f"bookie {expected.bookie_id} was made with {_places(stored)} and is started with {_places(expected)}: "
-            "start it with the directories it was made with. Empty ledger directories can be added at the end",
-        )
+        raise _other_directories(stored, expected)
     if any(directory.incarnation != current for directory in in_use):
         raise _other_incarnation(evidence, current)
     is_rewritten = bool(added) or any(cookie != expected for cookie in (stored, *cookies))
     return KnownBookie(current, out_of_use, added, is_rewritten)
+
+
+def _other_directories(stored: Cookie, expected: Cookie) -> IdentityError:
+    return IdentityError(
+        Refusal.OTHER_DIRECTORIES,
+        f"bookie {expected.bookie_id} was made with {_places(stored)} and is started with {_places(expected)}: "
+        "start it with the directories it was made with. Empty ledger directories can be added at the end",
+    )
 
 
 def _may_become(earlier: Cookie, later: Cookie) -> bool:

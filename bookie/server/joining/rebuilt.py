@@ -37,12 +37,17 @@ _SET_ASIDE: Final = "index.lost"
 
 
 async def rebuild_index(
-    journal_dir: Path, ledger_dirs: Sequence[Path], clock: Clock, rng: random.Random, *, may_replace: bool = False
+    journal_dirs: Sequence[Path],
+    ledger_dirs: Sequence[Path],
+    clock: Clock,
+    rng: random.Random,
+    *,
+    may_replace: bool = False,
 ) -> RebuiltIndex:
     """Make the index of a stopped bookie again. The index that was there is kept as ``index.lost-…``.
 
     Args:
-        journal_dir: the bookie's journal directory.
+        journal_dirs: the bookie's journal directories.
         ledger_dirs: the bookie's ledger directories.
         clock: time.
         rng: makes the UUID of the new incarnation.
@@ -53,8 +58,8 @@ async def rebuild_index(
         DirectoryInUseError: the bookie runs.
         DiskError: a disk failed, or has no space for a second index.
     """
-    async with stopped_disks(journal_dir, ledger_dirs) as disks:
-        journal, ledgers, current = disks.journal, disks.ledgers, disks.current
+    async with stopped_disks(journal_dirs, ledger_dirs) as disks:
+        journals, ledgers, current = disks.journals, disks.ledgers, disks.current
         before, resumed = predecessor(disks.directories)
         if not may_replace and await _is_usable(current / INDEX_DIRECTORY):
             raise MendingRefusedError(
@@ -65,10 +70,10 @@ async def rebuild_index(
         await asyncio.to_thread(shutil.rmtree, unfinished, ignore_errors=True)
         index = await RocksIndex.open(unfinished)
         try:
-            result = await rebuild(journal, ledgers, index)
+            result = await rebuild(journals, ledgers, index)
         finally:
             await index.close()
-        await succeed((journal, *disks.ledger_disks), before, resumed, rng)
+        await succeed((*journals, *disks.ledger_disks), before, resumed, rng)
         await asyncio.to_thread(_swap, current, clock.epoch_ms())
         await ledgers.sync_directory("")
     return result

@@ -10,8 +10,8 @@ damaged journal is still there, or none is; and the advice is to run this again.
 
 1. move what can be read of the journal to the entry logs and the index, and fence every ledger of the index;
 2. write ``rebuilt-from`` to each directory, then ``limbo-pending``, then ``incarnation``, durably;
-3. rename the journal, durably;
-4. begin a new journal: its first file is the mark, without which no store opens.
+3. rename the journals, durably;
+4. begin new journals: the first file of each is the mark, and no store opens before each of them has one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.journal.replay import DIRECTORY
 from bookie.storage.port import DiskError
-from bookie.storage.salvaging import SalvagedJournal, begin_journal, damage_of, salvage
+from bookie.storage.salvaging import SalvagedJournal, begin_journals, damage_of, salvage
 from bookie.storage.settings import StorageSettings
 
 _log = logging.getLogger(__name__)
@@ -42,16 +42,21 @@ _SET_ASIDE: Final = f"{DIRECTORY}.damaged"
 
 
 async def salvage_journal(
-    journal_dir: Path, ledger_dirs: Sequence[Path], clock: Clock, rng: random.Random, *, is_lost: bool = False
+    journal_dirs: Sequence[Path],
+    ledger_dirs: Sequence[Path],
+    clock: Clock,
+    rng: random.Random,
+    *,
+    is_lost: bool = False,
 ) -> SalvagedJournal:
-    """Salvage the damaged journal of a stopped bookie. The files that were there are kept as ``journal.damaged-…``.
+    """Salvage the damaged journals of a stopped bookie. The files that were there are kept as ``journal.damaged-…``.
 
     Args:
-        journal_dir: the bookie's journal directory.
+        journal_dirs: the bookie's journal directories.
         ledger_dirs: the bookie's ledger directories.
         clock: time.
         rng: makes the UUID of the new incarnation.
-        is_lost: whether the journal directory may be a new, empty one, because the disk of the earlier one is lost.
+        is_lost: whether a journal directory may be a new, empty one, because the disk of the earlier one is lost.
 
     Raises:
         NoBookieError, MendingRefusedError: these are not the directories of one bookie, the journal is not damaged, or
@@ -62,15 +67,16 @@ async def salvage_journal(
         DiskError: a disk failed, or has no space for the entries of the journal. It is safe to try again.
     """
     if is_lost and await asyncio.to_thread((ledger_dirs[0] / CURRENT).is_dir):
-        await asyncio.to_thread((journal_dir / CURRENT).mkdir, exist_ok=True)
-    async with stopped_disks(journal_dir, ledger_dirs) as disks:
-        return await _salvage(disks, journal_dir / CURRENT, clock, rng, is_lost=is_lost)
+        for directory in journal_dirs:
+            await asyncio.to_thread((directory / CURRENT).mkdir, exist_ok=True)
+    async with stopped_disks(journal_dirs, ledger_dirs) as disks:
+        return await _salvage(disks, [path / CURRENT for path in journal_dirs], clock, rng, is_lost=is_lost)
 
 
 async def salvage_at_start(
-    journal: FileDisk,
+    journals: Sequence[FileDisk],
     ledgers: Sequence[FileDisk | DiskError],
-    journal_dir: Path,
+    journal_dirs: Sequence[Path],
     ledger_dirs: Sequence[Path],
     damage: DamagedJournalError,
     rng: random.Random,
@@ -79,9 +85,9 @@ async def salvage_at_start(
     """Salvage the damaged journal of the bookie that this process is about to be, once.
 
     Args:
-        journal: the disk of the journal.
+        journals: the disk of each journal.
         ledgers: the disk of each ledger directory, or why it cannot be opened; the salvage is refused then.
-        journal_dir: the bookie's journal directory.
+        journal_dirs: the bookie's journal directories.
         ledger_dirs: the bookie's ledger directories.
         damage: why the storage does not open.
         rng: makes the UUID of the new incarnation.
@@ -91,15 +97,15 @@ async def salvage_at_start(
         DamagedJournalError: the files of an earlier salvage are still there, so the disk is failing.
         BkhealError: see ``salvage_journal``.
     """
-    path = journal_dir / CURRENT
-    if await asyncio.to_thread(_has_earlier_salvage, path):
+    paths = [directory / CURRENT for directory in journal_dirs]
+    if await asyncio.to_thread(_has_earlier_salvage, paths):
         raise DamagedJournalError(
-            f"the journal was salvaged before, and {path} still has the files of then ({_SET_ASIDE}-…): the disk may "
-            f"be failing. Look at it, delete these files, and start again. {damage}"
+            f"the journal was salvaged before, and {_listed(paths)} still has the files of then ({_SET_ASIDE}-…): the "
+            f"disk may be failing. Look at it, delete these files, and start again. {damage}"
         ) from damage
     _log.error("journal damaged: what can be read is kept, the rest is unknown", extra={"problem": str(damage)})
-    disks = await opened_disks(journal, ledgers, journal_dir, ledger_dirs)
-    found = await _salvage(disks, path, clock, rng, is_lost=False)
+    disks = await opened_disks(journals, ledgers, journal_dirs, ledger_dirs)
+    found = await _salvage(disks, paths, clock, rng, is_lost=False)
     for finding in found.findings.findings:
         _log.error(
             "damaged part of the journal",
@@ -109,43 +115,53 @@ async def salvage_at_start(
 
 
 async def _salvage(
-    disks: StoppedDisks, journal_path: Path, clock: Clock, rng: random.Random, *, is_lost: bool
+    disks: StoppedDisks, journal_paths: Sequence[Path], clock: Clock, rng: random.Random, *, is_lost: bool
 ) -> SalvagedJournal:
-    before, resumed = predecessor(_identified(disks.directories, is_lost=is_lost))
+    before, resumed = predecessor(_identified(disks.directories, len(disks.journals), is_lost=is_lost))
     if not await asyncio.to_thread((disks.current / INDEX_DIRECTORY).is_dir):
         raise LostIndexError(
             f"there is no index in {disks.current}: first make it again with `bkheal bookie rebuild-index`"
         )
     index = await RocksIndex.open(disks.current / INDEX_DIRECTORY)
     try:
-        if await damage_of(disks.journal, index) is None:
-            raise MendingRefusedError(f"the journal in {journal_path} can be used: start the bookie")
-        found = await salvage(disks.journal, disks.ledgers, index, StorageSettings())
-        await succeed((disks.journal, *disks.ledger_disks), before, resumed, rng)
-        await asyncio.to_thread(_set_aside, journal_path, clock.epoch_ms())
-        await disks.journal.sync_directory("")
-        await begin_journal(disks.journal, index, max(found.epoch + 1, clock.epoch_ms()))
+        if await damage_of(disks.journals, index) is None:
+            raise MendingRefusedError(f"the journal in {_listed(journal_paths)} can be used: start the bookie")
+        found = await salvage(disks.journals, disks.ledgers, index, StorageSettings())
+        await succeed((*disks.journals, *disks.ledger_disks), before, resumed, rng)
+        for path, disk in zip(journal_paths, disks.journals, strict=True):
+            await asyncio.to_thread(_set_aside, path, clock.epoch_ms())
+            await disk.sync_directory("")
+        await begin_journals(disks.journals, index, max(found.epoch + 1, clock.epoch_ms()))
     finally:
         await index.close()
     return found
 
 
-def _identified(directories: Sequence[LocalDirectory], *, is_lost: bool) -> Sequence[LocalDirectory]:
-    """The directories, with the identity of the first ledger directory for an empty journal directory.
+def _identified(
+    directories: Sequence[LocalDirectory], journal_count: int, *, is_lost: bool
+) -> Sequence[LocalDirectory]:
+    """The directories, with the identity of the first ledger directory for each empty journal directory.
 
     Raises:
-        MendingRefusedError: the journal directory is empty, and this was not confirmed.
+        MendingRefusedError: a journal directory is empty, and this was not confirmed.
     """
-    journal, *ledgers = directories
-    if journal.version is not None or (journal.has_data and journal.rebuilt_from is None):
-        return directories
-    if not is_lost:
-        raise MendingRefusedError(
-            f"the journal directory {journal.path} is empty: mount the right disk. If the journal is lost permanently, "
-            "--lost gives up what it held alone"
-        )
-    first = ledgers[0]
-    return [replace(journal, version=first.version, incarnation=journal.incarnation or first.incarnation), *ledgers]
+    ledgers, found = directories[journal_count:], []
+    for journal in directories[:journal_count]:
+        if journal.version is not None or (journal.has_data and journal.rebuilt_from is None):
+            found.append(journal)
+            continue
+        if not is_lost:
+            raise MendingRefusedError(
+                f"the journal directory {journal.path} is empty: mount the right disk. If the journal is lost "
+                "permanently, --lost gives up what it held alone"
+            )
+        incarnation = journal.incarnation or ledgers[0].incarnation
+        found.append(replace(journal, version=ledgers[0].version, incarnation=incarnation))
+    return [*found, *ledgers]
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    return " and ".join(map(str, paths))
 
 
 def _set_aside(current: Path, now_ms: int) -> None:
@@ -154,12 +170,15 @@ def _set_aside(current: Path, now_ms: int) -> None:
         journal.rename(current / f"{_SET_ASIDE}-{now_ms}")
 
 
-def _has_earlier_salvage(journal_path: Path) -> bool:
-    """Whether an earlier salvage was completed, and its files are still there."""
-    try:
-        if not any(path.name.startswith(_SET_ASIDE) for path in journal_path.iterdir()):
-            return False
-        journal = journal_path / DIRECTORY
-        return journal.is_dir() and any(journal.iterdir())
-    except OSError as error:
-        raise DiskError(f"{journal_path} cannot be read: {error.strerror}") from error
+def _has_earlier_salvage(journal_paths: Sequence[Path]) -> bool:
+    """Whether an earlier salvage was completed, so that each journal was begun again, and its files are still there."""
+    found = []
+    for path in journal_paths:
+        try:
+            found.append(any(entry.name.startswith(_SET_ASIDE) for entry in path.iterdir()))
+            journal = path / DIRECTORY
+            if not (journal.is_dir() and any(journal.iterdir())):
+                return False
+        except OSError as error:
+            raise DiskError(f"{path} cannot be read: {error.strerror}") from error
+    return any(found)

@@ -27,7 +27,7 @@ class NoBookieError(PermanentError):
 class StoppedDisks:
     """The locked directories of a stopped bookie, and their identity files."""
 
-    journal: FileDisk
+    journals: Sequence[FileDisk]
     ledgers: Disk
     """All ledger directories."""
     ledger_disks: Sequence[FileDisk]
@@ -38,7 +38,7 @@ class StoppedDisks:
 
 
 @asynccontextmanager
-async def stopped_disks(journal_dir: Path, ledger_dirs: Sequence[Path]) -> AsyncIterator[StoppedDisks]:
+async def stopped_disks(journal_dirs: Sequence[Path], ledger_dirs: Sequence[Path]) -> AsyncIterator[StoppedDisks]:
     """Lock the directories of a stopped bookie. A ledger directory other than the first may be lost.
 
     Raises:
@@ -46,19 +46,21 @@ async def stopped_disks(journal_dir: Path, ledger_dirs: Sequence[Path]) -> Async
         DirectoryInUseError: the bookie runs.
         DiskError: one of the others cannot be read.
     """
-    for directory in (journal_dir, ledger_dirs[0]):
+    for directory in (*journal_dirs, ledger_dirs[0]):
         if not (directory / CURRENT).is_dir():
             raise NoBookieError(f"{directory} has no directory {CURRENT}: it is not that of a bookie")
     async with AsyncExitStack() as stack:
-        journal = await FileDisk.acquire(journal_dir / CURRENT)
-        stack.push_async_callback(journal.close)
+        journals = []
+        for directory in journal_dirs:
+            journals.append(await FileDisk.acquire(directory / CURRENT))
+            stack.push_async_callback(journals[-1].close)
         ledgers: list[FileDisk | DiskError] = []
         for directory in ledger_dirs:
             disk = await _acquired(directory, is_needed=directory == ledger_dirs[0])
             if isinstance(disk, FileDisk):
                 stack.push_async_callback(disk.close)
             ledgers.append(disk)
-        yield await opened_disks(journal, ledgers, journal_dir, ledger_dirs)
+        yield await opened_disks(journals, ledgers, journal_dirs, ledger_dirs)
 
 
 async def _acquired(directory: Path, *, is_needed: bool) -> FileDisk | DiskError:
@@ -73,14 +75,17 @@ async def _acquired(directory: Path, *, is_needed: bool) -> FileDisk | DiskError
 
 
 async def opened_disks(
-    journal: FileDisk, ledgers: Sequence[FileDisk | DiskError], journal_dir: Path, ledger_dirs: Sequence[Path]
+    journals: Sequence[FileDisk],
+    ledgers: Sequence[FileDisk | DiskError],
+    journal_dirs: Sequence[Path],
+    ledger_dirs: Sequence[Path],
 ) -> StoppedDisks:
     """Look at directories that this process has locked, and in which no storage is open.
 
     Raises:
         DiskError: a directory cannot be read.
     """
-    directories = [await look(Role.JOURNAL, str(journal_dir), journal)]
+    directories = [await look(Role.JOURNAL, str(path), disk) for path, disk in zip(journal_dirs, journals, strict=True)]
     parts = []
     for path, disk in zip(ledger_dirs, ledgers, strict=True):
         if isinstance(disk, DiskError):
@@ -94,7 +99,7 @@ async def opened_disks(
         parts.append(SpreadDirectory(str(path), None if is_lost else disk, problem))
     opened = [disk for disk in ledgers if isinstance(disk, FileDisk)]
     whole = opened[0] if len(parts) == 1 else await SpreadDisk.over(parts, None)
-    return StoppedDisks(journal, whole, opened, ledger_dirs[0] / CURRENT, directories)
+    return StoppedDisks(journals, whole, opened, ledger_dirs[0] / CURRENT, directories)
 
 
 @asynccontextmanager
@@ -111,6 +116,6 @@ async def stopped_storage(disks: StoppedDisks) -> AsyncIterator[StoppedStorage]:
     async with AsyncExitStack() as stack:
         index = await RocksIndex.open(path)
         stack.push_async_callback(index.close)
-        storage = await inspect(disks.journal, disks.ledgers, index, StorageSettings())
+        storage = await inspect(disks.journals, disks.ledgers, index, StorageSettings())
         stack.push_async_callback(storage.close)
         yield storage

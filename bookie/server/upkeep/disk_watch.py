@@ -4,7 +4,7 @@ Three steps (docs/failure-model.md#disk-space): below the threshold plain adds a
 recovery and repair as well, so that the rest serves checkpoints and collection; and a disk that reports itself full
 makes the bookie read-only at any threshold.
 
-A disk may also hang without an error. A write to the journal that lasts for ``STALL_READ_ONLY_S`` makes the bookie
+A disk may also hang without an error. A write to a journal that lasts for ``STALL_READ_ONLY_S`` makes the bookie
 read-only. After ``STALL_FATAL_S`` the process ends, so its ledgers are repaired from other copies. Nothing of such a
 write was acknowledged.
 
@@ -94,9 +94,8 @@ class DiskWatch:
         self._is_stalled = False
         self._looking = asyncio.Lock()
         self._was_full_at_s: float | None = None
-        self._write: int | None = None
-        """The write to the journal that the last look saw, and when it was seen first."""
-        self._write_since_s = 0.0
+        self._writes: dict[int, tuple[int, float]] = {}
+        """For each journal the write that the last look saw, and when it was seen first."""
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -122,7 +121,7 @@ class DiskWatch:
     async def _look(self) -> None:
         stalled_s = self._stalled_s()
         if stalled_s >= STALL_FATAL_S:
-            self._storage.fail(StalledDiskError(f"a write to the journal's disk has not ended for {stalled_s:.0f} s"))
+            self._storage.fail(StalledDiskError(f"a write to a journal's disk has not ended for {stalled_s:.0f} s"))
             return
         await self._look_at_space()
         was_read_only = self._service.is_read_only
@@ -149,11 +148,14 @@ class DiskWatch:
         self._is_low = should_be_read_only(self._is_low, free, self._read_only_below_bytes)
 
     def _stalled_s(self) -> float:
-        """For how long looks have seen the same write to the journal."""
-        now_s, write = self._clock.monotonic_s(), self._storage.journal_write
-        if write is None or write != self._write:
-            self._write, self._write_since_s = write, now_s
-        return now_s - self._write_since_s
+        """For how long looks have seen the same write to a journal."""
+        now_s, seen = self._clock.monotonic_s(), self._writes
+        self._writes = {}
+        for journal, write in enumerate(self._storage.journal_writes):
+            if write is not None:
+                before = seen.get(journal)
+                self._writes[journal] = before if before is not None and before[0] == write else (write, now_s)
+        return max((now_s - since_s for _, since_s in self._writes.values()), default=0.0)
 
     def _was_full_lately(self) -> bool:
         now_s = self._clock.monotonic_s()

@@ -15,6 +15,8 @@ from bookie.model.ids import LedgerId
 from bookie.storage.errors import UnsupportedFormatError
 
 FORMAT: Final = 1
+_SEVERAL_FORMAT: Final = 2
+"""Of a mark with several journals, which earlier versions do not read."""
 MARK_KEY: Final = b"\xffmark"
 
 _ENTRY_KEY: Final = struct.Struct(">qq")
@@ -22,6 +24,7 @@ _STATE_KEY: Final = struct.Struct(">6sq")
 _STATE_PREFIX: Final = b"\xffstate"
 _LOCATION: Final = struct.Struct(">QQII")
 _MARK: Final = struct.Struct(">HQQQ")
+_SEQUENCE: Final = struct.Struct(">Q")
 _DEAD_KEY: Final = struct.Struct(">5sQ")
 _DEAD_PREFIX: Final = b"\xffdead"
 _DEAD: Final = struct.Struct(">Q")
@@ -72,21 +75,24 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMark:
-    """The part of the journal that the index covers.
+    """The part of the journals that the index covers.
 
     Attributes:
-        sequence: every journal batch up to this sequence is in the index.
+        sequences: for each journal, every batch up to this sequence is in the index.
         next_log_id: entry logs from this id on belong to an unfinished flush.
         ledger_count: the number of ledgers with a state in the index.
     """
 
-    sequence: int = 0
+    sequences: tuple[int, ...] = (0,)
     next_log_id: int = 1
     ledger_count: int = 0
 
     def encode(self) -> bytes:
         """Return the value for ``MARK_KEY``."""
-        return _MARK.pack(FORMAT, self.sequence, self.next_log_id, self.ledger_count)
+        first, *others = self.sequences
+        found_format = _SEVERAL_FORMAT if others else FORMAT
+        fixed = _MARK.pack(found_format, first, self.next_log_id, self.ledger_count)
+        return fixed + b"".join(map(_SEQUENCE.pack, others))
 
     @staticmethod
     def decode(data: bytes) -> CheckpointMark:
@@ -95,12 +101,15 @@ class CheckpointMark:
         Raises:
             UnsupportedFormatError: the value has another format version.
         """
-        if len(data) != _MARK.size or int.from_bytes(data[:2], "big") != FORMAT:
+        found_format, more = int.from_bytes(data[:2], "big"), len(data) - _MARK.size
+        is_known = more == 0 if found_format == FORMAT else more > 0 and more % _SEQUENCE.size == 0
+        if found_format not in (FORMAT, _SEVERAL_FORMAT) or not is_known:
             raise UnsupportedFormatError(
                 f"entry index of an unknown format ({len(data)} byte mark): start the version of bkheal that wrote it"
             )
-        _, sequence, next_log_id, ledger_count = _MARK.unpack(data)
-        return CheckpointMark(sequence, next_log_id, ledger_count)
+        _, first, next_log_id, ledger_count = _MARK.unpack_from(data)
+        others = [sequence for (sequence,) in _SEQUENCE.iter_unpack(data[_MARK.size :])]
+        return CheckpointMark((first, *others), next_log_id, ledger_count)
 
 
 def entry_range(ledger_id: int) -> tuple[bytes, bytes]:

@@ -122,11 +122,24 @@ class Journal:
         epoch: int,
         sequence: int,
         files: list[ClosedFile],
+        fatal: asyncio.Future[FatalError] | None = None,
     ) -> None:
+        """Prepare to write.
+
+        Args:
+            disk: the journal's disk.
+            settings: the limits of the store.
+            slots: the marks beside the files.
+            clock: time.
+            epoch: greater than any epoch on the disk.
+            sequence: of the last batch on the disk.
+            files: the files on the disk.
+            fatal: shared with other journals, so that all of them stop if one fails; None: one of its own.
+        """
         self.durable_sequence = sequence
         self.writes_begun = 0
         self.is_writing = False
-        self.fatal: asyncio.Future[FatalError] = asyncio.get_running_loop().create_future()
+        self.fatal: asyncio.Future[FatalError] = fatal or asyncio.get_running_loop().create_future()
         self._disk = disk
         self._settings = settings
         self._slots = slots
@@ -202,6 +215,10 @@ class Journal:
             self.fatal.set_result(fatal)
         self._fail(fatal)
         self._wake.set()
+
+    def refuse(self) -> None:
+        """Accept no more records."""
+        self._is_closing = True
 
     async def close(self) -> None:
         """Accept no more records, write the queued ones, close the file."""

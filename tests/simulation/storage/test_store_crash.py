@@ -124,6 +124,7 @@ async def check(machine: Machine, known: Known) -> None:
         assert last.entry_id == max(served, default=-1)
         await check_state(store, known, ledger_id)
     await store.close()
+    assert not any(disk.syncs_after_failure for disk in machine.more_journals)
     assert machine.journal.syncs_after_failure == machine.ledgers.syncs_after_failure == 0
 
 
@@ -142,11 +143,17 @@ def settings_of(seed: int) -> StorageSettings:
 
 
 async def moments(
-    seed: int, take: Callable[[Machine, int], Machine], settings: StorageSettings = SMALL, directories: int = 1
+    seed: int,
+    take: Callable[[Machine, int], Machine],
+    settings: StorageSettings = SMALL,
+    directories: int = 1,
+    journals: int = 1,
 ) -> list[tuple[Machine, Known]]:
     """What ``take`` makes of the machine before each operation and after the last one, with what is known by then."""
     more = [MemoryDisk() for _ in range(directories - 1)]
-    machine, known, found = Machine(settings=settings, more=more), Known(), list[tuple[Machine, Known]]()
+    more_journals = [MemoryDisk() for _ in range(journals - 1)]
+    machine = Machine(settings=settings, more=more, more_journals=more_journals)
+    known, found = Known(), list[tuple[Machine, Known]]()
 
     def note() -> None:
         found.append((take(machine, seed * 1000 + len(found)), known.copy()))
@@ -168,6 +175,20 @@ async def test_power_loss_at_every_operation_loses_nothing_acknowledged(seed: in
 async def test_power_loss_with_several_ledger_directories_loses_nothing_acknowledged(seed: int) -> None:
     lost = await moments(seed, Machine.after_power_loss, settings_of(seed), directories=3)
     for machine, known in lost[seed % 3 :: 3]:
+        await check(machine, known)
+
+
+def has_files(disk: MemoryDisk) -> bool:
+    return any(path.endswith(".journal") for path in disk.paths())
+
+
+@pytest.mark.parametrize("seed", [12, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(13, 18))])
+async def test_power_loss_with_a_journal_for_each_ledger_loses_nothing_acknowledged(seed: int) -> None:
+    """The ledgers 3, 7 and 11 are spread over three journals."""
+    found = await moments(seed, Machine.after_power_loss, settings_of(seed), journals=3)
+    used = {number for each, _ in found for number, disk in enumerate(each.more_journals) if has_files(disk)}
+    assert used == {0, 1}
+    for machine, known in found[seed % 6 :: 6]:
         await check(machine, known)
 
 
@@ -303,7 +324,7 @@ async def test_the_oracle_sees_a_mark_that_is_ahead_of_the_entries(monkeypatch: 
     write_entries = Checkpointer._write_entries
 
     async def mark_first(self: Checkpointer, flush: Any, cache: WriteCache) -> None:
-        mark = CheckpointMark(flush.sequence, self.logs.next_id + 1, flush.ledger_count)
+        mark = CheckpointMark(flush.sequences, self.logs.next_id + 1, flush.ledger_count)
         await self.index.write([*flush.states, (MARK_KEY, mark.encode())])
         await write_entries(self, flush, cache)
 
@@ -324,7 +345,9 @@ async def test_the_oracle_sees_an_index_that_is_ahead_of_the_entry_logs(monkeypa
 async def test_the_oracle_sees_a_cache_swapped_before_its_mark_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: the mark stands for more than the cache that is flushed."""
     begin = Checkpointer._begin
-    monkeypatch.setattr(Checkpointer, "_begin", lambda self, sequence: begin(self, sequence + 1))
+    monkeypatch.setattr(
+        Checkpointer, "_begin", lambda self, sequences: begin(self, tuple(each + 1 for each in sequences))
+    )
     assert await planted_fault_is_found()
 
 

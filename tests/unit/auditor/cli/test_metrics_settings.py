@@ -28,7 +28,7 @@ def taken_port() -> Iterator[str]:
 
 def test_wrong_settings_are_named_with_all_others(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"port = -1 .*http_port = 70000 .*certificate for HTTP"):
-        BookieSettings("zk://h/ledgers", tmp_path / "j", str(tmp_path / "l"), port=-1, http=WRONG)
+        BookieSettings("zk://h/ledgers", str(tmp_path / "j"), str(tmp_path / "l"), port=-1, http=WRONG)
     with pytest.raises(ConfigurationError) as raised:
         ReplicatorSettings("", http=WRONG)
     assert len(raised.value.problems) == 3

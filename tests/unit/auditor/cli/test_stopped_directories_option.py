@@ -16,7 +16,7 @@ def test_the_option_is_repeated_or_has_commas(tmp_path: Path) -> None:
     first.mkdir()
     expected = (first, second, third)
     assert ledger_dirs_of([f"{first},{second}", str(third)]) == expected
-    assert place_of(None, None, tmp_path, [str(path) for path in expected]) == (tmp_path, expected)
+    assert place_of(None, None, [str(tmp_path)], list(map(str, expected))) == ((tmp_path,), expected)
 
 
 @pytest.mark.parametrize("given", [["/no/such/directory"], [","]])

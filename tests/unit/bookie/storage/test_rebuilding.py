@@ -16,7 +16,7 @@ from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE,
 from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.port import DiskError, DiskFile
 from bookie.storage.rebuilding import RebuiltIndex, next_record, rebuild
-from bookie.storage.salvaging import begin_journal, salvage
+from bookie.storage.salvaging import begin_journals, salvage
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
@@ -74,7 +74,7 @@ async def used() -> tuple[MemoryDisk, MemoryDisk]:
 
 async def rebuilt(journal: MemoryDisk, ledgers: MemoryDisk) -> tuple[LedgerStorage, RebuiltIndex]:
     index = MemoryIndex()
-    found = await rebuild(journal, ledgers, index)
+    found = await rebuild([journal], ledgers, index)
     return await opened(journal, ledgers, index), found
 
 
@@ -252,7 +252,7 @@ async def test_what_the_device_cannot_read_costs_the_entries_there_alone(monkeyp
     await store.close()
     record = RECORD_HEADER_SIZE + len(entry(1, 0))
     ledgers.bad = (HEADER_SIZE + record + 20, HEADER_SIZE + record + 21)
-    found = await rebuild(journal, ledgers, index := MemoryIndex())
+    found = await rebuild([journal], ledgers, index := MemoryIndex())
     ledgers.bad = (0, 0)
     assert found.findings[0].what == "input/output error"
     store = await opened(journal, ledgers, index)
@@ -278,7 +278,7 @@ async def test_a_rebuild_that_is_interrupted_at_any_write_leaves_an_index_that_i
 
         index = MemoryIndex(before=stop)
         try:
-            await rebuild(journal, ledgers, index)
+            await rebuild([journal], ledgers, index)
         except StoppedError:
             with pytest.raises(LostIndexError):
                 await opened(journal.restarted(), ledgers.restarted(), index.restarted())
@@ -297,13 +297,13 @@ async def test_with_a_journal_that_is_lost_as_well_the_store_waits_for_its_salva
         elif "mark" in path:
             journal.cut(path, 5)
     index = MemoryIndex()
-    await rebuild(journal, ledgers, index)
+    await rebuild([journal], ledgers, index)
     with pytest.raises(DamagedJournalError, match="salvage-journal"):
         await opened(journal, ledgers, index)
-    found = await salvage(journal, ledgers, index, SETTINGS)
+    found = await salvage([journal], ledgers, index, SETTINGS)
     for path in journal.paths():
         journal.lose(path)
-    await begin_journal(journal, index, found.epoch + 1)
+    await begin_journals([journal], index, found.epoch + 1)
     store = await opened(journal, ledgers, index)
     assert await listed(store, L1) == (Status.LIMBO, list(range(10)))
     assert await listed(store, L4) == ((Status.NO_LEDGER, []) if is_lost else (Status.LIMBO, [0, 1, 2]))
@@ -316,7 +316,7 @@ async def test_without_any_journal_file_the_mark_is_the_beginning() -> None:
         if path.endswith(".journal"):
             journal.lose(path)
     index = MemoryIndex()
-    await rebuild(journal, ledgers, index)
+    await rebuild([journal], ledgers, index)
     store = await opened(journal, ledgers, index)
     assert await read(store, L1, 3) == [(Status.OK, entry(1, 3))]
     await add(store, L4, 0)

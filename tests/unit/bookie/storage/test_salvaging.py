@@ -15,7 +15,7 @@ from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.journal.format import FILE_HEADER_SIZE
 from bookie.storage.journal.replay import DIRECTORY
 from bookie.storage.port import DiskError
-from bookie.storage.salvaging import SalvagedJournal, begin_journal, damage_of, salvage
+from bookie.storage.salvaging import SalvagedJournal, begin_journals, damage_of, salvage
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 from tests.unit.bookie.storage.test_rebuilding import (
@@ -62,13 +62,13 @@ class Disks:
 
     async def salvaged(self) -> SalvagedJournal:
         """All steps of a salvage; the journal is taken out by deleting it."""
-        assert await damage_of(self.journal, self.index) is not None
-        found = await salvage(self.journal, self.ledgers, self.index, SETTINGS)
+        assert await damage_of([self.journal], self.index) is not None
+        found = await salvage([self.journal], self.ledgers, self.index, SETTINGS)
         with pytest.raises(DamagedJournalError):
             await self.open()
         for path in self.journal.paths():
             self.journal.lose(path)
-        await begin_journal(self.journal, self.index, found.epoch + 1)
+        await begin_journals([self.journal], self.index, found.epoch + 1)
         return found
 
 
@@ -185,7 +185,7 @@ async def test_the_salvaged_store_takes_adds_of_repairs_and_survives_a_crash() -
     assert await listed(again, L1) == (Status.LIMBO, list(range(6)))
     assert await check(again) == {(each, number) for each, numbers in ACKNOWLEDGED.items() for number in numbers}
     await again.close()
-    assert await damage_of(disks.copy().journal, disks.copy().index) is None
+    assert await damage_of([disks.copy().journal], disks.copy().index) is None
 
 
 async def test_a_file_that_the_device_cannot_read_is_damage_and_the_others_are_kept() -> None:
@@ -224,7 +224,7 @@ async def test_a_salvage_that_is_interrupted_at_any_step_can_be_repeated() -> No
         disks.ledgers.before = disks.index.before = before
         rng = random.Random(at)
         try:
-            await salvage(disks.journal, disks.ledgers, disks.index, SETTINGS)
+            await salvage([disks.journal], disks.ledgers, disks.index, SETTINGS)
         except KeyboardInterrupt:
             steps += 1
         else:
@@ -346,10 +346,10 @@ async def test_entries_that_the_index_lost_after_the_journal_was_trimmed_are_ser
     with pytest.raises(DamagedJournalError):
         await disks.open()
     for _ in range(2):  # also if it is repeated
-        found = await salvage(disks.journal, disks.ledgers, disks.index, SETTINGS)
+        found = await salvage([disks.journal], disks.ledgers, disks.index, SETTINGS)
     for path in disks.journal.paths():
         disks.journal.lose(path)
-    await begin_journal(disks.journal, disks.index, found.epoch + 1)
+    await begin_journals([disks.journal], disks.index, found.epoch + 1)
     for _ in range(2):
         store = await disks.open()
         assert store.ledger_count == 2
@@ -388,7 +388,7 @@ async def test_what_compaction_moved_is_served_whichever_of_its_last_writes_the_
     outcomes = Counter[bool]()
     for index in older:
         copy = disks.with_index(index)
-        is_damaged = await damage_of(copy.journal, copy.index) is not None
+        is_damaged = await damage_of([copy.journal], copy.index) is not None
         if is_damaged:
             await copy.salvaged()
         outcomes[is_damaged] += 1
@@ -415,7 +415,7 @@ async def test_the_copy_of_a_repair_counts_if_the_index_lost_its_place() -> None
     disks = disks.with_index(older)
     disks.ledgers.flip_bit(log_path(1), (HEADER_SIZE + RECORD_HEADER_SIZE + 35) * 8)
     for _ in range(2):  # also if it is repeated
-        await salvage(disks.journal, disks.ledgers, disks.index, SETTINGS)
+        await salvage([disks.journal], disks.ledgers, disks.index, SETTINGS)
     await disks.salvaged()
     store = await disks.open()
     assert await read(store, L1, 0, 1) == [(Status.OK, entry(L1, each)) for each in range(2)]
@@ -443,10 +443,10 @@ async def test_entries_of_a_collected_ledger_that_come_back_can_be_collected_aga
 
 async def test_a_journal_that_can_be_used_has_no_damage_and_a_lost_index_is_not_replaced() -> None:
     disks = await used()
-    assert await damage_of(disks.journal, disks.index) is None
+    assert await damage_of([disks.journal], disks.index) is None
     for asked in (
-        damage_of(disks.journal, MemoryIndex()),
-        salvage(disks.journal, disks.ledgers, MemoryIndex(), SETTINGS),
+        damage_of([disks.journal], MemoryIndex()),
+        salvage([disks.journal], disks.ledgers, MemoryIndex(), SETTINGS),
     ):
         with pytest.raises(LostIndexError, match="lost as well"):
             await asked

@@ -112,15 +112,15 @@ async def test_its_own_earlier_listener_holds_nobody_up(world: JoiningWorld, cap
 )
 def test_ports_that_cannot_work_are_named(port: int, apache_port: int | None, problem: str | None) -> None:
     if problem is None:
-        BookieSettings("zk://h/ledgers", Path("/j"), "/l", port=port, apache_port=apache_port)
+        BookieSettings("zk://h/ledgers", "/j", "/l", port=port, apache_port=apache_port)
         return
     with pytest.raises(ConfigurationError, match=problem) as refused:
-        BookieSettings("zk://h/ledgers", Path("/j"), "/l", port=port, apache_port=apache_port)
+        BookieSettings("zk://h/ledgers", "/j", "/l", port=port, apache_port=apache_port)
     assert len(refused.value.problems) == 1
 
 
 def test_a_listener_without_room_for_a_connection_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="apache_connections_max = 0") as refused:
-        BookieSettings("zk://h/l", Path("/j"), "/l", apache_connections_max=0)
+        BookieSettings("zk://h/l", "/j", "/l", apache_connections_max=0)
     assert len(refused.value.problems) == 1
-    BookieSettings("zk://h/l", Path("/j"), "/l", port=0, apache_connections_max=1)
+    BookieSettings("zk://h/l", "/j", "/l", port=0, apache_connections_max=1)

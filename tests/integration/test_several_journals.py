@@ -1,0 +1,143 @@
+"""A real bookie process with two journals on file systems of their own."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.wire.port import AddBatch, Status
+from bookie.wire.requests import Fence, Read
+from tests.deadlines import STATE_S
+from tests.integration.test_bookie_process import KEY, Machine, machine
+from tests.required import missing
+from tests.worlds.machine import entry
+
+__all__ = ["machine"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.needs("loop")]
+
+EVEN, ODD = LedgerId(2), LedgerId(3)
+"""Ledgers of the first and of the second journal."""
+DISK_MIB = 16
+PAYLOAD = b"x" * 100_000
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Two file systems."""
+    found = tmp_path / "disk-1", tmp_path / "disk-2"
+    mounted = []
+    try:
+        for path in found:
+            path.mkdir()
+            mount(path)
+            mounted.append(path)
+        yield found
+    finally:
+        for path in mounted:
+            unmount(path)
+
+
+def mount(path: Path) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        missing("loop", f"no tmpfs can be mounted: {done.stderr.strip()}")
+
+
+def unmount(path: Path) -> None:
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def move(path: Path, target: Path) -> None:
+    subprocess.run(["mount", "--move", str(path), str(target)], check=True)
+
+
+def listed(*paths: Path) -> str:
+    return ",".join(str(path / "journal") for path in paths)
+
+
+async def add(machine: Machine, bookie: BookieId, ledger_id: LedgerId, number: int, payload: bytes = b"x") -> Status:
+    batch = AddBatch(ledger_id, KEY, [entry(ledger_id, number, payload)])
+    return (await machine.transport.add(bookie, batch, STATE_S)).status
+
+
+async def whole(machine: Machine, bookie: BookieId, ledger_id: LedgerId, count: int) -> bool:
+    reply = await machine.transport.ask(bookie, Read(ledger_id, [EntryId(number) for number in range(count)]), STATE_S)
+    return [result.packet for result in reply.results] == [entry(ledger_id, each, b"x") for each in range(count)]
+
+
+async def test_both_journals_are_replayed_after_a_kill_and_none_may_be_missing_or_exchanged(
+    machine: Machine, disks: tuple[Path, Path]
+) -> None:
+    first, second = disks
+    options: dict[str, object] = {"journal_dir": listed(first, second), "bookie_id": "two"}
+    process, bookie = await machine.ready(**options)
+    for number in range(20):
+        assert await add(machine, bookie, EVEN, number) is Status.OK
+        assert await add(machine, bookie, ODD, number) is Status.OK
+    fenced = await machine.transport.ask(bookie, Fence(ODD, KEY), STATE_S)
+    assert fenced.status is Status.OK
+    process.kill9()
+    await process.wait(STATE_S)
+    for path in disks:
+        [file] = (path / "journal" / "current" / "journal").glob("*.journal")
+        assert file.stat().st_size > 20 * 50
+    aside = machine.home / "aside"
+    aside.mkdir()
+
+    assert "made with journal" in await machine.refused(
+        ExitCode.CONFIGURATION, journal_dir=listed(second, first), bookie_id="two"
+    )
+    assert "made with journal" in await machine.refused(
+        ExitCode.CONFIGURATION, journal_dir=listed(first), bookie_id="two"
+    )
+    move(second, aside)  # as if its disk were not mounted
+    assert f"{second}/journal of bookie two has no file VERSION" in await machine.refused(
+        ExitCode.CONFIGURATION, **options
+    )
+    move(first, second)  # each disk at the place of the other
+    move(aside, first)
+    assert "has journal 2 of 2, and is given as journal 1 of 2" in await machine.refused(
+        ExitCode.STORAGE_FAILED, **options
+    )
+    move(first, aside)
+    move(second, first)
+    move(aside, second)
+
+    _, again = await machine.ready(**options)
+    assert await whole(machine, again, EVEN, 20)
+    assert await whole(machine, again, ODD, 20)
+    assert await add(machine, again, ODD, 20) is Status.FENCED
+    assert await add(machine, again, EVEN, 20) is Status.OK
+
+
+async def test_a_journal_disk_that_is_full_makes_the_bookie_read_only_and_loses_nothing(
+    machine: Machine, disks: tuple[Path, Path]
+) -> None:
+    first, second = disks
+    options: dict[str, object] = {"journal_dir": listed(first, second), "bookie_id": "two"}
+    process, bookie = await machine.ready(**options)
+    assert await add(machine, bookie, EVEN, 0) is Status.OK
+    assert await add(machine, bookie, ODD, 0) is Status.OK
+    ballast = second / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    assert await add(machine, bookie, ODD, 1, PAYLOAD) is Status.READ_ONLY
+    assert await add(machine, bookie, EVEN, 1, PAYLOAD) is Status.READ_ONLY
+    assert await whole(machine, bookie, EVEN, 1)
+    assert await whole(machine, bookie, ODD, 1)
+    process.kill9()
+    await process.wait(STATE_S)
+    ballast.unlink()
+    _, again = await machine.ready(**options)
+    assert await whole(machine, again, EVEN, 1)
+    assert await whole(machine, again, ODD, 1)
+    assert await add(machine, again, ODD, 1) is Status.OK

@@ -1,0 +1,244 @@
+"""A store with several journals: where records go, what a start refuses, and what one failing journal does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie.model.ids import EntryId, LedgerId
+from bookie.runtime.clock import SystemClock
+from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.errors import DamagedJournalError, WrongJournalError
+from bookie.storage.inspection import inspect
+from bookie.storage.port import DiskError
+from bookie.storage.rebuilding import rebuild
+from bookie.storage.salvaging import begin_journals, damage_of, salvage
+from bookie.storage.store import LedgerStorage
+from bookie.wire.port import AddBatch, Status
+from tests.unit.bookie.storage.test_rebuilding import KEY, SETTINGS, add, entry, read
+
+EVEN, ODD = LedgerId(2), LedgerId(3)
+"""Ledgers of the first and of the second journal."""
+
+
+class Disks:
+    """The disks of a stopped store."""
+
+    def __init__(self, journals: int = 2) -> None:
+        self.journals = [MemoryDisk() for _ in range(journals)]
+        self.ledgers, self.index = MemoryDisk(), MemoryIndex()
+
+    async def open(self, *journals: MemoryDisk) -> LedgerStorage:
+        first, *others = journals or self.journals
+        return await LedgerStorage.open(first, self.ledgers, self.index, SETTINGS, SystemClock(), more_journals=others)
+
+    def killed(self) -> Disks:
+        """What a kill of the process leaves."""
+        other = Disks(0)
+        other.journals = [disk.restarted() for disk in self.journals]
+        other.ledgers, other.index = self.ledgers.restarted(), self.index.restarted()
+        return other
+
+
+def files(disk: MemoryDisk) -> list[str]:
+    return [path for path in disk.paths() if path.endswith(".journal")]
+
+
+async def used() -> Disks:
+    """A store that was killed: two entries of each ledger in the index, one in its journal alone."""
+    disks = Disks()
+    store = await disks.open()
+    for ledger_id in (EVEN, ODD):
+        await add(store, ledger_id, 0, 1)
+    await store.checkpoint()
+    for ledger_id in (EVEN, ODD):
+        await add(store, ledger_id, 2)
+    assert (await store.fence(ODD, KEY)).status is Status.OK
+    await store.abort()
+    return disks.killed()
+
+
+async def check_whole(store: LedgerStorage) -> None:
+    for ledger_id in (EVEN, ODD):
+        expected = [(Status.OK, entry(ledger_id, number)) for number in range(3)]
+        assert await read(store, ledger_id, 0, 1, 2) == expected
+    assert (await store.add(AddBatch(ODD, KEY, [entry(ODD, 9)]))).status is Status.FENCED
+
+
+async def test_each_ledger_uses_one_journal_and_all_are_replayed() -> None:
+    disks = await used()
+    for disk, here, elsewhere in zip(disks.journals, (EVEN, ODD), (ODD, EVEN), strict=True):
+        content = b"".join(disk.content(path) for path in files(disk))
+        assert entry(here, 2) in content
+        assert entry(elsewhere, 2) not in content
+    store = await disks.open()
+    await check_whole(store)
+    await store.close()
+
+
+async def test_a_stopped_store_is_looked_at_with_all_of_its_journals() -> None:
+    disks = await used()
+    storage = await inspect(disks.journals, disks.ledgers, disks.index, SETTINGS)
+    assert (await storage.status()).journal_records == 3  # two entries and a fence
+    for ledger_id in (EVEN, ODD):
+        assert [result.packet for result in await storage.read(ledger_id, [EntryId(2)])] == [entry(ledger_id, 2)]
+    with pytest.raises(WrongJournalError):
+        await inspect(disks.journals[:1], disks.ledgers, disks.index, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ((1, 0), "has journal 2 of 2, and is given as journal 1 of 2"),
+        ((0,), "has journal 1 of 2, and is given as journal 1 of 1"),
+        ((1,), "has journal 2 of 2"),
+        ((0, 1, 2), "has journal 1 of 2, and is given as journal 1 of 3"),
+    ],
+)
+async def test_journals_that_are_exchanged_left_out_or_added_are_refused(given: tuple[int, ...], problem: str) -> None:
+    disks = await used()
+    places = [*disks.journals, MemoryDisk()]
+    before = [{path: disk.content(path) for path in disk.paths()} for disk in disks.journals]
+    with pytest.raises(WrongJournalError, match=problem):
+        await disks.open(*(places[number] for number in given))
+    with pytest.raises(WrongJournalError):
+        await damage_of([places[number] for number in given], disks.index)
+    with pytest.raises(WrongJournalError):
+        await rebuild([places[number] for number in given], disks.ledgers, MemoryIndex())
+    assert [{path: disk.content(path) for path in disk.paths()} for disk in disks.journals] == before
+    store = await disks.open()
+    await check_whole(store)
+    await store.abort()
+
+
+async def test_a_store_with_one_journal_gets_no_second_one() -> None:
+    disks = Disks(1)
+    store = await disks.open()
+    await add(store, EVEN, 0)
+    await store.close()
+    [value] = await disks.index.restarted().get_many([MARK_KEY])
+    assert value is not None
+    assert len(value) == len(CheckpointMark().encode())  # as earlier releases write it
+    disks = disks.killed()
+    with pytest.raises(WrongJournalError, match="has journal 1 of 1, and is given as journal 1 of 2"):
+        await disks.open(*disks.journals, MemoryDisk())
+
+
+async def test_a_lost_journal_is_refused_and_so_is_one_without_its_place() -> None:
+    disks = await used()
+    with pytest.raises(DamagedJournalError, match="has no mark"):
+        await disks.open(disks.journals[0], MemoryDisk())
+    disks.journals[1].lose("journal/place")
+    with pytest.raises(WrongJournalError, match="is given as journal 2 of 2"):
+        await disks.open()
+
+
+async def test_a_damaged_place_is_damage_of_the_journal() -> None:
+    disks = await used()
+    disks.journals[1].flip_bit("journal/place", 77)
+    with pytest.raises(DamagedJournalError, match="journal/place is damaged"):
+        await disks.open()
+    assert await damage_of(disks.journals, disks.index) is not None
+
+
+async def test_damage_of_one_journal_is_salvaged_with_what_both_have() -> None:
+    disks = await used()
+    path = files(disks.journals[1])[0]
+    disks.journals[1].cut(path, len(disks.journals[1].content(path)) - 200)
+    assert await damage_of(disks.journals, disks.index) is not None
+    found = await salvage(disks.journals, disks.ledgers, disks.index, SETTINGS)
+    assert found.ledgers == 2
+    for journal in disks.journals:
+        for name in journal.paths():
+            journal.lose(name)
+    with pytest.raises(DamagedJournalError):
+        await disks.open()
+    await begin_journals(disks.journals, disks.index, found.epoch + 1)
+    store = await disks.open()
+    assert await read(store, EVEN, 0, 1, 2) == [(Status.OK, entry(EVEN, number)) for number in range(3)]
+    assert await read(store, ODD, 0, 1) == [(Status.OK, entry(ODD, number)) for number in range(2)]
+    for ledger_id in (EVEN, ODD):
+        assert await read(store, ledger_id, 7) == [(Status.LIMBO, b"")]
+        assert (await store.add(AddBatch(ledger_id, KEY, [entry(ledger_id, 9)]))).status is Status.FENCED
+    await store.close()
+
+
+async def test_a_lost_index_is_rebuilt_and_all_journals_are_replayed() -> None:
+    disks = await used()
+    disks.index = MemoryIndex()
+    await rebuild(disks.journals, disks.ledgers, disks.index)
+    store = await disks.open()
+    await check_whole(store)
+    await store.close()
+
+
+async def test_checkpoints_trim_every_journal() -> None:
+    disks = Disks()
+    store = await disks.open()
+    for number in range(100):
+        await add(store, EVEN, number)
+        await add(store, ODD, number)
+    assert all(len(files(disk)) > 1 for disk in disks.journals)
+    await store.checkpoint()
+    assert all(len(files(disk)) <= 1 for disk in disks.journals)
+    await store.close()
+
+
+class Closed:
+    """A disk that answers no sync until it is opened."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self.answers = asyncio.Event()
+        disk.before = self.before
+
+    async def before(self, operation: Operation, path: str) -> None:
+        if operation is Operation.SYNC:
+            await self.answers.wait()
+
+
+async def test_a_journal_does_not_wait_for_the_sync_of_another_one() -> None:
+    disks = Disks()
+    store = await disks.open()
+    hanging = Closed(disks.journals[1])
+    waiting = asyncio.create_task(store.add(AddBatch(ODD, KEY, [entry(ODD, 0)])))
+    await add(store, EVEN, 0)
+    assert not waiting.done()
+    assert [write is not None for write in store.journal_writes] == [False, True]
+    hanging.answers.set()
+    assert (await waiting).status is Status.OK
+    await store.close()
+
+
+async def test_a_failing_journal_stops_all_of_them() -> None:
+    disks = Disks()
+    store = await disks.open()
+
+    async def broken(operation: Operation, path: str) -> None:
+        if operation is Operation.SYNC:
+            raise DiskError("I/O error")
+
+    disks.journals[1].before = broken
+    assert (await store.add(AddBatch(ODD, KEY, [entry(ODD, 0)]))).status is Status.IO_ERROR
+    assert store.fatal.done()
+    assert (await store.add(AddBatch(EVEN, KEY, [entry(EVEN, 0)]))).status is Status.IO_ERROR
+    await store.close()
+    disks.journals[1].before = give_way
+
+
+async def test_a_full_journal_makes_the_store_read_only_and_the_others_go_on_with_fences() -> None:
+    disks = Disks()
+    store = await disks.open()
+    await add(store, EVEN, 0)
+    await add(store, ODD, 0)
+    disks.journals[1].capacity_bytes = disks.journals[1].used_bytes()
+    assert (await store.add(AddBatch(ODD, KEY, [entry(ODD, 1)]))).status is Status.READ_ONLY
+    assert (await store.add(AddBatch(EVEN, KEY, [entry(EVEN, 1)]))).status is Status.READ_ONLY
+    assert (await store.fence(EVEN, KEY)).status is Status.OK
+    disks.journals[1].capacity_bytes = 1 << 40
+    await store.close()
+    store = await disks.killed().open()
+    assert await read(store, ODD, 0) == [(Status.OK, entry(ODD, 0))]
+    assert (await store.add(AddBatch(EVEN, KEY, [entry(EVEN, 1)]))).status is Status.FENCED
+    await store.close()
