@@ -66,6 +66,7 @@ TARGET_OF: Final[Mapping[str, str]] = {
     "bookie.storage.entry_logs.entry_log": "entry-log-records",
     "bookie.storage.journal.format": "journal",
     "bookie.storage.journal.mark": "small-nodes",
+    "bookie.storage.journal.place": "small-nodes",
     "bookie.wire.apache.sasl": "login",
     "bookie.wire.apache.too_long": "long-answer-v3",
     "bookie.wire.apache.v2": "response-v2",

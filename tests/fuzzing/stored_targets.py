@@ -39,7 +39,7 @@ from bookie.model.records import decode_record, encode_record
 from bookie.server.upkeep.operator_read_only import ReadOnlyWish
 from bookie.server.upkeep.scrubber import ScrubProgress
 from bookie.storage.disks.rocks_logs import BLOCK_BYTES, endless_record_at, masked_crc
-from bookie.storage.journal import mark
+from bookie.storage.journal import mark, place
 from spark_jobs.image.carried import leaves_of
 from spark_jobs.image.columns import INDEX_SCHEMA
 from spark_jobs.image.leaves import LEAVES, LeafRecord, LeafSlice, LeafStat, leaf_table
@@ -131,6 +131,7 @@ OTHERS: Final[Sequence[tuple[Decode, bytes]]] = (
         "properties": {"isolationBookieGroups": "a,b", "secondaryBookieGroups": ["c"]},
     }).encode()),
     (mark._decode, mark._encode(mark.JournalMark(5, 3))),
+    (place._decode, place._encode(place.JournalPlace(1, 2))),
 )  # fmt: skip
 """Decoders of small nodes and files of other programs and of the journal, and an input for each."""
 

@@ -76,8 +76,7 @@ class PlaceFile:
             DiskError: it could not be made durable.
         """
         if self.place.count > 1:
-            body = _PLACE.pack(_MAGIC, _FORMAT, self.place.number, self.place.count)
-            await self.disk.replace(self._path, body + _CRC.pack(crc32c(body)))
+            await self.disk.replace(self._path, _encode(self.place))
 
     @property
     def _path(self) -> str:
@@ -98,6 +97,11 @@ def place_files(journal_disks: Sequence[Disk]) -> list[PlaceFile]:
     """Return the file with the place of each journal."""
     count = len(journal_disks)
     return [PlaceFile(disk, DIRECTORY, JournalPlace(number, count)) for number, disk in enumerate(journal_disks)]
+
+
+def _encode(place: JournalPlace) -> bytes:
+    body = _PLACE.pack(_MAGIC, _FORMAT, place.number, place.count)
+    return body + _CRC.pack(crc32c(body))
 
 
 def _decode(data: bytes) -> JournalPlace | None:
