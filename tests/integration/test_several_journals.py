@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +17,7 @@ from bookie.wire.requests import Fence, Read
 from tests.deadlines import STATE_S
 from tests.integration.test_bookie_process import KEY, Machine, machine
 from tests.required import missing
+from tests.sessions import kill9
 from tests.worlds.machine import entry
 
 __all__ = ["machine"]
@@ -69,7 +71,11 @@ async def add(machine: Machine, bookie: BookieId, ledger_id: LedgerId, number: i
 
 
 async def whole(machine: Machine, bookie: BookieId, ledger_id: LedgerId, count: int) -> bool:
-    reply = await machine.transport.ask(bookie, Read(ledger_id, [EntryId(number) for number in range(count)]), STATE_S)
+    """Whether the entries are there; waits until the address of a bookie that was started again is found."""
+    read = Read(ledger_id, [EntryId(number) for number in range(count)])
+    async with asyncio.timeout(STATE_S):
+        while (reply := await machine.transport.ask(bookie, read, STATE_S)).status is Status.UNREACHABLE:
+            continue
     return [result.packet for result in reply.results] == [entry(ledger_id, each, b"x") for each in range(count)]
 
 
@@ -84,8 +90,7 @@ async def test_both_journals_are_replayed_after_a_kill_and_none_may_be_missing_o
         assert await add(machine, bookie, ODD, number) is Status.OK
     fenced = await machine.transport.ask(bookie, Fence(ODD, KEY), STATE_S)
     assert fenced.status is Status.OK
-    process.kill9()
-    await process.wait(STATE_S)
+    await kill9(machine.zookeeper, process)
     for path in disks:
         [file] = (path / "journal" / "current" / "journal").glob("*.journal")
         assert file.stat().st_size > 20 * 50
@@ -134,8 +139,7 @@ async def test_a_journal_disk_that_is_full_makes_the_bookie_read_only_and_loses_
     assert await add(machine, bookie, EVEN, 1, PAYLOAD) is Status.READ_ONLY
     assert await whole(machine, bookie, EVEN, 1)
     assert await whole(machine, bookie, ODD, 1)
-    process.kill9()
-    await process.wait(STATE_S)
+    await kill9(machine.zookeeper, process)
     ballast.unlink()
     _, again = await machine.ready(**options)
     assert await whole(machine, again, EVEN, 1)
