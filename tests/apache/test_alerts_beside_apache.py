@@ -21,7 +21,7 @@ from tests.deadlines import PROGRAM_S
 from tests.integration.auditors import AuditorProcess
 from tests.integration.prometheus import Prometheus, launch_exporter
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.long]
 
 BACKLOG = "cluster:bkheal_underreplicated_ledgers:sum"
 DETECTION = "BkhealDetectionSlow"
