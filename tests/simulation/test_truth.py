@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
+from itertools import product
 
 from bookie.metadata.layout import lock_path
 from bookie.metadata.ledgers.serde import encode
@@ -120,7 +121,7 @@ def set_lock(truth: Truth, who: str, *, is_there: bool) -> None:
     truth.changed(session, lock_path(ROOT, LEDGER), before, after, None)
 
 
-def test_a_collector_breaks_no_rule_where_nothing_can_be_lost_and_else_it_does() -> None:
+def test_a_collector_may_delete_an_empty_ledger_and_one_of_apache_what_it_lost_the_lock_of() -> None:
     async def history(truth: Truth, *, last: int, is_apache: bool, unlocked_by: str) -> None:
         set_ledger(truth, A, C, last=last, version=0)
         set_lock(truth, "b", is_there=True)
@@ -130,7 +131,9 @@ def test_a_collector_breaks_no_rule_where_nothing_can_be_lost_and_else_it_does()
         before = truth.begins_to_collect(B, LEDGER)
         truth.collected(B, LEDGER, before, is_collected=True, is_apache=is_apache)
         rules = [violation.rule for violation in truth.violations]
-        assert rules == ([] if last < 0 else ["I16"])  # R118: nobody misses what a bookie has of an empty ledger
+        is_unlocked_apache = is_apache and unlocked_by == "?"
+        assert rules == ([] if last < 0 or is_unlocked_apache else ["I16"])
+        assert truth.of(LEDGER).is_doomed == (last == 0 and is_unlocked_apache)
 
-    for last, is_apache, unlocked_by in ((-1, True, "?"), (-1, False, "?"), (0, True, "?"), (0, False, "?")):
+    for last, is_apache, unlocked_by in product((-1, 0), (True, False), ("?", "worker0")):
         on_virtual_time(partial(history, last=last, is_apache=is_apache, unlocked_by=unlocked_by))

@@ -326,8 +326,8 @@ class Truth:
         """I16, as it was at the moment of the deletion. That a copy reserved there is not lost is I17's business.
 
         Towards the collector of an Apache bookie, only its lock protects. If that was deleted by hand or ended with its
-        session, a ledger that has no entries for the bookie may name it by then: nothing is lost by the deletion. The
-        same holds for every collector and a ledger without any entry, for which a repair reserves nothing (R118).
+        session, a repair may name the bookie before the collector deletes, and cannot know it (R89). A ledger without
+        any entry loses nothing by this, whichever collector it is: a repair reserves nothing for it (R118).
         """
         if not is_collected:
             self.held[bookie][ledger_id] = before.held | self.held[bookie][ledger_id]
@@ -338,8 +338,10 @@ class Truth:
             self.fail("I16", f"{bookie} collected {ledger_id}, which is {metadata.state.name}")
         elif metadata is not None and bookie in metadata.members() and not metadata.is_empty:
             is_unlocked = is_apache and (bookie, ledger_id) in self._unlocked
-            if not is_unlocked or _places_entries(metadata, bookie):
+            if not is_unlocked:
                 self.fail("I16", f"{bookie} collected {ledger_id} and is a member of it")
+            elif _places_entries(metadata, bookie):
+                self.of(ledger_id).is_doomed = True
         self._gone.add((bookie, ledger_id))
 
     # Metadata
