@@ -136,6 +136,14 @@ async def test_what_arrives_during_a_sync_shares_the_next_one() -> None:
         assert switch.seen.count(Operation.SYNC) == 3  # the file header, the first, all the others
 
 
+async def test_a_lone_record_is_synced_at_once_and_waits_for_no_timer() -> None:
+    switch = Switch()
+    async with journal_on(MemoryDisk(before=switch), clock=ManualClock()) as journal:  # time does not pass
+        for number in range(10):
+            assert await put(journal, b"%d" % number) is None
+        assert switch.seen.count(Operation.SYNC) == 11  # the file header, and each record
+
+
 async def test_a_group_is_bounded_by_bytes() -> None:
     switch = Switch()
     disk = MemoryDisk(before=switch)
