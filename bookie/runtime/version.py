@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+UNKNOWN_VERSION: Final = "unknown"
 
 
 def installed_version() -> str:
@@ -10,4 +13,4 @@ def installed_version() -> str:
     try:
         return version("bkheal")
     except PackageNotFoundError:
-        return "unknown"
+        return UNKNOWN_VERSION

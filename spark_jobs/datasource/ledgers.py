@@ -29,6 +29,7 @@ from spark_jobs.datasource.ledger_schema import ledger_ddl
 from spark_jobs.datasource.options import LedgerOptions, ledger_options
 from spark_jobs.datasource.partitions import LeafParent, balance, partition_count
 from spark_jobs.datasource.scan import scan
+from spark_jobs.executor_version import check_version
 from spark_jobs.image.leaves import LeafStat
 
 NAME: Final = "bk_ledgers"
@@ -90,7 +91,9 @@ class LedgerReader(DataSourceReader):
 
         Raises:
             StoreUnavailableError: no answer; the task fails and Spark repeats it.
+            OtherVersionError: this executor has another version of the package.
         """
+        check_version(self._options.driver_version)
         # Spark reads one partition of its own making if there is none, in an empty cluster.
         batches = read_parents(self._options, partition.parents if isinstance(partition, LedgerPartition) else ())
         return numbered(batches) if self._options.is_summarized else batches

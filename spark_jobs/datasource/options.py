@@ -15,6 +15,7 @@ from bookie.metadata.access import ZooKeeperAccess, access_from_text, access_in_
 from bookie.metadata.uri import MetadataUri, parse_uri
 from bookie.model.errors import PermanentError
 from bookie.model.ids import LEDGER_ID_MAX
+from bookie.runtime.version import UNKNOWN_VERSION
 from spark_jobs import settings
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.image.leaves import LeafStat
@@ -34,6 +35,8 @@ IMAGE_DIR: Final = "image_dir"
 IMAGE_FROM_MS: Final = "image_from_ms"
 BUDGET: Final = "budget"
 BRIEF: Final = "brief"
+DRIVER_VERSION: Final = "driver_version"
+"""The version of bkheal that executors must have. Default: any."""
 
 _SECONDS_MAX: Final = 3600
 
@@ -70,6 +73,8 @@ class LedgerOptions:
     """Of each task."""
     is_brief: bool = False
     """Whether rows have the columns of ``ledger_schema.BRIEF_DDL`` alone."""
+    driver_version: str = UNKNOWN_VERSION
+    """The version of bkheal that executors must have, if it is known."""
 
     def is_wanted(self, ledger_id: int) -> bool:
         """Whether the ledger is in the range."""
@@ -102,6 +107,7 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
         image_from_ms=number(options, IMAGE_FROM_MS, 0, 0),
         budget=source_budget(options),
         is_brief=options.get(BRIEF, "false").lower() == "true",
+        driver_version=options.get(DRIVER_VERSION, UNKNOWN_VERSION),
     )
 
 

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark 
 from bookie.metadata.access import ZooKeeperAccessError, access_in_use
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.model.ids import LEDGER_ID_MAX
+from bookie.runtime.version import installed_version
 from spark_jobs.datasource import options
 from spark_jobs.datasource.ledgers import NAME, READING
 from spark_jobs.datasource.partitions import LeafParent, partition_count
@@ -110,6 +111,7 @@ def scan_ledgers(
         .option(options.WITH_SUMMARY, "true")
         .option(options.FIRST_LEDGER, ids[0])
         .option(options.LAST_LEDGER, ids[1])
+        .option(options.DRIVER_VERSION, installed_version())
         .option(options.BUDGET, settings.budget.share(partitions, slots.most).to_text())
         .option(options.BRIEF, str(is_brief).lower())
     )

@@ -9,12 +9,16 @@ import re
 from typing import Final
 
 from bookie.model.errors import BkhealError, FatalError, PermanentError
+from spark_jobs.executor_version import version_problem
 
 READ_AGAIN: Final = "bkheal: metadata was read again"
 """In the text of the error that ``LedgerScan.suspects`` raises if its rows are not those of the scan."""
 
 _GUIDE: Final = "docs/spark-clusters.md describes how executors get the code"
 _NO_MODULE: Final = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
+_NO_NAME: Final = re.compile(
+    r"^AttributeError: Can't get attribute '(\w+)' on <module '(?:bookie|spark_jobs)\b", re.MULTILINE
+)
 _NO_PROGRAM: Final = re.compile(r'Cannot run program "([^"\n]+)"')
 _OTHER_PYTHON: Final = "PYTHON_VERSION_MISMATCH"
 _OWN: Final = frozenset({"auditor", "bookie", "spark_jobs"})
@@ -25,7 +29,7 @@ class ScanFailedError(FatalError):
 
 
 class ExecutorEnvironmentError(PermanentError):
-    """Executors lack the package, one of its dependencies, or the driver's version of Python."""
+    """Executors lack the package, one of its dependencies, or the driver's version of either or of Python."""
 
 
 class MetadataReadAgainError(ScanFailedError):
@@ -54,6 +58,10 @@ def spark_failure(error: Exception, doing: str) -> BkhealError:
 
 def environment_problem(text: str) -> str | None:
     """Return why an executor cannot run this package's code, from the text of an error; None: that is not the cause."""
+    if problem := version_problem(text):
+        return problem
+    if own := _NO_NAME.findall(text):
+        return f"an executor has another version of the package bkheal than the driver (it lacks {own[-1]})"
     if modules := _NO_MODULE.findall(text):
         module = modules[-1]
         name = "the package bkheal" if module.partition(".")[0] in _OWN else f"the package {module}"

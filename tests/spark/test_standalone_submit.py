@@ -16,6 +16,7 @@ from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.runs.records import Runs
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunState
+from bookie.runtime.version import installed_version
 from tests.deadlines import PROGRAM_S
 from tests.spark.audit_world import Place, closed, opened
 from tests.spark.standalone import (
@@ -124,6 +125,23 @@ def test_an_executor_without_the_package_ends_the_audit_with_one_sentence(
     assert place.marked() == {}
     (record,) = place.do(Runs(place.store, place.cluster.root).list(9))
     assert (record.state, record.exit_code) == (RunState.FAILED, ExitCode.CONFIGURATION)
+
+
+@pytest.mark.long
+def test_an_executor_with_another_version_ends_the_audit_with_one_sentence(
+    place: Place, submitting: Submitting, python: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other" / "bkheal-99.0.dist-info" / "METADATA"
+    other.parent.mkdir(parents=True)
+    other.write_text("Metadata-Version: 2.1\nName: bkheal\nVersion: 99.0\n")
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{other.parents[1]}:$PYTHONPATH" exec "{python}" "$@"\n')
+    program.chmod(0o755)
+    ended = submitting.audit(executor_python=program)
+    assert ended.returncode == ExitCode.CONFIGURATION, ended.stdout
+    [sentence] = [line for line in ended.stdout.splitlines() if line.startswith("error: ")]
+    assert f"has bkheal 99.0, and the driver has {installed_version()}" in sentence
+    assert place.marked() == {}
 
 
 @pytest.mark.long

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from pyspark.errors import PySparkException
 
 from bookie.model.exit_codes import ExitCode, audit_exit_code
+from bookie.runtime.version import UNKNOWN_VERSION
+from spark_jobs import executor_version
 from spark_jobs.runs.readings import READINGS_MAX, with_one_reading
 from spark_jobs.runs.spark_failures import (
     READ_AGAIN,
@@ -23,6 +27,10 @@ ModuleNotFoundError: No module named '{}'
 
 \tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:581)
 """
+OTHER_CODE = """org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+    return self.loads(obj)
+AttributeError: Can't get attribute 'LedgerReader' on <module 'spark_jobs.datasource.ledgers' from '/x/ledgers.py'>
+"""
 NO_PYTHON = """Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure:
 java.io.IOException: Cannot run program "./environment/bin/python": error=2, No such file or directory
 """
@@ -35,6 +43,7 @@ OTHER_PYTHON = "pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Py
         (UNPICKLED.format("spark_jobs"), "lacks the package bkheal (No module named 'spark_jobs')"),
         (UNPICKLED.format("bookie.model"), "lacks the package bkheal (No module named 'bookie.model')"),
         (UNPICKLED.format("kazoo"), "lacks the package kazoo (No module named 'kazoo')"),
+        (OTHER_CODE, "has another version of the package bkheal than the driver (it lacks LedgerReader)"),
         (NO_PYTHON, "has no Python at ./environment/bin/python"),
         (OTHER_PYTHON, "has another version of Python than the driver"),
     ],
@@ -45,6 +54,22 @@ def test_an_executor_that_cannot_run_the_code_is_a_wrong_configuration(text: str
     assert str(error).startswith("Spark failed while checking: an executor ")
     assert problem in str(error)
     assert "\n" not in str(error)
+    assert audit_exit_code(error) is ExitCode.CONFIGURATION
+
+
+def test_an_executor_with_another_version_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_version, "installed_version", lambda: "1.2.3")
+    executor_version.check_version("1.2.3")
+    executor_version.check_version(UNKNOWN_VERSION)
+    with pytest.raises(executor_version.OtherVersionError) as raised:
+        executor_version.check_version("1.2.4.dev1+x")
+    text = f"Traceback\nspark_jobs.executor_version.OtherVersionError: {raised.value}\n\n\tat org.apache.spark"
+    error = spark_failure(PySparkException(text), "checking")
+    assert isinstance(error, ExecutorEnvironmentError)
+    assert (
+        f"checking: the executor on {socket.gethostname()} has bkheal 1.2.3, and the driver has 1.2.4.dev1+x;"
+        in str(error)
+    )
     assert audit_exit_code(error) is ExitCode.CONFIGURATION
 
 

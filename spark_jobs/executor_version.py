@@ -1,0 +1,37 @@
+"""Whether an executor has the code of the driver.
+
+Tasks carry names and data of the driver's code. Another version could read them differently and not fail.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Final
+
+from bookie.model.errors import PermanentError
+from bookie.runtime.version import UNKNOWN_VERSION, installed_version
+
+_SENTENCE: Final = "the executor on {host} has bkheal {own}, and the driver has {driver}"
+_IN_TEXT: Final = re.compile(_SENTENCE.format(host=r"\S+", own=r"\S+", driver=r"[^\s\\'\"]+"))
+
+
+class OtherVersionError(PermanentError):
+    """An executor has another version of the package than the driver."""
+
+
+def check_version(driver_version: str) -> None:
+    """Check that this process has the version of the driver. A version that is unknown on one side is not compared.
+
+    Raises:
+        OtherVersionError: it has another one.
+    """
+    own = installed_version()
+    if own != driver_version and UNKNOWN_VERSION not in (own, driver_version):
+        raise OtherVersionError(_SENTENCE.format(host=socket.gethostname(), own=own, driver=driver_version))
+
+
+def version_problem(text: str) -> str | None:
+    """Return the sentence of an ``OtherVersionError`` from the text of an error that Spark passes on; None: none."""
+    found = _IN_TEXT.search(text)
+    return None if found is None else found.group()
