@@ -327,6 +327,8 @@ class _Watched:
         self._client = client
         self._name = client.process.name
         self._queue: Any = worker._queue
+        self._running: Mapping[LedgerId, object] = worker._running
+        """Its turns: a ledger stays here until its turn ends, also if its lock was deleted."""
         self._listed = _Listed()
         self._taken: set[LedgerId] = set()
         self._due_s: dict[LedgerId, float] = {}
@@ -501,6 +503,7 @@ class _Watched:
                 or other not in now
                 or not truth_tasks.get(other)
                 or other in self._taken
+                or other in self._running
                 or not self._is_due(other)
             ):
                 continue
