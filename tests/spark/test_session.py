@@ -32,6 +32,8 @@ def test_sparks_processes_give_way_to_others_and_this_one_does_not(spark: SparkS
         yield os.getpriority(os.PRIO_PROCESS, os.getpid()), os.getpriority(os.PRIO_PROCESS, os.getppid())
 
     own = os.getpriority(os.PRIO_PROCESS, 0)
+    if os.getpriority(os.PRIO_PROCESS, os.getppid()) < NICE:
+        assert own < NICE
     expected = max(own, NICE)
     workers = spark.sparkContext.parallelize([0], 1).mapPartitions(nice_values).collect()
     gateway: Any = SparkContext._gateway
