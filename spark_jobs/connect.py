@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.metadata.access import ZooKeeperAccess, use_access
-from bookie.metadata.cluster import Cluster, open_cluster
+from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
 from bookie.metadata.port import MetadataStore, StoreUnavailableError
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.zookeeper import ZooKeeperStore
@@ -71,7 +71,7 @@ async def connected_at_pace(
     """As ``connected``, for a task that reads in bulk: from observers, if the budget has some and one of them answers.
 
     Raises:
-        StoreUnavailableError, NotAClusterError: see ``connected``.
+        StoreUnavailableError, NotAClusterError: see ``connected``; or the observers have another cluster (R131).
     """
     async with AsyncExitStack() as stack:
         connection = None
@@ -80,12 +80,21 @@ async def connected_at_pace(
             try:
                 opening = connected(reading, min(connect_timeout_s, OBSERVER_TIMEOUT_S), access)
                 connection = await stack.enter_async_context(opening)
+                _check_same(connection.cluster, budget)
             except StoreUnavailableError as error:
                 _log.warning(f"no observer answers, so ledgers are read from the servers of the metadata URI: {error}")
         if connection is None:
             connection = await stack.enter_async_context(connected(uri, connect_timeout_s, access))
         pace = Pace(SystemClock(), budget)
         yield PacedConnection(PacedStore(connection.store, pace, connection.cluster.root), connection.cluster)
+
+
+def _check_same(cluster: Cluster, budget: TaskBudget) -> None:
+    if budget.instance_id and cluster.instance_id != budget.instance_id:
+        raise NotAClusterError(
+            f"the servers {budget.observers} have the cluster {cluster.instance_id or '(without an id)'}, and the "
+            f"metadata URI names {budget.instance_id}: correct metadata_observers"
+        )
 
 
 @asynccontextmanager

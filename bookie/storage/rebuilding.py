@@ -48,9 +48,10 @@ from bookie.storage.entry_logs.dead_bytes import increased
 from bookie.storage.entry_logs.entry_log import (
     HEADER_SIZE,
     RECORD_HEADER_SIZE,
+    all_log_ids,
+    check_all_in_use,
     decode_header,
     decode_records,
-    log_ids,
     log_path,
 )
 from bookie.storage.entry_logs.log_ends import ends_at
@@ -99,14 +100,15 @@ async def rebuild(journals: Sequence[Disk], ledgers: Disk, index: EntryIndex) ->
 
     Raises:
         WrongJournalError: a disk is that of another journal, or one is left out.
-        DiskError: a directory cannot be read, or the index cannot be written.
+        DiskError: a directory cannot be read or is out of use, or the index cannot be written.
     """
     places = place_files(journals)
     sequences = [await _first_sequence(disk, place) for disk, place in zip(journals, places, strict=True)]
     rebuilding = _Rebuilding(ledgers, index)
-    ids = await log_ids(ledgers)
+    ids = await all_log_ids(ledgers)
     for log_id in ids:
         await rebuilding.read_log(log_id)
+    check_all_in_use(ledgers)  # one may have failed in the meantime
     await rebuilding.finish(CheckpointMark(tuple(sequences), max(ids, default=0) + 1, rebuilding.result.ledgers))
     return rebuilding.result
 

@@ -103,15 +103,16 @@ async def salvage(
     Raises:
         LostIndexError: the index is lost as well.
         UnsupportedFormatError: a file was written by a newer version.
-        DiskError: a disk failed or is full. Call it again when it has space.
+        DiskError: a disk failed or is full, or a ledger directory is out of use. Call it again when this has ended.
     """
     mark = await _checkpoint_mark(index)
     await ledgers.make_directory(entry_log.DIRECTORY)
-    log_ids = await entry_log.log_ids(ledgers)
+    log_ids = await entry_log.all_log_ids(ledgers)
     last_id = max([*log_ids, await last_recorded(index)], default=0)
     leftovers = [log_id for log_id in log_ids if log_id >= mark.next_log_id]
     unfinished = set(log_ids) & set(await uncounted(index))
     adopted = await adopt(ledgers, index, sorted(unfinished.union(leftovers)))
+    entry_log.check_all_in_use(ledgers)  # one may have failed in the meantime
     mark = replace(mark, ledger_count=mark.ledger_count + adopted.ledgers)
     await index.write([(MARK_KEY, mark.encode())])
     caches, states = Caches(), LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)

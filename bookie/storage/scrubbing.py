@@ -41,7 +41,10 @@ class DamagedEntry:
 
 @dataclass(frozen=True, slots=True)
 class ScrubStep:
-    """What one step of a scrub verified; ``last`` is the last entry of it, from which another scrub can go on."""
+    """What one step of a scrub verified; ``last`` is the last entry of it, from which another scrub can go on.
+
+    ``entries`` are those that were read.
+    """
 
     last: tuple[LedgerId, EntryId]
     entries: int
@@ -50,9 +53,16 @@ class ScrubStep:
 
 
 async def scrub(
-    index: EntryIndex, logs: EntryLogs, after: tuple[LedgerId, EntryId] | None = None
+    index: EntryIndex, logs: EntryLogs, after: tuple[LedgerId, EntryId] | None = None, *, is_for_findings: bool = True
 ) -> AsyncGenerator[ScrubStep, None]:
     """Verify every entry after ``after`` (None: all), a few megabytes at a time.
+
+    Args:
+        index: the entries.
+        logs: where they are.
+        after: the last entry that was verified before; None: there is none.
+        is_for_findings: whether each entry in a directory out of use is damage. If not, these entries are passed over:
+            they are known to be out of use, are left out of lists, and may be as many as a disk holds (R114).
 
     Raises:
         DiskError: the index cannot be read.
@@ -60,7 +70,7 @@ async def scrub(
     first = pack_entry_key(0, 0) if after is None else pack_entry_key(*after) + b"\0"
     while pairs := await index.range(first, _ENTRIES_END, _PAGE_KEYS):
         for step in _steps(pairs):
-            yield await _verified(index, logs, step)
+            yield await _verified(index, logs, step, is_for_findings=is_for_findings)
         first = pairs[-1][0] + b"\0"
 
 
@@ -76,11 +86,16 @@ def _steps(pairs: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes
     return steps
 
 
-async def _verified(index: EntryIndex, logs: EntryLogs, pairs: Sequence[tuple[bytes, bytes]]) -> ScrubStep:
-    places = [unpack_location(value) for _, value in pairs]
-    bodies = await logs.read(places)
+async def _verified(
+    index: EntryIndex, logs: EntryLogs, pairs: Sequence[tuple[bytes, bytes]], *, is_for_findings: bool
+) -> ScrubStep:
+    last = unpack_entry_key(pairs[-1][0])
+    placed = [(key, unpack_location(value)) for key, value in pairs]
+    if not is_for_findings and logs.is_incomplete:
+        placed = [(key, place) for key, place in placed if not logs.is_out_of_use(place.log_id)]
+    bodies = await logs.read([place for _, place in placed])
     damaged, size = [], 0
-    for (key, _), place, body in zip(pairs, places, bodies, strict=True):
+    for (key, place), body in zip(placed, bodies, strict=True):
         ledger_id, entry_id = unpack_entry_key(key)
         if isinstance(body, bytes):
             size += len(body)
@@ -92,8 +107,7 @@ async def _verified(index: EntryIndex, logs: EntryLogs, pairs: Sequence[tuple[by
         if await _is_moved(index, key, place):
             continue  # compaction or a deletion was faster
         damaged.append(DamagedEntry(LedgerId(ledger_id), EntryId(entry_id), log_path(place.log_id), place.offset, what))
-    last = unpack_entry_key(pairs[-1][0])
-    return ScrubStep((LedgerId(last[0]), EntryId(last[1])), len(pairs), size, damaged)
+    return ScrubStep((LedgerId(last[0]), EntryId(last[1])), len(placed), size, damaged)
 
 
 async def _is_moved(index: EntryIndex, key: bytes, place: Location) -> bool:

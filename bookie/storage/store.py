@@ -356,8 +356,11 @@ class LedgerStorage:
         return await self._flusher.noting_full(self._collection.delete(ledger_id, mark))
 
     def scrub(self, after: tuple[LedgerId, EntryId] | None = None) -> AsyncGenerator[ScrubStep, None]:
-        """Verify the entries in the entry logs, from the one after ``after``; see ``bookie.storage.scrubbing``."""
-        return scrub(self._index, self._parts.logs, after)
+        """Verify the entries in the entry logs, from the one after ``after``; see ``bookie.storage.scrubbing``.
+
+        What is in a directory out of use is passed over (R114).
+        """
+        return scrub(self._index, self._parts.logs, after, is_for_findings=False)
 
     async def compact(self, below: float | None = None) -> CompactionResult:
         """Free the space of collected entries, in logs with a smaller live share than ``below`` (default: the setting).

@@ -33,6 +33,8 @@ class TaskBudget:
     """Rate that feedback never goes below."""
     observers: str = ""
     """Servers to read from, if one of them answers: ``host:port`` joined with commas; empty: those of the URI."""
+    instance_id: str = ""
+    """Of the cluster that is read, which the observers must have as well; empty: it is not known, or has none."""
 
     @property
     def is_free(self) -> bool:
@@ -64,14 +66,14 @@ def task_budget(text: str) -> TaskBudget:
         ValueError: the text is another one.
     """
     try:
-        *numbers, observers = json.loads(text)
+        *numbers, observers, instance_id = json.loads(text)
         values = [float(number) for number in numbers]
     except TypeError as error:
         raise ValueError(str(error)) from error
-    if len(values) != len(astuple(FREE)) - 1 or not all(0 <= value < float("inf") for value in values):
-        raise ValueError("need four numbers of at least 0, and the observers")
+    if len(values) != len(astuple(FREE)) - 2 or not all(0 <= value < float("inf") for value in values):
+        raise ValueError("need four numbers of at least 0, the observers, and the instance id")
     nodes_per_s, bytes_per_s, latency_factor, least_nodes_per_s = values
-    return TaskBudget(nodes_per_s, bytes_per_s, latency_factor, least_nodes_per_s, str(observers))
+    return TaskBudget(nodes_per_s, bytes_per_s, latency_factor, least_nodes_per_s, str(observers), str(instance_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,19 @@ class Budget:
     """Tasks that may read at the same time: each has one connection."""
     latency_factor: float = LATENCY_FACTOR
     observers: str = ""
+    instance_id: str = ""
 
     @property
     def whole(self) -> TaskBudget:
         """The limits of a task that is alone."""
-        return TaskBudget(self.nodes_per_s, self.bytes_per_s, self.latency_factor, LEAST_NODES_PER_S, self.observers)
+        return TaskBudget(
+            self.nodes_per_s,
+            self.bytes_per_s,
+            self.latency_factor,
+            LEAST_NODES_PER_S,
+            self.observers,
+            self.instance_id,
+        )
 
     def tasks(self, wanted: int) -> int:
         """Return the number of tasks of a job, at most ``wanted``."""

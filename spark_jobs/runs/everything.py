@@ -156,10 +156,13 @@ class EverythingBeside(Beside):
 def dangling_cookies(cookies: AbstractSet[BookieId], scanned: ScanResult) -> tuple[Sequence[BookieId], str]:
     """Bookies with a cookie that are not registered and that no ledger names, and why they are not known. Pure.
 
-    A ledger that was not read, or cannot be read, may name any bookie.
+    A ledger that was not read, or cannot be read, may name any bookie. So may one that only a snapshot was read of: its
+    copy may have been moved since to a bookie that is gone by now (R111).
     """
     if scanned.problems:
         return (), "not every ledger was read"
     if scanned.totals.unreadable:
         return (), f"{scanned.totals.unreadable} ledgers cannot be read, and may name any bookie"
+    if scanned.snapshot is not None:
+        return (), "a snapshot was read, and a ledger may have been moved to any bookie since"
     return sorted(cookies - scanned.bookies.registered - scanned.totals.ledgers_by_bookie.keys()), ""

@@ -148,6 +148,7 @@ def run_check(
             store=store,
             findings_dir=settings.findings_dir,
         )
+        settings = replace(settings, instance_id=cluster.cluster.instance_id)
         context = RunContext(kind, run_id, spark, settings, cluster, report, clock, gate, progress)
         try:
             execute, completed = _parts(context, rng)

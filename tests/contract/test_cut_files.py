@@ -26,7 +26,7 @@ from bookie.server.joining.rebuilt import rebuild_index
 from bookie.server.joining.salvaged import salvage_journal
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
-from tests.contract.test_rebuilt_index import store_in
+from tests.contract.test_rebuilt_index import COOKIE, store_in
 from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, L3, L4, add, entry
 
 Held = Mapping[LedgerId, int]
@@ -76,7 +76,7 @@ async def filled(killed: Path, held: Held = ACKNOWLEDGED) -> None:
         await add(store, L1, 8, 9)
         shutil.copytree(home, killed)  # now, because RocksDB empties its log when it is closed
     for name in ("journal", "ledgers"):
-        (killed / name / CURRENT / VERSION_FILE).write_text("cookie")
+        (killed / name / CURRENT / VERSION_FILE).write_bytes(COOKIE)
         (killed / name / CURRENT / INCARNATION_FILE).write_text("before")
 
 

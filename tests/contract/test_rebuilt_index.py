@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bookie.metadata.bookies.cookies import Cookie, encode_cookie
 from bookie.model.errors import FatalError
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.clock import SystemClock
 from bookie.server.joining.directories import CURRENT, INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, VERSION_FILE
 from bookie.server.joining.rebuilt import rebuild_index
@@ -27,6 +28,7 @@ from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, L3, add, collect, entry, listed, read
 
+COOKIE = encode_cookie(Cookie(BookieId("bk1:3181"), ("/journal",), ("/ledgers",)))
 SETTINGS = StorageSettings(cache_bytes_max=1 << 20, journal_file_bytes=1, compact_bytes_per_s=1 << 40)
 
 
@@ -57,7 +59,7 @@ async def filled(home: Path) -> None:
         await collect(store, L2)
         assert (await store.compact()).removed_logs
     for name in ("journal", "ledgers"):
-        (home / name / CURRENT / VERSION_FILE).write_text("cookie")
+        (home / name / CURRENT / VERSION_FILE).write_bytes(COOKIE)
         (home / name / CURRENT / INCARNATION_FILE).write_text("before")
 
 
@@ -215,7 +217,7 @@ async def test_many_entries_in_many_logs_come_back(tmp_path: Path) -> None:
             assert (await store.add(AddBatch(LedgerId(number % 3), KEY, batch))).status is Status.OK
             await store.checkpoint()
     for name in ("journal", "ledgers"):
-        (tmp_path / name / CURRENT / VERSION_FILE).write_text("cookie")
+        (tmp_path / name / CURRENT / VERSION_FILE).write_bytes(COOKIE)
         (tmp_path / name / CURRENT / INCARNATION_FILE).write_text("before")
     lose_index(tmp_path)
     found = await again(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from bookie.metadata.runs.records import Holder, RunLane, RunLockedError, Runs, 
 from bookie.model.ids import BookieId
 from bookie.model.records import encode_record
 from bookie.model.run import PAUSE_S_MAX, RunCause, RunKind, RunRecord, RunState
-from bookie.runtime.tasks import guarded
+from bookie.runtime.tasks import cancel, guarded
 from tests.contract.conftest import Backend
 
 Soon = Callable[[Awaitable[Any]], Awaitable[Any]]
@@ -119,6 +120,20 @@ async def test_runs_without_a_holder_are_abandoned_and_stay_so(runs: Runs, backe
     await runs.write(replace(alive, state=RunState.DONE))
     await lease.release()
     assert await other.abandon_orphans(78) == []
+
+
+async def test_the_end_of_a_run_is_on_record_although_the_write_before_it_was_cancelled(runs: Runs) -> None:
+    """As when a run ends while its progress is being written: the store may change, and its answer is not awaited."""
+    await runs.write(record(1))
+    for turns in range(4):
+        writing = asyncio.ensure_future(runs.write(record(1, done=turns + 1)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await cancel(writing)
+        await runs.write(record(1, done=turns + 1, total=9))
+    over = record(1, state=RunState.DONE)
+    await runs.write(over)
+    assert await runs.get(over.run_id) == over
 
 
 async def test_pruning_keeps_the_newest_and_those_under_way(runs: Runs) -> None:

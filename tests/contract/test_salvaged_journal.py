@@ -19,7 +19,7 @@ from bookie.storage.disks.files import FileDisk
 from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.salvaging import SalvagedJournal
 from bookie.wire.port import AddBatch, Status
-from tests.contract.test_rebuilt_index import again, identity, lose_index, store_in
+from tests.contract.test_rebuilt_index import COOKIE, again, identity, lose_index, store_in
 from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, add, entry, listed, read
 
 STEPS = 8
@@ -36,7 +36,7 @@ async def filled(home: Path) -> None:
         await add(store, L1, 4, 5)
         await store.abort()
     for name in ("journal", "ledgers"):
-        (home / name / CURRENT / VERSION_FILE).write_text("cookie")
+        (home / name / CURRENT / VERSION_FILE).write_bytes(COOKIE)
         (home / name / CURRENT / INCARNATION_FILE).write_text("before")
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from bookie.model.ids import EntryId, LedgerId
+from bookie.metadata.bookies.cookies import Cookie, encode_cookie
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.clock import SystemClock
 from bookie.server.joining.directories import CURRENT, INCARNATION_FILE, INDEX_DIRECTORY, VERSION_FILE
 from bookie.server.joining.formatting import FormatRefusedError, require_all
 from bookie.server.joining.rebuilt import rebuild_index
+from bookie.server.joining.salvaged import salvage_journal
 from bookie.server.joining.stopped import stopped_disks, stopped_storage
 from bookie.server.joining.succession import MendingRefusedError
 from bookie.storage.disks.files import FileDisk
@@ -25,6 +27,7 @@ from bookie.wire.port import AddBatch, Status
 
 LEDGER = LedgerId(7)
 KEY = b"k" * 20
+COOKIE = encode_cookie(Cookie(BookieId("bk1:3181"), ("/journal",), ("/ledgers", "/more")))
 NAMES = ("journal", "ledgers", "more")
 
 
@@ -46,7 +49,7 @@ async def filled(home: Path) -> tuple[Path, list[Path]]:
     for disk in (journal, *ledgers):
         await disk.close()
     for name in NAMES:
-        (home / name / CURRENT / VERSION_FILE).write_text("cookie")
+        (home / name / CURRENT / VERSION_FILE).write_bytes(COOKIE)
         (home / name / CURRENT / INCARNATION_FILE).write_text("before")
     for number, name in ((1, "ledgers"), (2, "more")):  # the directories share a disk, so placement is not certain
         found = next(path for each in NAMES[1:] if (path := home / each / CURRENT / log_path(number)).exists())
@@ -81,6 +84,16 @@ async def test_a_missing_directory_is_passed_over_by_looks_and_needed_for_change
                 require_all(disks.directories)
     with pytest.raises(MendingRefusedError, match="VERSION"):
         await rebuild_index([journal], ledgers, SystemClock(), random.Random(1), may_replace=True)
+
+
+async def test_a_directory_that_was_not_given_is_not_overlooked(tmp_path: Path) -> None:
+    """Else the next start, with all directories, would remove the logs of this one."""
+    journal, ledgers = await filled(tmp_path)
+    with pytest.raises(MendingRefusedError, match="/ledgers, /more, and 1 were given"):
+        await rebuild_index([journal], ledgers[:1], SystemClock(), random.Random(1), may_replace=True)
+    with pytest.raises(MendingRefusedError, match="/ledgers, /more, and 1 were given"):
+        await salvage_journal([journal], ledgers[:1], SystemClock(), random.Random(1))
+    assert await statuses(journal, ledgers) == [Status.OK, Status.OK, Status.NO_ENTRY]
 
 
 async def test_a_lost_index_is_rebuilt_from_all_directories(tmp_path: Path) -> None:

@@ -227,6 +227,12 @@ def test_everything_from_a_snapshot_has_the_findings_of_the_cluster(
     assert findings(read) == findings(live)
     assert not {1, 9} & {row["ledger_id"] for row in findings(read)}
 
+    place.do(place.store.delete(f"{place.cluster.root}/00/0000/L0010"))  # no cookie is judged while it is there
+    place.do(place.store.create(f"{place.cluster.root}/cookies/w:1"))
+    version = place.do(ledgers.read(LedgerId(1))).version
+    place.do(ledgers.write(LedgerId(1), closed("w:1", "c:1"), version))  # moved there, and lost again
+    assert "DANGLING_COOKIE" not in {row["kind"] for row in findings(everything(snapshot=snapshot))}
+
 
 @pytest.mark.long
 def test_everything_from_a_snapshot_marks_and_is_the_audit_of_no_loss(

@@ -51,7 +51,7 @@ class Runs(RunLocks, RunNotes):
         self._versions: dict[str, int] = {}
         """Version of each record that this process wrote last."""
         self._unsettled: dict[str, deque[bytes]] = {}
-        """The bytes of a write with an unknown outcome: if they are read back, this process wrote them."""
+        """The bytes of writes whose answer did not come: if they are read back, this process wrote them."""
 
     async def write(self, record: RunRecord) -> None:
         """Create the record of a run of this process, or replace it.
@@ -61,6 +61,9 @@ class Runs(RunLocks, RunNotes):
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; writing again is safe.
         """
         path, data = self._path("records", record.run_id), encode_run(record)
+        ours = self._unsettled.setdefault(record.run_id, deque(maxlen=_UNSETTLED_MAX))
+        if data not in ours:  # before it is sent: a cancelled caller gets no answer either (R129)
+            ours.append(data)
         for _ in range(WRITE_ATTEMPTS_MAX):
             try:
                 self._versions[record.run_id] = await self._put_record(path, data, self._versions.get(record.run_id))
@@ -68,8 +71,6 @@ class Runs(RunLocks, RunNotes):
             except NoNodeError as error:
                 raise RunTakenError(f"the record of run {record.run_id} was removed") from error
             except (NodeExistsError, BadVersionError, WriteOutcomeUnknownError) as error:
-                ours = self._unsettled.setdefault(record.run_id, deque(maxlen=_UNSETTLED_MAX))
-                ours.append(data)
                 node = await reread(self._store, path)
                 if node is None or node.data not in ours:
                     if isinstance(error, WriteOutcomeUnknownError):

@@ -3,6 +3,9 @@
 ``rebuilt-from`` proves to the next start that the disks were the last ones of the bookie id (``identity``). It is
 written before ``limbo-pending``, and this before ``incarnation``: a start after a crash between two steps finds either
 the earlier incarnation, or the new one that is not complete.
+
+Every directory of the bookie is needed (R130): what is in one that was left out would not be in the new index, or not
+be read again after the journal is gone, and the next start would remove its logs.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ import random
 import uuid
 from collections.abc import Sequence
 
+from bookie.metadata.bookies.cookies import InvalidCookieError, decode_cookie
 from bookie.model.errors import PermanentError
-from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, LocalDirectory
+from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, LocalDirectory, Role
 from bookie.storage.port import Disk
 
 
@@ -24,13 +28,16 @@ def predecessor(directories: Sequence[LocalDirectory]) -> tuple[str, str | None]
     """Return the incarnation that the disks had, and the new one if an earlier mending was interrupted.
 
     Raises:
-        MendingRefusedError: these are not the directories of one bookie that has joined a cluster.
+        MendingRefusedError: these are not all directories of one bookie that has joined a cluster.
     """
+    versions = []
     for directory in directories:
         if directory.version is None:
             raise MendingRefusedError(f"{directory.path} has no file VERSION: it is not that of a bookie that ever ran")
-    if len({directory.version for directory in directories}) > 1:
+        versions.append(directory.version)
+    if len(set(versions)) > 1:
         raise MendingRefusedError(f"{_paths(directories)} belong to different bookies by their files VERSION")
+    _check_complete(directories, versions[0])
     pending = {directory.pending for directory in directories if directory.pending is not None}
     rebuilt = {directory.rebuilt_from for directory in directories if directory.rebuilt_from is not None}
     found = {directory.incarnation for directory in directories}
@@ -63,6 +70,20 @@ async def succeed(disks: Sequence[Disk], before: str, resumed: str | None, rng: 
         for disk in disks:
             await disk.replace(name, content.encode())
     return incarnation
+
+
+def _check_complete(directories: Sequence[LocalDirectory], version: bytes) -> None:
+    try:
+        cookie = decode_cookie(version)
+    except InvalidCookieError as error:
+        raise MendingRefusedError(f"the files VERSION in {_paths(directories)} are damaged: {error}") from error
+    for role, known in ((Role.JOURNAL, cookie.journal_dirs), (Role.LEDGERS, cookie.ledger_dirs)):
+        given = sum(directory.role is role for directory in directories)
+        if given != len(known):
+            raise MendingRefusedError(
+                f"the {role.value} directories of bookie {cookie.bookie_id} are {', '.join(known)}, and {given} were "
+                "given: give all of them, in their order"
+            )
 
 
 def _paths(directories: Sequence[LocalDirectory]) -> str:

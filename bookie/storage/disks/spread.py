@@ -9,7 +9,8 @@ and the bookie ends (J6). If a write to another one fails, that directory is out
 - the writer gets a ``DirectoryFailedError``, and repeats the write in a new file in another directory;
 - nothing is written to the directory or removed from it any more. Its files can be read as long as it delivers them:
   the caller verifies what it reads;
-- a file that is not in any other directory is never reported as absent, because it may be in this one (S6).
+- a file that is in no other directory is never reported as absent, because it may be in this one (S6), if the files
+  of this one are not known (R130).
 
 A disk may also hang without an error. If an operation on a directory other than the first lasts for ``SILENT_S``, the
 directory is out of use, and is not read either: each operation could last as long, and occupies a thread.
@@ -68,12 +69,14 @@ class SpreadDirectory:
         disk: the directory; None if it could not be opened, or is not that of this bookie.
         problem: why it is out of use; empty if it is in use.
         is_silent: it is out of use because it does not answer, so it is not read either.
+        is_listed: its files are known.
     """
 
     path: str
     disk: Disk | None
     problem: str = ""
     is_silent: bool = False
+    is_listed: bool = False
     _full_at_bytes: int | None = None
     """Its free space when it was found full."""
     _probed_s: float | None = None
@@ -195,6 +198,7 @@ class SpreadDisk(Disk):
                 continue
             for name in found:
                 self._places.setdefault(f"{SPREAD}/{name}", each)
+            each.is_listed = True
         return sorted(path.removeprefix(f"{SPREAD}/") for path in self._places if path not in self._removed)
 
     @override
@@ -268,7 +272,7 @@ class SpreadDisk(Disk):
         directory = self._places.get(path)
         if directory is not None:
             return bool(directory.problem)
-        return any(each.problem and each.disk is None for each in self.directories)
+        return any(each.problem and not each.is_listed for each in self.directories)
 
     async def suspect(self, directory: SpreadDirectory, path: str) -> None:
         """Take a directory out of use if a file is not listed in it any more, or nothing can be written to it.

@@ -293,6 +293,27 @@ async def log_ids(disk: Disk) -> list[int]:
     return sorted(int(name.removesuffix(_SUFFIX), 16) for name in await disk.names(DIRECTORY) if name.endswith(_SUFFIX))
 
 
+async def all_log_ids(disk: Disk) -> list[int]:
+    """Return the ids of the entry logs, for a change that must not overlook one.
+
+    Raises:
+        DiskError: a directory cannot be read, or is out of use (R130).
+    """
+    found = await log_ids(disk)
+    check_all_in_use(disk)
+    return found
+
+
+def check_all_in_use(disk: Disk) -> None:
+    """Check that every directory is in use, so that each log can be found and read.
+
+    Raises:
+        DiskError: one is out of use.
+    """
+    if disk.out_of_use_count:
+        raise DiskError("a ledger directory is out of use (the log has the reason): its entries would be overlooked")
+
+
 def log_path(log_id: int) -> str:
     """Return the path of an entry log."""
     return f"{DIRECTORY}/{log_id:016x}{_SUFFIX}"

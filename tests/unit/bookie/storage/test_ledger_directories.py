@@ -16,6 +16,8 @@ from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
 from bookie.storage.entry_logs.log_ends import uncounted
 from bookie.storage.port import DirectoryFailedError, DiskError, DiskFullError
+from bookie.storage.rebuilding import rebuild
+from bookie.storage.salvaging import salvage
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, EntryResult, ListReply, Status
@@ -40,17 +42,22 @@ class Directories:
     index: MemoryIndex = field(default_factory=MemoryIndex)
     clock: ManualClock = field(default_factory=lambda: ManualClock(turns=1))
     missing: set[int] = field(default_factory=set)
+    unlisted: set[int] = field(default_factory=set)
     settings: StorageSettings = field(default_factory=StorageSettings)
     spread: SpreadDisk = field(init=False)
     store: LedgerStorage = field(init=False)
 
     async def start(self) -> None:
-        parts = [
+        for number in self.unlisted:
+            self.fail(number, broken(Operation.LIST))
+        self.spread = await SpreadDisk.over(self.parts(), self.clock)
+        self.store = await LedgerStorage.open(self.journal, self.spread, self.index, self.settings, self.clock)
+
+    def parts(self) -> list[SpreadDirectory]:
+        return [
             SpreadDirectory(f"/{number}", None, LOST) if number in self.missing else SpreadDirectory(f"/{number}", disk)
             for number, disk in enumerate(self.disks)
         ]
-        self.spread = await SpreadDisk.over(parts, self.clock)
-        self.store = await LedgerStorage.open(self.journal, self.spread, self.index, self.settings, self.clock)
 
     async def restart(self, *missing: int) -> None:
         """As after a kill, without some of the directories."""
@@ -230,6 +237,57 @@ async def test_what_was_in_a_missing_directory_is_never_absent_and_a_copy_takes_
     assert await world.statuses(0, 1, 2) == [Status.OK] * 3
 
 
+async def test_what_is_in_a_directory_that_cannot_be_listed_at_the_start_is_out_of_use_and_kept(
+    world: Directories,
+) -> None:
+    await world.flush(0, 1)
+    await world.flush(2)
+    assert await world.add(1, is_recovery=True) is Status.OK
+    await world.store.checkpoint()
+    assert world.logs() == [0, 1, 2], "one of the two has an entry that was replaced"
+    records = await world.index.range(b"", b"\xff" * 32, 100)
+    world.unlisted = {2}
+    await world.restart()
+    assert world.problems() == [False, False, True]
+    assert await world.statuses(0, 1, 2, 3) == [Status.IO_ERROR, Status.IO_ERROR, Status.OK, Status.NO_ENTRY]
+    assert await world.listed() == (Status.CORRUPT, EntryRuns(((2, 2),)))
+    await world.store.compact()
+    assert await world.index.range(b"", b"\xff" * 32, 100) == records, "also what is known of its logs"
+
+
+async def test_a_rebuilt_index_and_a_salvaged_journal_overlook_no_directory(world: Directories) -> None:
+    """Else the next start would remove the logs of the directory, to which the index does not refer."""
+    await world.flush(0, 1)
+    await world.store.abort()
+    world.disks = [disk.restarted() for disk in world.disks]
+    journal, index = world.journal.restarted(), world.index.restarted()
+    world.fail(2, broken(Operation.LIST))
+    spread = await SpreadDisk.over(world.parts(), None)
+    with pytest.raises(DiskError, match="out of use"):
+        await rebuild([journal], spread, MemoryIndex())
+    with pytest.raises(DiskError, match="out of use"):
+        await salvage([journal], spread, index, world.settings)
+
+    async def hang(operation: Operation, path: str) -> None:
+        if operation is Operation.READ:
+            await asyncio.Event().wait()
+
+    world.disks[2].before = hang
+    with pytest.raises(DiskError, match="out of use"):
+        await rebuild([journal], await SpreadDisk.over(world.parts(), None, silent_s=0.05), MemoryIndex())
+
+
+async def test_a_scrub_passes_over_what_is_in_a_missing_directory(world: Directories) -> None:
+    """There may be as many of them as a disk holds, and each would be an error in the log and a request for a copy."""
+    await world.flush(0, 1)
+    await world.restart(2)
+    await world.flush(2)
+    steps = [step async for step in world.store.scrub()]
+    assert [(step.entries, list(step.damaged), step.last) for step in steps] == [(1, [], (LEDGER, 2))]
+    await world.restart()
+    assert sum([step.entries async for step in world.store.scrub()]) == 3
+
+
 async def test_limbo_stays_limbo_in_a_missing_directory(world: Directories) -> None:
     await world.flush(0)
     await world.store.set_limbo([LEDGER])
@@ -325,3 +383,9 @@ def test_known_damage_and_a_directory_out_of_use_are_both_left_out_of_a_list() -
     reply = damaged.list_of(LEDGER, ListReply(Status.CORRUPT, EntryRuns(((0, 9),)), "3 entries are elsewhere"))
     assert (reply.status, reply.entries) == (Status.CORRUPT, EntryRuns(((0, 3), (5, 9))))
     assert reply.detail == "1 damaged: 4; 3 entries are elsewhere"
+
+    reply = damaged.list_of(LEDGER, ListReply(Status.CORRUPT, EntryRuns(((5, 9),)), "5 entries are elsewhere"))
+    assert reply.entries == EntryRuns(((5, 9),))
+    assert damaged.ledgers(9) == [(LEDGER, [EntryId(4)])], "it is known also when the directory is back"
+    assert damaged.list_of(LEDGER, ListReply(Status.OK, EntryRuns(((5, 9),)))).status is Status.OK
+    assert damaged.count == 0, "it was deleted"

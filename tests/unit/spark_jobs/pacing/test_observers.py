@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bookie.metadata.access import PLAIN_ACCESS
+from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
@@ -14,7 +17,7 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
 from bookie.runtime.configuration.settings import ConfigurationError
 from spark_jobs.connect import connected_at_pace
-from spark_jobs.pacing.budget import Budget
+from spark_jobs.pacing.budget import Budget, task_budget
 from spark_jobs.settings import AuditSettings
 from tests.worlds.cluster import formatted
 
@@ -49,6 +52,21 @@ async def read(observers: str) -> None:
 async def test_observers_come_first(connected_to: list[str]) -> None:
     await read("o1, o2:2182")
     assert connected_to == [OBSERVERS]
+
+
+async def test_servers_of_another_cluster_are_refused(connected_to: list[str]) -> None:
+    """R131: their ledgers may have the same paths."""
+    async with connected_at_pace(parse_uri(URI), 15, PLAIN_ACCESS, Budget().whole) as connection:
+        ours = connection.cluster.instance_id
+    for instance_id, is_refused in (("", False), (ours, False), ("another", True)):
+        budget = task_budget(Budget(observers=OBSERVERS, instance_id=instance_id).share(1, 1).to_text())
+        with pytest.raises(NotAClusterError, match="metadata_observers") if is_refused else nullcontext():
+            async with connected_at_pace(parse_uri(URI), 15, PLAIN_ACCESS, budget):
+                pass
+
+
+def test_a_run_names_its_cluster_to_its_tasks() -> None:
+    assert replace(AuditSettings(URI), instance_id="ours").budget.share(4, 2).instance_id == "ours"
 
 
 async def test_without_an_answer_of_observers_the_servers_of_the_uri_are_read(connected_to: list[str]) -> None:

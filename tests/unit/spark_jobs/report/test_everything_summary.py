@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bookie.metadata.bookies.registration import Bookies
 from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from spark_jobs.report.console import table
@@ -22,9 +24,13 @@ from spark_jobs.report.summary import (
     PublishResult,
     RunSummary,
     SeverityCount,
+    SnapshotCounts,
     Verdict,
 )
+from spark_jobs.runs.completeness import NO_TOTALS
+from spark_jobs.runs.everything import dangling_cookies
 from spark_jobs.runs.life_cycle import outcome_of
+from spark_jobs.runs.outcome import ScanResult
 from spark_jobs.settings import FailOn
 from tests.worlds import report as world
 
@@ -50,6 +56,20 @@ def test_a_check_that_is_not_complete_keeps_only_its_own_success_away() -> None:
 def test_a_complete_run_counts_for_each_of_its_checks() -> None:
     outcome = outcome_of(WHOLE, PATH)
     assert (outcome.is_success, outcome.also_done) == (True, KINDS)
+
+
+def test_a_cookie_counts_as_unused_only_if_every_ledger_was_read_as_it_is() -> None:
+    lost = frozenset({BookieId("a:1"), BookieId("b:1"), BookieId("c:1")})
+    live = Bookies(frozenset({BookieId("c:1")}), frozenset())
+    scanned = ScanResult(replace(NO_TOTALS, ledgers=1, ledgers_by_bookie={"a:1": 1}), live, ())
+    assert dangling_cookies(lost, scanned) == (["b:1"], "")
+    for unsure in (
+        replace(scanned, problems=("3 ledgers exist and were not listed",)),
+        replace(scanned, totals=replace(scanned.totals, unreadable=1)),
+        replace(scanned, snapshot=SnapshotCounts("snapshot.1", 1, 1, 0, 0)),
+    ):
+        found, why_not = dangling_cookies(lost, unsure)
+        assert (found, bool(why_not)) == ((), True)
 
 
 @pytest.mark.parametrize(
