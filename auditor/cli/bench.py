@@ -213,7 +213,8 @@ def budget(
 ) -> None:
     """Latency that another client of the same ZooKeeper sees: alone, and beside audits without and with the budget.
 
-    Both with ZooKeeper as it is and with a server that answers slowly.
+    With ZooKeeper as it is, with ZooKeeper and the other client on a core of their own (on Linux), and with a server
+    that answers slowly.
     """
     from auditor.bench.budget import run as measure
 
