@@ -11,13 +11,16 @@ from typing import Final
 from bookie.metadata.access import ZooKeeperAccess, use_access
 from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
 from bookie.metadata.port import MetadataStore, StoreUnavailableError
+from bookie.metadata.runs.readers import Readers
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import MetadataUri, parse_uri
-from bookie.runtime.clock import SystemClock
+from bookie.runtime.clock import Clock, SystemClock
 from spark_jobs.pacing.budget import TaskBudget
+from spark_jobs.pacing.feedback import CHUNKS_IN_FLIGHT
 from spark_jobs.pacing.pace import Pace
 from spark_jobs.pacing.paced_store import PacedStore
+from spark_jobs.pacing.sharing import Sharing, join
 from spark_jobs.settings import CONNECT_TIMEOUT_S
 
 _log = logging.getLogger(__name__)
@@ -66,9 +69,21 @@ async def connected(
 
 @asynccontextmanager
 async def connected_at_pace(
-    uri: MetadataUri, connect_timeout_s: float, access: ZooKeeperAccess, budget: TaskBudget
+    uri: MetadataUri,
+    connect_timeout_s: float,
+    access: ZooKeeperAccess,
+    budget: TaskBudget,
+    *,
+    looks_itself: bool = False,
 ) -> AsyncIterator[PacedConnection]:
     """As ``connected``, for a task that reads in bulk: from observers, if the budget has some and one of them answers.
+
+    Args:
+        uri: of the cluster.
+        connect_timeout_s: how long to try.
+        access: see ``connected``.
+        budget: of the task.
+        looks_itself: see ``PacedStore``.
 
     Raises:
         StoreUnavailableError, NotAClusterError: see ``connected``; or the observers have another cluster (R131).
@@ -85,8 +100,38 @@ async def connected_at_pace(
                 _log.warning(f"no observer answers, so ledgers are read from the servers of the metadata URI: {error}")
         if connection is None:
             connection = await stack.enter_async_context(connected(uri, connect_timeout_s, access))
-        pace = Pace(SystemClock(), budget)
-        yield PacedConnection(PacedStore(connection.store, pace, connection.cluster.root), connection.cluster)
+        sharing = None
+        if budget.run_id:
+            sharing = Sharing(Readers(connection.store, budget.run_id), budget.run_id, budget.readers)
+        pace = Pace(SystemClock(), budget, 1 if looks_itself else CHUNKS_IN_FLIGHT)
+        store = PacedStore(connection.store, pace, connection.cluster.root, sharing, looks_itself=looks_itself)
+        yield PacedConnection(store, connection.cluster)
+
+
+@asynccontextmanager
+async def connected_as_reader(
+    uri: MetadataUri, connect_timeout_s: float, clock: Clock, budget: TaskBudget
+) -> AsyncIterator[PacedConnection]:
+    """As ``connected``, for the driver of a run, which becomes one of the runs that divide the limits on reading.
+
+    Its reads keep the pace of the run. Bulk reads of its tasks come at other times, so its limits are those of all of
+    them. Beside other runs, opening takes up to two seconds if there are fixed limits.
+
+    Args:
+        uri: of the cluster.
+        connect_timeout_s: how long to try.
+        clock: to wait and to measure with.
+        budget: of the tasks of the run together.
+
+    Raises:
+        StoreUnavailableError, NotAClusterError: see ``connected``.
+    """
+    async with connected(uri, connect_timeout_s) as connection:
+        readers = Readers(connection.store, budget.run_id)
+        sharing = await join(readers, budget.run_id, clock, has_rates=budget.has_rates)
+        pace = Pace(clock, replace(budget, readers=sharing.count), 1)
+        store = PacedStore(connection.store, pace, connection.cluster.root, sharing, looks_itself=True)
+        yield PacedConnection(store, connection.cluster)
 
 
 def _check_same(cluster: Cluster, budget: TaskBudget) -> None:

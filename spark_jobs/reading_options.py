@@ -11,7 +11,7 @@ from bookie.model.option import Option
 MetadataRate = Annotated[
     float,
     Option(
-        "Nodes (of ledgers and of Pulsar) that all Spark tasks together read from ZooKeeper per second; 0: no limit.",
+        "Nodes (of ledgers and of Pulsar) that all runs together read from ZooKeeper per second; 0: no limit.",
         minimum=0,
         maximum=100_000_000,
     ),
@@ -20,7 +20,7 @@ MetadataRate = Annotated[
 MetadataBytesRate = Annotated[
     float,
     Option(
-        "Bytes of nodes that all Spark tasks together read from ZooKeeper per second; 0: no limit.",
+        "Bytes of nodes that all runs together read from ZooKeeper per second; 0: no limit.",
         minimum=0,
         maximum=1e12,
     ),
@@ -35,7 +35,7 @@ MetadataObservers = Annotated[
 MetadataConnections = Annotated[
     int,
     Option(
-        "Spark tasks of a run that read from ZooKeeper at the same time, each with one connection; 0: one for each "
+        "Spark tasks of all runs that read from ZooKeeper at the same time, each with one connection; 0: one for each "
         "core.",
         minimum=0,
         maximum=100_000,

@@ -197,8 +197,6 @@ class AuditSettings:
     image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S
     incremental: Incremental = False
     reread_within_s: RereadWithin = REREAD_WITHIN_S
-    instance_id: str = ""
-    """Of the cluster, once a run has opened it: the servers that tasks read from must have it too."""
 
     @property
     def is_from_snapshot(self) -> bool:
@@ -229,7 +227,6 @@ class AuditSettings:
             self.metadata_connections,
             self.metadata_latency_factor,
             observer_hosts(self.metadata_observers),
-            self.instance_id,
         )
 
     @property

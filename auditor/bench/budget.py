@@ -1,8 +1,10 @@
 """What an audit costs other clients of the same ZooKeeper, with the default budget and without it.
 
 Another client, in a process of its own, reads and writes one small node all the time. It is measured alone, beside
-audits without a budget, and beside audits with the default budget, in turns. All of this is done twice: with ZooKeeper
-as it is, where the cores of this machine are the limit, and through ``slow_server``, where the server is the limit.
+audits without a budget, and beside audits with the default budget, in turns. All of this is done three times: with
+ZooKeeper as it is, where all share the cores of this machine; with ZooKeeper and the other client on a core of their
+own, as on a machine of their own (on Linux with several cores); and through ``slow_server``, where the server is the
+limit.
 
 Prints nothing; figures of different machines do not compare, the ratios do.
 """
@@ -10,19 +12,22 @@ Prints nothing; figures of different machines do not compare, the ratios do.
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from auditor.bench.cores import apart, cores
 from auditor.bench.other_client import Latencies, OtherClient
 from auditor.bench.scan_measurement import BenchSettings, audited, filled
 from auditor.bench.slow_server import slow_server
+from auditor.bench.spark_processes import descendants
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from spark_jobs.pacing.budget import LATENCY_FACTOR
-from spark_jobs.session import SessionSettings, spark_session
+from spark_jobs.session import SessionSettings, java_pid, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,22 +82,42 @@ async def run(ledgers: int, bytes_per_s: int = BYTES_PER_S, rounds: int = ROUNDS
         async with await EmbeddedZooKeeper.start(where / "zookeeper", heap_mib=_HEAP_MIB, is_durable=False) as server:
             settings = BenchSettings(server.connect_string, where / "reports", ledgers)
             async with filled(settings), slow_server(server.connect_string, bytes_per_s) as slow:
-                measured = await asyncio.to_thread(_in_a_session, (settings, replace(settings, hosts=slow)), rounds)
+                slowed = replace(settings, hosts=slow)
+                measured = await asyncio.to_thread(_in_a_session, settings, slowed, server.pid, rounds)
     return {"ledgers": ledgers, "bytes_per_s_of_slow_server": bytes_per_s, **measured}
 
 
-def _in_a_session(settings: Sequence[BenchSettings], rounds: int) -> Mapping[str, Any]:
+_Around = Callable[[OtherClient], AbstractContextManager[None]]
+"""What holds while one situation is measured."""
+
+
+def _in_a_session(settings: BenchSettings, slowed: BenchSettings, zookeeper_pid: int, rounds: int) -> Mapping[str, Any]:
     with spark_session(SessionSettings()) as spark:
-        audited(spark, settings[0])  # starts Spark's Python workers
-        return {
-            name: _measure(spark, each, f"/other-client-{name}", rounds)
-            for name, each in zip(("zookeeper", "slow_server"), settings, strict=True)
-        }
+        audited(spark, settings)  # starts Spark's Python workers
+
+        def on_other_cores(other: OtherClient) -> AbstractContextManager[None]:
+            return apart([zookeeper_pid, other.pid], [os.getpid(), *_spark_processes()])
+
+        def as_it_is(_: OtherClient) -> AbstractContextManager[None]:
+            return nullcontext()
+
+        figures = {"zookeeper": _measure(spark, settings, "/other-client", rounds, as_it_is)}
+        if len(cores()) > 1:
+            figures["other_cores"] = _measure(spark, settings, "/other-client-apart", rounds, on_other_cores)
+        figures["slow_server"] = _measure(spark, slowed, "/other-client-slow", rounds, as_it_is)
+        return figures
 
 
-def _measure(spark: SparkSession, settings: BenchSettings, path: str, rounds: int) -> Mapping[str, Any]:
+def _spark_processes() -> list[int]:
+    java = java_pid()
+    return [] if java is None else [java, *descendants(java)]
+
+
+def _measure(
+    spark: SparkSession, settings: BenchSettings, path: str, rounds: int, around: _Around
+) -> Mapping[str, Any]:
     seen = {name: _Seen() for name in ("idle", *_FACTORS)}
-    with OtherClient(settings.hosts, path) as other:
+    with OtherClient(settings.hosts, path) as other, around(other):
         for _ in range(rounds):
             with _watched(other, seen["idle"]):
                 other.wait(IDLE_S)

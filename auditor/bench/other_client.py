@@ -50,6 +50,11 @@ class OtherClient:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
     def wait(self, seconds: float) -> None:
         """Let it work."""
         time.sleep(seconds)

@@ -50,12 +50,12 @@ class SparkProcesses:
         now = {"driver_python": _resident(os.getpid()), "java": 0, "python_workers": 0}
         if self._java_pid is not None:
             now["java"] = _resident(self._java_pid)
-            now["python_workers"] = sum(map(_resident, _descendants(self._java_pid)))
+            now["python_workers"] = sum(map(_resident, descendants(self._java_pid)))
         self._peaks = {name: max(self._peaks[name], size) for name, size in now.items()}
 
     def processor_s(self) -> float:
         """Processor time until now of the driver's Python, the Java machine, and all Python workers together."""
-        spark = [] if self._java_pid is None else [self._java_pid, *_descendants(self._java_pid)]
+        spark = [] if self._java_pid is None else [self._java_pid, *descendants(self._java_pid)]
         return _processor_s(os.getpid(), with_children=False) + sum(map(_processor_s, spark))
 
     def peaks_mib(self) -> Mapping[str, int]:
@@ -80,7 +80,7 @@ def _processor_s(pid: int, *, with_children: bool = True) -> float:
     return _TICK_S * sum(map(int, stat.rpartition(")")[2].split()[11 : 15 if with_children else 13]))
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """The processes below one. Workers are started and ended all the time, so one may be missed."""
     children: dict[int, list[int]] = {}
     for process in _PROCESSES.iterdir():

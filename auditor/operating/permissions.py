@@ -36,6 +36,7 @@ from bookie.metadata.port import (
     SetData,
 )
 from bookie.metadata.runs.election import election_path
+from bookie.metadata.runs.readers import readers_path
 from bookie.model.errors import BkhealError, PermanentError
 
 _PERMISSION: Final = "permission"
@@ -66,7 +67,7 @@ async def permission_checks(client: ClusterClient) -> list[Checked]:
 
 
 def _parts(root: str, tasks: Sequence[str]) -> list[_Part]:
-    top, own = f"{root}/{UNDERREPLICATION}", [own_path(kind, root) for kind in KINDS]
+    top, own = f"{root}/{UNDERREPLICATION}", [*(own_path(kind, root) for kind in KINDS), readers_path()]
     read_write, read_only = (available_path(root, is_read_only=each) for each in (False, True))
     return [
         _Part(

@@ -21,10 +21,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind, ledger_id_of
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.port import Stat
-from spark_jobs.connect import Connection, connected, connected_at_pace
+from spark_jobs.connect import Connection, PacedConnection, connected_at_pace
 from spark_jobs.datasource.ledger_schema import ledger_ddl
 from spark_jobs.datasource.options import LedgerOptions, ledger_options
 from spark_jobs.datasource.partitions import LeafParent, balance, partition_count
@@ -124,7 +125,7 @@ def read_parents(options: LedgerOptions, parents: Sequence[LeafParent]) -> Gener
             runner.run(batches.aclose())
 
 
-async def leaf_parents(connection: Connection) -> tuple[LeafParent, ...]:
+async def leaf_parents(connection: Connection | PacedConnection) -> tuple[LeafParent, ...]:
     """List the nodes that hold ledgers, with the number of ledgers in each."""
     tree = LedgerTree(connection.store, connection.cluster)
     if connection.cluster.kind is LayoutKind.FLAT:
@@ -139,13 +140,15 @@ def leaf_stat(stat: Stat) -> LeafStat:
 
 
 async def _list_parents(options: LedgerOptions) -> tuple[LeafParent, ...]:
-    async with connected(options.uri, options.connect_timeout_s, options.access) as connection:
+    opening = connected_at_pace(
+        options.uri, options.connect_timeout_s, options.access, options.budget, looks_itself=True
+    )
+    async with opening as connection:
         parents = await leaf_parents(connection)
-    return tuple(parent for parent in parents if _may_hold(connection, options, parent))
+    return tuple(parent for parent in parents if _may_hold(connection.cluster, options, parent))
 
 
-def _may_hold(connection: Connection, options: LedgerOptions, parent: LeafParent) -> bool:
-    cluster = connection.cluster
+def _may_hold(cluster: Cluster, options: LedgerOptions, parent: LeafParent) -> bool:
     first = ledger_id_of(cluster.kind, cluster.root, f"{parent.path}/L0000")
     if first is None:  # a flat root, which holds every id
         return True

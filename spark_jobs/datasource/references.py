@@ -25,7 +25,7 @@ from bookie.metadata.pulsar.referrers import Referrer, ledger_with_reference, re
 from bookie.metadata.pulsar.tree import DENIED, NodeKind, PulsarNode, PulsarTree
 from bookie.metadata.uri import MetadataUri
 from spark_jobs import settings
-from spark_jobs.connect import connected, connected_at_pace
+from spark_jobs.connect import connected_at_pace
 from spark_jobs.datasource.options import (
     CONNECT_TIMEOUT_S,
     number,
@@ -161,7 +161,10 @@ class ReferenceReader(DataSourceReader):
 
 async def _planned(options: ReferenceOptions) -> list[tuple[TopicShare, int]]:
     planned = []
-    async with connected(options.uri, options.connect_timeout_s, options.access) as connection:
+    opening = connected_at_pace(
+        options.uri, options.connect_timeout_s, options.access, options.budget, looks_itself=True
+    )
+    async with opening as connection:
         for root in options.roots:
             await connection.store.sync(f"{root}/managed-ledgers")
             for parent in await PulsarTree(connection.store, root).parents():

@@ -1,14 +1,13 @@
 """Limits on the reads of all tasks of a run from ZooKeeper, its servers, and the share of one task.
 
-Tasks do not communicate. A run divides its limits by the number of tasks that can run at the same time, so their sum
-stays below the limits, also while other runs of the session are under way. Runs of other sessions count by the latency
-that they cause (``feedback``).
+A run divides its limits by the number of tasks that can run at the same time, and by the number of runs that read from
+the same ZooKeeper at the moment (``sharing``). So the sum of all tasks of all runs stays below the limits.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 LATENCY_FACTOR: Final = 2.0
@@ -35,15 +34,24 @@ class TaskBudget:
     """Servers to read from, if one of them answers: ``host:port`` joined with commas; empty: those of the URI."""
     instance_id: str = ""
     """Of the cluster that is read, which the observers must have as well; empty: it is not known, or has none."""
+    run_id: str = ""
+    """Of the run, which divides these limits with all runs that read; empty: they are divided with no other run."""
+    readers: int = 1
+    """Of these runs, the number that was seen last."""
 
     @property
     def is_free(self) -> bool:
         """Whether there is no limit at all."""
-        return not (self.nodes_per_s or self.bytes_per_s or self.latency_factor)
+        return not (self.has_rates or self.latency_factor)
 
-    def divided(self, tasks: int) -> TaskBudget:
-        """Return the share of each of ``tasks``, of which there may be none."""
-        together = max(1, tasks)
+    @property
+    def has_rates(self) -> bool:
+        """Whether there are limits that do not follow the latency."""
+        return bool(self.nodes_per_s or self.bytes_per_s)
+
+    def divided(self, parts: int) -> TaskBudget:
+        """Return one of ``parts`` equal parts, of which there may be none."""
+        together = max(1, parts)
         return replace(
             self,
             nodes_per_s=self.nodes_per_s / together,
@@ -53,10 +61,12 @@ class TaskBudget:
 
     def to_text(self) -> str:
         """Return it as an option of a data source."""
-        return json.dumps(astuple(self))
+        return json.dumps(asdict(self))
 
 
 FREE: Final = TaskBudget()
+_NUMBERS: Final = ("nodes_per_s", "bytes_per_s", "latency_factor", "least_nodes_per_s", "readers")
+_TEXTS: Final = ("observers", "instance_id", "run_id")
 
 
 def task_budget(text: str) -> TaskBudget:
@@ -65,15 +75,14 @@ def task_budget(text: str) -> TaskBudget:
     Raises:
         ValueError: the text is another one.
     """
-    try:
-        *numbers, observers, instance_id = json.loads(text)
-        values = [float(number) for number in numbers]
-    except TypeError as error:
-        raise ValueError(str(error)) from error
-    if len(values) != len(astuple(FREE)) - 2 or not all(0 <= value < float("inf") for value in values):
-        raise ValueError("need four numbers of at least 0, the observers, and the instance id")
-    nodes_per_s, bytes_per_s, latency_factor, least_nodes_per_s = values
-    return TaskBudget(nodes_per_s, bytes_per_s, latency_factor, least_nodes_per_s, str(observers), str(instance_id))
+    fields = json.loads(text)
+    if not isinstance(fields, dict) or set(fields) != {*_NUMBERS, *_TEXTS}:
+        raise ValueError(f"need an object of {', '.join((*_NUMBERS, *_TEXTS))}")
+    if not all(isinstance(fields[name], int | float) and 0 <= fields[name] < float("inf") for name in _NUMBERS):
+        raise ValueError(f"{', '.join(_NUMBERS)} need to be numbers of at least 0")
+    if not all(isinstance(fields[name], str) for name in _TEXTS):
+        raise ValueError(f"{' and '.join(_TEXTS)} need to be texts")
+    return TaskBudget(**fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +96,15 @@ class Budget:
     latency_factor: float = LATENCY_FACTOR
     observers: str = ""
     instance_id: str = ""
+    """Of the cluster that is read; see ``TaskBudget``."""
+    run_id: str = ""
+    """Of a run that divides these limits with all runs that read; empty: they are divided with no other run."""
+    readers: int = 1
+    """Of these runs, the number that was seen last."""
 
     @property
     def whole(self) -> TaskBudget:
-        """The limits of a task that is alone."""
+        """The limits of a task that is the only one of its run."""
         return TaskBudget(
             self.nodes_per_s,
             self.bytes_per_s,
@@ -98,11 +112,13 @@ class Budget:
             LEAST_NODES_PER_S,
             self.observers,
             self.instance_id,
+            self.run_id,
+            self.readers,
         )
 
     def tasks(self, wanted: int) -> int:
-        """Return the number of tasks of a job, at most ``wanted``."""
-        return max(1, min(wanted, self.connections or wanted))
+        """Return the number of tasks of a job: at most ``wanted``, and at most the run's part of the connections."""
+        return max(1, min(wanted, self.connections // max(1, self.readers) if self.connections else wanted))
 
     def share(self, tasks: int, slots_max: int | None) -> TaskBudget:
         """Return the limits of one task.

@@ -52,7 +52,8 @@ class Feedback:
             least_nodes_per_s: what the task may read in any case.
         """
         self._factor = factor
-        self._least_nodes_per_s = least_nodes_per_s
+        self.least_nodes_per_s = least_nodes_per_s
+        """What the task may read in any case."""
         self._idle_s = float("inf")
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._latency_s = 0.0
@@ -111,4 +112,4 @@ class Feedback:
         """The rate of the task; 0: what the window leaves."""
         if self._window >= NODES_PER_REQUEST_MIN * CHUNKS_IN_FLIGHT or not self._latency_s:
             return 0.0
-        return max(self._least_nodes_per_s, self._window / self._latency_s)
+        return max(self.least_nodes_per_s, self._window / self._latency_s)

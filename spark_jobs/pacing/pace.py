@@ -39,16 +39,20 @@ class Reading:
 class Pace:
     """Admits requests of one task."""
 
-    def __init__(self, clock: Clock, budget: TaskBudget = FREE) -> None:
+    def __init__(self, clock: Clock, budget: TaskBudget = FREE, in_flight: int = CHUNKS_IN_FLIGHT) -> None:
         """Only stores.
 
         Args:
             clock: to wait and to measure with.
-            budget: of the task.
+            budget: of the task, as if no other run was reading.
+            in_flight: requests that the caller sends at a time.
         """
         self._clock = clock
-        self._budget = budget
-        self._feedback = Feedback(budget.latency_factor, budget.least_nodes_per_s) if budget.latency_factor else None
+        self._whole = budget
+        self._feedback = Feedback(budget.latency_factor) if budget.latency_factor else None
+        self._in_flight = in_flight
+        self._is_looking = False
+        self.divide(budget.readers)
         self._turn = asyncio.Lock()
         self._node_bytes = float(_NODE_BYTES)
         self._free_s = 0.0
@@ -58,10 +62,16 @@ class Pace:
         self._look_s: float | None = None
         """When to measure; None: as often as before the first request."""
 
+    def divide(self, readers: int) -> None:
+        """Take one of ``readers`` parts of the limits from now on."""
+        self._budget = self._whole.divided(readers)
+        if self._feedback is not None:
+            self._feedback.least_nodes_per_s = self._budget.least_nodes_per_s
+
     @property
     def is_free(self) -> bool:
         """Whether there is no limit."""
-        return self._budget.is_free
+        return self._whole.is_free
 
     @property
     def chunk(self) -> int:
@@ -73,7 +83,7 @@ class Pace:
         if self._budget.bytes_per_s:
             most.append(self._budget.bytes_per_s / self._node_bytes * _CHUNK_S)
         if self._feedback is not None:
-            most.append(self._feedback.window / CHUNKS_IN_FLIGHT / weight)
+            most.append(self._feedback.window / self._in_flight / weight)
         return int(max(1.0, NODES_PER_REQUEST_MIN / weight, min(most)))
 
     @asynccontextmanager
@@ -97,21 +107,39 @@ class Pace:
             now_s = self._clock.monotonic_s()
             self._bytes_free_s = max(self._bytes_free_s, now_s) + request.size / self._budget.bytes_per_s
 
-    async def look(self, look: Look) -> None:
+    async def look(self, look: Look, every_s: float | None = None) -> bool:
         """Measure the latency if it is time to. Call it where nothing is decoded until it returns.
 
         Args:
             look: reads one small node, without a pace.
+            every_s: read it at least so often, also if the latency does not matter; None: there is no need.
+
+        Returns:
+            whether it was read.
         """
-        feedback = self._feedback
-        if feedback is None or (self._look_s is not None and self._clock.monotonic_s() < self._look_s):
-            return
+        if self.is_free or (self._feedback is None and every_s is None) or self._is_looking:
+            return False
+        if self._look_s is not None and self._clock.monotonic_s() < self._look_s:
+            return False
+        self._is_looking = True
+        try:
+            after_s = await self._measured(self._feedback, look)
+        finally:
+            self._is_looking = False
+        self._look_s = self._clock.monotonic_s() + min(after_s, after_s if every_s is None else every_s)
+        return True
+
+    async def _measured(self, feedback: Feedback | None, look: Look) -> float:
+        """Measure, and return when to measure again."""
+        if feedback is None:
+            await look()
+            return float("inf")
         if self._look_s is None:
             for _ in range(FIRST_LOOKS):
                 feedback.begin(await self._seconds(look))
         else:
             feedback.seen(await self._seconds(look))
-        self._look_s = self._clock.monotonic_s() + feedback.look_after_s
+        return feedback.look_after_s
 
     async def _seconds(self, look: Look) -> float:
         started_s = self._clock.monotonic_s()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from typing_extensions import override
@@ -18,7 +18,8 @@ from bookie.metadata.port import (
     Session,
     Stat,
 )
-from spark_jobs.pacing.pace import Pace
+from spark_jobs.pacing.pace import Pace, Reading
+from spark_jobs.pacing.sharing import LOOK_S, Sharing
 
 T = TypeVar("T")
 
@@ -26,29 +27,53 @@ T = TypeVar("T")
 class PacedStore(MetadataStore):
     """Cuts bulk reads into parts, and sends each when the pace admits it. ``store`` stays the caller's."""
 
-    def __init__(self, store: MetadataStore, pace: Pace, small_node: str) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        pace: Pace,
+        small_node: str,
+        sharing: Sharing | None = None,
+        *,
+        looks_itself: bool = False,
+    ) -> None:
         """Only stores.
 
         Args:
             store: that answers.
             pace: of the task.
-            small_node: path of a node whose stat is read to measure the latency.
+            small_node: path of a node whose stat is read to measure the latency, unless ``sharing`` has one.
+            sharing: follows the runs that divide the limits; None: they are divided with no other run.
+            looks_itself: look before each read, for a caller that never does.
         """
         self._store = store
-        self._small_node = small_node
+        self._small_node = small_node if sharing is None else sharing.path
+        self._small: Stat | None = None
+        self._sharing = sharing
+        self._looks_itself = looks_itself
         self.pace = pace
 
+    @property
+    def readers(self) -> int:
+        """Runs that divide the limits, as they were counted last."""
+        return 1 if self._sharing is None else self._sharing.count
+
     async def look(self) -> None:
-        """Measure the latency if it is time to. Call it where nothing is decoded until it returns.
+        """Measure the latency, and count the runs that read, if it is time to.
+
+        Call it where nothing is decoded until it returns.
 
         Raises:
             StoreUnavailableError: no answer.
         """
-        await self.pace.look(self._read_small)
+        if self._sharing is None:
+            await self.pace.look(self._read_small)
+        elif await self.pace.look(self._read_small, LOOK_S):
+            await self._sharing.follow(self._small)
+            self.pace.divide(self._sharing.count)
 
     @override
     async def get(self, path: str) -> Node:
-        async with self.pace.reading(1) as reading:
+        async with self._reading(1) as reading:
             node = await self._store.get(path)
             reading.size = len(node.data)
         return node
@@ -63,12 +88,12 @@ class PacedStore(MetadataStore):
 
     @override
     async def stat(self, path: str) -> Stat | None:
-        async with self.pace.reading(1, is_list=True):
+        async with self._reading(1, is_list=True):
             return await self._store.stat(path)
 
     @override
     async def children(self, path: str) -> Children:
-        async with self.pace.reading(1, is_list=True) as reading:
+        async with self._reading(1, is_list=True) as reading:
             children = await self._store.children(path)
             reading.size = _names_size(children)
         return children
@@ -132,6 +157,7 @@ class PacedStore(MetadataStore):
             return await read(paths)
         found: list[T | None] = []
         while len(found) < len(paths):
+            await self._look_if_due()
             part = paths[len(found) : len(found) + self.pace.chunk]
             async with self.pace.reading(len(part), is_list=is_list) as reading:
                 answers = await read(part)
@@ -139,9 +165,19 @@ class PacedStore(MetadataStore):
             found += answers
         return found
 
+    @asynccontextmanager
+    async def _reading(self, nodes: int, *, is_list: bool = False) -> AsyncIterator[Reading]:
+        await self._look_if_due()
+        async with self.pace.reading(nodes, is_list=is_list) as reading:
+            yield reading
+
+    async def _look_if_due(self) -> None:
+        if self._looks_itself:
+            await self.look()
+
     async def _read_small(self) -> None:
         with suppress(AccessDeniedError):  # a refusal is an answer as well
-            await self._store.stat(self._small_node)
+            self._small = await self._store.stat(self._small_node)
 
 
 def _names_size(children: Children) -> int:

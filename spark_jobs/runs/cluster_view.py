@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -31,10 +32,11 @@ from bookie.metadata.uri import MetadataUri
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock
-from spark_jobs.connect import Connection, connected
+from spark_jobs.connect import PacedConnection, connected_as_reader
 from spark_jobs.datasource.ledgers import leaf_parents
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import read_metadata
+from spark_jobs.pacing.budget import Budget
 from spark_jobs.runs.publish import Marking, Publisher
 from spark_jobs.runs.withdrawal import Withdrawal, WithdrawalStep
 from spark_jobs.settings import CONNECT_TIMEOUT_S
@@ -45,8 +47,9 @@ _STATS_AT_ONCE: Final = 100
 class ClusterView:
     """Blocking calls; use it from one thread. Every call may raise StoreUnavailableError."""
 
-    def __init__(self, runner: asyncio.Runner, connection: Connection, clock: Clock) -> None:
+    def __init__(self, runner: asyncio.Runner, connection: PacedConnection, clock: Clock, budget: Budget) -> None:
         self._runner = runner
+        self._budget = budget
         self._connection = connection
         self._registrations = Registrations(connection.store, connection.cluster)
         self._tasks = UnderReplication(connection.store, connection.cluster, clock)
@@ -60,6 +63,11 @@ class ClusterView:
     def cluster(self) -> Cluster:
         """The cluster's root, layout and instance id."""
         return self._connection.cluster
+
+    @property
+    def budget(self) -> Budget:
+        """What the tasks of the run may take from ZooKeeper, beside the runs that were counted last."""
+        return replace(self._budget, instance_id=self.cluster.instance_id, readers=self._connection.store.readers)
 
     def leaf_parents(self) -> tuple[LeafParent, ...]:
         """Nodes that hold ledgers, with the number of ledgers in each."""
@@ -248,9 +256,15 @@ class ClusterView:
 
 @contextmanager
 def opened_cluster(
-    uri: MetadataUri, clock: Clock, connect_timeout_s: float = CONNECT_TIMEOUT_S
+    uri: MetadataUri, clock: Clock, budget: Budget, connect_timeout_s: float = CONNECT_TIMEOUT_S
 ) -> Iterator[ClusterView]:
-    """Connect to the cluster, and disconnect at the end.
+    """Connect to the cluster as the driver of a run, and disconnect at the end.
+
+    Args:
+        uri: of the cluster.
+        clock: the machine's, or another one.
+        budget: of the run, with its id.
+        connect_timeout_s: how long to try.
 
     Raises:
         StoreUnavailableError: no answer from the hosts.
@@ -259,6 +273,7 @@ def opened_cluster(
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
-            yield ClusterView(runner, runner.run(stack.enter_async_context(connected(uri, connect_timeout_s))), clock)
+            opening = connected_as_reader(uri, connect_timeout_s, clock, budget.whole)
+            yield ClusterView(runner, runner.run(stack.enter_async_context(opening)), clock, budget)
         finally:
             runner.run(stack.aclose())

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from bookie.metadata.runs.locks import RunLane
 from bookie.model.run import RunKind
 from bookie.runtime.clock import Clock
+from spark_jobs.pacing.budget import Budget
 from spark_jobs.runs.cluster_view import ClusterView
 from spark_jobs.runs.port import Gate, Phase, Progress, ProgressEvent
 from spark_jobs.runs.publish import Marking
@@ -32,6 +33,11 @@ class RunContext:
     clock: Clock
     gate: Gate
     progress: Progress
+
+    @property
+    def budget(self) -> Budget:
+        """What the tasks of the run may take from ZooKeeper, beside the other runs of this moment."""
+        return self.cluster.budget
 
     @property
     def is_incremental(self) -> bool:

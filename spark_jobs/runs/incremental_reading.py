@@ -111,12 +111,12 @@ class IncrementalReading:
     def _scan(
         self, works: Sequence[LeafWork], sources: _Sources, live: AbstractSet[str], image_dir: Path | None
     ) -> LedgerScan:
-        settings, spark = self._context.settings, self._context.spark
+        settings, spark, budget = self._context.settings, self._context.spark, self._context.budget
         cost = cost_of(works)
         few = -(-sum(work.parent.planned for work in works) // LEDGERS_PER_PARTITION_MAX)
         slots = session_slots(spark)
         tasks = max(few, slots.tasks(cost, LEDGERS_PER_TASK))
-        groups = groups_of_work(works, settings.budget.tasks(settings.num_partitions or tasks))
+        groups = groups_of_work(works, budget.tasks(settings.num_partitions or tasks))
         read = IncrementalTasks(
             LedgerOptions(
                 uri=parse_uri(settings.metadata_uri),
@@ -130,7 +130,7 @@ class IncrementalReading:
                 plan=None,
                 image_dir=None if image_dir is None else str(image_dir.resolve()),
                 image_from_ms=self._image.read_from_ms,
-                budget=settings.budget.share(len(groups), slots.most),
+                budget=budget.share(len(groups), slots.most),
             ),
             sources.source,
             groups,

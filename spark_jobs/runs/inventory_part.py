@@ -76,8 +76,15 @@ def inventory_part(
             counts = _counts(grace_s, answers, (), 0)
             return FoundInventory((), counts, _problem(counts))
         grace = _grace(context, ledgers)
-    look = LookSettings(context.settings.metadata_uri, context.settings.connect_timeout_s, grace, access_in_use())
-    tasks = session_slots(context.spark).now
+    slots, budget = session_slots(context.spark), context.budget
+    tasks = budget.tasks(slots.now)
+    look = LookSettings(
+        context.settings.metadata_uri,
+        context.settings.connect_timeout_s,
+        grace,
+        access_in_use(),
+        budget.share(tasks, slots.most),
+    )
     seen = suspects(held, ledgers).repartition(tasks, "ledger_id").mapInArrow(looking(look), SEEN_DDL)
     seen = seen.persist(StorageLevel.MEMORY_AND_DISK)
     stack.callback(seen.unpersist)
@@ -96,7 +103,7 @@ def _asked(context: RunContext, bookies: Sequence[BookieId]) -> DataFrame:
     ask = InventoryTasks(
         settings.metadata_uri, settings.connect_timeout_s, access_in_use(), settings.security, tuple(bookies)
     )
-    tasks = min(len(bookies), session_slots(spark).tasks(len(bookies), 1))
+    tasks = context.budget.tasks(min(len(bookies), session_slots(spark).tasks(len(bookies), 1)))
     return spark.range(0, len(bookies), 1, tasks).mapInArrow(ask, HELD_DDL)
 
 

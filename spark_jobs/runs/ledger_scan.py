@@ -23,6 +23,7 @@ from spark_jobs.datasource import options
 from spark_jobs.datasource.ledgers import NAME, READING
 from spark_jobs.datasource.partitions import LeafParent, partition_count
 from spark_jobs.image.part import ImageFile
+from spark_jobs.pacing.budget import Budget
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.spark_failures import READ_AGAIN, spark_failure
@@ -77,6 +78,7 @@ def scan_ledgers(
     image_dir: Path | None = None,
     image_from_ms: int = 0,
     *,
+    budget: Budget | None = None,
     is_brief: bool = False,
 ) -> LedgerScan:
     """Read every ledger under ``plan`` once; when this returns, all of it has been read.
@@ -89,6 +91,7 @@ def scan_ledgers(
         ids: lowest and highest ledger id to read; the others count as skipped.
         image_dir: directory for the parts of an image, which all executors share; None: no image is written.
         image_from_ms: when this reading began, for the image, epoch milliseconds.
+        budget: of all tasks of the run; None: that of the settings.
         is_brief: rows have the columns of ``BRIEF_DDL`` alone; there is no image then.
 
     Raises:
@@ -98,9 +101,10 @@ def scan_ledgers(
         ExecutorEnvironmentError: an executor lacks the package or a dependency.
         ScanFailedError: Spark failed.
     """
+    budget = settings.budget if budget is None else budget
     slots = session_slots(spark)
     tasks = slots.tasks(sum(parent.planned for parent in plan), LEDGERS_PER_TASK)
-    partitions = settings.budget.tasks(settings.num_partitions or partition_count(plan, tasks))
+    partitions = budget.tasks(settings.num_partitions or partition_count(plan, tasks))
     read = (
         spark.read.format(NAME)
         .option(options.METADATA_URI, settings.metadata_uri)
@@ -112,7 +116,7 @@ def scan_ledgers(
         .option(options.FIRST_LEDGER, ids[0])
         .option(options.LAST_LEDGER, ids[1])
         .option(options.DRIVER_VERSION, installed_version())
-        .option(options.BUDGET, settings.budget.share(partitions, slots.most).to_text())
+        .option(options.BUDGET, budget.share(partitions, slots.most).to_text())
         .option(options.BRIEF, str(is_brief).lower())
     )
     if live is not None:

@@ -78,7 +78,7 @@ class PlacementRun:
     ) -> None:
         """Judge one chunk."""
         with self._context.tasks(Phase.SCAN, is_told=False):
-            scan = scan_ledgers(self._context.spark, self._settings, parents, None)
+            scan = scan_ledgers(self._context.spark, self._settings, parents, None, budget=self._context.budget)
         try:
             counted = PlacementTally()
             with part.judged(scan.suspects, counted, is_told=False) as judged:

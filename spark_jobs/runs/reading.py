@@ -57,7 +57,13 @@ class LiveReading:
         with context.tasks(Phase.SCAN):
             kept = None if self._keeps_all else live
             scan = scan_ledgers(
-                context.spark, context.settings, self._plan, kept, image_dir=image_dir, image_from_ms=from_ms
+                context.spark,
+                context.settings,
+                self._plan,
+                kept,
+                image_dir=image_dir,
+                image_from_ms=from_ms,
+                budget=context.budget,
             )
         self._totals = scan.totals
         return scan

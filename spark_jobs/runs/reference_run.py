@@ -129,7 +129,9 @@ class ReferenceRun:
             doubts = self._doubts(found)
             plan = self._cluster.leaf_parents()
             with self._context.tasks(Phase.SCAN):
-                scan = scan_ledgers(self._context.spark, self._settings, plan, None, is_brief=True)
+                scan = scan_ledgers(
+                    self._context.spark, self._settings, plan, None, budget=self._context.budget, is_brief=True
+                )
             kept.callback(scan.release)
             settled, seen = self._judge(scan, found, created_before_ms, doubts, kept)
             counts = self._counts(settled, seen, doubts)
@@ -142,17 +144,17 @@ class ReferenceRun:
         return Outcome(ScanResult(scan.totals, bookies, incomplete), checked)
 
     def _read_references(self) -> DataFrame:
-        settings = self._settings
+        settings, budget = self._settings, self._context.budget
         read = (
             self._context.spark.read.format(references.NAME)
             .option(options.METADATA_URI, settings.metadata_uri)
             .option(options.ACCESS, access_in_use().to_text())
             .option(options.CONNECT_TIMEOUT_S, settings.connect_timeout_s)
             .option(references.PULSAR_ROOTS, ",".join(self._roots))
-            .option(options.BUDGET, settings.budget.whole.to_text())
+            .option(options.BUDGET, budget.whole.to_text())
         )
-        if settings.budget.connections:
-            read = read.option(references.PARTITIONS_MAX, settings.budget.connections)
+        if budget.connections:
+            read = read.option(references.PARTITIONS_MAX, budget.tasks(budget.connections))
         slots_max = session_slots(self._context.spark).most
         if slots_max is not None:
             read = read.option(references.SLOTS_MAX, slots_max)
@@ -185,7 +187,8 @@ class ReferenceRun:
         lost = settled.pop((Verdict.LOST.value, None), 0)
         settled.pop((Verdict.UNREFERENCED.value, None), 0)
         slots = session_slots(self._context.spark)
-        tasks = settings.budget.tasks(max(1, slots.now - 1))
+        budget = self._context.budget
+        tasks = budget.tasks(max(1, slots.now - 1))
         look = LookSettings(
             settings.metadata_uri,
             settings.connect_timeout_s,
@@ -193,7 +196,7 @@ class ReferenceRun:
             created_before_ms,
             access_in_use(),
             is_unsure=doubts.is_unsure,
-            budget=settings.budget.share(tasks, slots.most),
+            budget=budget.share(tasks, slots.most),
         )
         # By topic, because the ledgers of a topic are in one node.
         again = suspects(first, found, lost).repartition(tasks, F.expr("coalesce(topic_hash, hash(by.name))"))

@@ -139,7 +139,7 @@ class ReplicaRun:
         context = self._context
         ids = (self._settings.ledger_min, self._settings.ledger_max)
         with context.tasks(Phase.SCAN, is_told=False):
-            scan = scan_ledgers(context.spark, self._settings, parents, None, ids)
+            scan = scan_ledgers(context.spark, self._settings, parents, None, ids, budget=context.budget)
         bookies = self._cluster.bookies()
         answers = self._ask(scan, bookies).persist(StorageLevel.MEMORY_AND_DISK)
         findings = answers.where("counts IS NULL").drop("counts").coalesce(1)
@@ -173,6 +173,8 @@ class ReplicaRun:
         if settings.sample < 1:
             seed, share = self._seed, settings.sample
             rows = rows.where(F.udf(lambda ledger_id: is_sampled(ledger_id, seed, share), BooleanType())("ledger_id"))
+        slots, budget = session_slots(self._context.spark), self._context.budget
+        tasks = budget.tasks(slots.tasks(scan.totals.ledgers, LEDGERS_PER_TASK, spare=1))
         task = TaskSettings(
             settings.metadata_uri,
             settings.connect_timeout_s,
@@ -181,8 +183,8 @@ class ReplicaRun:
             settings.apache_lists,
             access_in_use(),
             self._accepted,
+            budget.share(tasks, slots.most),
         )
-        tasks = session_slots(self._context.spark).tasks(scan.totals.ledgers, LEDGERS_PER_TASK, spare=1)
         return rows.repartition(tasks, "ledger_id").mapInArrow(asking(task), f"{FINDING_DDL}, {COUNTS_DDL}")
 
     def _publish(self, ledgers: DataFrame, sums: FindingSums) -> PublishResult:

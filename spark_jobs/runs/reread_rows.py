@@ -38,7 +38,8 @@ def reread_rows(context: RunContext, ids: DataFrame, count: int, live: AbstractS
     settings = context.settings
     cores = context.spark.sparkContext.defaultParallelism
     partitions = min(max(1, -(-count // _REREAD_PER_TASK)), max(cores, -(-count // LEDGERS_PER_PARTITION_MAX)))
-    partitions = settings.budget.tasks(partitions)
+    budget = context.budget
+    partitions = budget.tasks(partitions)
     slots_max = session_slots(context.spark).most
     tasks = RereadTasks(
         LedgerOptions(
@@ -51,7 +52,7 @@ def reread_rows(context: RunContext, ids: DataFrame, count: int, live: AbstractS
             is_summarized=True,
             connect_timeout_s=settings.connect_timeout_s,
             plan=None,
-            budget=settings.budget.share(partitions, slots_max),
+            budget=budget.share(partitions, slots_max),
         )
     )
     rows = ids.select("ledger_id").repartition(partitions)

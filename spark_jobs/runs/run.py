@@ -132,7 +132,8 @@ def run_check(
     started_ms = clock.epoch_ms()
     run_id = run_id or new_run_id(started_ms, rng)
     register(spark)
-    with opened_cluster(parse_uri(settings.metadata_uri), clock, settings.connect_timeout_s) as cluster:
+    budget = replace(settings.budget, run_id=run_id)
+    with opened_cluster(parse_uri(settings.metadata_uri), clock, budget, settings.connect_timeout_s) as cluster:
         cookies = cluster.bookies_with_cookies()
         is_report_needed = is_for_report(kind, is_dry_run=settings.is_dry_run)
         store = opened_store(settings.report_store)
@@ -148,7 +149,6 @@ def run_check(
             store=store,
             findings_dir=settings.findings_dir,
         )
-        settings = replace(settings, instance_id=cluster.cluster.instance_id)
         context = RunContext(kind, run_id, spark, settings, cluster, report, clock, gate, progress)
         try:
             execute, completed = _parts(context, rng)

@@ -111,9 +111,9 @@ class SnapshotReading:
             again = reread_rows(context, ids.where("ledger_id IS NOT NULL"), counted.returned, kept)
             if not self._keeps_all:
                 read.unpersist()
-            scans = (
-                [again] if division.live == () else [again, scan_ledgers(context.spark, settings, division.live, kept)]
-            )
+            scans = [again]
+            if division.live:
+                scans.append(scan_ledgers(context.spark, settings, division.live, kept, budget=context.budget))
         self._read = _Read(division, counted, scans[0].totals, scans[-1].totals if division.live else NO_TOTALS)
         totals = functools.reduce(ScanTotals.plus, (scan.totals for scan in scans), replace(counted, returned=0))
         suspects = functools.reduce(DataFrame.unionByName, (scan.suspects for scan in scans))

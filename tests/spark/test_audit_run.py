@@ -18,6 +18,7 @@ from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.runs.readers import Readers
 from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
 from bookie.metadata.tasks.decisions import Verdict as Verdict_
 from bookie.model.exit_codes import ExitCode
@@ -27,6 +28,7 @@ from bookie.model.run import RunState
 from bookie.model.severity import Severity
 from spark_jobs import audit as audit_module
 from spark_jobs.one_shot import run as one_shot
+from spark_jobs.pacing.budget import Budget, TaskBudget
 from spark_jobs.report import writing as report
 from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.finding_filter import FindingFilter
@@ -254,6 +256,31 @@ def test_progress_is_told_phase_by_phase(spark: SparkSession, place: Place) -> N
     phases = list(dict.fromkeys(event.phase for event in events))
     assert phases == [Phase.PLAN, Phase.SCAN, Phase.CHECK, Phase.PUBLISH, Phase.REPORT, Phase.DONE]
     assert [event.total for event in events if event.phase is Phase.PUBLISH] == [5]
+
+
+def test_a_run_divides_its_limits_with_the_others_that_read(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others, seen, divided = Readers(place.store, "another-run"), list[set[str]](), list[tuple[str, str, int]]()
+    place.do(others.join())
+    real = Budget.share
+
+    def runs() -> set[str]:
+        names = place.do(others.runs())
+        return set(names or ())
+
+    def share(self: Budget, tasks: int, slots_max: int | None) -> TaskBudget:
+        divided.append((self.run_id, self.instance_id, self.readers))
+        return real(self, tasks, slots_max)
+
+    monkeypatch.setattr(Budget, "share", share)
+    settings = AuditSettings(place.uri, place.report_dir, is_dry_run=True)
+    run_id = run_audit(spark, settings, lambda event: seen.append(runs())).run_id
+    assert seen[0] >= {"another-run", run_id}
+    assert [(reader, cluster, count >= 2) for reader, cluster, count in divided] == [
+        (run_id, place.cluster.instance_id, True)
+    ]
+    assert run_id not in runs()
 
 
 def test_no_cluster_and_no_store_are_different_errors(

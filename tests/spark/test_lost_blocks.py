@@ -16,6 +16,7 @@ from bookie.metadata.ledgers.serde import encode
 from bookie.metadata.uri import parse_uri
 from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
+from spark_jobs.pacing.budget import Budget
 from spark_jobs.report.summary import PublishOutcome
 from spark_jobs.runs.cluster_view import opened_cluster
 from spark_jobs.runs.ledger_scan import scan_ledgers
@@ -54,7 +55,7 @@ def move(place: Place) -> None:
 def test_rows_of_a_second_reading_are_an_error(spark: SparkSession, place: Place, tmp_path: Path) -> None:
 
     settings = AuditSettings(place.uri, tmp_path)
-    with opened_cluster(parse_uri(place.uri), SystemClock(), settings.connect_timeout_s) as cluster:
+    with opened_cluster(parse_uri(place.uri), SystemClock(), Budget(run_id="a-run")) as cluster:
         scan = scan_ledgers(spark, settings, cluster.leaf_parents(), {"a:1", "b:1"})
     try:
         assert [row["ledger_id"] for row in scan.suspects.collect()] == [LOST]

@@ -41,8 +41,9 @@ HELP: Final = (
     "placement mark, a mark for missing entries (Apache's all-ledgers check asks bookies; ours is `bkheal audit "
     "run --kind replicas`), healed with the task still there.\n\n"
     "differ: there is a task, but it does not name a bookie that we found lost. Explained as for *only here*.\n\n"
-    "Nothing is marked, created or changed in the cluster, except for the record of the run (/bkheal/runs, or below "
-    "another state root). Every ledger that differs is in the table shadow.parquet of the run's report. "
+    "Nothing is marked, created or changed in the cluster, except for the record of the run (/bkheal/runs) and, until "
+    "its end, a node that counts it (/bkheal/readers; or below another state root). Every ledger that differs is in "
+    "the table shadow.parquet of the run's report. "
     "docs/migration.md explains how to use it, and how to take over a cluster.\n\n"
     "Run it once while the cluster is healthy, and again some minutes after a bookie was stopped."
 )

@@ -24,7 +24,8 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.ownership import OWNER_COLUMNS, owner_names, owner_of
 from spark_jobs.checks.inventory.verdict import Copy, Deleted, Grace, Present, judged
-from spark_jobs.connect import Connection, connected
+from spark_jobs.connect import PacedConnection, connected_at_pace
+from spark_jobs.pacing.budget import FREE, TaskBudget
 
 SEEN_DDL: Final = """
     ledger_id bigint, verdict string, reason string, bookies array<string>, state string, write_quorum int,
@@ -58,6 +59,8 @@ class LookSettings:
     grace: Grace
     access: ZooKeeperAccess = PLAIN_ACCESS
     """How executors reach ZooKeeper."""
+    budget: TaskBudget = FREE
+    """Of each task."""
 
 
 def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -67,11 +70,12 @@ def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iter
         with asyncio.Runner() as runner:
             stack = AsyncExitStack()
             try:
-                connection: Connection | None = None
+                connection: PacedConnection | None = None
                 for batch in batches:
                     if connection is None:
                         uri = parse_uri(settings.metadata_uri)
-                        opening = connected(uri, settings.connect_timeout_s, settings.access)
+                        timeout_s, budget = settings.connect_timeout_s, settings.budget
+                        opening = connected_at_pace(uri, timeout_s, settings.access, budget, looks_itself=True)
                         connection = runner.run(stack.enter_async_context(opening))
                     rows = batch.to_pylist()
                     for start in range(0, len(rows), _AT_ONCE):

@@ -31,7 +31,8 @@ from spark_jobs.checks.findings import FindingKind
 from spark_jobs.checks.replicas.asking import Answers, Asker
 from spark_jobs.checks.replicas.expected import SettledLedger, settled_row
 from spark_jobs.checks.replicas.verdict import FragmentFinding
-from spark_jobs.connect import connected
+from spark_jobs.connect import connected_at_pace
+from spark_jobs.pacing.budget import FREE, TaskBudget
 
 COUNTS_DDL: Final = """
     counts struct<ledgers: bigint, requests: bigint, expected: bigint, absent: bigint, vanished: bigint,
@@ -96,6 +97,8 @@ class TaskSettings:
     """How executors reach ZooKeeper: likewise."""
     accepted: Mapping[LedgerId, tuple[LostFragment, ...]] = field(default_factory=dict)
     """The accepted losses: findings that they contain become findings of an accepted loss."""
+    budget: TaskBudget = FREE
+    """Of each task, for its reads from ZooKeeper."""
 
 
 def asking(settings: TaskSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -117,9 +120,9 @@ def asking(settings: TaskSettings) -> Callable[[Iterable[pa.RecordBatch]], Itera
 
 
 async def _opened(settings: TaskSettings, stack: AsyncExitStack) -> Asker:
-    connection = await stack.enter_async_context(
-        connected(parse_uri(settings.metadata_uri), settings.connect_timeout_s, settings.access)
-    )
+    uri, timeout_s = parse_uri(settings.metadata_uri), settings.connect_timeout_s
+    opening = connected_at_pace(uri, timeout_s, settings.access, settings.budget, looks_itself=True)
+    connection = await stack.enter_async_context(opening)
     clock = SystemClock()
     registrations = Registrations(connection.store, connection.cluster)
     resolver = RegistrationResolver(registrations, clock)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,10 +62,6 @@ async def test_servers_of_another_cluster_are_refused(connected_to: list[str]) -
         with pytest.raises(NotAClusterError, match="metadata_observers") if is_refused else nullcontext():
             async with connected_at_pace(parse_uri(URI), 15, PLAIN_ACCESS, budget):
                 pass
-
-
-def test_a_run_names_its_cluster_to_its_tasks() -> None:
-    assert replace(AuditSettings(URI), instance_id="ours").budget.share(4, 2).instance_id == "ours"
 
 
 async def test_without_an_answer_of_observers_the_servers_of_the_uri_are_read(connected_to: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -198,8 +199,10 @@ def test_no_more_tasks_than_connections() -> None:
 
 
 def test_a_budget_is_an_option_of_a_data_source() -> None:
-    budget = TaskBudget(1.5, 2e6, 3.0, 4.0, "o1:2181,o2:2181")
+    budget = TaskBudget(1.5, 2e6, 3.0, 4.0, "o1:2181,o2:2181", "c1", "r1", 3)
     assert task_budget(budget.to_text()) == budget
-    for text in ("", "7", "[]", '[1, 2, 3, ""]', '[1, 2, 3, -4, ""]', '[1, 2, 3, "x", ""]', '[[], 1, 2, 3, ""]'):
+    fields = json.loads(budget.to_text())
+    wrong = [("readers", -1), ("nodes_per_s", "x"), ("bytes_per_s", []), ("run_id", 7), ("other", 1)]
+    for text in ("", "7", "[]", "{}", *(json.dumps(fields | {name: value}) for name, value in wrong)):
         with pytest.raises(ValueError, match=r".+"):
             task_budget(text)

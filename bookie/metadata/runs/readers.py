@@ -1,0 +1,75 @@
+"""The runs that read ledger metadata now, of all clusters in one ZooKeeper. They divide their limits on reading.
+
+``/bkheal/readers/<run>`` is an empty, ephemeral node of a run; its driver creates it. It ends with the driver's
+session, so a driver that died counts until then, and the others read more slowly for that time. A task that finds no
+node of its own run creates it again.
+
+Source: docs/failure-model.md#state-under-bkheal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from typing import Final
+
+from bookie.metadata.access import access_in_use
+from bookie.metadata.nodes import create_with_parents
+from bookie.metadata.port import AccessDeniedError, MetadataStore, NodeExistsError, NoNodeError, Stat
+
+READERS: Final = "readers"
+
+
+def readers_path() -> str:
+    """The node above those of all runs, below the state root of this process."""
+    return f"{access_in_use().state_root}/{READERS}"
+
+
+class Readers:
+    """All readers, as one run sees them."""
+
+    def __init__(self, store: MetadataStore, run_id: str) -> None:
+        """Only stores.
+
+        Args:
+            store: of any session of the run.
+            run_id: the name of the run's node.
+        """
+        self._store = store
+        self._run_id = run_id
+        self.path = readers_path()
+
+    async def join(self) -> None:
+        """Count as a reader until the session of the store ends. Idempotent, also with other sessions of the run.
+
+        Raises:
+            AccessDeniedError: this process may not create the node.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; joining again is safe.
+        """
+        with contextlib.suppress(NodeExistsError):
+            await create_with_parents(self._store, f"{self.path}/{self._run_id}", b"", "/", is_ephemeral=True)
+
+    async def stat(self) -> Stat | None:
+        """Return the state of the node above all readers; it changes with each of them.
+
+        None: there is no such node, or this process may not look at it.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        try:
+            return await self._store.stat(self.path)
+        except AccessDeniedError:
+            return None
+
+    async def runs(self) -> Collection[str] | None:
+        """Return the ids of the runs that read; None: there is no node above them.
+
+        Raises:
+            AccessDeniedError: this process may not list them.
+            StoreUnavailableError: no answer.
+        """
+        try:
+            return (await self._store.children(self.path)).names
+        except NoNodeError:
+            return None

@@ -1,0 +1,111 @@
+"""How many runs divide the limits, as one connection of a run sees it.
+
+The state of one node shows that readers came or went; it is read in place of the small node whose latency is measured,
+so it costs no further request. Only after a change the names are listed.
+
+A list that cannot be read leaves the number as it was, and a run whose own node is missing counts itself beside the
+others and creates the node again. So a run never takes itself for the only one without a proof (R121).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Final
+
+from bookie.metadata.port import Stat
+from bookie.metadata.runs.readers import Readers
+from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError
+from bookie.runtime.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+"""Between two looks at the readers, at most, while a connection reads."""
+JOIN_S: Final = 2 * LOOK_S
+"""Between joining and reading with limits, beside other runs: by then they have looked."""
+UNKNOWN: Final = 2
+"""Runs that are assumed while none could be counted: one is not alone without a proof."""
+_JOIN_LOOKS: Final = 2
+"""The first one joins, and the second one counts."""
+_FAILURES: Final = (ConflictError, PermanentError, OutcomeUnknownError)
+_NEVER: Final = (-1, -1)
+"""A state that no node has."""
+
+
+def readers_of(runs: Collection[str], own: str) -> int:
+    """How many divide the limits: the listed runs, and this one in any case."""
+    return len({*runs, own})
+
+
+class Sharing:
+    """Follows the number of readers. Belongs to one connection."""
+
+    def __init__(self, readers: Readers, run_id: str, known: int) -> None:
+        """Only stores.
+
+        Args:
+            readers: through a store without a pace.
+            run_id: of this run.
+            known: the number that the run saw last.
+        """
+        self._readers = readers
+        self._run_id = run_id
+        self._seen: tuple[int, int] | None = _NEVER
+        """Which state of the node the names belong to; None: there was no node."""
+        self.count = max(1, known)
+        """Of runs that divide the limits; this one is among them."""
+
+    @property
+    def path(self) -> str:
+        """Of the node whose state shows a change."""
+        return self._readers.path
+
+    async def follow(self, stat: Stat | None) -> None:
+        """Count again if the readers changed.
+
+        Args:
+            stat: of the node at ``path``, read before this call; None: there is none.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        state = None if stat is None else (stat.czxid, stat.children_version)
+        if state == self._seen:
+            return
+        self._seen = state
+        try:
+            runs = await self._readers.runs()
+            if runs is not None:
+                self.count = readers_of(runs, self._run_id)
+            if runs is None or self._run_id not in runs:
+                await self._readers.join()
+        except _FAILURES as error:
+            if isinstance(error, OutcomeUnknownError):
+                self._seen = _NEVER  # the next look tries again
+            _log.warning(
+                "runs that read from the same ZooKeeper cannot be counted or joined",
+                extra={"path": self.path, "readers": self.count, "error": str(error)},
+            )
+
+
+async def join(readers: Readers, run_id: str, clock: Clock, *, has_rates: bool) -> Sharing:
+    """Become a reader, and return who divides the limits.
+
+    Beside other runs, this waits until they read less, if there are limits that must hold.
+
+    Args:
+        readers: through the driver's store.
+        run_id: of this run.
+        clock: to wait with.
+        has_rates: whether the run has limits that do not follow the latency.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    sharing = Sharing(readers, run_id, UNKNOWN)
+    for _ in range(_JOIN_LOOKS):
+        await sharing.follow(await readers.stat())
+    if has_rates and sharing.count > 1:
+        await clock.sleep(JOIN_S)
+    return sharing

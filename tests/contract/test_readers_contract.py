@@ -1,0 +1,81 @@
+"""Runs that divide the limits on reading: the same on the twin, the simulator's store and a real ZooKeeper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from bookie.metadata.access import access_in_use, use_access
+from bookie.metadata.port import MetadataStore, Stat
+from bookie.metadata.runs.readers import Readers
+from spark_jobs.pacing.sharing import JOIN_S, UNKNOWN, Sharing, join
+from tests.contract.conftest import Backend
+from tests.worlds.clocks import ManualClock
+
+
+@pytest.fixture(autouse=True)
+def own_state_root(base: str) -> Iterator[None]:
+    """Readers of all clusters are in one place, so that each test needs one of its own."""
+    before = access_in_use()
+    use_access(replace(before, state_root=f"{base}/own"))
+    yield
+    use_access(before)
+
+
+async def joined(store: MetadataStore, run_id: str, *, has_rates: bool = False) -> tuple[Sharing, float]:
+    """A run's count, and how long it waited."""
+    clock = ManualClock(turns=1)
+    return await join(Readers(store, run_id), run_id, clock, has_rates=has_rates), clock.now_s
+
+
+async def stat(store: MetadataStore) -> Stat | None:
+    return await Readers(store, "any").stat()
+
+
+async def test_each_run_counts_those_that_read_until_they_end(backend: Backend, store: MetadataStore) -> None:
+    first, waited_s = await joined(store, "r1", has_rates=True)
+    assert (first.count, waited_s) == (1, 0.0)
+    other = await backend.open()
+    second, waited_s = await joined(other, "r2", has_rates=True)
+    assert (second.count, waited_s) == (2, JOIN_S)  # by then the first one has looked again
+    await first.follow(await stat(store))
+    assert first.count == 2
+    await other.close()
+    await store.sync(first.path)
+    await first.follow(await stat(store))
+    assert first.count == 1
+
+
+async def test_limits_that_follow_the_latency_need_no_wait(backend: Backend, store: MetadataStore) -> None:
+    await joined(store, "r1")
+    assert (await joined(await backend.open(), "r2"))[1] == 0.0
+
+
+async def test_a_task_creates_the_node_that_its_driver_lost(backend: Backend, store: MetadataStore) -> None:
+    await joined(store, "r1")
+    driver, task = await backend.open(), await backend.open()
+    await joined(driver, "r2")
+    await backend.expire(driver)
+    of_task = Sharing(Readers(task, "r2"), "r2", known=2)
+    await task.sync(of_task.path)
+    await of_task.follow(await stat(task))
+    assert of_task.count == 2  # its own run counts in any case
+    assert set(await Readers(store, "r1").runs() or ()) == {"r1", "r2"}
+
+
+async def test_a_list_that_is_denied_leaves_the_number_as_it_was(backend: Backend, store: MetadataStore) -> None:
+    first, _ = await joined(store, "r1")
+    await joined(await backend.open(), "r2")
+    await first.follow(await stat(store))
+    backend.deny(first.path)
+    await joined_in_vain(await backend.open())
+    await first.follow(Stat(0, 0, 0, 0, 0, 7, 7, 0))  # it changed
+    assert first.count == 2
+
+
+async def joined_in_vain(store: MetadataStore) -> None:
+    """A run that may not count the others is not alone."""
+    sharing, waited_s = await joined(store, "r3", has_rates=True)
+    assert (sharing.count, waited_s) == (UNKNOWN, JOIN_S)
