@@ -105,6 +105,10 @@ class _Repaired:
     """Processor time of the whole process, its start included."""
     work_cpu_s: float
     """The same without its start, unless it had ended before its first report was read."""
+    first_s: float
+    """Seconds from its start of work to its first repaired ledger: it lists all tasks before."""
+    running_cpu_s: float
+    """Processor time from its first repaired ledger on."""
     bookies_cpu_s: float
     """Processor time of all bookies during the repair."""
     requests: int
@@ -116,7 +120,8 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pull
 
     Many ledgers with few entries, or none, measure the cost of a ledger instead of that of its bytes. Measured from the
     replicator's start of work to its last completed ledger, each copy verified by digest, synced on the target, listed
-    again and named by the metadata.
+    again and named by the metadata. What is called "running" begins with the first completed ledger instead: it has no
+    part in the list of all tasks, which the replicator reads before.
 
     Args:
         entries: in all ledgers together.
@@ -127,7 +132,8 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pull
     Returns:
         Figures: ledgers/s, entries/s and MB/s of stored bytes, bytes copied for each byte lost, requests to ZooKeeper
         for each ledger, processor seconds of the replicator and of source and target bookies for each GB, their
-        processor milliseconds for each ledger (without the replicator's start), MB/s of the file copy, and the ratio.
+        processor milliseconds for each ledger (without the replicator's start), ledgers/s and milliseconds of the
+        running replicator, MB/s of the file copy, and the ratio.
 
     Raises:
         RepairBenchmarkError: something was not repaired.
@@ -148,6 +154,8 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pull
         "shape": "/".join(map(str, SHAPE)),
         "copies": "from bookie to bookie" if is_pulling else "through the worker",
         "ledgers_per_second": round(ledgers / done.seconds, 1),
+        "running_ledgers_per_second": rate_after_first(ledgers, done.seconds - done.first_s),
+        "seconds_to_first_ledger": round(done.first_s, 2),
         "entries_per_second": round(done.entries / done.seconds),
         "repair_mb_per_second": round(done.bytes / done.seconds / 1e6, 1),
         "bytes_copied_per_byte_lost": round(done.bytes / lost_bytes, 3) if lost_bytes else 0.0,
@@ -155,6 +163,7 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pull
         "cpu_seconds_per_gb": round(done.cpu_s / done.bytes * 1e9, 1) if done.bytes else 0.0,
         "bookies_cpu_seconds_per_gb": round(done.bookies_cpu_s / done.bytes * 1e9, 1) if done.bytes else 0.0,
         "cpu_ms_per_ledger": round(done.work_cpu_s / ledgers * 1e3, 2),
+        "running_cpu_ms_per_ledger": round(done.running_cpu_s / max(1, ledgers - 1) * 1e3, 2),
         "bookies_cpu_ms_per_ledger": round(done.bookies_cpu_s / ledgers * 1e3, 2),
         "baseline": "the same bytes copied from file to file, fdatasync each MiB",
         "baseline_mb_per_second": round(done.bytes / copy_s / 1e6, 1),
@@ -201,8 +210,8 @@ async def _repair(cluster: EmbeddedCluster, ledgers: int, options: Sequence[str]
         sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     assert process.stdout is not None
-    started_s = ended_s = begun_cpu_s = 0.0
-    repaired = []
+    started_s = first_s = ended_s = begun_cpu_s = first_cpu_s = 0.0
+    repaired: list[dict[str, Any]] = []
     try:
         async with asyncio.timeout(_REPAIR_DEADLINE_S):
             async for line in process.stdout:
@@ -211,6 +220,8 @@ async def _repair(cluster: EmbeddedCluster, ledgers: int, options: Sequence[str]
                     started_s, begun_cpu_s = time.perf_counter(), process_cpu_s(process.pid)
                 elif event.get("ending") == "repaired":
                     ended_s = time.perf_counter()
+                    if not repaired:
+                        first_s, first_cpu_s = ended_s, process_cpu_s(process.pid)
                     repaired.append(event)
             exit_code = await process.wait()
     finally:
@@ -226,9 +237,16 @@ async def _repair(cluster: EmbeddedCluster, ledgers: int, options: Sequence[str]
         ended_s - started_s,
         cpu_s,
         cpu_s - begun_cpu_s,
+        first_s - started_s,
+        cpu_s - first_cpu_s,
         bookies_cpu_s(cluster) - bookies_before_s,
         (await counters(cluster.zookeeper.port)).received - requests,
     )
+
+
+def rate_after_first(ledgers: int, seconds: float) -> float:
+    """Ledgers per second in an interval that begins with the end of the first ledger; 0 if there was only one."""
+    return round((ledgers - 1) / seconds, 1) if seconds > 0 else 0.0
 
 
 def _children_cpu_s() -> float:

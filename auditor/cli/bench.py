@@ -165,6 +165,7 @@ def _repair_suite(lost_bytes: int | None, *, is_pulling: bool, output: OutputFor
 
 _SUITE_COLUMNS: Final = {
     "ledgers_per_second": "ledgers/s",
+    "running_ledgers_per_second": "when running",
     "entries_per_second": "entries/s",
     "repair_mb_per_second": "MB/s",
     "ratio_to_baseline": "of a file copy",
@@ -213,7 +214,8 @@ def budget(
 ) -> None:
     """Latency that another client of the same ZooKeeper sees: alone, and beside audits without and with the budget.
 
-    Both with ZooKeeper as it is and with a server that answers slowly.
+    With ZooKeeper as it is, with ZooKeeper and the other client on a core of their own (on Linux), and with a server
+    that answers slowly.
     """
     from auditor.bench.budget import run as measure
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typer.testing import CliRunner
 
-from auditor.bench.repair import suite
+from auditor.bench.repair import rate_after_first, suite
 from auditor.cli.main import app
 
 
@@ -20,3 +20,7 @@ def test_a_suite_of_few_bytes_has_an_entry_for_each_ledger() -> None:
 
 def test_bytes_and_entries_together_are_refused() -> None:
     assert CliRunner().invoke(app, ["bench", "repair", "--bytes", "1000", "--entries", "5"]).exit_code == 2
+
+
+def test_the_rate_of_a_running_worker_leaves_out_the_ledger_that_begins_the_interval() -> None:
+    assert (rate_after_first(11, 2.0), rate_after_first(1, 0.0)) == (5.0, 0.0)
