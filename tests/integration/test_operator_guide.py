@@ -188,6 +188,7 @@ async def test_a_maintenance_window_holds_marks_back_until_it_is_ended(site: Sit
     await assert_repaired(site, victim, old)
 
 
+@pytest.mark.long  # test_prometheus_exporter.py has the exporter and its alerts without an audit
 async def test_without_the_service_cron_audits_and_an_exporter_feeds_the_alerts(site: Site) -> None:
     """The auditors are stopped. A real Prometheus has the chart's rules, with shorter times."""
     find_program("prometheus")

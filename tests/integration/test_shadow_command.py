@@ -47,6 +47,7 @@ def mark(place: Place, *numbers: int) -> None:
     place.do(place.tasks.marking.mark_many([(LedgerId(number), [BookieId("x:1")]) for number in numbers]))
 
 
+@pytest.mark.long  # a process with Spark of its own; tests/spark/test_shadow.py compares the same
 @pytest.mark.usefixtures("quick_spark")
 def test_a_process_tells_by_its_exit_code_that_both_sides_differ(place: Place) -> None:
     """With what exit code both sides agree, in a Spark session that is there: ``tests/spark/test_shadow.py``."""
