@@ -114,7 +114,7 @@ class Repayment:
                 await asyncio.sleep(0)
             if ledger is None or (isinstance(ledger, Versioned) and self._is_paid(ledger)):
                 if ledger is None or task is None:
-                    await ports.debts.end(debt.ledger_id)
+                    await ports.debts.end_if_unchanged(debt)
             elif isinstance(ledger, Versioned):
                 shape = _shape(ledger.metadata)
                 if shape not in known:

@@ -27,8 +27,9 @@ def moved(store: MetadataStore, base: str) -> MovedLedgers:
     return MovedLedgers(store, base)
 
 
-def debt(ledger_id: int, since_ms: int, *firsts: int, detail: str = "") -> PlacementDebt:
-    return PlacementDebt(LedgerId(ledger_id), since_ms, tuple(map(EntryId, firsts)), detail)
+def debt(ledger_id: int, since_ms: int, *firsts: int, detail: str = "", last_ms: int | None = None) -> PlacementDebt:
+    last_ms = since_ms if last_ms is None else last_ms
+    return PlacementDebt(LedgerId(ledger_id), since_ms, tuple(map(EntryId, firsts)), detail, last_ms)
 
 
 async def test_debts_of_a_ledger_are_joined_and_end_together(debts: PlacementDebts) -> None:
@@ -36,11 +37,23 @@ async def test_debts_of_a_ledger_are_joined_and_end_together(debts: PlacementDeb
     assert await debts.add(debt(7, 1000, 5, detail="one rack"))
     assert await debts.add(debt(7, 2000, 0, 5, detail="one zone"))
     assert await debts.add(debt(3, 1500))
-    assert await debts.list() == [debt(3, 1500), debt(7, 1000, 0, 5, detail="one zone")]
+    assert await debts.list() == [debt(3, 1500), debt(7, 1000, 0, 5, detail="one zone", last_ms=2000)]
     assert await debts.count() == 2
     await debts.end(LEDGER)
     await debts.end(LEDGER)
     assert await debts.list() == [debt(3, 1500)]
+
+
+async def test_a_debt_stays_if_a_copy_was_placed_since_it_was_listed(debts: PlacementDebts) -> None:
+    await debts.add(debt(7, 1000, 5))
+    (listed,) = await debts.list()
+    await debts.add(debt(7, 2000, 5))
+    await debts.end_if_unchanged(listed)
+    (listed,) = await debts.list()
+    assert listed.last_ms == 2000
+    await debts.end_if_unchanged(listed)
+    await debts.end_if_unchanged(listed)
+    assert await debts.list() == []
 
 
 async def test_debts_outlive_their_session(debts: PlacementDebts, backend: Backend, base: str) -> None:

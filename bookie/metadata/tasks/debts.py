@@ -14,13 +14,14 @@ Source: docs/failure-model.md#state-under-bkheal.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bookie.metadata.nodes import READ_AT_ONCE, change, child_names, in_steps, remove, sorted_ids
+from bookie.metadata.nodes import READ_AT_ONCE, change, child_names, find, in_steps, remove, sorted_ids
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import MetadataStore
+from bookie.metadata.port import BadVersionError, MetadataStore, NoNodeError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
@@ -44,6 +45,8 @@ class PlacementDebt:
     """Of the fragments, ascending."""
     detail: str = ""
     """What the last placement broke."""
+    last_ms: int = 0
+    """When the last of these copies was placed, epoch milliseconds; 0: an earlier version wrote the record."""
 
 
 class PlacementDebts:
@@ -70,6 +73,7 @@ class PlacementDebts:
                 since_ms=debt.since_ms if before is None else min(debt.since_ms, before.since_ms),
                 first_entry_ids=tuple(sorted(firsts)[:FRAGMENTS_MAX]),
                 detail=debt.detail[:_DETAIL_MAX],
+                last_ms=debt.since_ms,
             )
             return encode_record(merged, without=["ledger_id"])
 
@@ -90,7 +94,7 @@ class PlacementDebts:
             nodes = await self._store.get_many_data([self.path(ledger_id) for ledger_id in part])
             for ledger_id, data in zip(part, nodes, strict=True):
                 if data is not None:
-                    found.append(_decode(ledger_id, data) or PlacementDebt(ledger_id, 0))
+                    found.append(_listed(ledger_id, data))
         return found
 
     async def end(self, ledger_id: LedgerId) -> None:
@@ -100,6 +104,18 @@ class PlacementDebts:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending it again is safe.
         """
         await remove(self._store, self.path(ledger_id))
+
+    async def end_if_unchanged(self, debt: PlacementDebt) -> None:
+        """Delete a debt that ``list`` returned, unless a copy was placed since. Idempotent.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending it again is safe.
+        """
+        path = self.path(debt.ledger_id)
+        node = await find(self._store, path)
+        if node is not None and _listed(debt.ledger_id, node.data) == debt:
+            with contextlib.suppress(NoNodeError, BadVersionError):
+                await self._store.delete(path, node.stat.version)
 
     async def count(self) -> int:
         """Return how many debts there are: one request.
@@ -113,6 +129,10 @@ class PlacementDebts:
     def path(self, ledger_id: LedgerId) -> str:
         """Return the path of a ledger's debt."""
         return f"{self._parent}/{ledger_id}"
+
+
+def _listed(ledger_id: LedgerId, data: bytes) -> PlacementDebt:
+    return _decode(ledger_id, data) or PlacementDebt(ledger_id, 0)
 
 
 def _decode(ledger_id: LedgerId, data: bytes) -> PlacementDebt | None:
