@@ -20,10 +20,12 @@ from bookie.model.errors import TransientError
 from bookie.model.exit_codes import ExitCode
 from spark_jobs.one_shot.run import exit_code_of
 from spark_jobs.report.summary import RunSummary, Verdict
+from spark_jobs.snapshot.errors import SnapshotError
 from tests.deadlines import STATE_S
 from tests.sessions import end_sessions, sessions_of
 from tests.spark.audit_world import Place, after_listing, closed, opened
 from tests.spark.ensemble import Ensemble, started_ensemble
+from tests.worlds.admin_server import Answer, serving
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -173,6 +175,19 @@ def test_tasks_read_on_at_another_server_when_theirs_is_killed(
             shared.do(server.process.stop())
             server.start()
             shared.do(server.wait())
+
+
+@pytest.mark.long
+def test_a_snapshot_from_before_the_last_election_is_refused(
+    spark: SparkSession, ensemble: Ensemble, shared: Place
+) -> None:
+    files = [file for server in ensemble.servers for file in server.launch.directory.rglob("snapshot.*")]
+    with (
+        serving(Answer(files[0].read_bytes(), headers={"last_zxid": "0x5"})) as url,
+        pytest.raises(SnapshotError, match="epoch 0"),
+    ):
+        shared.audit(spark, snapshot_url=url)
+    assert shared.marked() == {}
 
 
 @pytest.mark.long
