@@ -14,6 +14,7 @@ from bookie.model.ids import BookieId
 from spark_jobs.image import files
 from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.image.part import ImageFile, ImagePart
+from spark_jobs.image.place import LocalPlace
 from tests.worlds.api import ApiWorld, running
 from tests.worlds.clocks import EPOCH_MS
 from tests.worlds.ledgers import make_metadata
@@ -29,7 +30,7 @@ async def world(tmp_path: Path) -> AsyncIterator[ApiWorld]:
 
 
 def write_image(client: ClusterClient, image_dir: Path, *ledgers: int, read_from_ms: int) -> None:
-    writing = files.begin(image_dir, client.cluster, RUN)
+    writing = files.begin(LocalPlace(image_dir), client.cluster, RUN)
     part = ImagePart(writing)
     for ledger_id in ledgers:
         part.add(ledger_id, 3, 2, 2, 2, ("c", "d"))
@@ -47,7 +48,7 @@ async def test_only_ledgers_that_the_image_names_are_read_and_judged_as_they_are
             await client.ports.ledgers.create(ledger_id, make_metadata((0, members), quorum=(2, 2), last=9))
         now_ms = client.ports.clock.epoch_ms()
         write_image(client, tmp_path, 10, 11, 13, read_from_ms=now_ms - 90_000)
-        named = named_by_image(client, tmp_path, [C])
+        named = named_by_image(client, str(tmp_path), [C])
         assert named.ids == [10, 11, 13]
         answer = await what_if(client, [C], named=named)
         assert (answer["source"], answer["image_age_seconds"], answer["ledgers"]) == ("image", 90, 2)
@@ -59,7 +60,7 @@ async def test_only_ledgers_that_the_image_names_are_read_and_judged_as_they_are
 async def test_an_image_that_cannot_be_trusted_is_refused(world: ApiWorld, tmp_path: Path) -> None:
     async with world.upkeep.cluster.connected("") as client:
         with pytest.raises(ImageError, match="there is none"):
-            named_by_image(client, tmp_path, [C])
+            named_by_image(client, str(tmp_path), [C])
         write_image(client, tmp_path, 10, read_from_ms=EPOCH_MS - 366 * 86_400_000)
         with pytest.raises(ImageError, match="old"):
-            named_by_image(client, tmp_path, [C])
+            named_by_image(client, str(tmp_path), [C])

@@ -1,0 +1,279 @@
+"""The files of an image, in a directory and in stores: what goes in comes out by bookie, and what was changed in any byte
+names no ledger.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import LayoutKind
+from bookie.model.run import RunKind
+from spark_jobs.image import files
+from spark_jobs.image import part as part_module
+from spark_jobs.image import place as place_module
+from spark_jobs.image.manifest import ImageError, Manifest, check_usable, manifest_of
+from spark_jobs.image.part import ImageFile, ImagePart
+from spark_jobs.image.place import LocalPlace, Place, place_of
+from spark_jobs.image.suspects import suspects
+from tests.loopback_s3 import CREDENTIALS, KEY_ID, SECRET, s3_server
+from tests.loopback_hdfs import hdfs_cluster
+from tests.worlds.s3_objects import S3Objects, s3_objects
+
+CLUSTER = Cluster("/ledgers", LayoutKind.HIERARCHICAL, "1b2c")
+NOW_MS = 1_800_000_000_000
+NONE: frozenset[str] = frozenset()
+Ledger = tuple[int, int, Sequence[str]]
+"""Id, write quorum, bookies."""
+LEDGERS: list[Ledger] = [
+    (1, 3, ("a:1", "b:1", "c:1")),
+    (2, 2, ("b:1", "c:1")),
+    (3, 3, ("a:1", "b:1", "x:1")),
+    (4, 2, ("a:1", "x:1", "a:1", "c:1")),
+    (5, 3, ("x:1", "y:1", "a:1")),
+    (6, 3, ("x:1", "y:1", "z:1")),
+    (1 << 62, 2, ("y:1", "z:1")),
+]
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Objects]:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with s3_objects("images") as objects:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", objects.endpoint)
+        place_module._client.cache_clear()
+        yield objects
+    place_module._client.cache_clear()
+
+
+@pytest.fixture
+def moto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server(tmp_path / "requests.log") as endpoint:
+        fs.S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True).create_dir("images")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        place_module._client.cache_clear()
+        yield "s3a://images/bookkeeper"
+    place_module._client.cache_clear()
+
+
+@pytest.fixture
+def hdfs(tmp_path: Path) -> Iterator[str]:
+    with hdfs_cluster(tmp_path / "hdfs") as address:
+        yield f"{address}/images/bookkeeper"
+
+
+_MOTO = (pytest.mark.needs("moto"), pytest.mark.long)
+_HDFS = (pytest.mark.needs("hdfs"), pytest.mark.long)
+
+
+@pytest.fixture(
+    params=["directory", "s3", pytest.param("moto", marks=_MOTO), pytest.param("hdfs", marks=_HDFS)],
+)
+def image(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A directory, and stores: a small S3 server, moto, and Hadoop's own cluster."""
+    if request.param == "directory":
+        return LocalPlace(tmp_path)
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        return place_of("s3a://images/bookkeeper")
+    return place_of(request.getfixturevalue(request.param))
+
+
+def put(place: Place, name: str, data: bytes) -> None:
+    place.start_write(name, pa.py_buffer(data)).result()
+
+
+def written(
+    image: Place, ledgers: Sequence[Ledger] = LEDGERS, run_id: str = "20270115T080000Z-000000", **values: Any
+) -> tuple[Place, Manifest]:
+    """A generation that is current."""
+    writing = files.begin(image, CLUSTER, run_id)
+    part = ImagePart(writing)
+    for ledger_id, write_quorum, bookies in ledgers:
+        part.add(ledger_id, 3, len(bookies), write_quorum, write_quorum, bookies)
+    made = part.finish()
+    assert made["problem"] == ""
+    listed = tuple(ImageFile(**file) for file in made["files"])
+    bookies = tuple(sorted({bookie for _, _, those in ledgers for bookie in those}))
+    manifest = Manifest(run_id, CLUSTER.instance_id, "/ledgers", "hierarchical", NOW_MS, len(ledgers), bookies, listed)
+    manifest = replace(manifest, **values)
+    files.commit(writing, manifest)
+    return files.newest(image, CLUSTER)
+
+
+def named(
+    place: Place, manifest: Manifest, *lost: str, due: Sequence[str] = (), critical: Sequence[str] = ()
+) -> Any:
+    found = suspects(place, manifest, frozenset(lost), frozenset(due or lost), frozenset(critical))
+    return found.ids.to_pylist()
+
+
+def test_the_ledgers_of_lost_bookies_come_with_the_fewest_copies_first(image: Place) -> None:
+    current = written(image)
+    assert named(*current, "x:1") == [4, 3, 5, 6]
+    assert named(*current, "x:1", "y:1") == [4, 5, 6, 1 << 62, 3]
+    assert named(*current, "x:1", "y:1", "z:1") == [6, 1 << 62, 4, 5, 3]
+    assert named(*current, "new:1") == named(*written(image, (), "20280115T080000Z-000000"), "x:1") == []
+
+
+def test_of_a_bookie_that_is_due_for_critical_ledgers_only_those_are_named(image: Place) -> None:
+    current = written(image)
+    found = suspects(*current, frozenset({"x:1", "y:1"}), NONE, frozenset({"x:1"}))
+    assert found.ids.to_pylist() == [4, 5, 6]
+    found = suspects(*current, frozenset({"x:1", "y:1"}), frozenset({"y:1"}), frozenset({"x:1"}))
+    assert found.ids.to_pylist() == [4, 5, 6, 1 << 62]
+
+
+def test_both_tables_have_every_ledger(image: Place) -> None:
+    directory, manifest = written(image)
+    (ledgers,) = (pq.read_table(directory.opened(file.name, file.bytes)).to_pylist() for file in manifest.files if file.is_ledgers)
+    assert [row["ledger_id"] for row in ledgers] == [ledger_id for ledger_id, _, _ in LEDGERS]
+    assert ledgers[3]["bookies"] == ["a:1", "x:1", "a:1", "c:1"]
+    assert (ledgers[0]["state"], ledgers[0]["write_quorum"]) == ("CLOSED", 3)
+    index = [pq.read_table(directory.opened(file.name, file.bytes)).to_pylist() for file in manifest.index]
+    pairs = {(row["bookie_id"], row["ledger_id"]) for rows in index for row in rows}
+    assert pairs == {(bookie, ledger_id) for ledger_id, _, bookies in LEDGERS for bookie in bookies}
+
+
+def test_only_the_row_groups_of_the_lost_bookie_are_read(image: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_module, "ROW_GROUP", 100)
+    monkeypatch.setattr(part_module, "LEDGERS_MAX", 1_000)
+    rng = random.Random(1)
+    bookies = [f"b{number}:1" for number in range(20)]
+    ledgers = [(number, 3, rng.sample(bookies, 3)) for number in range(2_500)]
+    directory, manifest = written(image, ledgers)
+    assert len(manifest.index) == 3
+    found = suspects(directory, manifest, frozenset({"b7:1"}), frozenset({"b7:1"}), NONE)
+    assert found.ids.to_pylist() == [ledger_id for ledger_id, _, those in ledgers if "b7:1" in those]
+    assert (found.row_groups, found.row_groups_read < 12) == (75, True)
+    assert [len(batch) for batch in found.batches(50, 200)] == [50, 200, len(found) - 250]
+
+
+def test_a_changed_byte_names_no_ledger_or_the_same_ones(image: Place) -> None:
+    directory, manifest = written(image)
+    sound = named(directory, manifest, "x:1")
+    refused = 0
+    step = 3 if isinstance(image, LocalPlace) else 61
+    for name in (manifest.index[0].name, files.MANIFEST):
+        data = directory.read(name, 1 << 20)
+        for position in range(0, len(data), step):
+            changed = data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :]
+            put(directory, name, changed)
+            try:
+                assert named(*files.newest(image, CLUSTER), "x:1") == sound
+            except ImageError:
+                refused += 1
+        put(directory, name, data)
+    assert refused > 1500 // step
+    for cut in (0, 1, 100, len(data) - 2):
+        put(directory, name, data[:cut])
+        with pytest.raises(ImageError, match="damaged"):
+            files.newest(image, CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"instance_id": "other"}, "of the cluster other at /ledgers"),
+        ({"root": "/other"}, "at /other, this one is 1b2c at /ledgers"),
+        ({"layout": "flat"}, "it has the layout flat"),
+        ({"read_from_ms": NOW_MS - 101_000}, "101 s old, more than 100 s"),
+        ({"read_from_ms": NOW_MS + 61_000}, "from the future"),
+    ],
+)
+def test_the_image_of_another_cluster_or_time_is_not_used(image: Place, values: dict[str, Any], reason: str) -> None:
+    _, manifest = written(image, **values)
+    with pytest.raises(ImageError, match=reason):
+        check_usable(manifest, CLUSTER, NOW_MS, 100)
+
+
+def test_a_manifest_of_a_newer_release_or_another_document_is_not_read(image: Place) -> None:
+    _, manifest = written(image)
+    check_usable(manifest, CLUSTER, NOW_MS + 100_000, 100)
+    with pytest.raises(ImageError, match="it has version 3, and this release reads version 2"):
+        manifest_of(manifest.to_text().replace('"version": 2', '"version": 3'))
+    with pytest.raises(ImageError, match="another document"):
+        manifest_of(manifest.to_text().replace("LedgerImage", "AuditReport"))
+    for text in ("", "[]", "{}", "null", "7"):
+        with pytest.raises(ImageError, match="damaged"):
+            manifest_of(text)
+
+
+def test_values_that_are_out_of_range_name_no_ledger(image: Place) -> None:
+    current = written(image, [(-1, 3, ("x:1",))])
+    with pytest.raises(ImageError, match="ledger_id is out of range"):
+        named(*current, "x:1")
+
+
+def test_a_new_generation_replaces_the_current_one_and_two_stay(image: Place) -> None:
+    ids = [f"20270115T08000{number}Z-000000" for number in range(4)]
+    for run_id in ids:
+        written(image, run_id=run_id)
+    parent = files.cluster_place(image, CLUSTER)
+    assert sorted(parent.folders()) == ids[2:]
+    assert files.newest(image, CLUSTER)[1].run_id == ids[3]
+
+    manifest = files.newest(image, CLUSTER)[1]
+    unfinished = files.begin(image, CLUSTER, "20270115T080009Z-000000")
+    files.note_beginning(unfinished, manifest)
+    assert files.newest(image, CLUSTER)[1].run_id == ids[3]
+    assert files.begun(*files.unfinished(parent)).run_id == ids[3]
+    of_another_kind = files.begin(image, CLUSTER, "20270115T080010Z-000000", RunKind.EVERYTHING)
+    files.note_beginning(of_another_kind, manifest)
+    next_one = files.begin(image, CLUSTER, "20270115T080011Z-000000")
+    files.note_beginning(next_one, manifest)
+    assert files.unfinished(parent) == [next_one]
+    assert files.unfinished(parent, RunKind.EVERYTHING) == [of_another_kind]
+    assert sorted(parent.folders()) == sorted([*ids[2:], of_another_kind.name, next_one.name])
+
+
+def test_an_image_with_a_missing_file_does_not_become_current(image: Place) -> None:
+    _, manifest = written(image)
+    writing = files.begin(image, CLUSTER, "20280115T080000Z-000000")
+    with pytest.raises(ImageError, match="all Spark executors must share"):
+        files.commit(writing, manifest)
+    files.abandon(writing)
+    assert files.newest(image, CLUSTER)[1] == manifest
+
+
+def test_files_of_a_task_that_spark_repeated_are_removed(image: Place) -> None:
+    writing = files.begin(image, CLUSTER, "20280115T080000Z-000000")
+    for _ in range(2):
+        part = ImagePart(writing)
+        part.add(1, 3, 1, 1, 1, ("a:1",))
+        made = tuple(ImageFile(**file) for file in part.finish()["files"])
+    files.commit(writing, Manifest("20280115T080000Z-000000", "1b2c", "/ledgers", "hierarchical", 0, 1, ("a:1",), made))
+    directory, manifest = files.newest(image, CLUSTER)
+    assert manifest.files == made
+    there = directory.files()
+    assert there.keys() >= {files.MANIFEST, *(file.name for file in manifest.files)}
+    assert directory.has_rename is (len(there) == 3), "a store removes them with the generation"
+
+
+def test_a_directory_that_cannot_be_written_is_a_problem_and_no_error(tmp_path: Path) -> None:
+    part = ImagePart(LocalPlace(tmp_path / "missing"))
+    part.add(1, 3, 1, 1, 1, ("a:1",))
+    made = part.finish()
+    assert made["files"] == []
+    assert "cannot write to" in made["problem"]
+
+
+def test_without_an_image_there_is_a_reason(image: Place) -> None:
+    with pytest.raises(ImageError, match="there is none in"):
+        files.newest(image, CLUSTER)
+    if isinstance(image, LocalPlace):
+        files.cluster_place(image, CLUSTER).child("20280115T080000Z-000000").make()
+        with pytest.raises(ImageError, match="its manifest cannot be read"):
+            files.newest(image, CLUSTER)
