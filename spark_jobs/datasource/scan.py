@@ -115,9 +115,11 @@ async def _batches(
             _add(columns, ids, found)
     if len(columns):
         yield columns.take_batch()
-    if columns.is_summarized:
-        # In a thread: the end of an image may wait for a store, and the connection to ZooKeeper must not.
+    if columns.is_summarized and columns.has_image:
+        # The end of an image may wait for a store, and the connection to ZooKeeper must not.
         yield await asyncio.to_thread(columns.take_summary)
+    elif columns.is_summarized:
+        yield columns.take_summary()
 
 
 def _add(columns: MetadataColumns, ids: Sequence[LedgerId], found: Sequence[bytes | str | None]) -> None:

@@ -54,6 +54,7 @@ def s3_objects(bucket: str) -> Iterator[S3Objects]:
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     s3: S3Objects
 
     def setup(self) -> None:
