@@ -251,7 +251,7 @@ class StorePlace:
     @property
     def name(self) -> str:
         """See ``Place``."""
-        return self.parts[-1]
+        return (*self.address.path.split("/"), *self.parts)[-1]
 
     @property
     def parent(self) -> StorePlace:
@@ -287,21 +287,21 @@ class StorePlace:
 
     def read(self, name: str, size_max: int) -> bytes:
         """See ``Place``."""
-        content: bytes = self._client.read(f"{self._path}/{name}", size_max)[:size_max].to_pybytes()
+        content: bytes = self._client.read(self._of(name), size_max)[:size_max].to_pybytes()
         return content
 
     def opened(self, name: str, size: int) -> pa.NativeFile:
         """See ``Place``. All of it is in memory: some megabytes."""
         if "/" in name or not 0 <= size <= _FILE_BYTES_MAX:
             raise ValueError(f"{name} is no file of an image")
-        content = self._client.read(f"{self._path}/{name}", size)
+        content = self._client.read(self._of(name), size)
         if content.size != size:
             raise ValueError(f"{name} has another size than in its manifest")
         return pa.BufferReader(content)
 
     def start_write(self, name: str, data: pa.Buffer) -> Writing:
         """See ``Place``."""
-        return self._client.start_write(f"{self._path}/{name}", data)
+        return self._client.start_write(self._of(name), data)
 
     def publish(self, name: str, kept: Collection[str], manifest: tuple[str, pa.Buffer]) -> None:
         """See ``Place``. The folder keeps its name, and what does not belong to it is removed with it."""
@@ -321,6 +321,9 @@ class StorePlace:
     @property
     def _path(self) -> str:
         return "/".join(self.parts)
+
+    def _of(self, name: str) -> str:
+        return "/".join((*self.parts, name))
 
 
 @functools.lru_cache(maxsize=8)

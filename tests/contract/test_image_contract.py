@@ -19,12 +19,21 @@ from bookie.model.run import RunKind
 from spark_jobs.image import files
 from spark_jobs.image import part as part_module
 from spark_jobs.image import place as place_module
+from spark_jobs.image.carried import leaves_of
+from spark_jobs.image.leaves import LeafStat
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable, manifest_of
 from spark_jobs.image.part import ImageFile, ImagePart
-from spark_jobs.image.place import LocalPlace, Place, place_of
+from spark_jobs.image.place import LocalPlace, Place, PlaceError, StorePlace, place_of
 from spark_jobs.image.suspects import suspects
+from spark_jobs.remote_files import SLOW_S, RemoteFiles
+from spark_jobs.report.history import reports
+from spark_jobs.report.store import ReportStore
+from spark_jobs.report.store_runs import fetch_missing, remove_runs, send_run, stored_runs
+from spark_jobs.store_address import parse_address
 from tests.loopback_hdfs import hdfs_cluster
-from tests.loopback_s3 import CREDENTIALS, s3_server
+from tests.loopback_s3 import CREDENTIALS, KEY_ID, SECRET, s3_server
+from tests.worlds.clocks import ManualClock
+from tests.worlds.report_tables import STORY, write_story
 from tests.worlds.s3_objects import S3Objects, s3_objects
 
 CLUSTER = Cluster("/ledgers", LayoutKind.HIERARCHICAL, "1b2c")
@@ -54,22 +63,32 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Objects]:
     place_module._client.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def moto_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with s3_server(tmp_path_factory.mktemp("moto") / "requests.log") as endpoint:
+        yield endpoint
+
+
 @pytest.fixture
-def moto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def moto(moto_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    with s3_server(tmp_path / "requests.log") as endpoint:
-        fs.S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True).create_dir("images")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        place_module._client.cache_clear()
-        yield "s3a://images/bookkeeper"
+    fs.S3FileSystem(endpoint_override=moto_endpoint, allow_bucket_creation=True).create_dir("images")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_endpoint)
+    place_module._client.cache_clear()
+    yield f"s3a://images/{tmp_path.name}"
     place_module._client.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def hdfs_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with hdfs_cluster(tmp_path_factory.mktemp("cluster") / "hdfs") as address:
+        yield address
+
+
 @pytest.fixture
-def hdfs(tmp_path: Path) -> Iterator[str]:
-    with hdfs_cluster(tmp_path / "hdfs") as address:
-        yield f"{address}/images/bookkeeper"
+def hdfs(hdfs_address: str, tmp_path: Path) -> str:
+    return f"{hdfs_address}/images/{tmp_path.name}"
 
 
 _MOTO = (pytest.mark.needs("moto"), pytest.mark.long)
@@ -101,7 +120,7 @@ def written(
 ) -> tuple[Place, Manifest]:
     """A generation that is current."""
     writing = files.begin(image, CLUSTER, run_id)
-    part = ImagePart(writing)
+    part = ImagePart(place_of(writing.to_text()))  # as an executor does
     for ledger_id, write_quorum, bookies in ledgers:
         part.add(ledger_id, 3, len(bookies), write_quorum, write_quorum, bookies)
     made = part.finish()
@@ -278,3 +297,118 @@ def test_without_an_image_there_is_a_reason(image: Place) -> None:
         files.cluster_place(image, CLUSTER).child("20280115T080000Z-000000").make()
         with pytest.raises(ImageError, match="its manifest cannot be read"):
             files.newest(image, CLUSTER)
+
+
+def part_of_a_run(writing: Place, read_from_ms: int, ledger_id: int = 1) -> None:
+    """What a task leaves in the folder of a run."""
+    part = ImagePart(place_of(writing.to_text()), read_from_ms)
+    part.add(ledger_id, 3, 1, 1, 1, ("a:1",))
+    part.listed(0, LeafStat(1, 2, 3, 1), 1)
+    assert part.finish()["problem"] == ""
+
+
+def test_what_a_run_read_that_ended_early_counts_only_if_it_is_of_the_same_reading(image: Place) -> None:
+    manifest = Manifest("20280115T080000Z-000000", "1b2c", "/ledgers", "hierarchical", NOW_MS, 0, (), ())
+    writing = files.begin(image, CLUSTER, manifest.run_id)
+    files.note_beginning(writing, manifest)
+    part_of_a_run(writing, NOW_MS)
+    part_of_a_run(writing, NOW_MS - 1, 2)  # a late task of the reading before
+    (left,) = files.unfinished(files.cluster_place(image, CLUSTER))
+    found = files.begun(left)
+    assert len(found.leaves) == 1
+    assert [record.read_from_ms for record in leaves_of(left, found)] == [NOW_MS]
+
+
+def test_two_runs_at_once_do_not_mix(image: Place) -> None:
+    """As if the lock of their kind had failed: the second one removes what the first one writes."""
+    ids = ("20280115T080000Z-000000", "20280115T080001Z-000000")
+    first = files.begin(image, CLUSTER, ids[0])
+    part_of_a_run(first, NOW_MS)
+    second = files.begin(image, CLUSTER, ids[1])
+    manifest = Manifest(ids[0], "1b2c", "/ledgers", "hierarchical", NOW_MS, 1, ("a:1",), ())
+    lost = ImageFile("ledgers-1.parquet", 1, 2, 3)
+    with pytest.raises((ImageError, OSError)):
+        files.commit(first, replace(manifest, files=(lost,)))
+    files.abandon(first)
+    part_of_a_run(second, NOW_MS)
+    files.commit(second, replace(manifest, run_id=ids[1]))
+    assert files.newest(image, CLUSTER)[1].run_id == ids[1]
+    files.abandon(first)
+    assert sorted(files.cluster_place(image, CLUSTER).folders()) == [ids[1]]
+
+
+def test_a_generation_that_was_removed_in_part_is_none(image: Place) -> None:
+    written(image)
+    place, manifest = written(image, run_id="20280115T080000Z-000000")
+    if isinstance(place, LocalPlace):
+        (place.path / manifest.index[0].name).unlink()
+    else:
+        remove_file(place, manifest.index[0].name)
+    with pytest.raises(ImageError, match="cannot be read"):
+        named(*files.newest(image, CLUSTER), "x:1")
+    if not isinstance(place, LocalPlace):
+        remove_file(place, files.MANIFEST)
+        assert files.newest(image, CLUSTER)[1].run_id < manifest.run_id
+        with pytest.raises(ImageError):
+            files.begun(*files.unfinished(files.cluster_place(image, CLUSTER)))
+
+
+def remove_file(place: Place, name: str) -> None:
+    assert isinstance(place, StorePlace)
+    system, base = place._client._system()
+    system.delete_file(f"{base}/{place._path}/{name}")
+
+
+def test_a_denied_bucket_is_one_sentence_without_credentials(s3: S3Objects) -> None:
+    image = place_of("s3a://images/bookkeeper")
+    current = written(image)
+    s3.is_denied = True
+    with pytest.raises(ImageError, match=r"s3a://images/bookkeeper.*ACCESS_DENIED") as unread:
+        files.newest(image, CLUSTER)
+    with pytest.raises(ImageError, match=r"s3a://images/bookkeeper.*ACCESS_DENIED") as unnamed:
+        named(*current, "x:1")
+    with pytest.raises(OSError, match=r"s3a://images/bookkeeper.*ACCESS_DENIED") as unwritten:
+        files.begin(image, CLUSTER, "20280115T080000Z-000000")
+    part = ImagePart(image.child("run"))
+    part.add(1, 3, 1, 1, 1, ("a:1",))
+    problem = part.finish()["problem"]
+    assert "ACCESS_DENIED" in problem
+    for text in (str(unread.value), str(unnamed.value), str(unwritten.value), problem, repr(image)):
+        assert "\n" not in text
+        assert SECRET not in text
+        assert KEY_ID not in text
+
+
+def test_a_store_that_does_not_answer_is_not_asked_by_each_task(s3: S3Objects) -> None:
+    clock = ManualClock()
+    client = RemoteFiles(parse_address("s3://images/a"), PlaceError, call_s=0.0, rest_s=120, clock=clock)
+    s3.answers.clear()
+    pending = client.start_write("b", pa.py_buffer(b""))
+    clock.now_s += SLOW_S + 1
+    with pytest.raises(PlaceError, match="no answer within"):
+        pending.result()
+    s3.answers.set()
+    clock.now_s += 60
+    with pytest.raises(PlaceError, match="not asked again yet"):
+        client.list()
+    clock.now_s += 61
+    relaxed = RemoteFiles(parse_address("s3://images/a"), PlaceError, rest_s=120, clock=clock)
+    relaxed.start_write("c", pa.py_buffer(b"1")).result()
+    with pytest.raises(PlaceError, match="no answer within"):
+        client.start_write("d", pa.py_buffer(b"")).result()  # its time is zero seconds, but it is asked
+
+
+@pytest.mark.long
+@pytest.mark.needs("hadoop-hdfs")
+def test_reports_and_images_are_kept_in_hdfs(hdfs: str, tmp_path: Path) -> None:
+    store = ReportStore(parse_address(f"{hdfs}/reports"))
+    write_story(tmp_path / "here")
+    run_id = STORY[0][0].run_id
+    assert stored_runs(store) == []
+    send_run(store, tmp_path / "here", run_id)
+    send_run(store, tmp_path / "here", run_id)  # again: nothing changes
+    assert stored_runs(store) == [run_id]
+    assert fetch_missing(store, tmp_path / "there") == [run_id]
+    assert list(reports(tmp_path / "there")) == list(reports(tmp_path / "here"))[-1:]
+    assert remove_runs(store, [run_id]) is None
+    assert stored_runs(store) == []
