@@ -18,8 +18,12 @@ from spark_jobs.image import files
 from spark_jobs.image import place as place_module
 from spark_jobs.image.place import place_of
 from spark_jobs.report import writing as report
+from spark_jobs.report.store import ReportStore
+from spark_jobs.report.store_runs import fetch_missing
 from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.settings import AuditSettings
+from spark_jobs.store_address import parse_address
+from tests.loopback_hdfs import hdfs_cluster
 from tests.loopback_s3 import CREDENTIALS, KEY_ID, SECRET
 from tests.spark.audit_world import Place, closed, opened
 from tests.worlds.clocks import ManualClock
@@ -172,3 +176,24 @@ def test_a_store_that_dies_after_the_beginning_costs_no_mark(
     result = audit(spark, place, clock)
     assert (result.summary.is_complete, set(place.marked())) == (True, {5, 10_005})
     assert result.summary.image.write_problem
+
+
+@pytest.mark.long
+@pytest.mark.needs("hadoop-hdfs")
+def test_an_incremental_audit_with_its_image_and_its_reports_in_hdfs(
+    spark: SparkSession, place: Place, clock: ManualClock, tmp_path: Path
+) -> None:
+    with hdfs_cluster(tmp_path / "hdfs") as address:
+        image, store = f"{address}/bookkeeper/image", f"{address}/bookkeeper/reports"
+        place.unregister("x:1")
+        first = audit(spark, place, clock, image_dir=image, report_store=store)
+        assert (first.summary.image.write_problem, first.summary.image.written_ledgers) == ("", len(LEDGERS))
+        place.create({30_050: closed("a:1", "x:1")})
+        result = audit(spark, place, clock, image_dir=image, report_store=store, incremental=True)
+        assert (result.summary.image.carried, result.summary.image.carried_problem) == (len(LEDGERS) - 2, "")
+        assert found(result) == set(place.marked()) == {5, 10_005, 30_050}
+        fetched = fetch_missing(ReportStore(parse_address(store)), tmp_path / "there")
+        assert set(fetched) == {first.summary.run_id, result.summary.run_id}
+    lost = audit(spark, place, clock, image_dir=image, incremental=True)
+    assert (lost.summary.is_complete, found(lost)) == (True, {5, 10_005, 30_050})
+    assert address in lost.summary.image.write_problem
