@@ -196,7 +196,12 @@ class RemoteFiles:
             for name in first:
                 if system.get_file_info(f"{base}/{folder}/{name}").type is fs.FileType.File:
                     system.delete_file(f"{base}/{folder}/{name}")
-            system.delete_dir(f"{base}/{folder}")
+            try:
+                system.delete_dir(f"{base}/{folder}")
+            except OSError:  # stores without folders may not find one whose files are gone
+                left = fs.FileSelector(f"{base}/{folder}", allow_not_found=True, recursive=True)
+                if any(info.type is fs.FileType.File for info in system.get_file_info(left)):
+                    raise
 
         self._start("remove", folder, call).result()
 
