@@ -75,7 +75,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 def audit(spark: SparkSession, place: Place, clock: ManualClock, **settings: Any) -> AuditResult:
     clock.now_s += 60
-    chosen = AuditSettings(place.uri, place.report_dir, **{"num_partitions": 2, "image_dir": IMAGE, **settings})
+    chosen = AuditSettings(place.uri, place.report_dir, **{"num_partitions": 1, "image_dir": IMAGE, **settings})
     return run_check(spark, RunKind.BOOKIES, chosen, clock=clock)
 
 

@@ -6,10 +6,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from auditor.cli.main import app
 from auditor.operating.client import ClusterClient
 from auditor.operating.named_by_image import named_by_image
 from auditor.operating.what_if import what_if, what_if_lines
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from spark_jobs.image import files
 from spark_jobs.image.manifest import ImageError, Manifest
@@ -64,3 +67,11 @@ async def test_an_image_that_cannot_be_trusted_is_refused(world: ApiWorld, tmp_p
         write_image(client, tmp_path, 10, read_from_ms=EPOCH_MS - 366 * 86_400_000)
         with pytest.raises(ImageError, match="old"):
             named_by_image(client, str(tmp_path), [C])
+
+
+def test_an_address_with_a_password_is_refused_before_anything_is_read() -> None:
+    words = ["what-if", "c:1", "--metadata-uri", "zk://127.0.0.1:1/ledgers", "--image", "s3a://key:pass-word@b/image"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert "must not contain a user or a password" in " ".join(result.output.split())
+    assert "pass-word" not in result.output
