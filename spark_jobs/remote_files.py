@@ -225,22 +225,26 @@ class RemoteFiles:
         """Call in a thread of its own: a library that hangs does not keep a run from its end."""
         future: Future[T] = Future()
         since_s = self._clock.monotonic_s()
+        failed_s: float | None = None
 
         def run() -> None:
+            nonlocal failed_s
             try:
                 system, base = self._system()
                 future.set_result(call(system, base))
             except BaseException as error:  # noqa: BLE001  # the boundary of a thread; it is raised to the caller
+                failed_s = self._clock.monotonic_s()
                 future.set_exception(error)
 
         def ended(error: Exception) -> Exception:
             reason = (str(error).splitlines() or [type(error).__name__])[0][:_REASON_MAX]
             now_s = self._clock.monotonic_s()
-            if self._rest_s and now_s - since_s > SLOW_S:
+            if self._rest_s and (now_s if failed_s is None else failed_s) - since_s > SLOW_S:
                 self._rests_until_s, self._rests_because = now_s + self._rest_s, reason
             return self._failure(f"cannot {verb} {self.address}{f' ({name})' if name else ''}: {reason}")
 
         if since_s < self._rests_until_s:
+            failed_s = since_s
             future.set_exception(OSError(f"it is not asked again yet, because: {self._rests_because}"))
         else:
             threading.Thread(target=run, name="store", daemon=True).start()
