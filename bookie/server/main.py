@@ -216,6 +216,7 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
         upkeep.scrubber,
         lambda: listeners.server.unsent_bytes,
         context.clock,
+        dict(zip(_journal_roles(disks.journals), settings.journal_dirs, strict=True)),
         begun_s,
     )
     await listeners.server.say_serving()
@@ -417,6 +418,7 @@ def _start_upkeep(
         clock,
         read_only_below_bytes=settings.read_only_below_bytes,
         is_drained=lambda: drain.is_drained or read_only.wish is not None,
+        journal_paths=settings.journal_dirs,
     )
     context.run_until_the_end("disk watch", watch.run())
     context.run_until_the_end("drain watch", drain.run(watch.look))

@@ -148,9 +148,14 @@ class LedgerStorage:
         return self._journals.fatal
 
     @property
-    def journal_writes(self) -> tuple[int | None, ...]:
-        """For each journal the number of the write to its disk that is under way; None if there is none."""
-        return self._journals.writes
+    def journal_changes(self) -> tuple[int | None, ...]:
+        """For each journal the number of the oldest change of its disk that is under way; None if there is none."""
+        return self._journals.oldest_changes
+
+    @property
+    def full_journals(self) -> tuple[bool, ...]:
+        """For each journal whether its disk had no space for the last change, as far as is known."""
+        return self._journals.full
 
     def fail(self, error: DiskError) -> None:
         """Acknowledge nothing more, because of what was seen of a disk from outside."""

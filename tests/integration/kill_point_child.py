@@ -1,5 +1,7 @@
 """A process that stores, fences, deletes and compacts until it reaches a named kill point. Run by test_kill_points.
 
+Arguments: the folder of the store, the number of this life, the number of journals and that of ledger directories.
+
 ``KILL_AT=name:count`` in the environment selects the point: the process sends itself SIGKILL when it reaches the point
 for the count-th time. The points are in adapters around the disk and the index, so the product code has no hooks for
 tests.
@@ -25,6 +27,7 @@ from bookie.runtime.clock import SystemClock
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.index_format import MARK_KEY
 from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
 from bookie.storage.port import Disk, DiskFile, EntryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
@@ -158,7 +161,11 @@ class KillingDisk(Disk):
 
     @override
     async def space(self) -> tuple[int, int]:
-        return await self._disk.space()
+        """A directory of entry logs is fuller by 1 MiB for each log, so that logs are spread on one file system."""
+        total, free = await self._disk.space()
+        if self._role != "entry_log":
+            return total, free
+        return total, total - (len(await self._disk.names("entries")) << 20)
 
     async def close(self) -> None:
         await self._disk.close()
@@ -272,13 +279,22 @@ class Life:
         self._switch.phase = ""
 
 
-async def open_store(root: Path, switch: KillSwitch) -> tuple[LedgerStorage, list[KillingDisk]]:
-    disks = [
-        KillingDisk(await FileDisk.acquire(root / name), role, switch)
-        for name, role in (("journal", "journal"), ("ledgers", "entry_log"))
-    ]
+async def open_store(
+    root: Path, switch: KillSwitch, journals: int, ledger_dirs: int
+) -> tuple[LedgerStorage, list[KillingDisk]]:
+    async def acquired(name: str, role: str, number: int) -> KillingDisk:
+        path = root / (name if number == 1 else f"{name}-{number}")
+        return KillingDisk(await FileDisk.acquire(path), role, switch)
+
+    clock = SystemClock()
+    first, *others = [await acquired("journal", "journal", number + 1) for number in range(journals)]
+    places = [await acquired("ledgers", "entry_log", number + 1) for number in range(ledger_dirs)]
+    ledgers: Disk = places[0]
+    if ledger_dirs > 1:
+        ledgers = await SpreadDisk.over([SpreadDirectory(str(n), disk) for n, disk in enumerate(places)], clock)
     index = KillingIndex(await RocksIndex.open(root / "ledgers" / "index"), switch)
-    return await LedgerStorage.open(disks[0], disks[1], index, SETTINGS, SystemClock()), disks
+    store = await LedgerStorage.open(first, ledgers, index, SETTINGS, clock, more_journals=others)
+    return store, [first, *others, *places]
 
 
 async def verify(store: LedgerStorage, acknowledged: Sequence[Sequence[str]]) -> None:
@@ -322,18 +338,18 @@ async def end(store: LedgerStorage, switch: KillSwitch, root: Path) -> None:
     await store.checkpoint()
     left = {
         name: sum(
-            path.stat().st_size for path in (root / name).rglob("*") if path.is_file() and "index" not in path.parts
+            path.stat().st_size for path in root.glob(f"{name}*/**/*") if path.is_file() and "index" not in path.parts
         )
         for name in ("journal", "ledgers")
     }
     say("left", left["journal"], left["ledgers"])
 
 
-async def main(root: Path, life: int) -> int:
+async def main(root: Path, life: int, journals: int, ledger_dirs: int) -> int:
     name, _, count = os.environ.get("KILL_AT", ":0").partition(":")
     switch = KillSwitch(name, int(count))
     watch_renames(switch)
-    store, disks = await open_store(root, switch)
+    store, disks = await open_store(root, switch, journals, ledger_dirs)
     acknowledged = [line.split() for line in (root / "acknowledged").read_text().splitlines()]
     await verify(store, acknowledged)
     say("verified")
@@ -348,4 +364,4 @@ async def main(root: Path, life: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]))))
+    sys.exit(asyncio.run(main(Path(sys.argv[1]), *map(int, sys.argv[2:]))))

@@ -21,6 +21,9 @@ from tests.required import missing
 
 _SHUTDOWN: Final = 0x8004587D
 """EXT4_IOC_SHUTDOWN."""
+_FREEZE: Final = 0xC0045877
+_THAW: Final = 0xC0045878
+"""FIFREEZE and FITHAW, which backup programs use."""
 _WITHOUT_FLUSHING: Final = struct.pack("I", 2)
 _IMAGE_BYTES: Final = 256 << 20
 
@@ -37,6 +40,19 @@ class FragileDisk:
         descriptor = os.open(self.root, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, _SHUTDOWN, _WITHOUT_FLUSHING)
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """A disk that hangs: in the block, writes and syncs do not end, and reads do. No signal ends what waits."""
+        descriptor = os.open(self.root, os.O_RDONLY)
+        try:
+            fcntl.ioctl(descriptor, _FREEZE, 0)
+            try:
+                yield
+            finally:
+                fcntl.ioctl(descriptor, _THAW, 0)
         finally:
             os.close(descriptor)
 

@@ -1,16 +1,25 @@
-"""A process that stores entries and prints each acknowledgement, until it is killed. Run by test_storage_kill9."""
+"""A process that stores entries and prints each acknowledgement, until it is killed. Run by test_storage_kill9.
+
+Arguments: the folder of the store, the number of this life, the number of journals and that of ledger directories.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import struct
 import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+
+from typing_extensions import override
 
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import SystemClock
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
+from bookie.storage.port import Disk
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
@@ -25,10 +34,35 @@ def entry(ledger_id: int, entry_id: int) -> bytes:
     return struct.pack(">qqqq", ledger_id, entry_id, entry_id - 1, 0) + PAYLOAD
 
 
-async def open_store(root: Path) -> LedgerStorage:
-    journal, ledgers = await FileDisk.acquire(root / "journal"), await FileDisk.acquire(root / "ledgers")
-    index = await RocksIndex.open(root / "ledgers" / "index")
-    return await LedgerStorage.open(journal, ledgers, index, SETTINGS, SystemClock())
+class LedgerDirectory(FileDisk):
+    """A directory of which each entry log takes a mebibyte, so that logs are spread also on one file system."""
+
+    @override
+    async def space(self) -> tuple[int, int]:
+        total, _ = await super().space()
+        return total, total - (len(await self.names("entries")) << 20)
+
+
+@asynccontextmanager
+async def opened_store(root: Path, journals: int, ledger_dirs: int) -> AsyncIterator[LedgerStorage]:
+    """The store in ``root``. It and its disks are closed in the end."""
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+
+        async def acquired(kind: type[FileDisk], name: str, number: int) -> FileDisk:
+            disk = await kind.acquire(root / (name if number == 1 else f"{name}-{number}"))
+            stack.push_async_callback(disk.close)
+            return disk
+
+        first, *others = [await acquired(FileDisk, "journal", number + 1) for number in range(journals)]
+        places = [await acquired(LedgerDirectory, "ledgers", number + 1) for number in range(ledger_dirs)]
+        ledgers: Disk = places[0]
+        if ledger_dirs > 1:
+            ledgers = await SpreadDisk.over([SpreadDirectory(str(n), disk) for n, disk in enumerate(places)], clock)
+        index = await RocksIndex.open(root / "ledgers" / "index")
+        store = await LedgerStorage.open(first, ledgers, index, SETTINGS, clock, more_journals=others)
+        stack.push_async_callback(store.close)
+        yield store
 
 
 async def write(store: LedgerStorage, ledger_id: LedgerId, first: int) -> None:
@@ -53,12 +87,12 @@ async def fence(store: LedgerStorage, first: int) -> None:
         sys.stdout.flush()
 
 
-async def main(root: Path, life: int) -> None:
-    store = await open_store(root)
-    first = life * 1_000_000
-    writers = [write(store, LedgerId(ledger_id), first) for ledger_id in range(4)]
-    await asyncio.gather(*writers, fence(store, 1_000_000 + first))
+async def main(root: Path, life: int, journals: int, ledger_dirs: int) -> None:
+    async with opened_store(root, journals, ledger_dirs) as store:
+        first = life * 1_000_000
+        writers = [write(store, LedgerId(ledger_id), first) for ledger_id in range(4)]
+        await asyncio.gather(*writers, fence(store, 1_000_000 + first))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))

@@ -31,7 +31,9 @@ GATE_POINTS = (
     "journal.trim.after",
 )
 LIVES = 7
-"""Lives for each point in the long suite: together more than 200."""
+"""Lives for each point and layout in the long suite: together more than 600."""
+LAYOUTS = ((1, 1), (2, 1), (2, 2))
+"""Each is the number of journals and of ledger directories."""
 
 
 def child_module() -> ModuleType:
@@ -43,10 +45,10 @@ def child_module() -> ModuleType:
     return module
 
 
-def life(root: Path, number: int, kill_at: str) -> tuple[int, list[str]]:
+def life(root: Path, number: int, kill_at: str, layout: tuple[int, int]) -> tuple[int, list[str]]:
     """Run the child until its end. Return its exit code and what it printed, whole lines only."""
     done = subprocess.run(
-        [sys.executable, str(CHILD), str(root), str(number)],
+        [sys.executable, str(CHILD), str(root), *map(str, (number, *layout))],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -57,15 +59,15 @@ def life(root: Path, number: int, kill_at: str) -> tuple[int, list[str]]:
     return done.returncode, [line for line in done.stdout.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def killed_lives(root: Path, kills: list[tuple[str, int]]) -> None:
+def killed_lives(root: Path, kills: list[tuple[str, int]], layout: tuple[int, int]) -> None:
     acknowledged = root / "acknowledged"
     acknowledged.write_text("")
     for number, (point, count) in enumerate(kills):
-        code, lines = life(root, number, f"{point}:{count}")
+        code, lines = life(root, number, f"{point}:{count}", layout)
         assert code == -signal.SIGKILL, f"{point} was not reached {count} times"
         with acknowledged.open("a") as file:
             file.writelines(line for line in lines if line != "verified\n")
-    code, lines = life(root, len(kills), ":0")
+    code, lines = life(root, len(kills), ":0", layout)
     assert code == 0
     assert lines[0] == "verified\n"
     _, journal_bytes, ledger_bytes = lines[-1].split()
@@ -73,11 +75,15 @@ def killed_lives(root: Path, kills: list[tuple[str, int]]) -> None:
     assert int(ledger_bytes) <= LEFT_BYTES_MAX
 
 
-def test_ten_lives_that_end_at_ten_steps_lose_nothing(tmp_path: Path) -> None:
-    killed_lives(tmp_path, [(point, 2 + number % 3) for number, point in enumerate(GATE_POINTS)])
+@pytest.mark.parametrize("layout", [(1, 1), pytest.param((2, 2), marks=pytest.mark.long)])
+def test_ten_lives_that_end_at_ten_steps_lose_nothing(tmp_path: Path, layout: tuple[int, int]) -> None:
+    killed_lives(tmp_path, [(point, 2 + number % 3) for number, point in enumerate(GATE_POINTS)], layout)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("point", child_module().POINTS)
-def test_lives_that_end_at_one_step_at_different_times_lose_nothing(tmp_path: Path, point: str) -> None:
-    killed_lives(tmp_path, [(point, 1 + number) for number in range(LIVES)])
+def test_lives_that_end_at_one_step_at_different_times_lose_nothing(
+    tmp_path: Path, point: str, layout: tuple[int, int]
+) -> None:
+    killed_lives(tmp_path, [(point, 1 + number) for number in range(LIVES)], layout)

@@ -12,7 +12,7 @@ import pytest
 
 from bookie.model.errors import FatalError
 from tests.integration.power_cut import FragileDisk, fragile_disk
-from tests.integration.test_storage_kill9 import CHILD, check
+from tests.integration.test_storage_kill9 import CHILD, Layout, check
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.needs("loop")]
 
@@ -24,13 +24,16 @@ UNSYNCED = (
 """Runs a program that never syncs a file by itself."""
 
 
-def life_until_power_loss(disk: FragileDisk, command: list[str], life: int, count: int) -> list[list[str]]:
+def life_until_power_loss(
+    disk: FragileDisk, command: list[str], life: int, count: int, layout: Layout = (1, 1)
+) -> list[list[str]]:
     """Start the child, cut the power after ``count`` acknowledgements, and return these.
 
     What the child acknowledges after that does not count: without power it would not run. While ext4 shuts down, it may
     report success for a sync that is not durable.
     """
-    child = subprocess.Popen([*command, str(CHILD), str(disk.root), str(life)], stdout=subprocess.PIPE, text=True)
+    words = [*command, str(CHILD), str(disk.root), *map(str, (life, *layout))]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     lines = []
     try:
@@ -48,13 +51,14 @@ def life_until_power_loss(disk: FragileDisk, command: list[str], life: int, coun
 
 
 @pytest.mark.timeout(600)
-def test_nothing_acknowledged_is_lost_with_the_page_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [(1, 1), (2, 1), (2, 2)])
+def test_nothing_acknowledged_is_lost_with_the_page_cache(tmp_path: Path, layout: Layout) -> None:
     rng, acknowledged = random.Random(3), list[list[str]]()
     with fragile_disk(tmp_path) as disk:
         for life in range(LIVES):
-            found = life_until_power_loss(disk, [sys.executable], life, rng.randint(1, 1500))
+            found = life_until_power_loss(disk, [sys.executable], life, rng.randint(1, 1500), layout)
             acknowledged += found
-            asyncio.run(check(disk.root, acknowledged if life == LIVES - 1 else found))
+            asyncio.run(check(disk.root, acknowledged if life == LIVES - 1 else found, layout))
     assert {words[0] for words in acknowledged} == {"added", "fenced"}
 
 
@@ -62,4 +66,4 @@ def test_the_loss_of_the_page_cache_shows_a_store_that_does_not_sync(tmp_path: P
     with fragile_disk(tmp_path) as disk:
         acknowledged = life_until_power_loss(disk, [sys.executable, "-c", UNSYNCED], 0, 300)
         with pytest.raises((AssertionError, FatalError)):
-            asyncio.run(check(disk.root, acknowledged))
+            asyncio.run(check(disk.root, acknowledged, (1, 1)))

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bookie.embedded.process import ManagedProcess
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import AddBatch, Status
 from bookie.wire.requests import Fence, Read
-from tests.deadlines import STATE_S
-from tests.integration.test_bookie_process import KEY, Machine, machine
+from tests.deadlines import PROGRAM_S, STATE_S
+from tests.integration.power_cut import fragile_disk
+from tests.integration.test_bookie_process import KEY, READY, Machine, machine
 from tests.required import missing
 from tests.sessions import kill9
 from tests.worlds.machine import entry
@@ -79,6 +84,22 @@ async def whole(machine: Machine, bookie: BookieId, ledger_id: LedgerId, count: 
     return [result.packet for result in reply.results] == [entry(ledger_id, each, b"x") for each in range(count)]
 
 
+async def started(machine: Machine, **options: object) -> tuple[ManagedProcess, BookieId, str]:
+    """A bookie that serves, its id and its address."""
+    process = machine.start(bookie_id="two", **options)
+    ready = await process.wait_for_line(READY, STATE_S)
+    return process, BookieId(ready[1]), f"{ready[2]}:{ready[3]}"
+
+
+async def shown(at: str) -> tuple[list[str], dict[str, Any]]:
+    """Why the bookie is read-only and the problem of each journal, as ``bkheal bookie status`` shows them."""
+    command = [sys.executable, "-m", "auditor.cli.main", "bookie", "status", "--at", at, "--output", "json"]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, timeout=PROGRAM_S)
+    document = json.loads(done.stdout)
+    journals = {disk["path"]: disk["problem"] for disk in document["disks"] if disk["role"].startswith("journal")}
+    return document["read_only_reasons"], journals
+
+
 async def test_both_journals_are_replayed_after_a_kill_and_none_may_be_missing_or_exchanged(
     machine: Machine, disks: tuple[Path, Path]
 ) -> None:
@@ -127,8 +148,9 @@ async def test_a_journal_disk_that_is_full_makes_the_bookie_read_only_and_loses_
     machine: Machine, disks: tuple[Path, Path]
 ) -> None:
     first, second = disks
-    options: dict[str, object] = {"journal_dir": listed(first, second), "bookie_id": "two"}
-    process, bookie = await machine.ready(**options)
+    directories = listed(first, second)
+    process, bookie, at = await started(machine, journal_dir=directories)
+    assert await shown(at) == ([], dict.fromkeys(directories.split(",")))
     assert await add(machine, bookie, EVEN, 0) is Status.OK
     assert await add(machine, bookie, ODD, 0) is Status.OK
     ballast = second / "ballast"
@@ -139,9 +161,46 @@ async def test_a_journal_disk_that_is_full_makes_the_bookie_read_only_and_loses_
     assert await add(machine, bookie, EVEN, 1, PAYLOAD) is Status.READ_ONLY
     assert await whole(machine, bookie, EVEN, 1)
     assert await whole(machine, bookie, ODD, 1)
+    await machine.until(lambda bookies: bookie in bookies.read_only)
+    problems = dict(zip(directories.split(","), (None, "full"), strict=True))
+    assert await shown(at) == (["disk-full"], problems)
     await kill9(machine.zookeeper, process)
     ballast.unlink()
-    _, again = await machine.ready(**options)
+    _, again, _ = await started(machine, journal_dir=directories)
     assert await whole(machine, again, EVEN, 1)
     assert await whole(machine, again, ODD, 1)
     assert await add(machine, again, ODD, 1) is Status.OK
+
+
+async def test_a_journal_disk_that_hangs_makes_the_bookie_read_only_and_ends_it_and_nothing_acknowledged_is_lost(
+    machine: Machine, tmp_path: Path
+) -> None:
+    with fragile_disk(tmp_path) as disk:
+        first, second = directories = tmp_path / "journal-1", disk.root / "journal-2"
+        options: dict[str, object] = {"journal_dir": ",".join(map(str, directories))}
+        process, bookie, at = await started(machine, **options)
+        for number in range(20):
+            assert await add(machine, bookie, EVEN, number) is Status.OK
+            assert await add(machine, bookie, ODD, number) is Status.OK
+        with disk.frozen():
+            waiting = asyncio.create_task(add(machine, bookie, ODD, 20))
+            assert await add(machine, bookie, EVEN, 20) is Status.OK
+            assert not waiting.done()
+            await machine.until(lambda bookies: bookie in bookies.read_only)
+            assert await add(machine, bookie, EVEN, 21) is Status.READ_ONLY
+            assert await whole(machine, bookie, EVEN, 21)
+            assert await whole(machine, bookie, ODD, 20)
+            reasons, problems = await shown(at)
+            assert reasons == ["stalled-disk"]
+            assert problems[str(first)] is None
+            assert problems[str(second)].startswith("a write has not ended for")
+            line = await process.wait_for_line(r"^bookie: a write to the disk of (\S+) has not ended", STATE_S)
+            assert line[1] == str(second)
+            assert await waiting is not Status.OK
+            await machine.until(lambda bookies: bookie not in bookies.registered)
+        assert await process.wait(STATE_S) == ExitCode.STORAGE_FAILED
+        _, again, _ = await started(machine, **options)
+        assert await whole(machine, again, EVEN, 21)
+        assert await whole(machine, again, ODD, 20)
+        assert await add(machine, again, ODD, 21) is Status.OK
+        await machine.stack.aclose()

@@ -1,4 +1,4 @@
-"""Scenario 121 on real files and RocksDB: a killed process loses nothing that it acknowledged."""
+"""Scenario 64 on real files and RocksDB: a killed process loses nothing that it acknowledged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from types import ModuleType
 import pytest
 
 from bookie.model.ids import EntryId, LedgerId
-from bookie.runtime.clock import SystemClock
-from bookie.storage.disks.files import FileDisk
-from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 
@@ -22,6 +19,9 @@ pytestmark = pytest.mark.integration
 
 CHILD = Path(__file__).with_name("storage_kill9_child.py")
 LIVES = 3
+Layout = tuple[int, int]
+"""The number of journals and of ledger directories."""
+LAYOUTS = [(1, 1), pytest.param((2, 1), marks=pytest.mark.long), (2, 2)]
 ACKNOWLEDGEMENTS = (300, 1500, 700)
 """How many the parent waits for before it kills: some megabytes, hence several flushes and journal files."""
 
@@ -35,9 +35,10 @@ def child_module() -> ModuleType:
     return module
 
 
-def killed_life(root: Path, life: int) -> list[list[str]]:
+def killed_life(root: Path, life: int, layout: Layout) -> list[list[str]]:
     """Start the child, kill it after a number of acknowledgements, return all that it printed."""
-    child = subprocess.Popen([sys.executable, str(CHILD), str(root), str(life)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, str(CHILD), str(root), *map(str, (life, *layout))]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     lines = []
     try:
@@ -54,25 +55,24 @@ def killed_life(root: Path, life: int) -> list[list[str]]:
     return [line.split() for line in lines if line.endswith("\n")]
 
 
-def test_every_acknowledged_add_and_fence_survives_kill_9(tmp_path: Path) -> None:
-    acknowledged = [words for life in range(LIVES) for words in killed_life(tmp_path, life)]
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_acknowledged_add_and_fence_survives_kill_9(tmp_path: Path, layout: Layout) -> None:
+    acknowledged = [words for life in range(LIVES) for words in killed_life(tmp_path, life, layout)]
     assert {words[0] for words in acknowledged} == {"added", "fenced"}
-    asyncio.run(check(tmp_path, acknowledged))
+    journals, ledger_dirs = layout
+    assert len(list(tmp_path.glob("journal*/journal"))) == journals
+    assert len({path.parent for path in tmp_path.glob("ledgers*/entries/*.log")}) == ledger_dirs
+    asyncio.run(check(tmp_path, acknowledged, layout))
 
 
-async def check(root: Path, acknowledged: list[list[str]]) -> None:
+async def check(root: Path, acknowledged: list[list[str]], layout: Layout) -> None:
     child = child_module()
-    journal, ledgers = await FileDisk.acquire(root / "journal"), await FileDisk.acquire(root / "ledgers")
-    index = await RocksIndex.open(root / "ledgers" / "index")
-    store = await LedgerStorage.open(journal, ledgers, index, child.SETTINGS, SystemClock())
-    for kind, *numbers in acknowledged:
-        if kind == "added":
-            await check_added(store, child, LedgerId(int(numbers[0])), int(numbers[1]))
-        else:
-            await check_fenced(store, child, LedgerId(int(numbers[0])))
-    await store.close()
-    await journal.close()
-    await ledgers.close()
+    async with child.opened_store(root, *layout) as store:
+        for kind, *numbers in acknowledged:
+            if kind == "added":
+                await check_added(store, child, LedgerId(int(numbers[0])), int(numbers[1]))
+            else:
+                await check_fenced(store, child, LedgerId(int(numbers[0])))
 
 
 async def check_added(store: LedgerStorage, child: ModuleType, ledger_id: LedgerId, first: int) -> None:

@@ -118,6 +118,7 @@ def administered(
             scrubber,
             lambda: server.unsent_bytes,
             clock,
+            {"journal": home / "journal"},
             clock.monotonic_s(),
         )
         servicer.node = node

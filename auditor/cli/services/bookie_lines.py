@@ -31,9 +31,10 @@ def status_lines(document: dict[str, Any]) -> list[str]:
 
 def _disk_line(disk: dict[str, Any]) -> str:
     which = f"{disk['role']} disk{'' if disk['path'] is None else ' ' + disk['path']}"
-    if disk["problem"] is not None:
+    if disk["problem"] is not None and disk["role"] == "ledgers":
         return printable(f"{which} is out of use: {disk['problem']}")
-    return printable(f"{which}: {disk['free_bytes']} of {disk['total_bytes']} bytes free")
+    problem = "" if disk["problem"] is None else f"{disk['problem']}; "
+    return printable(f"{which}: {problem}{disk['free_bytes']} of {disk['total_bytes']} bytes free")
 
 
 def read_only_lines(document: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from bookie.model.errors import PermanentError, TransientError
@@ -80,6 +81,8 @@ class Node:
     """None: scrubs are disabled."""
     unsent_bytes: Callable[[], int]
     clock: Clock
+    journal_paths: Mapping[str, Path]
+    """The directories of the journals by role, in their order."""
     begun_s: float
     """When the process started, on the clock's monotonic time."""
     _inventories: int = 0
@@ -114,6 +117,10 @@ class Node:
         )
 
     async def _spaces(self, role: str, disk: Disk) -> list[pb.DiskSpace]:
+        if role in self.journal_paths:
+            number = list(self.journal_paths).index(role)
+            path = str(self.journal_paths[role]) if len(self.journal_paths) > 1 else ""
+            return [await self._space(role, disk, path, self.watch.journal_problem(number))]
         if not isinstance(disk, SpreadDisk):
             return [await self._space(role, disk)]
         return [
@@ -123,13 +130,13 @@ class Node:
             for each in disk.directories
         ]
 
-    async def _space(self, role: str, disk: Disk, path: str = "") -> pb.DiskSpace:
+    async def _space(self, role: str, disk: Disk, path: str = "", problem: str = "") -> pb.DiskSpace:
         try:
             async with asyncio.timeout(_LOOK_S):
                 total, free = await disk.space()
-        except TimeoutError as error:
-            raise NotNowError(f"the disk of the {role} directory does not answer") from error
-        return pb.DiskSpace(role=role, total_bytes=total, free_bytes=free, path=path)
+        except TimeoutError:
+            return pb.DiskSpace(role=role, path=path, problem=problem or f"does not answer within {_LOOK_S:g} s")
+        return pb.DiskSpace(role=role, total_bytes=total, free_bytes=free, path=path, problem=problem)
 
     async def inventory(self, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
         """Yield the ledgers that the request selects; see the ``.proto`` file.

@@ -4,9 +4,10 @@ Three steps (docs/failure-model.md#disk-space): below the threshold plain adds a
 recovery and repair as well, so that the rest serves checkpoints and collection; and a disk that reports itself full
 makes the bookie read-only at any threshold.
 
-A disk may also hang without an error. A write to a journal that lasts for ``STALL_READ_ONLY_S`` makes the bookie
-read-only. After ``STALL_FATAL_S`` the process ends, so its ledgers are repaired from other copies. Nothing of such a
-write was acknowledged.
+A disk may also hang without an error. A change of a journal's disk (a write, a sync, a removal) that lasts for
+``STALL_READ_ONLY_S`` makes the bookie read-only. After ``STALL_FATAL_S`` the process ends, so its ledgers are repaired
+from other copies. Nothing of such a write was acknowledged. Removals and marks count as well: a checkpoint waits for
+them, and of several journals one may have no writes.
 
 Read-only is announced in ZooKeeper before plain adds are refused, and adds are accepted before writable is announced:
 a writer that picks a bookie by its registration is not turned away.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from bookie.model.errors import BkhealError
@@ -81,8 +83,20 @@ class DiskWatch:
         *,
         read_only_below_bytes: int,
         is_drained: Callable[[], bool] = lambda: False,
+        journal_paths: Sequence[Path] = (),
     ) -> None:
-        """Prepare to look; ``is_drained`` is asked each time whether an operator wants the bookie to be read-only."""
+        """Prepare to look.
+
+        Args:
+            disks: those whose free space counts.
+            storage: what is watched, and stopped.
+            service: what becomes read-only.
+            keeper: announces it.
+            clock: time.
+            read_only_below_bytes: the threshold.
+            is_drained: is asked each time whether an operator wants the bookie to be read-only.
+            journal_paths: the directories of the journals, for messages; empty: they have none.
+        """
         self._disks = disks
         self._storage = storage
         self._service = service
@@ -94,8 +108,11 @@ class DiskWatch:
         self._is_stalled = False
         self._looking = asyncio.Lock()
         self._was_full_at_s: float | None = None
-        self._writes: dict[int, tuple[int, float]] = {}
-        """For each journal the write that the last look saw, and when it was seen first."""
+        self._changes: dict[int, tuple[int, float]] = {}
+        """For each journal the change that the last look saw, and when it was seen first."""
+        self._stalled_s: dict[int, float] = {}
+        """For each journal for how long looks have seen the same change."""
+        self._journal_paths = journal_paths
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -106,6 +123,13 @@ class DiskWatch:
             "disk-space": self._is_low,
         }
         return tuple(name for name, is_so in found.items() if is_so)
+
+    def journal_problem(self, number: int) -> str:
+        """Why a journal's disk keeps the bookie read-only, as of the last look; empty: it does not. The first is 0."""
+        stalled_s = self._stalled_s.get(number, 0.0)
+        if stalled_s >= STALL_READ_ONLY_S:
+            return f"a write has not ended for {stalled_s:.0f} s"
+        return "full" if self._storage.full_journals[number] and self._was_full_lately() else ""
 
     async def run(self) -> None:
         """Look again and again; ends by cancellation alone."""
@@ -119,9 +143,12 @@ class DiskWatch:
             await self._look()
 
     async def _look(self) -> None:
-        stalled_s = self._stalled_s()
+        self._look_at_journals()
+        stalled_s = max(self._stalled_s.values(), default=0.0)
         if stalled_s >= STALL_FATAL_S:
-            self._storage.fail(StalledDiskError(f"a write to a journal's disk has not ended for {stalled_s:.0f} s"))
+            which = max(self._stalled_s, key=self._stalled_s.__getitem__)
+            name = self._journal_paths[which] if self._journal_paths else f"journal {which + 1}"
+            self._storage.fail(StalledDiskError(f"a write to the disk of {name} has not ended for {stalled_s:.0f} s"))
             return
         await self._look_at_space()
         was_read_only = self._service.is_read_only
@@ -129,7 +156,10 @@ class DiskWatch:
         is_read_only = self._is_stalled or self._was_full_lately() or self._is_low or self._is_drained()
         if is_read_only == was_read_only:
             return
-        _log.warning("read-only mode changes", extra={"is_read_only": is_read_only, "stalled_s": stalled_s})
+        _log.warning(
+            "read-only mode changes",
+            extra={"is_read_only": is_read_only, "stalled_s": stalled_s, "journals": self._journal_problems()},
+        )
         if not is_read_only:
             self._service.is_read_only = False
         await self._keeper.switch(is_read_only=is_read_only, deadline_s=ANNOUNCE_DEADLINE_S)
@@ -147,15 +177,18 @@ class DiskWatch:
         )
         self._is_low = should_be_read_only(self._is_low, free, self._read_only_below_bytes)
 
-    def _stalled_s(self) -> float:
-        """For how long looks have seen the same write to a journal."""
-        now_s, seen = self._clock.monotonic_s(), self._writes
-        self._writes = {}
-        for journal, write in enumerate(self._storage.journal_writes):
-            if write is not None:
+    def _look_at_journals(self) -> None:
+        now_s, seen = self._clock.monotonic_s(), self._changes
+        self._changes = {}
+        for journal, change in enumerate(self._storage.journal_changes):
+            if change is not None:
                 before = seen.get(journal)
-                self._writes[journal] = before if before is not None and before[0] == write else (write, now_s)
-        return max((now_s - since_s for _, since_s in self._writes.values()), default=0.0)
+                self._changes[journal] = before if before is not None and before[0] == change else (change, now_s)
+        self._stalled_s = {journal: now_s - since_s for journal, (_, since_s) in self._changes.items()}
+
+    def _journal_problems(self) -> str:
+        found = [(path, self.journal_problem(number)) for number, path in enumerate(self._journal_paths)]
+        return "; ".join(f"{path}: {problem}" for path, problem in found if problem)
 
     def _was_full_lately(self) -> bool:
         now_s = self._clock.monotonic_s()

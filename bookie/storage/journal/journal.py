@@ -27,8 +27,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from bookie.model.errors import FatalError, TransientError
@@ -108,8 +108,7 @@ class Journal:
     Attributes:
         durable_sequence: sequence of the last synced batch; its callbacks have run too, before any other task.
         fatal: completes with the error when the journal has stopped permanently.
-        writes_begun: how often a write to the disk has begun.
-        is_writing: whether the last one has not ended.
+        is_full: whether the disk had no space for the last change, as far as is known.
     """
 
     def __init__(
@@ -137,8 +136,7 @@ class Journal:
             fatal: shared with other journals, so that all of them stop if one fails; None: one of its own.
         """
         self.durable_sequence = sequence
-        self.writes_begun = 0
-        self.is_writing = False
+        self.is_full = False
         self.fatal: asyncio.Future[FatalError] = fatal or asyncio.get_running_loop().create_future()
         self._disk = disk
         self._settings = settings
@@ -159,6 +157,9 @@ class Journal:
         self._writer: asyncio.Task[None] | None = None
         self._marker: asyncio.Task[None] | None = None
         self._has_new_end = asyncio.Event()
+        self._changes_begun = 0
+        self._changes: dict[int, None] = {}
+        """The numbers of the changes of the disk that are under way, the oldest first: few at a time."""
 
     def start(self) -> None:
         """Start the writer task, and the task that writes the mark."""
@@ -192,6 +193,11 @@ class Journal:
         """Bytes of records that wait for the disk."""
         return self._waiting_bytes
 
+    @property
+    def oldest_change(self) -> int | None:
+        """The number of the oldest write, sync or removal that is under way; None if there is none."""
+        return next(iter(self._changes), None)
+
     async def trim(self, sequence: int) -> None:
         """Remove the files covered by a durable checkpoint at ``sequence``. May be called concurrently.
 
@@ -200,12 +206,15 @@ class Journal:
         """
         covered = [file for file in self._closed_files if file.last_sequence <= sequence]
         for file in covered:
-            await self._disk.unlink(file.path)
+            with self._changing():
+                await self._disk.unlink(file.path)
         if covered:
             self._closed_files = [file for file in self._closed_files if file not in covered]
-            await self._disk.sync_directory(DIRECTORY)
+            with self._changing():
+                await self._disk.sync_directory(DIRECTORY)
         # Last, because on a full disk it needs the space freed by the removed files.
-        await self._slots.write(JournalMark(self.durable_sequence, self._epoch))
+        with self._changing():
+            await self._slots.write(JournalMark(self.durable_sequence, self._epoch))
 
     def stop(self, error: Exception) -> None:
         """Acknowledge nothing more: fail the queued records and complete ``fatal``."""
@@ -241,14 +250,12 @@ class Journal:
         try:
             while await self._has_work():
                 self._take_group()
-                self.writes_begun += 1
-                self.is_writing = True
-                try:
-                    await self._commit(self._group)
-                except DiskFullError as error:
-                    await self._abandon_file(error)
-                finally:
-                    self.is_writing = False
+                with self._changing():
+                    try:
+                        await self._commit(self._group)
+                        self.is_full = False
+                    except DiskFullError as error:
+                        await self._abandon_file(error)
         except Exception as error:  # noqa: BLE001 (task boundary: without the writer nothing may be acknowledged)
             self.stop(error)
 
@@ -266,9 +273,24 @@ class Journal:
 
     async def _mark_end(self) -> None:
         try:
-            await self._slots.write(JournalMark(self.durable_sequence, self._epoch))
+            with self._changing():
+                await self._slots.write(JournalMark(self.durable_sequence, self._epoch))
         except DiskFullError as error:  # only the proof is missing; the next batch or checkpoint records it
             _log.warning("journal mark not written", extra={"error": str(error)})
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Count what is done in the block as one change of the disk, which ends or is seen to hang."""
+        self._changes_begun += 1
+        number = self._changes_begun
+        self._changes[number] = None
+        try:
+            yield
+        except DiskFullError:
+            self.is_full = True
+            raise
+        finally:
+            del self._changes[number]
 
     async def _has_work(self) -> bool:
         while not self._queue:
@@ -327,6 +349,7 @@ class Journal:
         All queued records fail as well, because later records may depend on earlier ones (a ledger's key).
         """
         _log.error("journal disk full", extra={"durable_sequence": self.durable_sequence, "error": str(error)})
+        self.is_full = True
         self._epoch += 1
         self._fail(error)
         await self._end_file()

@@ -41,9 +41,14 @@ class Journals:
         return sum(journal.waiting_bytes for journal in self.each)
 
     @property
-    def writes(self) -> tuple[int | None, ...]:
-        """For each journal the number of the write that is under way; None if there is none."""
-        return tuple(journal.writes_begun if journal.is_writing else None for journal in self.each)
+    def oldest_changes(self) -> tuple[int | None, ...]:
+        """For each journal the number of the oldest write, sync or removal that is under way; None: there is none."""
+        return tuple(journal.oldest_change for journal in self.each)
+
+    @property
+    def full(self) -> tuple[bool, ...]:
+        """For each journal whether its disk had no space for the last change, as far as is known."""
+        return tuple(journal.is_full for journal in self.each)
 
     def enqueue(
         self,

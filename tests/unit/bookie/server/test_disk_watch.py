@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+
+import pytest
 
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.tasks import cancel
+from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.disk_watch import DiskWatch, StalledDiskError
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
-from bookie.storage.disks.memory import Operation, give_way
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
 from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
-from tests.worlds.cluster import MemoryCluster, open_bookie
+from tests.worlds.cluster import VERSION, MemoryCluster, open_bookie
 from tests.worlds.machine import entry
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -30,15 +35,31 @@ class DiskWatchWorld(MemoryCluster):
         info = service_info("h", 1, "uuid")
         self.keeper = RegistrationKeeper(self.store, self.registrations, US, info, self.clock, takeover_deadline_s=5)
         await self.keeper.start(is_read_only=False)
+        self.watch_disks(threshold)
+        return self
+
+    async def open_with_two_journals(self) -> MemoryDisk:
+        """A bookie with journals in ``/j1`` and ``/j2``; returns the disk of the second."""
+        await self.open(threshold=0)
+        await self.storage.close()
+        second = MemoryDisk()
+        self.storage = await LedgerStorage.open(
+            MemoryDisk(), MemoryDisk(), MemoryIndex(), StorageSettings(), self.clock, more_journals=[second]
+        )
+        self.service = BookieService(self.storage, self.ledger_disk, BookieIdentity("uuid", VERSION))
+        self.watch_disks(0, Path("/j1"), Path("/j2"))
+        return second
+
+    def watch_disks(self, threshold: int, *journal_paths: Path) -> None:
         self.watch = DiskWatch(
-            (bookie.journal, bookie.ledgers),
-            bookie.storage,
-            bookie.service,
+            (self.journal, self.ledger_disk),
+            self.storage,
+            self.service,
             self.keeper,
             self.clock,
             read_only_below_bytes=threshold,
+            journal_paths=journal_paths,
         )
-        return self
 
     def leave_free(self, size: int) -> None:
         self.ledger_disk.capacity_bytes = self.ledger_disk.used_bytes() + size
@@ -126,6 +147,36 @@ async def test_a_journal_disk_that_hangs_for_a_minute_ends_the_bookie() -> None:
     await watched_for(world, 71)
     assert isinstance(await world.storage.fatal, StalledDiskError)
     assert await adding is Status.IO_ERROR
+
+
+@pytest.mark.parametrize("hanging", [Operation.SYNC, Operation.REPLACE])
+@in_virtual_time
+async def test_the_journal_that_hangs_is_named_also_if_only_a_checkpoint_waits_for_it(hanging: Operation) -> None:
+    world = DiskWatchWorld()
+    second = await world.open_with_two_journals()
+
+    async def before(operation: Operation, path: str) -> None:
+        if operation is hanging:
+            await asyncio.Event().wait()
+
+    assert (await world.service.add("", AddBatch(LedgerId(1), b"key", [entry(1, 0, b"")]))).status is Status.OK
+    second.before = before
+    if hanging is Operation.SYNC:
+        waiting = [asyncio.create_task(world.add(is_recovery=False))]
+    else:
+        waiting = []
+        checkpoint = asyncio.create_task(world.storage.checkpoint())
+    assert await watched_for(world, 25)
+    assert world.watch.reasons == ("stalled-disk",)
+    assert world.watch.journal_problem(0) == ""
+    assert world.watch.journal_problem(1) != ""
+    await watched_for(world, 46)
+    fatal = await world.storage.fatal
+    assert isinstance(fatal, StalledDiskError)
+    assert "/j2" in str(fatal)
+    assert [await each for each in waiting] == [Status.IO_ERROR] * len(waiting)
+    if hanging is Operation.REPLACE:
+        await cancel(checkpoint)
 
 
 @in_virtual_time

@@ -205,7 +205,7 @@ async def test_a_journal_does_not_wait_for_the_sync_of_another_one() -> None:
     waiting = asyncio.create_task(store.add(AddBatch(ODD, KEY, [entry(ODD, 0)])))
     await add(store, EVEN, 0)
     assert not waiting.done()
-    assert [write is not None for write in store.journal_writes] == [False, True]
+    assert [write is not None for write in store.journal_changes] == [False, True]
     hanging.answers.set()
     assert (await waiting).status is Status.OK
     await store.close()
