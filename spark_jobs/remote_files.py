@@ -278,7 +278,7 @@ def _open(address: StoreAddress) -> tuple[Any, str]:
     if address.scheme in _HDFS and (system := _hdfs(address)) is not None:
         return system, address.path
     scheme = "gs" if address.scheme in _GCS else address.scheme
-    system, base = fs.FileSystem.from_uri(f"{scheme}://{address.authority}{address.path}")
+    system, base = fs.FileSystem.from_uri(f"{scheme}://{address.authority}{address.path or '/'}")
     return system, base.rstrip("/")
 
 

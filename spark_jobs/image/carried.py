@@ -42,6 +42,7 @@ class ImageRows:
         self._places = places
         self._parquet: OrderedDict[str, pq.ParquetFile] = OrderedDict()
         self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+        self._failed: dict[str, str] = {}
 
     def __enter__(self) -> ImageRows:
         """Close the files at the end."""
@@ -58,13 +59,19 @@ class ImageRows:
         Raises:
             ImageError: a file is missing or damaged, or has other rows than in the manifest.
         """
-        try:
-            parts = [part for piece in record.slices for part in self._slice(piece)]
-        except (OSError, ValueError, KeyError, IndexError, pa.ArrowException) as error:
-            raise ImageError(f"it is damaged: {error}") from error
+        parts = [part for piece in record.slices for part in self._of_file(piece)]
         table = pa.concat_tables([LEDGERS_SCHEMA.empty_table(), *parts])
         _check(table, record)
         return table
+
+    def _of_file(self, piece: LeafSlice) -> list[pa.Table]:
+        if piece.file in self._failed:  # each leaf would wait for a store that does not answer
+            raise ImageError(self._failed[piece.file])
+        try:
+            return self._slice(piece)
+        except (OSError, ValueError, KeyError, IndexError, pa.ArrowException) as error:
+            self._failed[piece.file] = f"it is damaged or cannot be read: {error}"
+            raise ImageError(self._failed[piece.file]) from error
 
     def _slice(self, piece: LeafSlice) -> list[pa.Table]:
         parquet = self._opened(piece.file)

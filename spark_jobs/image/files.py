@@ -97,13 +97,13 @@ def commit(writing: Place, manifest: Manifest) -> None:
 
     Raises:
         OSError: it cannot be written.
-        ImageError: a file is missing, so an executor does not share the directory.
+        ImageError: a file is missing: an executor does not share the directory, or another run removed it.
     """
     there = writing.files()
     for file in manifest.files:
         if there.get(file.name) != file.bytes:
             raise ImageError(
-                f"{writing}/{file.name} is missing: all Spark executors must share the directory of the image"
+                f"{writing}/{file.name} is missing: all Spark executors must share the directory or store of the image"
             )
     writing.publish(manifest.run_id, {file.name for file in manifest.files}, (MANIFEST, _content(manifest)))
     _remove(generations(writing.parent)[:-GENERATIONS])
@@ -169,7 +169,8 @@ def _generations(parent: Place) -> list[Place]:
     return [
         parent.child(name)
         for name, files in sorted(found)
-        if _GENERATION.fullmatch(name.partition(".")[0]) and (parent.has_rename or MANIFEST in files)
+        if _GENERATION.fullmatch(name if parent.has_rename else name.partition(".")[0])
+        and (parent.has_rename or MANIFEST in files)
     ]
 
 

@@ -31,8 +31,8 @@ PART: Final = "part"
 """How the name of the list of a part's files begins."""
 _WRITINGS_MAX: Final = 16
 """Files that are on their way to a store, a few megabytes each."""
-_ROOM_S: Final = 5.0
-"""How long a scan waits for the oldest of them, if there are so many: less than a request to ZooKeeper may take."""
+_ROOM_S: Final = 2.5
+"""How long a scan waits for each of the oldest two, if there are so many: less than a request to ZooKeeper may take."""
 _MAGIC: Final = b"PAR1"
 _TAIL: Final = 8
 """Length of the footer, and the magic bytes."""
@@ -131,7 +131,8 @@ class ImagePart:
         if self._leaves and not self._problem:
             records = [replace(leaf, slices=tuple(self._slices.get(leaf.leaf, ()))) for leaf in self._leaves]
             self._write_files(((LEAVES, leaf_table(records)),))
-        self._wait(0)
+        while self._writings and not self._problem:
+            self._end_oldest()
         if self._leaves:
             self._note_complete()
         return {"files": [asdict(file) for file in self._files], "problem": self._problem}
@@ -147,13 +148,19 @@ class ImagePart:
         except OSError as error:
             self._problem = f"cannot write to {self._place}: {error}"
 
-    def _wait(self, left: int) -> None:
-        """Wait until so many files are still being written; after a failure, for none of them."""
-        while len(self._writings) > left and not self._problem:
-            try:
-                self._writings.popleft().result()
-            except OSError as error:
-                self._problem = f"cannot write to {self._place}: {error}"
+    def _make_room(self) -> None:
+        """Wait a little until not too many files are still being written."""
+        while len(self._writings) > _WRITINGS_MAX and not self._problem:
+            if self._writings[0].is_done_within(_ROOM_S):
+                self._end_oldest()
+            else:
+                self._problem = f"{self._place} does not take files as fast as metadata is read"
+
+    def _end_oldest(self) -> None:
+        try:
+            self._writings.popleft().result()
+        except OSError as error:
+            self._problem = f"cannot write to {self._place}: {error}"
 
     def _write_kept(self) -> None:
         kept, self._kept, self._kept_rows = self._kept, [], 0
@@ -177,9 +184,7 @@ class ImagePart:
                 self._files.append(image_file(name, table, content))
         except (OSError, pa.ArrowException) as error:
             self._problem = f"cannot write to {self._place}: {error}"
-        if len(self._writings) > _WRITINGS_MAX and not self._writings[0].is_done_within(_ROOM_S):
-            self._problem = self._problem or f"{self._place} does not take files as fast as metadata is read"
-        self._wait(_WRITINGS_MAX)
+        self._make_room()
         return names[0]
 
 

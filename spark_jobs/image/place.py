@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -242,28 +242,27 @@ class LocalPlace:
 
 @dataclass(frozen=True, slots=True)
 class StorePlace:
-    """A folder of a store. All places below one address share the client of their process."""
+    """A folder of a store. All places of one bucket or name node share the client of their process."""
 
     address: StoreAddress
-    parts: tuple[str, ...] = ()
     has_rename = False
 
     @property
     def name(self) -> str:
         """See ``Place``."""
-        return (*self.address.path.split("/"), *self.parts)[-1]
+        return self.address.path.rpartition("/")[2]
 
     @property
     def parent(self) -> StorePlace:
         """See ``Place``."""
-        return StorePlace(self.address, self.parts[:-1])
+        return self._at(self.address.path.rpartition("/")[0])
 
     def __str__(self) -> str:
-        return "/".join((str(self.address), *self.parts))
+        return str(self.address)
 
     def child(self, name: str) -> StorePlace:
         """See ``Place``."""
-        return StorePlace(self.address, (*self.parts, name))
+        return self._at(f"{self.address.path}/{name}")
 
     def to_text(self) -> str:
         """See ``Place``."""
@@ -316,19 +315,22 @@ class StorePlace:
 
     @property
     def _client(self) -> RemoteFiles:
-        return _client(self.address)
+        return _client(self._at("").address)
 
     @property
     def _path(self) -> str:
-        return "/".join(self.parts)
+        return self.address.path.lstrip("/")
 
     def _of(self, name: str) -> str:
-        return "/".join((*self.parts, name))
+        return f"{self._path}/{name}".lstrip("/")
+
+    def _at(self, path: str) -> StorePlace:
+        return StorePlace(replace(self.address, path=path))
 
 
 @functools.lru_cache(maxsize=8)
-def _client(address: StoreAddress) -> RemoteFiles:
-    return RemoteFiles(address, PlaceError, call_s=_CALL_S, rest_s=REST_S)
+def _client(root: StoreAddress) -> RemoteFiles:
+    return RemoteFiles(root, PlaceError, call_s=_CALL_S, rest_s=REST_S)
 
 
 def place_of(text: str) -> Place:
