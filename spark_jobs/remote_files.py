@@ -80,7 +80,7 @@ class Pending(Generic[T]):
             return self._future.result(max(0.0, self._until_s - self._clock.monotonic_s()))
         except TimeoutError as error:
             raise self._end(TimeoutError(f"no answer within {self._deadline_s:.0f} s")) from error
-        except (OSError, ValueError, pa.ArrowException) as error:
+        except Exception as error:  # each library of a store has errors of its own, and all mean that it failed
             raise self._end(error) from error
 
 
