@@ -16,11 +16,12 @@ from pyarrow import fs
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind
 from bookie.model.run import RunKind
+from spark_jobs import remote_files
 from spark_jobs.image import files
 from spark_jobs.image import part as part_module
 from spark_jobs.image import place as place_module
-from spark_jobs.image.carried import leaves_of
-from spark_jobs.image.leaves import LeafStat
+from spark_jobs.image.carried import ImageRows, leaves_of
+from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable, manifest_of
 from spark_jobs.image.part import ImageFile, ImagePart
 from spark_jobs.image.place import LocalPlace, Place, PlaceError, StorePlace, place_of
@@ -396,6 +397,42 @@ def test_a_store_that_does_not_answer_is_not_asked_by_each_task(s3: S3Objects) -
     relaxed.start_write("c", pa.py_buffer(b"1")).result()
     with pytest.raises(PlaceError, match="no answer within"):
         client.start_write("d", pa.py_buffer(b"")).result()  # its time is zero seconds, but it is asked
+
+
+def test_any_error_of_the_library_of_a_store_is_a_store_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError('InvalidArgument("No fs.defaultFS setting found")')
+
+    monkeypatch.setattr(remote_files, "_open", refuse)
+    place_module._client.cache_clear()
+    with pytest.raises(ImageError, match=r"No fs\.defaultFS"):
+        files.newest(place_of("hdfs:///images"), CLUSTER)
+    place_module._client.cache_clear()
+
+
+def test_a_file_that_cannot_be_read_is_asked_for_once_for_all_its_leaves(s3: S3Objects) -> None:
+    current, manifest = written(place_of("s3a://images/bookkeeper"))
+    (ledgers,) = (file for file in manifest.files if file.is_ledgers)
+    records = [LeafRecord(leaf, LeafStat(1, 2, 3, 1), 1, NOW_MS, (LeafSlice(ledgers.name, 0, 1),)) for leaf in range(9)]
+    s3.is_denied = True
+    s3.requests.clear()
+    with ImageRows({ledgers.name: ledgers}, {ledgers.name: current}) as rows:
+        for record in records:
+            with pytest.raises(ImageError, match="ACCESS_DENIED"):
+                rows.of(record)
+    assert len(s3.requests) < len(records)
+
+
+def test_a_store_that_is_slower_than_the_scan_ends_the_image_and_not_the_scan(
+    s3: S3Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_module, "LEDGERS_MAX", 1)
+    monkeypatch.setattr(part_module, "_ROOM_S", 0.0)
+    s3.answers.clear()
+    part = ImagePart(place_of("s3a://images/bookkeeper"))
+    for ledger_id in range(100):
+        part.add(ledger_id, 3, 1, 1, 1, ("a:1",))
+    assert "does not take files as fast as metadata is read" in part.finish()["problem"]
 
 
 @pytest.mark.long
