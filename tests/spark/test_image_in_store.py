@@ -29,7 +29,11 @@ from tests.spark.audit_world import Place, closed, opened
 from tests.worlds.clocks import ManualClock
 from tests.worlds.s3_objects import S3Objects, s3_objects
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.integration,
+    pytest.mark.long,
+]  # tests/contract/test_image_contract.py is in the gate
 
 HEALTHY = closed("a:1", "b:1", "c:1")
 LEDGERS = {leaf * 10_000 + number: HEALTHY for leaf in range(4) for number in range(20)} | {
@@ -98,7 +102,6 @@ def test_an_incremental_audit_takes_from_a_store_what_did_not_change(
     assert not (place.report_dir / "image").exists()
 
 
-@pytest.mark.long
 def test_damaged_files_of_a_store_are_read_from_zookeeper(
     spark: SparkSession, place: Place, clock: ManualClock, s3: S3Objects
 ) -> None:
@@ -118,7 +121,6 @@ def test_damaged_files_of_a_store_are_read_from_zookeeper(
     assert found(damaged) == {5, 10_005}
 
 
-@pytest.mark.long
 def test_a_bucket_that_denies_access_costs_no_finding_and_no_mark(
     spark: SparkSession, place: Place, clock: ManualClock, s3: S3Objects, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,7 +138,6 @@ def test_a_bucket_that_denies_access_costs_no_finding_and_no_mark(
     assert KEY_ID not in told + repr(denied) + denied.summary_path.read_text()
 
 
-@pytest.mark.long
 def test_a_loss_is_marked_by_an_image_in_a_store(
     spark: SparkSession, place: Place, clock: ManualClock, s3: S3Objects
 ) -> None:
@@ -147,7 +148,6 @@ def test_a_loss_is_marked_by_an_image_in_a_store(
     assert set(place.marked()) == {5, 10_005}
 
 
-@pytest.mark.long
 def test_a_store_that_stops_to_answer_during_a_scan_costs_no_mark(
     spark: SparkSession, place: Place, clock: ManualClock, s3: S3Objects
 ) -> None:
@@ -161,7 +161,6 @@ def test_a_store_that_stops_to_answer_during_a_scan_costs_no_mark(
     assert place.audited() == {"x:1"}
 
 
-@pytest.mark.long
 def test_a_store_that_dies_after_the_beginning_costs_no_mark(
     spark: SparkSession, place: Place, clock: ManualClock, s3: S3Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +177,6 @@ def test_a_store_that_dies_after_the_beginning_costs_no_mark(
     assert result.summary.image.write_problem
 
 
-@pytest.mark.long
 @pytest.mark.needs("hadoop-hdfs")
 def test_an_incremental_audit_with_its_image_and_its_reports_in_hdfs(
     spark: SparkSession, place: Place, clock: ManualClock, tmp_path: Path
