@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from bookie.model.option import Option
+from spark_jobs.store_address import StoreAddressError, is_path, parse_address
 
 _HEADING: Final = "Image of ledger metadata"
 IMAGE_AGE_MAX_S: Final = 7 * 86_400.0
@@ -22,9 +23,10 @@ WithImage = Annotated[
     ),
 ]
 ImageDir = Annotated[
-    Path | None,
+    str,
     Option(
-        "Directory of the image, which all Spark executors share.",
+        "Directory of the image, which all Spark executors share, or its address: s3a://BUCKET/PATH, gs://, abfss:// "
+        "or hdfs://. Credentials come from the environment. See docs/audits.md.",
         default_text="image in the report directory",
         heading=_HEADING,
     ),
@@ -60,6 +62,21 @@ RereadWithin = Annotated[
 ]
 
 
-def image_directory(report_dir: Path, image_dir: Path | None, *, has_image: bool) -> Path | None:
-    """Return where the image is; None: there is none."""
-    return (image_dir or report_dir / "image") if has_image else None
+def image_dir_problems(text: str) -> list[str]:
+    """Return why ``text`` is neither a directory nor an address; empty: it is. Pure; no message repeats a password."""
+    if is_path(text):
+        return []
+    try:
+        address = parse_address(text)
+    except StoreAddressError as error:
+        return [f"image_dir: {error}"]
+    if address.parameters:
+        return ["image_dir: the address has parameters; the variable AWS_ENDPOINT_URL names another S3 server"]
+    if address.scheme == "file" and address.authority:
+        return ["image_dir: the address of a directory has no host: file:///PATH"]
+    return []
+
+
+def image_text(report_dir: Path, image_dir: str, *, has_image: bool) -> str:
+    """Return the directory or the address of the image; empty: there is none."""
+    return (image_dir or str(report_dir / "image")) if has_image else ""

@@ -30,7 +30,8 @@ from spark_jobs.image_options import (
     Incremental,
     RereadWithin,
     WithImage,
-    image_directory,
+    image_dir_problems,
+    image_text,
 )
 from spark_jobs.inventory_options import INVENTORY_GRACE_S, InventoryGrace, InventoryTokenFile, WithInventory
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
@@ -194,7 +195,7 @@ class AuditSettings:
     metadata_latency_factor: MetadataLatencyFactor = LATENCY_FACTOR
     metadata_observers: MetadataObservers = ""
     with_image: WithImage = True
-    image_dir: ImageDir = None
+    image_dir: ImageDir = ""
     image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S
     incremental: Incremental = False
     reread_within_s: RereadWithin = REREAD_WITHIN_S
@@ -205,9 +206,9 @@ class AuditSettings:
         return self.snapshot is not None or bool(self.snapshot_url)
 
     @property
-    def image_directory(self) -> Path | None:
-        """Where the image of ledger metadata is; None: there is none."""
-        return image_directory(self.report_dir, self.image_dir, has_image=self.with_image)
+    def image_place(self) -> str:
+        """The directory or the address of the image of ledger metadata; empty: there is none."""
+        return image_text(self.report_dir, self.image_dir, has_image=self.with_image)
 
     @property
     def marking_rules(self) -> MarkingRules:
@@ -270,4 +271,5 @@ class AuditSettings:
             yield from address_problems(self.report_store)
         if self.findings_dir:
             yield from findings_dir_problems(self.findings_dir)
+        yield from image_dir_problems(self.image_dir)
         yield from self.security.problems()

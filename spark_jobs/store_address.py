@@ -1,7 +1,8 @@
-"""Addresses of stores of reports: URIs without secrets. Pure; needs neither Spark nor Arrow."""
+"""Addresses of stores, of reports and of images: URIs without secrets. Pure; needs neither Spark nor Arrow."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -20,6 +21,8 @@ ReportStoreOption = Annotated[
     ),
 ]
 _S3_PARAMETERS: Final = frozenset({"endpoint_override", "region", "scheme"})
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+"""A scheme of two characters or more; no path of ours begins so."""
 
 
 class StoreAddressError(PermanentError):
@@ -28,7 +31,7 @@ class StoreAddressError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where reports are: the parts of a URI without secrets."""
+    """Where a folder is: the parts of a URI without secrets."""
 
     scheme: str
     authority: str
@@ -47,6 +50,11 @@ def address_problems(text: str) -> list[str]:
     except StoreAddressError as error:
         return [f"report_store: {error}"]
     return []
+
+
+def is_path(text: str) -> bool:
+    """Whether a text is a path of this machine, and not meant as an address. Pure."""
+    return _SCHEME.match(text) is None
 
 
 def parse_address(text: str) -> StoreAddress:

@@ -29,6 +29,7 @@ NAMES: Final = (
     "kerberos",
     "moto",
     "hadoop-aws",
+    "hadoop-hdfs",
     "loop",
 )
 
@@ -97,11 +98,21 @@ def _moto() -> str:
 
 
 def _hadoop_aws() -> str:
-    paths = os.environ.get("BKHEAL_HADOOP_AWS_CLASSPATH", "")
+    return _no_jars("BKHEAL_HADOOP_AWS_CLASSPATH", "hadoop-aws")
+
+
+def _hadoop_hdfs() -> str:
+    if importlib.util.find_spec("hdfs_native") is None:
+        return "hdfs-native is not installed: pip install -e '.[hdfs]' installs it"
+    return _no_jars("BKHEAL_HADOOP_HDFS_CLASSPATH", "hadoop-hdfs") or _not_on_path("java", "javac")
+
+
+def _no_jars(variable: str, folder: str) -> str:
+    paths = os.environ.get(variable, "")
     if paths and all(map(os.path.isfile, paths.split(os.pathsep))):
         return ""
-    pom = "mvn -q -f .ci/hadoop-aws/pom.xml dependency:build-classpath -Dmdep.outputFile=FILE"
-    return f"BKHEAL_HADOOP_AWS_CLASSPATH names no jars: {pom} writes its value"
+    pom = f"mvn -q -f .ci/{folder}/pom.xml dependency:build-classpath -Dmdep.outputFile=FILE"
+    return f"{variable} names no jars: {pom} writes its value"
 
 
 def _loop() -> str:
@@ -123,5 +134,6 @@ _FOUND_BY: Final[Mapping[str, Callable[[], str]]] = {
     "kerberos": _kerberos,
     "moto": _moto,
     "hadoop-aws": _hadoop_aws,
+    "hadoop-hdfs": _hadoop_hdfs,
     "loop": _loop,
 }

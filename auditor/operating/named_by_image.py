@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from auditor.operating.client import ClusterClient
 from auditor.operating.what_if import NamedLedgers
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.image import files
 from spark_jobs.image.manifest import check_usable
+from spark_jobs.image.place import place_of
 from spark_jobs.image.suspects import suspects
 from spark_jobs.image_options import IMAGE_AGE_MAX_S
 
 
-def named_by_image(client: ClusterClient, image_dir: Path, bookies: Sequence[BookieId]) -> NamedLedgers:
+def named_by_image(client: ClusterClient, image: str, bookies: Sequence[BookieId]) -> NamedLedgers:
     """Read the index of the current image for these bookies.
 
     Raises:
         ImageError: there is none, or it is damaged, of another cluster, or too old.
     """
-    directory, manifest = files.newest(image_dir, client.cluster)
+    place, manifest = files.newest(place_of(image), client.cluster)
     check_usable(manifest, client.cluster, client.ports.clock.epoch_ms(), IMAGE_AGE_MAX_S)
-    found = suspects(directory, manifest, frozenset(bookies), frozenset(bookies), frozenset())
+    found = suspects(place, manifest, frozenset(bookies), frozenset(bookies), frozenset())
     return NamedLedgers([LedgerId(each) for each in found.ids.to_pylist()], manifest.read_from_ms)

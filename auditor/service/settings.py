@@ -32,6 +32,7 @@ from spark_jobs.image_options import (
     Incremental,
     RereadWithin,
     WithImage,
+    image_dir_problems,
 )
 from spark_jobs.inventory_options import INVENTORY_GRACE_S, InventoryGrace, InventoryTokenFile, WithInventory
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
@@ -232,7 +233,7 @@ class ServiceSettings:
     metadata_latency_factor: MetadataLatencyFactor = LATENCY_FACTOR
     metadata_observers: MetadataObservers = ""
     with_image: WithImage = True
-    image_dir: ImageDir = None
+    image_dir: ImageDir = ""
     image_age_max_s: ImageAgeMax = IMAGE_AGE_MAX_S
     incremental: Incremental = False
     reread_within_s: RereadWithin = REREAD_WITHIN_S
@@ -283,6 +284,7 @@ def _problems(settings: ServiceSettings) -> Iterator[str]:
         yield from address_problems(settings.report_store)
     if settings.findings_dir:
         yield from findings_dir_problems(settings.findings_dir)
+    yield from image_dir_problems(settings.image_dir)
     for kind in RunKind:
         name = f"{kind.value}_schedule"
         try:

@@ -65,6 +65,11 @@ class MetadataColumns(abc.ABC):
         self._known_members: set[str] = set()
         """Names that the reference decoder accepted; those of live bookies need no such look."""
 
+    @property
+    def has_image(self) -> bool:
+        """Whether an image receives the ledgers."""
+        return self._image is not None
+
     @abc.abstractmethod
     def __len__(self) -> int:
         """Rows that were not taken yet."""

@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -35,6 +34,7 @@ from spark_jobs.image.carried import ImageRows, divided, tally, without
 from spark_jobs.image.leaves import LeafRecord, LeafStat
 from spark_jobs.image.manifest import ImageError
 from spark_jobs.image.part import ImageFile, ImagePart
+from spark_jobs.image.place import Place
 from spark_jobs.pacing.paced_store import PacedStore
 
 
@@ -52,11 +52,11 @@ class ImageSource:
     """The files of an image."""
 
     files: Mapping[str, ImageFile]
-    directories: Mapping[str, Path]
+    places: Mapping[str, Place]
 
     def rows(self) -> ImageRows:
         """Open it."""
-        return ImageRows(self.files, self.directories)
+        return ImageRows(self.files, self.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,8 @@ class _Reading:
 
     async def _of(self, work: LeafWork) -> Sequence[LedgerId]:
         parent, record = work.parent, work.record
-        rows = None if record is None else self._of_image(record)
+        # In a thread: a store may be slow, and the connection to ZooKeeper must not wait for it.
+        rows = None if record is None else await asyncio.to_thread(self._of_image, record)
         if record is None or rows is None or parent.stat is None:
             (ids,) = await self._tree.ids_under_many([parent.path])
             return self._whole(parent, ids)

@@ -10,7 +10,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -28,6 +27,7 @@ from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.image.leaves import LEAF_IDS
 from spark_jobs.image.part import ImagePart
+from spark_jobs.image.place import place_of
 from spark_jobs.pacing.paced_store import PacedStore
 
 ROWS_MAX: Final = 10_000
@@ -82,7 +82,7 @@ async def scan(
 
 def image_part(options: LedgerOptions) -> ImagePart | None:
     """What a reading writes of an image; None: there is none."""
-    return None if options.image_dir is None else ImagePart(Path(options.image_dir), options.image_from_ms)
+    return None if options.image_dir is None else ImagePart(place_of(options.image_dir), options.image_from_ms)
 
 
 def leaf_of(cluster: Cluster, path: str) -> int | None:
@@ -115,7 +115,10 @@ async def _batches(
             _add(columns, ids, found)
     if len(columns):
         yield columns.take_batch()
-    if columns.is_summarized:
+    if columns.is_summarized and columns.has_image:
+        # The end of an image may wait for a store, and the connection to ZooKeeper must not.
+        yield await asyncio.to_thread(columns.take_summary)
+    elif columns.is_summarized:
         yield columns.take_summary()
 
 

@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -20,26 +19,30 @@ import pyarrow.parquet as pq
 from spark_jobs.image.columns import LEDGERS_SCHEMA
 from spark_jobs.image.leaves import LEAF_IDS, LEAVES_SCHEMA, LeafRecord, LeafSlice, leaf_records
 from spark_jobs.image.manifest import ImageError, Manifest
-from spark_jobs.image.part import ImageFile, footer_crc32
+from spark_jobs.image.part import ImageFile, opened_parquet
+from spark_jobs.image.place import Place, each_of
 
 _GROUPS_KEPT: Final = 4
 """Row groups in memory: the places of a leaf are in two or three files, and the next leaf follows in the same ones."""
+_FILES_KEPT: Final = 8
+"""Open files; one of a store is in memory, some megabytes."""
 
 
 class ImageRows:
     """The rows of one generation by leaf. Not shared between threads."""
 
-    def __init__(self, files: Mapping[str, ImageFile], directories: Mapping[str, Path]) -> None:
+    def __init__(self, files: Mapping[str, ImageFile], places: Mapping[str, Place]) -> None:
         """Prepare.
 
         Args:
             files: those that the image consists of, by name.
-            directories: where each of them is.
+            places: where each of them is.
         """
         self._files = files
-        self._directories = directories
-        self._parquet: dict[str, pq.ParquetFile] = {}
+        self._places = places
+        self._parquet: OrderedDict[str, pq.ParquetFile] = OrderedDict()
         self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+        self._failed: dict[str, str] = {}
 
     def __enter__(self) -> ImageRows:
         """Close the files at the end."""
@@ -48,7 +51,7 @@ class ImageRows:
     def __exit__(self, *_: object) -> None:
         """Close the files."""
         for parquet in self._parquet.values():
-            parquet.close()
+            parquet.close(force=True)
 
     def of(self, record: LeafRecord) -> pa.Table:
         """The ledgers of a leaf.
@@ -56,13 +59,19 @@ class ImageRows:
         Raises:
             ImageError: a file is missing or damaged, or has other rows than in the manifest.
         """
-        try:
-            parts = [part for piece in record.slices for part in self._slice(piece)]
-        except (OSError, ValueError, KeyError, IndexError, pa.ArrowException) as error:
-            raise ImageError(f"it is damaged: {error}") from error
+        parts = [part for piece in record.slices for part in self._of_file(piece)]
         table = pa.concat_tables([LEDGERS_SCHEMA.empty_table(), *parts])
         _check(table, record)
         return table
+
+    def _of_file(self, piece: LeafSlice) -> list[pa.Table]:
+        if piece.file in self._failed:  # each leaf would wait for a store that does not answer
+            raise ImageError(self._failed[piece.file])
+        try:
+            return self._slice(piece)
+        except (OSError, ValueError, KeyError, IndexError, pa.ArrowException) as error:
+            self._failed[piece.file] = f"it is damaged or cannot be read: {error}"
+            raise ImageError(self._failed[piece.file]) from error
 
     def _slice(self, piece: LeafSlice) -> list[pa.Table]:
         parquet = self._opened(piece.file)
@@ -76,9 +85,11 @@ class ImageRows:
         return found
 
     def _opened(self, name: str) -> pq.ParquetFile:
-        if (parquet := self._parquet.get(name)) is not None:
-            return parquet
-        self._parquet[name] = _parquet(self._directories[name], self._files[name], LEDGERS_SCHEMA)
+        if name not in self._parquet:
+            self._parquet[name] = opened_parquet(self._places[name], self._files[name], LEDGERS_SCHEMA)
+            if len(self._parquet) > _FILES_KEPT:
+                self._parquet.popitem(last=False)[1].close(force=True)
+        self._parquet.move_to_end(name)
         return self._parquet[name]
 
     def _group(self, name: str, number: int) -> pa.Table:
@@ -91,32 +102,26 @@ class ImageRows:
         return self._groups[key]
 
 
-def leaves_of(directory: Path, manifest: Manifest) -> list[LeafRecord]:
+def leaves_of(place: Place, manifest: Manifest) -> list[LeafRecord]:
     """The leaves of an image.
 
     Raises:
         ImageError: a file is missing, damaged, or something else.
     """
-    found: list[LeafRecord] = []
     names = {file.name for file in manifest.files}
-    for file in manifest.leaves:
+    records = (record for some in each_of(lambda file: _leaves(place, file), manifest.leaves) for record in some)
+    return [record for record in records if all(piece.file in names for piece in record.slices)]
+
+
+def _leaves(place: Place, file: ImageFile) -> list[LeafRecord]:
+    try:
+        parquet = opened_parquet(place, file, LEAVES_SCHEMA)
         try:
-            with _parquet(directory, file, LEAVES_SCHEMA) as parquet:
-                found += leaf_records(parquet.read(use_threads=False))
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise ImageError(f"{file.name} cannot be read: {error}") from error
-    return [record for record in found if all(piece.file in names for piece in record.slices)]
-
-
-def _parquet(directory: Path, file: ImageFile, schema: pa.Schema) -> pq.ParquetFile:
-    path = directory / file.name
-    if path.parent != directory or path.stat().st_size != file.bytes or footer_crc32(path) != file.footer_crc32:
-        raise ValueError(f"{file.name} has another size or end than in its manifest")
-    parquet = pq.ParquetFile(path, page_checksum_verification=True)
-    if not parquet.schema_arrow.equals(schema) or parquet.metadata.num_rows != file.rows:
-        parquet.close()
-        raise ValueError(f"{file.name} has other rows than in its manifest")
-    return parquet
+            return list(leaf_records(parquet.read(use_threads=False)))
+        finally:
+            parquet.close(force=True)
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise ImageError(f"{file.name} cannot be read: {error}") from error
 
 
 class Divided(NamedTuple):

@@ -1,30 +1,40 @@
-"""The generations of images in a directory: written beside the current one, and put in its place at once.
+"""The generations of images in a place: written beside the current one, and put in its place at once.
+
+In a directory:
 
 <image_dir>/<instance id>/<run id>/manifest.json, ledgers-*.parquet, index-*.parquet
 <image_dir>/<instance id>/.writing-<run id>/          until it is whole; its parts that are complete can be read
 <image_dir>/<instance id>/.writing-<kind>-<run id>/   likewise, of a kind but ``bookies``
 
+A store has no rename. A generation is whole there if its folder has a manifest, which is written last:
+
+<address>/<instance id>/<run id>/
+<address>/<instance id>/<run id>.<kind>/              of a kind but ``bookies``
+
 Besides its files, an unfinished generation has ``beginning.json``, a manifest without files, and a list of files for
 each part (``part-*.json``).
 
 Run ids sort by time, so the newest generation has the last name. Runs of the same kind that mark exclude each other, so
-there is one writer for each kind and cluster, and each removes only what an earlier run of its kind did not finish.
+there is one writer for each kind and cluster, and each removes only what an earlier run of its kind did not finish. If
+two of them run all the same, each has a folder and names of its own. What one loses, the other does not use: a
+manifest lists the size and the checksum of each file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
+
+import pyarrow as pa
 
 from bookie.metadata.cluster import Cluster
 from bookie.model.run import RunKind
-from spark_jobs.image.manifest import ImageError, Manifest, manifest_of, part_of
+from spark_jobs.image.manifest import ImageError, Manifest, Part, manifest_of, part_of
 from spark_jobs.image.part import PART, ImageFile
+from spark_jobs.image.place import Place, each_of
 
 MANIFEST: Final = "manifest.json"
 GENERATIONS: Final = 2
@@ -35,18 +45,20 @@ BEGINNING: Final = "beginning.json"
 _WRITING: Final = ".writing-"
 _GENERATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _MANIFEST_BYTES_MAX: Final = 64 << 20
+_REMOVED_MAX: Final = 8
+"""Generations that one step removes, the oldest first: one, unless earlier removals failed."""
 
 
-def cluster_dir(image_dir: Path, cluster: Cluster) -> Path:
-    """The directory of a cluster's images."""
-    return image_dir / re.sub(r"[^A-Za-z0-9-]", "_", cluster.instance_id)
+def cluster_place(image: Place, cluster: Cluster) -> Place:
+    """The place of a cluster's images."""
+    return image.child(re.sub(r"[^A-Za-z0-9-]", "_", cluster.instance_id))
 
 
-def begin(image_dir: Path, cluster: Cluster, run_id: str, kind: RunKind = RunKind.BOOKIES, *, kept: int = 0) -> Path:
-    """Make an empty directory for the files of a new generation, and remove what runs of this kind did not finish.
+def begin(image: Place, cluster: Cluster, run_id: str, kind: RunKind = RunKind.BOOKIES, *, kept: int = 0) -> Place:
+    """Make an empty folder for the files of a new generation, and remove what runs of this kind did not finish.
 
     Args:
-        image_dir: of all clusters.
+        image: of all clusters.
         cluster: the live cluster.
         run_id: of the run.
         kind: of the run.
@@ -55,122 +67,164 @@ def begin(image_dir: Path, cluster: Cluster, run_id: str, kind: RunKind = RunKin
     Raises:
         OSError: it cannot be made.
     """
-    parent = cluster_dir(image_dir, cluster)
-    parent.mkdir(parents=True, exist_ok=True)
-    for left in unfinished(parent, kind)[: -kept or None]:
-        shutil.rmtree(left, ignore_errors=True)
-    writing = parent / f"{_prefix(kind)}{run_id}"
-    writing.mkdir()
+    parent = cluster_place(image, cluster)
+    _remove(_unfinished(parent, kind)[: -kept or None])
+    writing = parent.child(_name(parent, kind, run_id))
+    writing.make()
     return writing
 
 
-def note_beginning(writing: Path, manifest: Manifest) -> None:
+def note_beginning(writing: Place, manifest: Manifest) -> None:
     """Note of what an unfinished generation is.
 
     Args:
-        writing: its directory.
+        writing: its folder.
         manifest: without files; its bookies are those that are live when the reading begins.
 
     Raises:
         OSError: it cannot be written.
     """
-    (writing / BEGINNING).write_text(manifest.to_text(), encoding="utf-8")
+    writing.start_write(BEGINNING, _content(manifest)).result()
 
 
-def commit(writing: Path, manifest: Manifest) -> None:
+def commit(writing: Place, manifest: Manifest) -> None:
     """Make a generation whole and current; remove all but the newest ``GENERATIONS``, and what earlier runs of its
     kind did not finish.
 
+    Args:
+        writing: what ``begin`` returned.
+        manifest: of the generation.
+
     Raises:
         OSError: it cannot be written.
-        ImageError: a file is missing, so an executor does not share the directory.
+        ImageError: a file is missing: an executor does not share the directory, or another run removed it.
     """
-    listed = {file.name: file.bytes for file in manifest.files}
-    for name, size in listed.items():
-        path = writing / name
-        if not path.is_file() or path.stat().st_size != size:
-            raise ImageError(f"{path} is missing: all Spark executors must share the directory of the image")
-    for path in writing.iterdir():
-        if path.name not in listed:  # of a task that Spark repeated
-            path.unlink()
-    with (writing / MANIFEST).open("w", encoding="utf-8") as file:
-        file.write(manifest.to_text())
-        file.flush()
-        os.fsync(file.fileno())
-    _fsync_directory(writing)
-    writing.rename(writing.parent / manifest.run_id)
-    _fsync_directory(writing.parent)
-    for old in (*generations(writing.parent)[:-GENERATIONS], *unfinished(writing.parent, _kind_of(writing))):
-        shutil.rmtree(old, ignore_errors=True)
+    there = writing.files()
+    for file in manifest.files:
+        if there.get(file.name) != file.bytes:
+            raise ImageError(
+                f"{writing}/{file.name} is missing: all Spark executors must share the directory or store of the image"
+            )
+    writing.publish(manifest.run_id, {file.name for file in manifest.files}, (MANIFEST, _content(manifest)))
+    _remove(generations(writing.parent)[:-GENERATIONS])
+    _remove(unfinished(writing.parent, _kind_of(writing)))
 
 
-def abandon(writing: Path) -> None:
+def abandon(writing: Place) -> None:
     """Remove a generation that will not become whole."""
-    shutil.rmtree(writing, ignore_errors=True)
+    _remove([writing])
 
 
-def generations(parent: Path) -> list[Path]:
-    """The generations of a cluster, the oldest first; none if the directory cannot be read."""
+def generations(parent: Place) -> list[Place]:
+    """The generations of a cluster, the oldest first; none if the place cannot be read."""
     with contextlib.suppress(OSError):
-        return sorted(path for path in parent.iterdir() if _GENERATION.fullmatch(path.name) and path.is_dir())
+        return _generations(parent)
     return []
 
 
-def unfinished(parent: Path, kind: RunKind = RunKind.BOOKIES) -> list[Path]:
-    """The unfinished generations by runs of a kind, the oldest first; none if the directory cannot be read."""
+def unfinished(parent: Place, kind: RunKind = RunKind.BOOKIES) -> list[Place]:
+    """The unfinished generations by runs of a kind, the oldest first; none if the place cannot be read."""
     with contextlib.suppress(OSError):
-        found = (path for path in parent.glob(f"{_WRITING}*") if path.is_dir())
-        return sorted(path for path in found if _kind_of(path) is kind)
+        return _unfinished(parent, kind)
     return []
+
+
+def begun(writing: Place) -> Manifest:
+    """An unfinished generation, with the files of its complete parts.
+
+    Raises:
+        ImageError: it is damaged or of a newer release. A part whose list is damaged, or that an earlier reading
+            wrote, is left out.
+    """
+    manifest = _manifest(writing, BEGINNING)
+    try:
+        names = sorted(name for name in writing.files() if name.startswith(f"{PART}-") and name.endswith(".json"))
+    except OSError as error:
+        raise ImageError(f"its files cannot be listed: {error}") from error
+    found: list[ImageFile] = []
+    for part in each_of(lambda name: _part(writing, name), names):
+        if part is not None and part.read_from_ms == manifest.read_from_ms:
+            found += part.files
+    return replace(manifest, files=tuple(found))
+
+
+def newest(image: Place, cluster: Cluster) -> tuple[Place, Manifest]:
+    """The current image of a cluster.
+
+    Raises:
+        ImageError: there is none, or it is damaged or of a newer release.
+    """
+    parent = cluster_place(image, cluster)
+    try:
+        found = _generations(parent)
+    except OSError as error:
+        raise ImageError(f"it cannot be read: {error}") from error
+    if not found:
+        raise ImageError(f"there is none in {parent}")
+    return found[-1], _manifest(found[-1], MANIFEST)
+
+
+def _generations(parent: Place) -> list[Place]:
+    found = parent.folders().items()
+    return [
+        parent.child(name)
+        for name, files in sorted(found)
+        if _GENERATION.fullmatch(name if parent.has_rename else name.partition(".")[0])
+        and (parent.has_rename or MANIFEST in files)
+    ]
+
+
+def _unfinished(parent: Place, kind: RunKind) -> list[Place]:
+    found = (
+        parent.child(name)
+        for name, files in sorted(parent.folders().items())
+        if (name.startswith(_WRITING) if parent.has_rename else MANIFEST not in files)
+    )
+    return [place for place in found if _kind_of(place) is kind]
+
+
+def _name(parent: Place, kind: RunKind, run_id: str) -> str:
+    if parent.has_rename:
+        return f"{_prefix(kind)}{run_id}"
+    return run_id if kind is RunKind.BOOKIES else f"{run_id}.{kind.value}"
 
 
 def _prefix(kind: RunKind) -> str:
     return _WRITING if kind is RunKind.BOOKIES else f"{_WRITING}{kind.value}-"
 
 
-def _kind_of(writing: Path) -> RunKind:
-    others = (kind for kind in RunKind if kind is not RunKind.BOOKIES and writing.name.startswith(_prefix(kind)))
+def _kind_of(writing: Place) -> RunKind:
+    name = writing.name
+    others = (
+        kind
+        for kind in RunKind
+        if kind is not RunKind.BOOKIES and (name.startswith(_prefix(kind)) or name.endswith(f".{kind.value}"))
+    )
     return next(others, RunKind.BOOKIES)
 
 
-def begun(writing: Path) -> Manifest:
-    """An unfinished generation, with the files of its complete parts.
-
-    Raises:
-        ImageError: it is damaged or of a newer release. A part whose list is damaged is left out.
-    """
-    manifest = manifest_of(_text(writing / BEGINNING))
-    found: list[ImageFile] = []
-    for path in sorted(writing.glob(f"{PART}-*.json")):
-        with contextlib.suppress(ImageError):
-            found += part_of(_text(path))
-    return replace(manifest, files=tuple(found))
+def _remove(places: Sequence[Place]) -> None:
+    """What is left of one that is removed in part is no generation, and none to go on with."""
+    for place in places[:_REMOVED_MAX]:
+        place.remove((BEGINNING, MANIFEST))
 
 
-def newest(image_dir: Path, cluster: Cluster) -> tuple[Path, Manifest]:
-    """The current image of a cluster.
-
-    Raises:
-        ImageError: there is none, or it is damaged or of a newer release.
-    """
-    parent = cluster_dir(image_dir, cluster)
-    found = generations(parent)
-    if not found:
-        raise ImageError(f"there is none in {parent}")
-    return found[-1], manifest_of(_text(found[-1] / MANIFEST))
+def _content(manifest: Manifest) -> pa.Buffer:
+    return pa.py_buffer(manifest.to_text().encode())
 
 
-def _text(path: Path) -> str:
+def _manifest(place: Place, name: str) -> Manifest:
     try:
-        with path.open("rb") as file:
-            return file.read(_MANIFEST_BYTES_MAX).decode(errors="replace")
+        return manifest_of(_text(place, name))
     except OSError as error:
         raise ImageError(f"its manifest cannot be read: {error}") from error
 
 
-def _fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _part(writing: Place, name: str) -> Part | None:
+    with contextlib.suppress(OSError, ImageError):
+        return part_of(_text(writing, name))
+    return None
+
+
+def _text(place: Place, name: str) -> str:
+    return place.read(name, _MANIFEST_BYTES_MAX).decode(errors="replace")

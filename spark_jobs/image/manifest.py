@@ -103,18 +103,27 @@ def _attendance(document: Mapping[str, Any]) -> Attendance:
     )
 
 
-def part_of(text: str) -> tuple[ImageFile, ...]:
-    """Read the list of files that a complete part left (``part.part_text``).
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one reading of one partition left."""
+
+    files: tuple[ImageFile, ...]
+    read_from_ms: int
+    """When the reading of all partitions began, epoch milliseconds."""
+
+
+def part_of(text: str) -> Part:
+    """Read what a complete part left (``part.ImagePart``).
 
     Raises:
-        ImageError: it is damaged.
+        ImageError: it is damaged, or of an earlier release.
     """
     try:
         document: dict[str, Any] = json.loads(text)
         if document.pop("crc32") != document_crc32(document):
             raise ImageError("the list of its files is damaged")
-        return tuple(ImageFile(**file) for file in document["files"])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return Part(tuple(ImageFile(**file) for file in document["files"]), int(document["read_from_ms"]))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise ImageError(f"the list of its files is damaged: {error}") from error
 
 

@@ -6,12 +6,11 @@ A failure to write is not a failure to read: the part has a problem, and the sca
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 
 from spark_jobs.image.columns import ImageColumns, ImageTables, tables_of
 from spark_jobs.image.leaves import LEAF_IDS, LEAVES, LeafRecord, LeafSlice, LeafStat, leaf_table
+from spark_jobs.image.place import Place, Writing
 
 LEDGERS_MAX: Final = 250_000
 """Of a file: about 50 MB in memory while it is written."""
@@ -29,6 +29,10 @@ INDEX: Final = "index"
 LEDGERS: Final = "ledgers"
 PART: Final = "part"
 """How the name of the list of a part's files begins."""
+_WRITINGS_MAX: Final = 16
+"""Files that are on their way to a store, a few megabytes each."""
+_ROOM_S: Final = 2.5
+"""How long a scan waits for each of the oldest two, if there are so many: less than a request to ZooKeeper may take."""
 _MAGIC: Final = b"PAR1"
 _TAIL: Final = 8
 """Length of the footer, and the magic bytes."""
@@ -63,14 +67,15 @@ class ImageFile:
 class ImagePart:
     """The part of one reading of one partition. Not shared between threads."""
 
-    def __init__(self, directory: Path, read_from_ms: int = 0) -> None:
+    def __init__(self, place: Place, read_from_ms: int = 0) -> None:
         """Prepare.
 
         Args:
-            directory: holds the files of all parts; it exists.
+            place: holds the files of all parts.
             read_from_ms: nothing was read before this, epoch milliseconds.
         """
-        self._directory = directory
+        self._place = place
+        self._writings: deque[Writing] = deque()
         self._read_from_ms = read_from_ms
         self._token = secrets.token_hex(8)  # of this reading alone: Spark may read a partition twice
         self._columns = ImageColumns()
@@ -126,6 +131,9 @@ class ImagePart:
         if self._leaves and not self._problem:
             records = [replace(leaf, slices=tuple(self._slices.get(leaf.leaf, ()))) for leaf in self._leaves]
             self._write_files(((LEAVES, leaf_table(records)),))
+        while self._writings and not self._problem:
+            self._end_oldest()
+        if self._leaves:
             self._note_complete()
         return {"files": [asdict(file) for file in self._files], "problem": self._problem}
 
@@ -133,12 +141,26 @@ class ImagePart:
         """List the files of this part, so that a later run can use them if this one does not come to its end."""
         if self._problem:
             return
-        document = {"files": [asdict(file) for file in self._files]}
+        document = {"files": [asdict(file) for file in self._files], "read_from_ms": self._read_from_ms}
         text = json.dumps(document | {"crc32": document_crc32(document)})
         try:
-            (self._directory / f"{PART}-{self._token}.json").write_text(text, encoding="utf-8")
+            self._place.start_write(f"{PART}-{self._token}.json", pa.py_buffer(text.encode())).result()
         except OSError as error:
-            self._problem = f"cannot write to {self._directory}: {error}"
+            self._problem = f"cannot write to {self._place}: {error}"
+
+    def _make_room(self) -> None:
+        """Wait a little until not too many files are still being written."""
+        while len(self._writings) > _WRITINGS_MAX and not self._problem:
+            if self._writings[0].is_done_within(_ROOM_S):
+                self._end_oldest()
+            else:
+                self._problem = f"{self._place} does not take files as fast as metadata is read"
+
+    def _end_oldest(self) -> None:
+        try:
+            self._writings.popleft().result()
+        except OSError as error:
+            self._problem = f"cannot write to {self._place}: {error}"
 
     def _write_kept(self) -> None:
         kept, self._kept, self._kept_rows = self._kept, [], 0
@@ -157,9 +179,12 @@ class ImagePart:
         self._number += 1
         try:
             for name, (_, table) in zip(names, tables, strict=True):
-                self._files.append(write_table(table, self._directory / name))
+                content = table_content(table)
+                self._writings.append(self._place.start_write(name, content))
+                self._files.append(image_file(name, table, content))
         except (OSError, pa.ArrowException) as error:
-            self._problem = f"cannot write to {self._directory}: {error}"
+            self._problem = f"cannot write to {self._place}: {error}"
+        self._make_room()
         return names[0]
 
 
@@ -172,18 +197,18 @@ def _runs(ids: pa.ChunkedArray) -> Iterator[tuple[int, int, int]]:
         first = end
 
 
-def write_table(table: pa.Table, path: Path) -> ImageFile:
-    """Write a table; it is on the disk when this returns.
-
-    Raises:
-        OSError, pa.ArrowException: it cannot be written.
-    """
+def table_content(table: pa.Table) -> pa.Buffer:
+    """A table as the content of a file."""
+    sink = pa.BufferOutputStream()
     pq.write_table(
-        table, path, row_group_size=ROW_GROUP, compression="zstd", compression_level=1, write_page_checksum=True
+        table, sink, row_group_size=ROW_GROUP, compression="zstd", compression_level=1, write_page_checksum=True
     )
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return ImageFile(path.name, table.num_rows, path.stat().st_size, footer_crc32(path))
+    return sink.getvalue()
+
+
+def image_file(name: str, table: pa.Table, content: pa.Buffer) -> ImageFile:
+    """What a manifest has of a file."""
+    return ImageFile(name, table.num_rows, content.size, footer_crc32(pa.BufferReader(content), name))
 
 
 def document_crc32(document: Mapping[str, Any]) -> int:
@@ -191,21 +216,42 @@ def document_crc32(document: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 
-def footer_crc32(path: Path) -> int:
+def footer_crc32(file: pa.NativeFile, name: str) -> int:
     """The checksum of the end of a Parquet file.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it does not end as such a file does.
     """
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size < _TAIL:
-            raise ValueError(f"{path.name} is cut off")
-        file.seek(size - _TAIL)
-        tail = file.read(_TAIL)
-        length = int.from_bytes(tail[:4], "little") + _TAIL
-        if tail[4:] != _MAGIC or length > size:
-            raise ValueError(f"{path.name} does not end as a Parquet file")
-        file.seek(size - length)
-        return zlib.crc32(file.read(length))
+    size = file.size()
+    if size < _TAIL:
+        raise ValueError(f"{name} is cut off")
+    file.seek(size - _TAIL)
+    tail = file.read(_TAIL)
+    length = int.from_bytes(tail[:4], "little") + _TAIL
+    if tail[4:] != _MAGIC or length > size:
+        raise ValueError(f"{name} does not end as a Parquet file")
+    file.seek(size - length)
+    checksum = zlib.crc32(file.read(length))
+    file.seek(0)
+    return checksum
+
+
+def opened_parquet(place: Place, file: ImageFile, schema: pa.Schema) -> pq.ParquetFile:
+    """Open a file of an image; the caller closes it with ``force=True``.
+
+    Raises:
+        OSError, pa.ArrowException: it cannot be read.
+        ValueError: it has another size, end or schema, or other rows, than it was written with.
+    """
+    source = place.opened(file.name, file.bytes)
+    try:
+        if footer_crc32(source, file.name) != file.footer_crc32:
+            raise ValueError(f"{file.name} has another end than in its manifest")
+        parquet = pq.ParquetFile(source, page_checksum_verification=True)
+        if not parquet.schema_arrow.equals(schema) or parquet.metadata.num_rows != file.rows:
+            raise ValueError(f"{file.name} has other rows than in its manifest")
+    except (OSError, ValueError, pa.ArrowException):
+        source.close()
+        raise
+    return parquet

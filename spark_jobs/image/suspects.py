@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from spark_jobs.image.columns import INDEX_SCHEMA
 from spark_jobs.image.manifest import ImageError, Manifest
-from spark_jobs.image.part import ImageFile, footer_crc32
+from spark_jobs.image.part import ImageFile, opened_parquet
+from spark_jobs.image.place import Place, each_of
 
 _ENDANGERED: Final = 1
 """Copies of a critical ledger."""
@@ -46,7 +45,7 @@ class Suspects:
 
 
 def suspects(
-    directory: Path, manifest: Manifest, lost: AbstractSet[str], due: AbstractSet[str], critical: AbstractSet[str]
+    place: Place, manifest: Manifest, lost: AbstractSet[str], due: AbstractSet[str], critical: AbstractSet[str]
 ) -> Suspects:
     """Read the ledgers that name a bookie of ``due``, and those that name one of ``critical`` with one copy left.
 
@@ -54,7 +53,7 @@ def suspects(
     ledgers with one copy left are among those in which this number is 1 or 0.
 
     Args:
-        directory: of the image.
+        place: of the image.
         manifest: of the image.
         lost: every lost bookie, as each takes a copy.
         due: bookies whose ledgers may be marked.
@@ -65,11 +64,8 @@ def suspects(
     """
     read = total = 0
     tables = [INDEX_SCHEMA.empty_table()]
-    for file in manifest.index:
-        try:
-            table, groups, of_file = _rows(directory, file, sorted(lost))
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise ImageError(f"{file.name} cannot be read: {error}") from error
+    names = sorted(lost)
+    for table, groups, of_file in each_of(lambda file: _rows(place, file, names), manifest.index):
         tables.append(table)
         read, total = read + groups, total + of_file
     rows = pa.concat_tables(tables)
@@ -94,20 +90,20 @@ def suspects(
     return Suspects(ordered["ledger_id"], read, total)
 
 
-def _rows(directory: Path, file: ImageFile, lost: list[str]) -> tuple[pa.Table, int, int]:
+def _rows(place: Place, file: ImageFile, lost: list[str]) -> tuple[pa.Table, int, int]:
     """The rows of some bookies, the number of row groups that were read for them, and that of the file."""
-    path = directory / file.name
-    if path.parent != directory or path.stat().st_size != file.bytes:
-        raise ValueError("it has another size than in its manifest")
-    if footer_crc32(path) != file.footer_crc32:
-        raise ValueError("its end is damaged")
-    with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
-        if not parquet.schema_arrow.equals(INDEX_SCHEMA) or parquet.metadata.num_rows != file.rows:
-            raise ValueError("it has other rows than in its manifest")
-        count = parquet.num_row_groups
-        groups = [number for number in range(count) if _may_hold(parquet.metadata.row_group(number).column(0), lost)]
-        table = parquet.read_row_groups(groups, use_threads=False)
-        return table.filter(_is_in(table["bookie_id"], set(lost))), len(groups), count
+    try:
+        parquet = opened_parquet(place, file, INDEX_SCHEMA)
+        try:
+            count = parquet.num_row_groups
+            columns = (parquet.metadata.row_group(number).column(0) for number in range(count))
+            groups = [number for number, column in enumerate(columns) if _may_hold(column, lost)]
+            table = parquet.read_row_groups(groups, use_threads=False)
+            return table.filter(_is_in(table["bookie_id"], set(lost))), len(groups), count
+        finally:
+            parquet.close(force=True)
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise ImageError(f"{file.name} cannot be read: {error}") from error
 
 
 def _may_hold(column: Any, bookies: list[str]) -> bool:

@@ -186,6 +186,6 @@ def remove_runs(store: ReportStore, run_ids: Sequence[str]) -> None:
     """Remove reports from the store, such as those that were pruned here. Failing is logged."""
     try:
         for run_id in run_ids:
-            store.remove_folder(run_id, first=SUMMARY)
+            store.remove_folder(run_id, first=[SUMMARY])
     except ReportStoreError as error:
         _log.warning("old reports stay in the store", extra={"store": str(store.address), "reason": str(error)})

@@ -156,7 +156,7 @@ class BookieRun:
     def _mark_by_image(self, cookies: AbstractSet[BookieId], bookies: Bookies) -> None:
         """Mark what an image names, once in a run that marks and reads all ledgers from ZooKeeper."""
         settings = self._settings
-        is_without = settings.image_directory is None or settings.is_dry_run or settings.is_from_snapshot
+        is_without = not settings.image_place or settings.is_dry_run or settings.is_from_snapshot
         if is_without or self._image_marks is not None or not cookies - bookies.registered:
             return
         self._image_marks = ImageMarks(self._context)

@@ -25,6 +25,7 @@ from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.image.files import newest
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
+from spark_jobs.image.place import place_of
 from spark_jobs.image.suspects import Suspects, suspects
 from spark_jobs.report.summary import ImageCounts
 from spark_jobs.run_limits import RunLimits
@@ -103,12 +104,12 @@ class ImageMarks:
 
     def _suspects(self, lost: LostBookies, wanted: _Wanted) -> tuple[Manifest, Suspects]:
         context = self._context
-        image_dir = context.settings.image_directory
-        if image_dir is None:
+        image = context.settings.image_place
+        if not image:
             raise ImageError("this run has no image")
-        directory, manifest = newest(image_dir, context.cluster.cluster)
+        place, manifest = newest(place_of(image), context.cluster.cluster)
         check_usable(manifest, context.cluster.cluster, context.clock.epoch_ms(), context.settings.image_age_max_s)
-        return manifest, suspects(directory, manifest, lost.noted.keys(), wanted.due, wanted.critical)
+        return manifest, suspects(place, manifest, lost.noted.keys(), wanted.due, wanted.critical)
 
     def _mark(self, found: Suspects, known: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
         context, total, done = self._context, len(found), 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pyarrow as pa
 from bookie.metadata.bookies.attendance import NOT_KNOWN, Attendance
 from spark_jobs.image import files
 from spark_jobs.image.manifest import ImageError, Manifest
+from spark_jobs.image.place import Place, place_of
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.ledger_scan import ImageParts
@@ -27,7 +27,7 @@ class ImageUpkeep:
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
-        self._writing: Path | None = None
+        self._writing: Place | None = None
         self._attendance = NOT_KNOWN
         self.read_from_ms = 0
         """When the reading of the last generation that was begun began."""
@@ -35,8 +35,8 @@ class ImageUpkeep:
         self.problem = ""
         """Why no image was written."""
 
-    def begin(self, live: AbstractSet[str], attendance: Attendance | None = None) -> Path | None:
-        """Begin before a scan, and forget what an earlier one wrote; the directory for the parts, or None.
+    def begin(self, live: AbstractSet[str], attendance: Attendance | None = None) -> Place | None:
+        """Begin before a scan, and forget what an earlier one wrote; the place for the parts, or None.
 
         Args:
             live: bookies that the scan takes to be there.
@@ -44,18 +44,18 @@ class ImageUpkeep:
                 nothing was yet.
         """
         context, settings = self._context, self._context.settings
-        image_dir = settings.image_directory
         self.abandon()
-        if image_dir is None or settings.is_dry_run:
+        if not settings.image_place or settings.is_dry_run:
             return None
+        image = place_of(settings.image_place)
         self.read_from_ms = context.clock.epoch_ms()
         self._attendance = context.cluster.attendance() if attendance is None else attendance
         try:
             kept = files.UNFINISHED if context.is_incremental else 0
-            self._writing = files.begin(image_dir, context.cluster.cluster, context.run_id, context.kind, kept=kept)
+            self._writing = files.begin(image, context.cluster.cluster, context.run_id, context.kind, kept=kept)
             files.note_beginning(self._writing, replace(self._manifest(), bookies=tuple(sorted(live))))
         except OSError as error:
-            self._failed(f"cannot write to {image_dir}: {error}")
+            self._failed(f"cannot write to {image}: {error}")
             self.abandon()
         return self._writing
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 from typing import Final
 
 from bookie.metadata.access import access_in_use
@@ -28,6 +27,7 @@ from spark_jobs.image.carried import leaves_of
 from spark_jobs.image.leaves import LeafRecord, newest_of_each
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
 from spark_jobs.image.part import ImageFile
+from spark_jobs.image.place import Place, place_of
 from spark_jobs.report.summary import SnapshotCounts
 from spark_jobs.runs.completeness import NO_TOTALS, problems, short_parents
 from spark_jobs.runs.context import RunContext
@@ -82,9 +82,9 @@ class IncrementalReading:
             self._log_problem("all ledgers are read")
             self._plan = ()
             return self._live.scan(live)
-        image_dir = self._image.begin(live, attendance)
+        image = self._image.begin(live, attendance)
         with context.tasks(Phase.SCAN):
-            scan = self._scan(works, sources, live, image_dir)
+            scan = self._scan(works, sources, live, image)
         self._totals = scan.totals
         if scan.image.carried_problems:
             self.problem = scan.image.carried_problems[0]
@@ -109,7 +109,7 @@ class IncrementalReading:
         return plan_incremental(self._plan, leaves, sources.records, times)
 
     def _scan(
-        self, works: Sequence[LeafWork], sources: _Sources, live: AbstractSet[str], image_dir: Path | None
+        self, works: Sequence[LeafWork], sources: _Sources, live: AbstractSet[str], image: Place | None
     ) -> LedgerScan:
         settings, spark, budget = self._context.settings, self._context.spark, self._context.budget
         cost = cost_of(works)
@@ -128,7 +128,7 @@ class IncrementalReading:
                 is_summarized=True,
                 connect_timeout_s=settings.connect_timeout_s,
                 plan=None,
-                image_dir=None if image_dir is None else str(image_dir.resolve()),
+                image_dir=None if image is None else image.to_text(),
                 image_from_ms=self._image.read_from_ms,
                 budget=budget.share(len(groups), slots.most),
             ),
@@ -156,21 +156,23 @@ class _Sources:
         self.read_from_ms = 0
         """When the reading of the image began, or of the oldest unfinished one; 0: there is none."""
         self._files: dict[str, ImageFile] = {}
-        self._directories: dict[str, Path] = {}
+        self._places: dict[str, Place] = {}
+        self._image = place_of(context.settings.image_place)
         found: list[LeafRecord] = []
         if lost:
             self.problem = "a bookie was lost, and no audit of all ledgers has dealt with it"
         images = [*self._unfinished(), *(() if lost else self._whole())]
-        for directory, manifest in images:
+        for place, manifest in images:
+            whole = place_of(place.to_text())
             try:
-                records = leaves_of(directory, manifest)
+                records = leaves_of(place, manifest)
             except ImageError as error:
                 self.problem = str(error)
                 continue
             found += (record for record in records if not lost or record.read_from_ms >= manifest.read_from_ms)
             self.read_from_ms = manifest.read_from_ms
             for file in manifest.files:
-                self._files[file.name], self._directories[file.name] = file, directory.resolve()
+                self._files[file.name], self._places[file.name] = file, whole
         self.records = newest_of_each(found)
         if len(self.records) > _LEAVES_MAX:
             self.problem = f"the ledger tree has {len(self.records)} nodes with ledgers, more than {_LEAVES_MAX}"
@@ -181,26 +183,22 @@ class _Sources:
         """The files for the tasks."""
         return ImageSource(
             {name: file for name, file in self._files.items() if file.is_ledgers},
-            {name: self._directories[name] for name, file in self._files.items() if file.is_ledgers},
+            {name: self._places[name] for name, file in self._files.items() if file.is_ledgers},
         )
 
-    def _whole(self) -> Iterator[tuple[Path, Manifest]]:
-        settings, cluster = self._context.settings, self._context.cluster.cluster
-        assert settings.image_directory is not None  # AuditSettings refuses it
+    def _whole(self) -> Iterator[tuple[Place, Manifest]]:
         try:
-            directory, manifest = files.newest(settings.image_directory, cluster)
+            place, manifest = files.newest(self._image, self._context.cluster.cluster)
             self._check(manifest)
         except ImageError as error:
             self.problem = str(error)
             return
-        yield directory, manifest
+        yield place, manifest
 
-    def _unfinished(self) -> Iterator[tuple[Path, Manifest]]:
-        settings, cluster = self._context.settings, self._context.cluster.cluster
-        assert settings.image_directory is not None
-        for directory in files.unfinished(files.cluster_dir(settings.image_directory, cluster)):
+    def _unfinished(self) -> Iterator[tuple[Place, Manifest]]:
+        for place in files.unfinished(files.cluster_place(self._image, self._context.cluster.cluster)):
             try:
-                manifest = files.begun(directory)
+                manifest = files.begun(place)
                 self._check(manifest)
                 self._check_losses(manifest)
             except ImageError as error:
@@ -209,7 +207,7 @@ class _Sources:
                     extra={"run_id": self._context.run_id, "reason": str(error)},
                 )
                 continue
-            yield directory, manifest
+            yield place, manifest
 
     def _check(self, manifest: Manifest) -> None:
         context = self._context

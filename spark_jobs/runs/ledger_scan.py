@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from pyspark import StorageLevel
@@ -23,6 +22,7 @@ from spark_jobs.datasource import options
 from spark_jobs.datasource.ledgers import NAME, READING
 from spark_jobs.datasource.partitions import LeafParent, partition_count
 from spark_jobs.image.part import ImageFile
+from spark_jobs.image.place import Place
 from spark_jobs.pacing.budget import Budget
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.slots import session_slots
@@ -75,7 +75,7 @@ def scan_ledgers(
     plan: Sequence[LeafParent],
     live: AbstractSet[str] | None,
     ids: tuple[int, int] = (0, LEDGER_ID_MAX),
-    image_dir: Path | None = None,
+    image: Place | None = None,
     image_from_ms: int = 0,
     *,
     budget: Budget | None = None,
@@ -89,7 +89,7 @@ def scan_ledgers(
         plan: the nodes to read.
         live: ledgers on these bookies only are counted in the reader and go no further; None: all are kept.
         ids: lowest and highest ledger id to read; the others count as skipped.
-        image_dir: directory for the parts of an image, which all executors share; None: no image is written.
+        image: place for the parts of an image, which all executors share; None: no image is written.
         image_from_ms: when this reading began, for the image, epoch milliseconds.
         budget: of all tasks of the run; None: that of the settings.
         is_brief: rows have the columns of ``BRIEF_DDL`` alone; there is no image then.
@@ -122,8 +122,8 @@ def scan_ledgers(
     if live is not None:
         # A name with a comma is not a bookie id (docs/formats.md#registration), and must not count as two live bookies.
         read = read.option(options.LIVE_BOOKIES, ",".join(sorted(bookie for bookie in live if "," not in bookie)))
-    if image_dir is not None:
-        read = read.option(options.IMAGE_DIR, str(image_dir.resolve())).option(options.IMAGE_FROM_MS, image_from_ms)
+    if image is not None:
+        read = read.option(options.IMAGE_DIR, image.to_text()).option(options.IMAGE_FROM_MS, image_from_ms)
     return scan_of(collected(read.load(), settings))
 
 

@@ -52,7 +52,7 @@ class LiveReading:
         """Read every ledger once."""
         context = self._context
         self._plan = context.cluster.leaf_parents()
-        image_dir = None if self._image is None else self._image.begin(live)
+        image = None if self._image is None else self._image.begin(live)
         from_ms = 0 if self._image is None else self._image.read_from_ms
         with context.tasks(Phase.SCAN):
             kept = None if self._keeps_all else live
@@ -61,7 +61,7 @@ class LiveReading:
                 context.settings,
                 self._plan,
                 kept,
-                image_dir=image_dir,
+                image=image,
                 image_from_ms=from_ms,
                 budget=context.budget,
             )

@@ -414,6 +414,33 @@ def test_executors_are_as_restricted_as_all_others() -> None:
     assert arguments.endswith(" pyspark-shell")
 
 
+def test_the_address_of_the_image_and_its_credentials_reach_auditors_jobs_and_executors() -> None:
+    credentials = [{"secretRef": {"name": "image-store"}}]
+    endpoint = [{"name": "AWS_ENDPOINT_URL", "value": "https://minio:9000"}]
+    values = k8s_client()
+    values["spark"]["executor"] = {"extraEnv": endpoint, "extraEnvFrom": credentials}
+    values["reports"]["image"] = "s3://bkheal/image"
+    audited = {"auditor": {"extraEnvFrom": credentials}, "cron": {"extraEnvFrom": credentials}}
+    for mode, table in (("service", "auditor"), ("cron", "audit.run")):
+        made = render({"bookkeeper": URI, "mode": mode, **audited, **values})
+        assert settings(made, table)["image_dir"] == "s3://bkheal/image"
+        template = executor_template(made)
+        assert template is not None
+        [executor] = template["spec"]["containers"]
+        assert (executor["env"], executor["envFrom"]) == (endpoint, credentials)
+        drivers = (
+            [main_container(made, "auditor")]
+            if mode == "service"
+            else [job["jobTemplate"]["spec"]["template"]["spec"]["containers"][0] for job in cron_jobs(made).values()]
+        )
+        assert drivers
+        assert all(driver["envFrom"] == credentials for driver in drivers)
+    plain = executor_template(release("service-k8s-client"))
+    assert plain is not None
+    assert plain["spec"]["containers"][0].keys().isdisjoint({"env", "envFrom"})
+    assert "image_dir" not in settings(release("service-k8s-client"), "auditor")
+
+
 def test_local_mode_needs_no_rights() -> None:
     made = release("cron-local")
     assert made.of("Role") == made.of("RoleBinding") == []

@@ -26,6 +26,7 @@ TABLES: Final = {"auditor": "auditor", "audit": "audit.run", "replicator": "repl
 """The key of a free table in the values, and the table of the file."""
 TEXTS: Final = {
     "store": "s3://bkheal/reports",
+    "image": "s3://bkheal/image",
     **dict.fromkeys(("bookies", "placement", "replicas", "references", "everything"), "15m"),
     "driverMemory": "2g",
     "proxyBase": "/spark",

@@ -45,6 +45,7 @@ from spark_jobs.image.columns import INDEX_SCHEMA
 from spark_jobs.image.leaves import LEAVES, LeafRecord, LeafSlice, LeafStat, leaf_table
 from spark_jobs.image.manifest import Manifest, manifest_of, part_of
 from spark_jobs.image.part import INDEX, ImageFile, document_crc32, footer_crc32
+from spark_jobs.image.place import LocalPlace
 from spark_jobs.image.suspects import suspects
 from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.files import FINDINGS, HISTORY
@@ -196,14 +197,13 @@ def _directory() -> Iterator[Path]:
 def _image_file(name: str, data: bytes, intact: bytes) -> object:
     """Read one file of an image whose manifest has the size of what is there, and the checksum of what was."""
     with _directory() as directory:
-        (directory / name).write_bytes(intact)
-        file = ImageFile(name, 2, len(data), footer_crc32(directory / name))
+        file = ImageFile(name, 2, len(data), footer_crc32(pa.BufferReader(intact), name))
         (directory / name).write_bytes(data)
         manifest = replace(_MANIFEST, files=(file,))
         if file.is_leaves:
-            return leaves_of(directory, manifest)
+            return leaves_of(LocalPlace(directory), manifest)
         every = frozenset({"a:1", "b:1"})
-        return suspects(directory, manifest, every, every, every)
+        return suspects(LocalPlace(directory), manifest, every, every, every)
 
 
 _LEAVES: Final = _parquet(
@@ -258,7 +258,7 @@ STORED_TARGETS: Final[Mapping[str, Target]] = {
     "image-manifest": Target(lambda data: manifest_of(_sealed(data)), [_MANIFEST.to_text().encode()]),
     "image-part": Target(
         lambda data: part_of(_sealed(data)),
-        [_sealed(b'{"files": [{"name": "a", "rows": 1, "bytes": 2, "footer_crc32": 3}]}').encode()],
+        [_sealed(b'{"files": [{"name": "a", "rows": 1, "bytes": 2, "footer_crc32": 3}], "read_from_ms": 4}').encode()],
     ),
     "image-leaves": Target(lambda data: _image_file(_FILES[0].name, data, _LEAVES), [_LEAVES], gate_inputs=100),
     "image-index": Target(lambda data: _image_file(_FILES[1].name, data, _INDEX), [_INDEX], gate_inputs=100),

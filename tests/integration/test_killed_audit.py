@@ -22,7 +22,8 @@ from bookie.metadata.port import Stat
 from bookie.metadata.runs.records import RunLane, Runs
 from bookie.model.ids import LedgerId
 from bookie.model.run import RunKind, RunState
-from spark_jobs.image.files import cluster_dir, unfinished
+from spark_jobs.image import place as places
+from spark_jobs.image.files import cluster_place, unfinished
 from spark_jobs.one_shot import run as one_shot
 from spark_jobs.one_shot.run import OneShot, run_one_shot
 from spark_jobs.report import writing as report
@@ -127,7 +128,7 @@ def test_an_audit_after_one_that_was_killed_while_it_read_continues_with_the_par
         place.add_cookies("a:1", "b:1", "x:1")
         ledgers = LARGE_LEAF | SMALL_LEAVES | FOUND
         place.create(ledgers)
-        image = cluster_dir(place.report_dir / "image", place.cluster)
+        image = cluster_place(places.LocalPlace(place.report_dir / "image"), place.cluster)
 
         async def small_leaves_are_read() -> bool:
             return len(finished_parts(image)) == len(SMALL_LEAVES) // 20
@@ -161,5 +162,5 @@ def test_an_audit_after_one_that_was_killed_while_it_read_continues_with_the_par
         assert finished_parts(image) == [], "what was continued is not kept"
 
 
-def finished_parts(image: Path) -> list[Path]:
-    return [part for left in unfinished(image) for part in left.glob("part-*.json")]
+def finished_parts(image: places.Place) -> list[str]:
+    return [name for left in unfinished(image) for name in left.files() if name.startswith("part-")]

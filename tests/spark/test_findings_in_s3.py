@@ -64,6 +64,7 @@ def endpoint(requests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         lines = "".join(f"{name} {value}\n" for name, value in settings.items())
         (tmp_path / "conf" / "spark-defaults.conf").write_text(lines)
         monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "conf"))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         yield endpoint
 
 
@@ -130,23 +131,31 @@ def test_a_bucket_that_refuses_the_findings_costs_no_marks(place: Place, endpoin
     assert SECRET not in told + ended.stdout.decode()
 
 
-def test_executors_of_a_cluster_write_findings_to_s3_and_the_driver_alone_has_the_directory_of_reports(
+def test_executors_of_a_cluster_write_findings_and_image_to_s3_and_the_driver_alone_has_the_directory_of_reports(
     place: Place, endpoint: str, requests: Path, tmp_path: Path
 ) -> None:
     python = make_environment(tmp_path / "environment", build_wheel(tmp_path))
     with started_cluster(tmp_path / "spark-cluster") as spark:
         words = ["audit", "run", "--master", spark.url, "--metadata-uri", place.uri, "--output", "json"]
-        words += ["--report-dir", str(place.report_dir), "--no-with-image"]
-        ended = subprocess.run(
-            [str(python.parent / "bkheal"), *words, "--findings-dir", f"s3a://{BUCKET}/findings"],
-            env={**os.environ, **driver_environment(python)},
-            cwd=tmp_path,
-            capture_output=True,
-            timeout=PROGRAM_S,
-            check=False,
-        )
+        words += ["--report-dir", str(place.report_dir), "--image-dir", f"s3a://{BUCKET}/image"]
+        words += ["--findings-dir", f"s3a://{BUCKET}/findings", "--incremental"]
+
+        def run() -> subprocess.CompletedProcess[bytes]:
+            return subprocess.run(
+                [str(python.parent / "bkheal"), *words],
+                env={**os.environ, **driver_environment(python)},
+                cwd=tmp_path,
+                capture_output=True,
+                timeout=PROGRAM_S,
+                check=False,
+            )
+
+        assert json.loads(output(run()))["image"]["written_ledgers"] == 5 + len(LOST)
+        ended = run()
         logs = "".join(path.read_text() for path in (tmp_path / "spark-cluster").rglob("std*"))
     run_id = json.loads(output(ended))["run_id"]
+    assert json.loads(output(ended))["image"]["carried"] == 5
+    assert not (place.report_dir / "image").exists()
     assert written_findings(requests, run_id), "the driver of a cluster runs no tasks"
     assert place.marked() == {number: ["x:1"] for number in LOST}
     found = document(typed(None, "report", "findings", run_id, "--report-dir", str(place.report_dir), "-o", "json"))

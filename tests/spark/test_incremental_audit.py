@@ -24,7 +24,8 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind
 from spark_jobs.image import files
 from spark_jobs.image.manifest import Manifest
-from spark_jobs.image.part import write_table
+from spark_jobs.image.part import image_file, table_content
+from spark_jobs.image.place import LocalPlace
 from spark_jobs.report import writing as report
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs import bookie_run
@@ -175,7 +176,9 @@ def test_any_image_leads_to_the_same_marks_in_the_end(
     place.unregister("x:1")
     audit(spark, place, clock)
     place.create({60_001: closed("a:1", "x:1")})
-    directory, manifest = files.newest(place.report_dir / "image", place.cluster)
+    folder, manifest = files.newest(LocalPlace(place.report_dir / "image"), place.cluster)
+    assert isinstance(folder, LocalPlace)
+    directory = folder.path
     kept = Path(shutil.copytree(directory, tmp_path / "kept"))
     start_s = clock.now_s
 
@@ -221,7 +224,9 @@ def test_any_image_leads_to_the_same_marks_in_the_end(
                 lists = pa.array([["a:1", "b:1", "c:1"]] * len(table), table.schema.field("bookies").type)
                 table = table.set_column(table.schema.get_field_index("bookies"), "bookies", lists)
                 table = table.cast(pq.read_schema(directory / file.name))
-                file = write_table(table, directory / file.name)
+                content = table_content(table)
+                (directory / file.name).write_bytes(content)
+                file = image_file(file.name, table, content)
             made.append(file)
         (directory / files.MANIFEST).write_text(replace(manifest, files=tuple(made)).to_text())
 
@@ -259,9 +264,10 @@ def test_a_run_that_died_is_continued_where_that_is_safe(
         patch.setattr(bookie_run.BookieRun, "_check", die)
         with pytest.raises(DiedError):
             again(spark, place, clock)
-    parent = files.cluster_dir(place.report_dir / "image", place.cluster)
+    parent = files.cluster_place(LocalPlace(place.report_dir / "image"), place.cluster)
     (left,) = files.unfinished(parent)
-    (part, *others) = sorted(left.glob("part-*.json"))
+    assert isinstance(left, LocalPlace)
+    (part, *others) = sorted(left.path.glob("part-*.json"))
     assert others
     part.unlink()  # it died before this part was complete
     clock.now_s += 3600

@@ -26,6 +26,7 @@ from bookie.model.run import RunKind, RunState
 from spark_jobs.image import files
 from spark_jobs.image.manifest import Manifest
 from spark_jobs.image.part import ImageFile, ImagePart
+from spark_jobs.image.place import LocalPlace
 from spark_jobs.runs.gate import RunGate, Stop
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.runs.run import AuditResult, run_audit, run_check
@@ -85,7 +86,9 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 
 def image_of(place: Place) -> tuple[Path, Manifest]:
-    return files.newest(place.report_dir / "image", place.cluster)
+    folder, manifest = files.newest(LocalPlace(place.report_dir / "image"), place.cluster)
+    assert isinstance(folder, LocalPlace)
+    return folder.path, manifest
 
 
 def audited(spark: SparkSession, place: Place, **settings: Any) -> tuple[AuditResult, set[int]]:
@@ -231,7 +234,7 @@ def test_any_image_leads_to_the_same_marks(
     def wrong() -> None:
         """Sound files with ledgers on live bookies, and ledgers that never were."""
         put(manifest)
-        part = ImagePart(directory)
+        part = ImagePart(LocalPlace(directory))
         for ledger_id in (1, 3, 6, 77, 10_000_000, 1 << 40):
             part.add(ledger_id, 3, 2, 2, 2, ("x:1", "a:1"))
         made = tuple(ImageFile(**file) for file in part.finish()["files"])

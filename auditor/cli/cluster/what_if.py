@@ -36,9 +36,9 @@ def what_if(
         int, typer.Option(min=0, max=10_000, help="Most topics of Pulsar to list, the worst first.")
     ] = 10,
     image: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="DIR",
+            metavar="DIR|ADDRESS",
             help="Read only the ledgers that the image of an audit names: fast, and without newer ledgers. Not with "
             "--at.",
             show_default=False,
@@ -70,6 +70,7 @@ def what_if(
             raise typer.BadParameter("with --at, the auditor reads all metadata, and its own topology counts")
         document = service.ask("GET", "/what-if", {"target": named, "worst": worst, "topics": topics})
     else:
+        _check_image(image)
         document = run(_answer(metadata_uri(uri, config), named, worst, topics, image, topology_file))
     from auditor.operating.what_if import what_if_lines
 
@@ -79,7 +80,7 @@ def what_if(
 
 
 async def _answer(
-    uri: str, targets: Sequence[str], worst: int, topics: int, image: Path | None, topology_file: Path | None
+    uri: str, targets: Sequence[str], worst: int, topics: int, image: str | None, topology_file: Path | None
 ) -> dict[str, Any]:
     from auditor.operating.client import NotThereError, RefusedError
     from auditor.operating.what_if import bookies_of, what_if
@@ -100,7 +101,14 @@ async def _answer(
         )
 
 
-def _named(client: ConnectedBookKeeper, image: Path, bookies: Sequence[BookieId]) -> NamedLedgers:
+def _check_image(image: str | None) -> None:
+    from spark_jobs.image_options import image_dir_problems
+
+    if problems := image_dir_problems(image or ""):
+        refuse(f"the image of ledger metadata cannot be used: {problems[0]}", ExitCode.CONFIGURATION)
+
+
+def _named(client: ConnectedBookKeeper, image: str, bookies: Sequence[BookieId]) -> NamedLedgers:
     """The ledgers that an image names for the bookies."""
     from auditor.operating.named_by_image import named_by_image
     from spark_jobs.image.manifest import ImageError

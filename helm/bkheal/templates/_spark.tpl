@@ -95,6 +95,13 @@ spec:
         {{- end }}
       {{- end }}
       {{- end }}
+      {{- with .Values.spark.executor.extraEnv }}
+      env:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with include "bkheal.envFrom" $of }}
+      {{- . | nindent 6 }}
+      {{- end }}
       securityContext:
         {{- toYaml .Values.containerSecurityContext | nindent 8 }}
       volumeMounts:

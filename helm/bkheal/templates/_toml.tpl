@@ -108,6 +108,7 @@ JSON are the same. */}}
   "driver_memory" $a.driverMemory
   "compat_metrics" .Values.metrics.bookkeeperCompat -}}
 {{- with .Values.reports.store }}{{ $_ := set $s "report_store" . }}{{ end -}}
+{{- with .Values.reports.image }}{{ $_ := set $s "image_dir" . }}{{ end -}}
 {{- with $a.ui.authProxy -}}
 {{- if .port -}}
 {{- $_ := set $s "ui_host" "127.0.0.1" -}}
@@ -140,6 +141,7 @@ JSON are the same. */}}
   "missing_share_max" .Values.cron.missingShareMax
   "reports_kept" .Values.cron.reportsKept -}}
 {{- with .Values.reports.store }}{{ $_ := set $s "report_store" . }}{{ end -}}
+{{- with .Values.reports.image }}{{ $_ := set $s "image_dir" . }}{{ end -}}
 {{- with .Values.cron.ports.http -}}
 {{- $_ := set $s "http_host" "0.0.0.0" -}}
 {{- $_ := set $s "http_port" . -}}

@@ -36,6 +36,7 @@ from spark_jobs.image.columns import ImageColumns, tables_of
 from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat, leaf_records, leaf_table, newest_of_each
 from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.image.part import ImageFile
+from spark_jobs.image.place import LocalPlace, Place
 from spark_jobs.pacing.pace import Pace
 from spark_jobs.pacing.paced_store import PacedStore
 from spark_jobs.runs.incremental_plan import Times, groups_of_work, plan_incremental
@@ -50,6 +51,11 @@ def unpaced(store: MetadataStore) -> PacedStore:
 
 
 LIVE = "a:1,b:1,c:1"
+
+
+def path_of(place: Place) -> Path:
+    assert isinstance(place, LocalPlace)
+    return place.path
 
 
 def closed(*members: str) -> LedgerMetadata:
@@ -72,7 +78,7 @@ class World:
     cluster: Cluster
     directory: Path
     reads: int = 0
-    directories: dict[str, Path] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
     files: dict[str, ImageFile] = field(default_factory=dict)
     records: Mapping[int, LeafRecord] = field(default_factory=dict)
     now_ms: int = NOW_MS
@@ -112,7 +118,7 @@ class World:
         works = plan_incremental(plan, leaves, self.records, Times(self.now_ms, self.last_ms, 7 * DAY_MS))
         batches = []
         for group in groups_of_work(works, 1):
-            source = ImageSource(self.files, self.directories)
+            source = ImageSource(self.files, self.places)
             batches += [each async for each in incremental(unpaced(self.store), self.cluster, group, source, options)]
         return self._took(options, batches)
 
@@ -133,9 +139,9 @@ class World:
             directory = Path(options.image_dir)
             kind = self.cluster.kind.value
             manifest = Manifest("a", self.cluster.instance_id, self.cluster.root, kind, self.now_ms, 0, (), made)
-            self.records = newest_of_each(leaves_of(directory, manifest))
+            self.records = newest_of_each(leaves_of(LocalPlace(directory), manifest))
             self.files = {file.name: file for file in made}
-            self.directories = dict.fromkeys(self.files, directory)
+            self.places = dict.fromkeys(self.files, LocalPlace(directory))
             self.last_ms = self.now_ms
             kept = sum(file.rows for file in made if file.is_ledgers)
             assert kept == summary["ledgers"], "the new image has every ledger"
@@ -262,21 +268,21 @@ async def test_any_changed_byte_costs_reads_and_changes_no_finding(tmp_path: Pat
     place = await world(tmp_path)
     await place.create({100: closed("a:1", "x:1"), 10_100: growing("a:1", "b:1")})
     expected, counts = await place.whole()
-    files, directories, records, last = place.files, place.directories, place.records, place.last_ms
+    files, places, records, last = place.files, place.places, place.records, place.last_ms
     ledgers = next(file for file in files.values() if file.is_ledgers)
-    path = directories[ledgers.name] / ledgers.name
+    path = path_of(places[ledgers.name]) / ledgers.name
     data = path.read_bytes()
     refused = 0
     for position in range(0, len(data), 211):
         path.write_bytes(data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :])
-        place.files, place.directories, place.records, place.last_ms = files, directories, records, last
+        place.files, place.places, place.records, place.last_ms = files, places, records, last
         found, again = await place.again()
         assert found == expected
         assert same(again, counts)
         refused += bool(again["carried_problem"])
     assert refused > 10
     path.unlink()
-    place.files, place.directories, place.records, place.last_ms = files, directories, records, last
+    place.files, place.places, place.records, place.last_ms = files, places, records, last
     found, again = await place.again()
     assert (found, again["carried"]) == (expected, 0)
     assert "cannot" in again["carried_problem"] or "damaged" in again["carried_problem"]
@@ -286,22 +292,22 @@ async def test_a_damaged_list_of_leaves_is_refused(tmp_path: Path) -> None:
     place = await world(tmp_path)
     await place.whole()
     leaves = next(file for file in place.files.values() if file.is_leaves)
-    directory = place.directories[leaves.name]
+    directory = path_of(place.places[leaves.name])
     data = (directory / leaves.name).read_bytes()
     manifest = Manifest("a", "b", "/ledgers", "hierarchical", NOW_MS, 0, (), tuple(place.files.values()))
-    sound = leaves_of(directory, manifest)
+    sound = leaves_of(LocalPlace(directory), manifest)
     refused = 0
     for position in range(0, len(data), 43):
         changed = data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :]
         (directory / leaves.name).write_bytes(changed)
         try:
-            assert leaves_of(directory, manifest) == sound
+            assert leaves_of(LocalPlace(directory), manifest) == sound
         except ImageError:
             refused += 1
     assert refused > 10
     (directory / leaves.name).write_bytes(data[:-9])
     with pytest.raises(ImageError, match="cannot be read"):
-        leaves_of(directory, manifest)
+        leaves_of(LocalPlace(directory), manifest)
 
 
 async def test_a_full_disk_under_the_new_image_changes_no_finding(tmp_path: Path) -> None:

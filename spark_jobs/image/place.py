@@ -1,0 +1,362 @@
+"""Where the files of images are: a directory that executors and driver share, or a folder of a store.
+
+A place is a value: it is sent to executors, and contains no client and no secret. A store has no rename, so what is a
+whole generation differs there (``files``). Errors are ``OSError``: an image that cannot be read or written costs time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+import pyarrow as pa
+
+from spark_jobs.remote_files import REST_S, RemoteFiles
+from spark_jobs.store_address import StoreAddress, is_path, parse_address
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_AT_A_TIME: Final = 8
+"""Files that are read at once: of a store, each takes a round trip or two."""
+_CALL_S: Final = 30.0
+_FILE_BYTES_MAX: Final = 1 << 30
+"""A file has at most 250,000 ledgers: some megabytes with usual metadata."""
+
+
+class PlaceError(OSError):
+    """A store cannot be read or written; the text has its address and the reason."""
+
+
+class Writing(Protocol):
+    """A file that is being written."""
+
+    def is_done_within(self, seconds: float) -> bool:
+        """Wait at most this long; whether the writing has ended, well or not."""
+        ...
+
+    def result(self) -> None:
+        """Wait until the file is written; the wait has a deadline.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        ...
+
+
+class Place(Protocol):
+    """A folder."""
+
+    @property
+    def name(self) -> str:
+        """Its last part."""
+        ...
+
+    @property
+    def parent(self) -> Place:
+        """The folder that it is in."""
+        ...
+
+    @property
+    def has_rename(self) -> bool:
+        """Whether ``publish`` gives the folder another name."""
+        ...
+
+    def child(self, name: str) -> Place:
+        """A folder in it."""
+        ...
+
+    def to_text(self) -> str:
+        """What ``place_of`` makes the same place of, in other processes too."""
+        ...
+
+    def make(self) -> None:
+        """Make it; it must not exist where that can be seen.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        ...
+
+    def folders(self) -> Mapping[str, Collection[str]]:
+        """Its folders, with the names of their files; none if it does not exist.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        ...
+
+    def files(self) -> Mapping[str, int]:
+        """Its files, with their sizes.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        ...
+
+    def read(self, name: str, size_max: int) -> bytes:
+        """A small file, up to this size.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        ...
+
+    def opened(self, name: str, size: int) -> pa.NativeFile:
+        """A file, to read parts of it.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it has another size, or the name is not one of a file here.
+        """
+        ...
+
+    def start_write(self, name: str, data: pa.Buffer) -> Writing:
+        """Begin to write a file.
+
+        Raises:
+            OSError: it cannot be written; other failures come with the result.
+        """
+        ...
+
+    def publish(self, name: str, kept: Collection[str], manifest: tuple[str, pa.Buffer]) -> None:
+        """Write the last file of a folder, which then counts.
+
+        Args:
+            name: of the folder from then on, where folders have renames.
+            kept: the other files that belong to it.
+            manifest: name and content of the last file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        ...
+
+    def remove(self, first: Sequence[str] = ()) -> None:
+        """Remove it with all that is in it, as far as that is possible; in a store, some files before the others."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Nothing to wait for."""
+
+    def is_done_within(self, seconds: float) -> bool:
+        """It is."""
+        return True
+
+    def result(self) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace:
+    """A directory."""
+
+    path: Path
+    has_rename = True
+
+    @property
+    def name(self) -> str:
+        """See ``Place``."""
+        return self.path.name
+
+    @property
+    def parent(self) -> LocalPlace:
+        """See ``Place``."""
+        return LocalPlace(self.path.parent)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def child(self, name: str) -> LocalPlace:
+        """See ``Place``."""
+        return LocalPlace(self.path / name)
+
+    def to_text(self) -> str:
+        """See ``Place``."""
+        return str(self.path.resolve())
+
+    def make(self) -> None:
+        """See ``Place``."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir()
+
+    def folders(self) -> Mapping[str, Collection[str]]:
+        """See ``Place``."""
+        found: dict[str, Collection[str]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for path in self.path.iterdir():
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    found[path.name] = os.listdir(path)
+        return found
+
+    def files(self) -> Mapping[str, int]:
+        """See ``Place``."""
+        return {path.name: path.stat().st_size for path in self.path.iterdir() if path.is_file()}
+
+    def read(self, name: str, size_max: int) -> bytes:
+        """See ``Place``."""
+        with (self.path / name).open("rb") as file:
+            return file.read(size_max)
+
+    def opened(self, name: str, size: int) -> pa.NativeFile:
+        """See ``Place``."""
+        path = self.path / name
+        if path.parent != self.path or path.stat().st_size != size:
+            raise ValueError(f"{name} has another size than in its manifest")
+        return pa.OSFile(str(path))
+
+    def start_write(self, name: str, data: pa.Buffer) -> Writing:
+        """See ``Place``; it is on the disk when this returns."""
+        with (self.path / name).open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return _Written()
+
+    def publish(self, name: str, kept: Collection[str], manifest: tuple[str, pa.Buffer]) -> None:
+        """See ``Place``."""
+        for path in self.path.iterdir():
+            if path.name not in kept:  # of a task that Spark repeated
+                path.unlink()
+        self.start_write(*manifest)
+        _fsync_directory(self.path)
+        self.path.rename(self.path.parent / name)
+        _fsync_directory(self.path.parent)
+
+    def remove(self, first: Sequence[str] = ()) -> None:
+        """See ``Place``."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlace:
+    """A folder of a store. All places of one bucket or name node share the client of their process."""
+
+    address: StoreAddress
+    has_rename = False
+
+    @property
+    def name(self) -> str:
+        """See ``Place``."""
+        return self.address.path.rpartition("/")[2]
+
+    @property
+    def parent(self) -> StorePlace:
+        """See ``Place``."""
+        return self._at(self.address.path.rpartition("/")[0])
+
+    def __str__(self) -> str:
+        return str(self.address)
+
+    def child(self, name: str) -> StorePlace:
+        """See ``Place``."""
+        return self._at(f"{self.address.path}/{name}")
+
+    def to_text(self) -> str:
+        """See ``Place``."""
+        return str(self)
+
+    def make(self) -> None:
+        """See ``Place``. Stores make folders with their first file."""
+
+    def folders(self) -> Mapping[str, Collection[str]]:
+        """See ``Place``."""
+        found: dict[str, list[str]] = {}
+        for file in self._client.list(self._path)[0]:
+            folder, slash, name = file.name.partition("/")
+            if slash:
+                found.setdefault(folder, []).append(name)
+        return found
+
+    def files(self) -> Mapping[str, int]:
+        """See ``Place``."""
+        return {file.name: file.size for file in self._client.list(self._path)[0]}
+
+    def read(self, name: str, size_max: int) -> bytes:
+        """See ``Place``."""
+        content: bytes = self._client.read(self._of(name), size_max)[:size_max].to_pybytes()
+        return content
+
+    def opened(self, name: str, size: int) -> pa.NativeFile:
+        """See ``Place``. All of it is in memory: some megabytes."""
+        if "/" in name or not 0 <= size <= _FILE_BYTES_MAX:
+            raise ValueError(f"{name} is no file of an image")
+        content = self._client.read(self._of(name), size)
+        if content.size != size:
+            raise ValueError(f"{name} has another size than in its manifest")
+        return pa.BufferReader(content)
+
+    def start_write(self, name: str, data: pa.Buffer) -> Writing:
+        """See ``Place``."""
+        return self._client.start_write(self._of(name), data)
+
+    def publish(self, name: str, kept: Collection[str], manifest: tuple[str, pa.Buffer]) -> None:
+        """See ``Place``. The folder keeps its name, and what does not belong to it is removed with it."""
+        self.start_write(*manifest).result()
+
+    def remove(self, first: Sequence[str] = ()) -> None:
+        """See ``Place``."""
+        try:
+            self._client.remove_folder(self._path, first=first)
+        except PlaceError as error:
+            _log.warning("an image that is not used any more was not removed", extra={"reason": str(error)})
+
+    @property
+    def _client(self) -> RemoteFiles:
+        return _client(self._at("").address)
+
+    @property
+    def _path(self) -> str:
+        return self.address.path.lstrip("/")
+
+    def _of(self, name: str) -> str:
+        return f"{self._path}/{name}".lstrip("/")
+
+    def _at(self, path: str) -> StorePlace:
+        return StorePlace(replace(self.address, path=path))
+
+
+@functools.lru_cache(maxsize=8)
+def _client(root: StoreAddress) -> RemoteFiles:
+    return RemoteFiles(root, PlaceError, call_s=_CALL_S, rest_s=REST_S)
+
+
+def place_of(text: str) -> Place:
+    """The folder with this path or address, such as ``s3a://bucket/image``. Nothing is called yet.
+
+    Raises:
+        StoreAddressError: it is neither, or contains a password.
+    """
+    if is_path(text):
+        return LocalPlace(Path(text))
+    address = parse_address(text)
+    return LocalPlace(Path(address.path or "/")) if address.scheme == "file" else StorePlace(address)
+
+
+def each_of(function: Callable[[U], T], some: Iterable[U]) -> Iterator[T]:
+    """Call a function for each, some at a time; the results are in their order. The first error ends it."""
+    with ThreadPoolExecutor(_AT_A_TIME) as threads:
+        try:
+            yield from threads.map(function, some)
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,300 @@
+"""Files in an object store or on a Hadoop file system, through pyarrow: the adapter for reports and for the image.
+
+The invariant: a file appears whole under its name, or not at all. Every call ends within a time. Credentials come from
+the environment, from files or from the machine's role, as the library of the store reads them; an address with a
+password is refused, and no message contains one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import pyarrow as pa
+from pyarrow import fs
+
+from bookie.runtime.clock import Clock, SystemClock
+from spark_jobs.store_address import S3, StoreAddress
+
+T = TypeVar("T")
+
+_GCS: Final = ("gs", "gcs")
+_HDFS: Final = ("hdfs", "viewfs")
+_IN_ONE_STEP: Final = frozenset({"s3", "gcs", "abfs"})
+"""File systems in which a file appears when it is closed; in the others it is written under a hidden name first."""
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""Variables of the environment with the endpoint of another S3 server, as the tools of AWS read them."""
+CALL_S: Final = 60.0
+"""For one call, with its repetitions, beside the time for the bytes."""
+_BYTES_PER_S: Final = 256 * 1024
+_CHUNK: Final = 4 << 20
+_REASON_MAX: Final = 300
+SLOW_S: Final = 5.0
+"""A call that fails after more than this has waited for a store that does not answer."""
+REST_S: Final = 120.0
+"""How long a store that does not answer is not called again: the tasks of a scan do not all wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file below the address."""
+
+    name: str
+    size: int
+
+
+class Pending(Generic[T]):
+    """A call that was started."""
+
+    def __init__(
+        self, future: Future[T], deadline_s: float, clock: Clock, end: Callable[[Exception], Exception]
+    ) -> None:
+        self._future = future
+        self._clock = clock
+        self._until_s = clock.monotonic_s() + deadline_s
+        self._deadline_s = deadline_s
+        self._end = end
+
+    def is_done_within(self, seconds: float) -> bool:
+        """Wait at most this long; whether the call has ended, or its time is over."""
+        left_s = self._until_s - self._clock.monotonic_s()
+        try:
+            self._future.exception(max(0.0, min(seconds, left_s)))
+        except TimeoutError:
+            return self._until_s <= self._clock.monotonic_s()
+        return True
+
+    def result(self) -> T:
+        """Wait until the call ends, or its time is over.
+
+        Raises:
+            Exception: the error of the store that was given.
+        """
+        try:
+            return self._future.result(max(0.0, self._until_s - self._clock.monotonic_s()))
+        except TimeoutError as error:
+            raise self._end(TimeoutError(f"no answer within {self._deadline_s:.0f} s")) from error
+        except Exception as error:  # each library of a store has errors of its own, and all mean that it failed
+            raise self._end(error) from error
+
+
+class RemoteFiles:
+    """Files below an address. Names are relative, with slashes. May be used by several threads."""
+
+    def __init__(
+        self,
+        address: StoreAddress,
+        failure: type[Exception],
+        *,
+        call_s: float = CALL_S,
+        rest_s: float = 0.0,
+        clock: Clock | None = None,
+    ) -> None:
+        """Only stores; the first call opens the file system.
+
+        Args:
+            address: of the folder above all files.
+            failure: the error that is raised if the store cannot be read or written; the text has the reason.
+            call_s: seconds for each call, beside the time for the bytes.
+            rest_s: seconds for which every call fails at once after one that waited in vain.
+            clock: to measure with; default: the machine's.
+        """
+        self.address = address
+        self._failure = failure
+        self._call_s = call_s
+        self._rest_s = rest_s
+        self._clock = SystemClock() if clock is None else clock
+        self._rests_until_s = 0.0
+        self._rests_because = ""
+        self._opening = threading.Lock()
+        self._opened: tuple[Any, str] | None = None
+
+    def list(self, folder: str = "", *, is_deep: bool = True) -> tuple[list[StoredFile], list[str]]:
+        """The files in a folder and, if not deep, the names of its folders. A folder that does not exist is empty.
+
+        Raises:
+            Exception: the store cannot be read.
+        """
+
+        def call(system: Any, base: str) -> tuple[list[StoredFile], list[str]]:
+            start = f"{base}/{folder}".rstrip("/")
+            selector = fs.FileSelector(start, allow_not_found=True, recursive=is_deep)
+            files, folders = [], []
+            for info in system.get_file_info(selector):
+                name = info.path[len(start) :].lstrip("/")
+                if info.type is fs.FileType.File:
+                    files.append(StoredFile(name, info.size))
+                elif info.type is fs.FileType.Directory:
+                    folders.append(name)
+            bucket = self.address.authority if system.type_name in ("s3", "gcs") else ""
+            if bucket and not files and not folders and system.get_file_info(bucket).type is fs.FileType.NotFound:
+                raise FileNotFoundError(f"there is no bucket {bucket}, or it cannot be seen with these credentials")
+            return files, folders
+
+        return self._start("list", folder, call).result()
+
+    def read(self, name: str, size_max: int) -> pa.Buffer:
+        """The content of a file, or so much of it that it is longer than ``size_max``.
+
+        Raises:
+            Exception: the store cannot be read, or lacks the file.
+        """
+
+        def call(system: Any, base: str) -> pa.Buffer:
+            with system.open_input_stream(f"{base}/{name}") as source:
+                return source.read_buffer(size_max + 1)
+
+        return self._start("read", name, call, size_max).result()
+
+    def download(self, name: str, target: Path, size: int) -> None:
+        """Copy a file to a new file of this machine. Memory is bounded by a chunk.
+
+        Args:
+            name: of the file.
+            target: the new file.
+            size: the size that the list of files gave.
+
+        Raises:
+            Exception: the store cannot be read, lacks the file, or has one of another size.
+        """
+
+        def call(system: Any, base: str) -> None:
+            with system.open_input_stream(f"{base}/{name}") as source, target.open("wb") as file:
+                while (chunk := source.read(_CHUNK)) and file.tell() <= size:
+                    file.write(chunk)
+                if file.tell() != size:
+                    raise OSError(f"it has another size than the {size} bytes of the list: it changes, or is cut off")
+
+        self._start("read", name, call, size).result()
+
+    def upload(self, source: Path, name: str) -> None:
+        """Write a file of this machine to the store: it appears whole, or not at all.
+
+        Raises:
+            Exception: the store cannot be written.
+        """
+        self._start_write(name, lambda: _chunks(source), source.stat().st_size).result()
+
+    def start_write(self, name: str, data: pa.Buffer) -> Pending[None]:
+        """Begin to write a file, which appears whole, or not at all."""
+        return self._start_write(name, lambda: (data,), data.size)
+
+    def remove_folder(self, folder: str, *, first: Iterable[str]) -> None:
+        """Remove some files of a folder, if they are there, one after the other, and then the folder.
+
+        Raises:
+            Exception: it cannot be removed.
+        """
+
+        def call(system: Any, base: str) -> None:
+            for name in first:
+                if system.get_file_info(f"{base}/{folder}/{name}").type is fs.FileType.File:
+                    system.delete_file(f"{base}/{folder}/{name}")
+            try:
+                system.delete_dir(f"{base}/{folder}")
+            except OSError:  # stores without folders may not find one whose files are gone
+                left = fs.FileSelector(f"{base}/{folder}", allow_not_found=True, recursive=True)
+                if any(info.type is fs.FileType.File for info in system.get_file_info(left)):
+                    raise
+
+        self._start("remove", folder, call).result()
+
+    def _start_write(self, name: str, chunks: Callable[[], Iterable[Any]], size: int) -> Pending[None]:
+        def call(system: Any, base: str) -> None:
+            path = f"{base}/{name}"
+            folder, _, last = path.rpartition("/")
+            is_direct = system.type_name in _IN_ONE_STEP
+            written = path if is_direct else f"{folder}/.{last}.tmp"
+            if not is_direct:
+                system.create_dir(folder, recursive=True)
+            with system.open_output_stream(written) as sink:
+                for chunk in chunks():
+                    sink.write(chunk)
+            if not is_direct:
+                system.move(written, path)
+
+        return self._start("write", name, call, size)
+
+    def _start(self, verb: str, name: str, call: Callable[[Any, str], T], size: int = 0) -> Pending[T]:
+        """Call in a thread of its own: a library that hangs does not keep a run from its end."""
+        future: Future[T] = Future()
+        since_s = self._clock.monotonic_s()
+        failed_s: float | None = None
+
+        def run() -> None:
+            nonlocal failed_s
+            try:
+                system, base = self._system()
+                future.set_result(call(system, base))
+            except BaseException as error:  # noqa: BLE001  # the boundary of a thread; it is raised to the caller
+                failed_s = self._clock.monotonic_s()
+                future.set_exception(error)
+
+        def ended(error: Exception) -> Exception:
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:_REASON_MAX]
+            now_s = self._clock.monotonic_s()
+            if self._rest_s and (now_s if failed_s is None else failed_s) - since_s > SLOW_S:
+                self._rests_until_s, self._rests_because = now_s + self._rest_s, reason
+            return self._failure(f"cannot {verb} {self.address}{f' ({name})' if name else ''}: {reason}")
+
+        if since_s < self._rests_until_s:
+            failed_s = since_s
+            future.set_exception(OSError(f"it is not asked again yet, because: {self._rests_because}"))
+        else:
+            threading.Thread(target=run, name="store", daemon=True).start()
+        return Pending(future, self._call_s + size / _BYTES_PER_S, self._clock, ended)
+
+    def _system(self) -> tuple[Any, str]:
+        with self._opening:
+            if self._opened is None:
+                self._opened = _open(self.address)
+            return self._opened
+
+
+def _chunks(source: Path) -> Iterator[bytes]:
+    with source.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def _open(address: StoreAddress) -> tuple[Any, str]:
+    if address.scheme in S3:
+        retries = fs.AwsStandardS3RetryStrategy(max_attempts=3)
+        options = dict(address.parameters)
+        if endpoint := next(filter(None, map(os.environ.get, _ENDPOINTS)), None):
+            options.setdefault("endpoint_override", endpoint)
+        return (
+            fs.S3FileSystem(
+                connect_timeout=5, request_timeout=20, retry_strategy=retries, allow_delayed_open=True, **options
+            ),
+            f"{address.authority}{address.path}",
+        )
+    if address.scheme in _HDFS and (system := _hdfs(address)) is not None:
+        return system, address.path
+    scheme = "gs" if address.scheme in _GCS else address.scheme
+    system, base = fs.FileSystem.from_uri(f"{scheme}://{address.authority}{address.path or '/'}")
+    return system, base.rstrip("/")
+
+
+def _hdfs(address: StoreAddress) -> Any:
+    """The file system by a client that needs no Java; None: the package ``hdfs-native`` is not installed."""
+    try:
+        native = importlib.import_module("hdfs_native.fsspec")
+    except ModuleNotFoundError:
+        return None
+    kind = native.HdfsFileSystem if address.scheme == "hdfs" else native.ViewfsFileSystem
+
+    class Replacing(kind):  # type: ignore[misc, valid-type]
+        """A move replaces its target, as pyarrow's other file systems do."""
+
+        def mv(self, path1: str, path2: str, **_: object) -> None:
+            super().mv(path1, path2, overwrite=True)
+
+    host, _, port = address.authority.partition(":")
+    return fs.PyFileSystem(fs.FSSpecHandler(Replacing(host or None, int(port) if port else None)))
