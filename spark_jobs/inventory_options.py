@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final
 
 from bookie.model.option import Option
@@ -23,3 +24,12 @@ InventoryGrace = Annotated[
         heading=_INVENTORY,
     ),
 ]
+InventoryTokenFile = Annotated[
+    Path | None,
+    Option(
+        "Holds a token for bookies of bkheal that list their ledgers only for callers with one.",
+        is_file=True,
+        heading=_INVENTORY,
+    ),
+]
+"""At the same path on each executor, which reads it before it asks a bookie; the role read is sufficient."""

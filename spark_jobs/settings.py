@@ -32,7 +32,7 @@ from spark_jobs.image_options import (
     WithImage,
     image_directory,
 )
-from spark_jobs.inventory_options import INVENTORY_GRACE_S, InventoryGrace, WithInventory
+from spark_jobs.inventory_options import INVENTORY_GRACE_S, InventoryGrace, InventoryTokenFile, WithInventory
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
 from spark_jobs.lint_options import RECOVERY_AGE_MAX_S, RecoveryAgeMax
 from spark_jobs.marking_options import (
@@ -161,6 +161,7 @@ class AuditSettings:
     recovery_age_max_s: RecoveryAgeMax = RECOVERY_AGE_MAX_S
     with_inventory: WithInventory = True
     inventory_grace_s: InventoryGrace = INVENTORY_GRACE_S
+    inventory_token_file: InventoryTokenFile = None
     pulsar_roots: PulsarRoots = ""
     reference_grace_s: ReferenceGrace = REFERENCE_GRACE_S
     export: Annotated[

@@ -42,7 +42,7 @@ class Killable(Protocol):
         """The process that was started last."""
 
 
-async def sessions_of(zookeeper: EmbeddedZooKeeper, process: ManagedProcess) -> Sequence[int]:
+async def sessions_of(zookeeper: EmbeddedZooKeeper, process: ManagedProcess | psutil.Process) -> Sequence[int]:
     """Ids of the sessions that ``process`` and its children are connected with; none if it has ended."""
     ports = await asyncio.to_thread(_local_ports, process.pid, zookeeper.port)
     connections = _CONNECTION.findall(await _ask(zookeeper, b"cons"))

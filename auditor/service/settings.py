@@ -33,7 +33,7 @@ from spark_jobs.image_options import (
     RereadWithin,
     WithImage,
 )
-from spark_jobs.inventory_options import INVENTORY_GRACE_S, InventoryGrace, WithInventory
+from spark_jobs.inventory_options import INVENTORY_GRACE_S, InventoryGrace, InventoryTokenFile, WithInventory
 from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
 from spark_jobs.lint_options import RECOVERY_AGE_MAX_S, RecoveryAgeMax
 from spark_jobs.marking_options import (
@@ -92,6 +92,7 @@ class ServiceSettings:
     recovery_age_max_s: RecoveryAgeMax = RECOVERY_AGE_MAX_S
     with_inventory: WithInventory = True
     inventory_grace_s: InventoryGrace = INVENTORY_GRACE_S
+    inventory_token_file: InventoryTokenFile = None
     pulsar_roots: PulsarRoots = ""
     reference_grace_s: ReferenceGrace = REFERENCE_GRACE_S
     schedule_jitter_s: Annotated[
@@ -288,7 +289,7 @@ def _problems(settings: ServiceSettings) -> Iterator[str]:
             parse_schedule(getattr(settings, name))
         except InvalidScheduleError as error:
             yield f"{name}: {error}"
-    for name in ("tokens_file", "tls_cert", "tls_key", "tls_client_ca", "topology_file"):
+    for name in ("tokens_file", "tls_cert", "tls_key", "tls_client_ca", "topology_file", "inventory_token_file"):
         path = getattr(settings, name)
         if path is not None and not path.is_file():
             yield f"{name}: there is no file {path}"

@@ -76,13 +76,20 @@ class HeldLedger:
 class Administration:
     """Calls to one bookie, within ``async with``."""
 
-    def __init__(self, address: BookieAddress, security: BookieSecurity, token: str | None) -> None:
+    def __init__(
+        self,
+        address: BookieAddress,
+        security: BookieSecurity,
+        token: str | None,
+        hint: str = "set $BKHEAL_TOKEN or give --token-file",
+    ) -> None:
         """Prepare.
 
         Args:
             address: of the bookie's gRPC port.
             security: how bookies are reached.
             token: for calls that need one; None: none is sent.
+            hint: how the user gives a token, for the error of a call that needs another one.
 
         Raises:
             PlaintextTokenError: the token would pass a network in the clear.
@@ -93,6 +100,7 @@ class Administration:
                 f"the token would reach {address.host} in the clear: use TLS (`bkheal --tls-ca FILE bookie ...`)"
             )
         self.address = address
+        self._hint = hint
         self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         self._channel = open_channel(address, None if security.tls is None else channel_credentials(security.tls))
         self._stub = rpc.AdministrationStub(self._channel)  # type: ignore[no-untyped-call]
@@ -205,7 +213,7 @@ class Administration:
                         yield message
                         count += message.is_complete
             except grpc.aio.AioRpcError as error:
-                raise _error(self.address, error) from error
+                raise _error(self.address, error, self._hint) from error
             if not is_whole or not is_between:
                 raise AdministrationAnswerError(f"{self._where}: the answer was cut off")
             if following is None or (limit and count >= limit):
@@ -225,7 +233,7 @@ class Administration:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise _error(self.address, error) from error
+            raise _error(self.address, error, self._hint) from error
 
 
 _LIMIT: Final = 10_000
@@ -235,7 +243,7 @@ _LIST_BYTES_MAX: Final = 256 << 20
 
 
 def _error(
-    address: BookieAddress, error: grpc.aio.AioRpcError
+    address: BookieAddress, error: grpc.aio.AioRpcError, hint: str
 ) -> (
     AdministrationRefusedError
     | AdministrationConflictError
@@ -253,5 +261,5 @@ def _error(
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return AdministrationMissingError(f"{where}: this is not a bookie of bkheal, or one of an earlier version")
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return AdministrationRefusedError(f"{where}; set $BKHEAL_TOKEN or give --token-file")
+        return AdministrationRefusedError(f"{where}; {hint}")
     return AdministrationRefusedError(where)

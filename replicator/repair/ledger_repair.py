@@ -273,6 +273,8 @@ class LedgerRepair:
         }
         asked_of = shortfall.doubtful | shortfall.positions | damaged.keys()
         is_asked = needs_tail_evidence(ledger.metadata, bookies, asked_of)
+        absent = ledger.metadata.members() - bookies.registered
+        self._context.returns.note_absent(absent)
         return Knowledge(
             is_asked and await self._holdings.is_tail_written(ledger, bookies),
             shortfall.positions,
@@ -281,7 +283,7 @@ class LedgerRepair:
             damaged,
             tuple(self._log.unreadable.items()),
             frozenset(self._log.failed_targets),
-            self._context.returns.flapping(ledger.metadata.members() - bookies.registered),
+            self._context.returns.flapping(absent),
             await self._continued(view),
             self._ports.circuits.avoided(bookies.writable, self._ports.clock.monotonic_s()),
         )

@@ -385,7 +385,8 @@ class InventoryBookie:
 
     bookie_id: str
     state: str
-    """``listed``, or why its ledgers are unknown: ``not offered``, ``refused``, ``no answer``, ``bad answer``."""
+    """``listed``, or why its ledgers are unknown: ``not offered``, ``refused``, ``not asked``, ``no answer`` or
+    ``bad answer``."""
     detail: str = ""
     ledgers: int = 0
     """Ledgers that it listed, some of them perhaps without entries."""

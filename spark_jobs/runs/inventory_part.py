@@ -101,7 +101,12 @@ def inventory_part(
 def _asked(context: RunContext, bookies: Sequence[BookieId]) -> DataFrame:
     settings, spark = context.settings, context.spark
     ask = InventoryTasks(
-        settings.metadata_uri, settings.connect_timeout_s, access_in_use(), settings.security, tuple(bookies)
+        settings.metadata_uri,
+        settings.connect_timeout_s,
+        access_in_use(),
+        settings.security,
+        tuple(bookies),
+        settings.inventory_token_file,
     )
     tasks = context.budget.tasks(min(len(bookies), session_slots(spark).tasks(len(bookies), 1)))
     return spark.range(0, len(bookies), 1, tasks).mapInArrow(ask, HELD_DDL)
@@ -160,6 +165,9 @@ def _problem(counts: InventoryCounts) -> str:
     failed = [each for each in counts.bookies if InventoryState(each.state).is_failure]
     if not failed:
         return ""
-    named = ", ".join(f"{each.bookie_id} ({each.state}: {each.detail})" for each in failed[:_NAMED_MAX])
+    reasons = dict[str, list[str]]()
+    for each in failed[:_NAMED_MAX]:
+        reasons.setdefault(f"{each.state}: {each.detail}", []).append(each.bookie_id)
+    named = ", ".join(f"{', '.join(bookies)} ({reason})" for reason, bookies in reasons.items())
     more = f" and {len(failed) - _NAMED_MAX} more" if len(failed) > _NAMED_MAX else ""
     return f"the ledgers of {len(failed)} bookies are not all known: {named}{more}"

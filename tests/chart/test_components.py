@@ -603,6 +603,42 @@ def test_without_a_name_nobody_logs_in() -> None:
     assert {volume["name"] for pod in pods(made) for volume in pod.spec["volumes"]} & {"client-sasl"} == set()
 
 
+def inventory_token_file(spec: dict[str, Any]) -> str | None:
+    """Path in the first container of the token for inventories; None: it has none."""
+    mounts = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "inventory-token"]
+    if not mounts:
+        return None
+    [volume] = [volume for volume in spec["volumes"] if volume["name"] == "inventory-token"]
+    [item] = volume["secret"]["items"]
+    assert (volume["secret"]["secretName"], item["key"], mounts[0]["readOnly"]) == ("inventory-token", "token", True)
+    return f"{mounts[0]['mountPath']}/{item['path']}"
+
+
+@pytest.mark.parametrize("mode", ["service", "cron"])
+def test_audits_and_their_executors_have_the_token_for_inventories_and_no_other_process(mode: str) -> None:
+    bookkeeper = {
+        "metadataServiceUri": "zk://zookeeper:2181/ledgers",
+        "clientTls": {"existingSecret": "tls"},
+        "inventoryToken": {"existingSecret": "inventory-token"},
+    }
+    shared = {"reports": {"persistence": {"enabled": True}}, "spark": {"mode": "k8s-client"}}
+    made = render({"mode": mode, "bookkeeper": bookkeeper, **shared})
+    path = settings(made, "audit.run")["inventory_token_file"]
+    if mode == "service":
+        assert settings(made, "auditor")["inventory_token_file"] == path
+    template = executor_template(made)
+    assert template is not None
+    assert inventory_token_file(template["spec"]) == path
+    found = {
+        (pod.metadata.get("labels", {}).get(COMPONENT), inventory_token_file(pod.spec))
+        for pod in pods(made)
+        if pod.spec.get("volumes")
+    }
+    audits = {"audit", "auditor"} if mode == "service" else {"audit"}
+    assert {component for component, file in found if file == path} == audits
+    assert {component for component, file in found if file is None} >= {"replicator", "test"}
+
+
 @pytest.mark.parametrize("component", ["auditor", "replicator"])
 def test_commands_that_people_run_in_a_pod_reach_bookies_as_its_process_does(component: str) -> None:
     made = release("service-apache-login")

@@ -92,6 +92,8 @@ def nested(path: str, value: Any) -> dict[str, Any]:
         ("bookkeeper.clientSasl.password", "s3cret"),
         ("bookkeeper.clientSasl.passwordKey", ""),
         ("bookkeeper.clientSasl.mechanism", "GSSAPI"),
+        ("bookkeeper.inventoryToken.token", "s3cret"),
+        ("config.audit", {"inventory_token_file": "/extra/token"}),
         ("config.auditor", {"bookie_sasl_password_file": "/extra/password"}),
         ("config.audit", {"sasl_username": "bkheal"}),
         ("config.replicator", {"sasl_mechanism": "PLAIN"}),
@@ -160,6 +162,7 @@ def test_the_schema_refuses(path: str, value: Any) -> None:
             {"bookkeeper": {**URI, "clientSasl": {"username": "u", "existingSecret": "s", "mechanism": "PLAIN"}}},
             "needs bookkeeper.clientTls",
         ),
+        ({"bookkeeper": {**URI, "inventoryToken": {"existingSecret": "s"}}}, "needs bookkeeper.clientTls"),
         ({"bookkeeper": URI, "spark": {"mode": "k8s-client"}}, "set reports.persistence.enabled"),
         ({"bookkeeper": URI, "spark": {"eventLog": {"enabled": True}}}, "needs spark.eventLog.dir"),
         (

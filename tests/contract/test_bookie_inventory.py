@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.access import PLAIN_ACCESS
@@ -18,6 +19,7 @@ from bookie.metadata.cluster import format_cluster
 from bookie.metadata.layout import bookie_path
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.runtime.access.tokens import Role, make_token
 from bookie.runtime.ports import free_loopback_port
 from bookie.server.administration.node import Node, TooManyInventoriesError
 from bookie.server.upkeep.registration_keeper import service_info
@@ -32,7 +34,7 @@ from spark_jobs.checks.inventory.verdict import Grace
 from tests.contract.test_administration import L1, L2, add, damage
 from tests.sessions import LONG_SESSION_S
 from tests.unit.bookie.storage.test_rebuilding import KEY
-from tests.worlds.administered import US, Administered, administered
+from tests.worlds.administered import READ, US, Administered, administered
 from tests.worlds.clocks import ManualClock
 
 
@@ -58,13 +60,14 @@ def asked(
     *,
     is_found: bool = True,
     files: SecurityFiles = NO_FILES,
+    token_file: Path | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows before the answer, and the answer."""
     address = address or BookieAddress("127.0.0.1", bookie.port)
 
     async def ask() -> list[dict[str, Any]]:
         resolver = At(address if is_found else None)
-        return [row async for row in inventory(US, resolver, files, ManualClock(turns=1))]
+        return [row async for row in inventory(US, resolver, files, ManualClock(turns=1), token_file)]
 
     *rows, last = bookie.thread.run(ask())
     assert all(row["bookie_id"] == US for row in (*rows, last))
@@ -120,12 +123,52 @@ def test_a_bookie_that_wants_a_token_is_named(tmp_path: Path) -> None:
     with administered(tmp_path, allow_anonymous_read=False) as bookie:
         _, answer = asked(bookie)
     assert answer["state"] == InventoryState.REFUSED.value
-    assert "token" in answer["detail"]
+    assert "inventory_token_file" in answer["detail"]
+
+
+def test_a_token_in_a_file_is_read_each_time_a_bookie_is_asked(tmp_path: Path) -> None:
+    file, other = tmp_path / "token", make_token("somebody", Role.READ)
+    file.write_text(f"{READ.token}\n")
+    with administered(tmp_path, allow_anonymous_read=False) as bookie:
+        add(bookie, L1, 0)
+        rows, answer = asked(bookie, token_file=file)
+        assert ([row["ledger_id"] for row in rows], answer["state"]) == ([L1], InventoryState.LISTED.value)
+        file.write_text(other.token)
+        rows, answer = asked(bookie, token_file=file)
+        assert (rows, answer["state"], answer["ledgers"]) == ([], InventoryState.REFUSED.value, 0)
+        assert other.token not in answer["detail"]
+        with (tmp_path / "tokens").open("a") as tokens:
+            tokens.write(other.line)
+        assert asked(bookie, token_file=file)[1]["state"] == InventoryState.LISTED.value
+
+
+def test_a_token_that_cannot_be_used_leaves_the_bookie_unasked(tmp_path: Path) -> None:
+    """Also one that would list its ledgers without a token."""
+    file = tmp_path / "token"
+    with administered(tmp_path) as bookie:
+        add(bookie, L1, 0)
+        rows, answer = asked(bookie, token_file=file)
+        assert (rows, answer["state"]) == ([], InventoryState.NOT_ASKED.value)
+        assert answer["detail"] == f"cannot read the token in {file}: No such file or directory"
+        file.write_text(READ.token)
+        elsewhere = BookieAddress("bookie.invalid", bookie.port)
+        rows, answer = asked(bookie, elsewhere, token_file=file)
+        assert (rows, answer["state"]) == ([], InventoryState.NOT_ASKED.value)
+        assert "in the clear" in answer["detail"]
+
+
+def test_what_spark_sends_contains_the_path_of_the_token_alone(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(READ.token)
+    tasks = InventoryTasks("zk://h:1/ledgers", 15.0, PLAIN_ACCESS, NO_FILES, (US,), file)
+    assert READ.token not in repr(tasks)
+    sent: bytes = cloudpickle.dumps(tasks)  # type: ignore[no-untyped-call]
+    assert READ.token.encode() not in sent
 
 
 def test_files_that_are_not_there_are_named(bookie: Administered) -> None:
     _, answer = asked(bookie, files=SecurityFiles(tls_ca=Path("/nowhere/ca.pem")))
-    assert answer["state"] == InventoryState.NO_ANSWER.value
+    assert answer["state"] == InventoryState.NOT_ASKED.value
     assert "/nowhere/ca.pem" in answer["detail"]
 
 

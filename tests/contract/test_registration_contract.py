@@ -221,6 +221,28 @@ async def test_cookies_tell_who_ever_joined(store: MetadataStore, cluster: Clust
     assert await registrations.known() == frozenset()
 
 
+async def test_other_disks_have_another_number_also_if_the_cookie_was_deleted_and_made_again(
+    store: MetadataStore, cluster: Cluster, registrations: Registrations
+) -> None:
+    cookies = CookieStore(store, cluster)
+    cookie = Cookie(BK1, ("/j",), ("/l1",), cluster.instance_id)
+    assert await registrations.disks([BK1]) == {BK1: 0}
+    await cookies.create(cookie)
+    first = await registrations.disks([BK1, BK2])
+    assert first[BK2] == 0
+    await _register(registrations)
+    await registrations.unregister(BK1)
+    await _register(registrations)
+    assert await registrations.disks([BK1, BK2]) == first
+    await cookies.replace(cookie, 0)
+    second = await registrations.disks([BK1])
+    await cookies.delete(BK1, 1)
+    assert await registrations.disks([BK1]) == {BK1: 0}
+    await cookies.create(cookie)
+    third = await registrations.disks([BK1])
+    assert 0 < first[BK1] < second[BK1] < third[BK1]
+
+
 async def test_damaged_cookie_is_an_error(store: MetadataStore, cluster: Cluster) -> None:
     cookies = CookieStore(store, cluster)
     await cookies.create(Cookie(BK1, ("/j",), ("/l",)))

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
+from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.access.tokens import Role, make_token
+from bookie.runtime.clock import SystemClock
 from bookie.storage.entry_logs.entry_log import log_path
 from bookie.wire import administration_pb2 as pb
 from bookie.wire.administration import Administration
 from bookie.wire.port import Status
 from bookie.wire.requests import ListEntries
 from bookie.wire.resolver import BookieAddress
-from bookie.wire.security import PLAINTEXT
+from bookie.wire.security import NO_FILES, PLAINTEXT
+from spark_jobs.checks.inventory.asking import InventoryState, inventory
 from tests.deadlines import STATE_S
 from tests.integration.test_bookie_process import LEDGER, READY, Machine, entry, machine
 
@@ -71,6 +75,26 @@ async def test_unrepaired_damage_and_the_read_only_mode_outlive_the_process(mach
         assert await machine.add(bookie, entry(3)) is Status.READ_ONLY
         assert not (await operator.set_read_only(pb.SetReadOnlyRequest(action="CLEAR"))).is_read_only
         assert await machine.add(bookie, entry(3)) is Status.OK
+
+
+async def test_an_audit_with_a_token_in_a_file_gets_the_ledgers_and_one_without_is_refused(
+    machine: Machine,
+) -> None:
+    token, file = make_token("audit", Role.READ), machine.home / "audit.token"
+    (machine.home / "tokens").write_text(token.line)
+    file.write_text(f"{token.token}\n")
+    _, bookie = await machine.ready(tokens_file=machine.home / "tokens", no_allow_anonymous_read=True)
+    assert await machine.add(bookie, *(entry(number, PAYLOAD) for number in range(3))) is Status.OK
+
+    async def asked(token_file: Path | None) -> tuple[list[int], str]:
+        resolver = RegistrationResolver(machine.registrations, SystemClock())
+        rows = [row async for row in inventory(bookie, resolver, NO_FILES, SystemClock(), token_file)]
+        return [row["ledger_id"] for row in rows[:-1]], rows[-1]["answer"]["state"]
+
+    assert await asked(None) == ([], InventoryState.REFUSED.value)
+    assert await asked(file) == ([LEDGER], InventoryState.LISTED.value)
+    (machine.home / "tokens").write_text("")
+    assert await asked(file) == ([], InventoryState.REFUSED.value)
 
 
 async def _has_unrepaired(operator: Administration) -> bool:

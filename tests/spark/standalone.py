@@ -127,7 +127,9 @@ class StandaloneCluster:
     workers: Sequence[ManagedProcess]
 
     @classmethod
-    async def start(cls, stack: AsyncExitStack, folder: Path, *, workers: int = 2, cores: int = 1) -> StandaloneCluster:
+    async def start(
+        cls, stack: AsyncExitStack, folder: Path, *, workers: int = 2, cores: int = 1, hosts: Sequence[str] = ()
+    ) -> StandaloneCluster:
         """Start the processes, which end with ``stack``, and wait until the master lists every worker.
 
         Args:
@@ -135,6 +137,7 @@ class StandaloneCluster:
             folder: for logs and for what the executors write.
             workers: how many.
             cores: of each worker.
+            hosts: loopback addresses of the workers; by default all have the same.
         """
         master = _start("master", [_MASTER, "--host", LOOPBACK, "--port", "0", "--webui-port", "0"], folder)
         await stack.enter_async_context(master)
@@ -142,7 +145,11 @@ class StandaloneCluster:
         page = (await master.wait_for_line(r"Bound MasterWebUI to .* started at (http://\S+)", STATE_S))[1]
         port = page.rpartition(":")[2].rstrip("/")
         cluster = cls(url, f"http://{LOOPBACK}:{port}", [])
-        started = [await stack.enter_async_context(_worker(number, cores, url, folder)) for number in range(workers)]
+        of_worker = hosts or [LOOPBACK] * workers
+        started = [
+            await stack.enter_async_context(_worker(number, of_worker[number], cores, url, folder))
+            for number in range(workers)
+        ]
         cluster = cls(url, cluster.page, started)
 
         async def are_all_listed() -> bool:
@@ -167,12 +174,12 @@ class StandaloneCluster:
 
 
 @contextmanager
-def started_cluster(folder: Path) -> Iterator[StandaloneCluster]:
-    """A cluster of two workers with one core each."""
+def started_cluster(folder: Path, hosts: Sequence[str] = ()) -> Iterator[StandaloneCluster]:
+    """A cluster of two workers with one core each; see ``StandaloneCluster.start``."""
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
-            yield runner.run(StandaloneCluster.start(stack, folder))
+            yield runner.run(StandaloneCluster.start(stack, folder, hosts=hosts))
         finally:
             runner.run(stack.aclose())
 
@@ -181,9 +188,9 @@ _MASTER: Final = "org.apache.spark.deploy.master.Master"
 _WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 
 
-def _worker(number: int, cores: int, url: str, folder: Path) -> ManagedProcess:
+def _worker(number: int, host: str, cores: int, url: str, folder: Path) -> ManagedProcess:
     name = f"worker-{number}"
-    words = ["--host", LOOPBACK, "--port", "0", "--webui-port", "0", "--cores", str(cores), "--memory", "1g"]
+    words = ["--host", host, "--port", "0", "--webui-port", "0", "--cores", str(cores), "--memory", "1g"]
     return _start(name, [_WORKER, *words, "--work-dir", str(folder / name), url], folder)
 
 

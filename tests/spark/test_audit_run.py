@@ -16,8 +16,10 @@ from pyspark.sql import SparkSession
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.cluster import NotAClusterError
+from bookie.metadata.layout import ledger_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
-from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.ledgers.serde import encode
+from bookie.metadata.port import NODE_DATA_MAX, StoreUnavailableError
 from bookie.metadata.runs.readers import Readers
 from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
 from bookie.metadata.tasks.decisions import Verdict as Verdict_
@@ -27,6 +29,7 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunState
 from bookie.model.severity import Severity
 from spark_jobs import audit as audit_module
+from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.one_shot import run as one_shot
 from spark_jobs.pacing.budget import Budget, TaskBudget
 from spark_jobs.report import writing as report
@@ -476,3 +479,50 @@ def test_a_store_that_hangs_delays_no_mark(
 
     assert waited == [True]
     assert place.marked() == LOST
+
+
+def of_many_fragments(*members: str) -> bytes:
+    """Sound metadata of nearly the largest size that a node can have; its last fragment is of these members."""
+    fragments = [Fragment(EntryId(number), names("a:1 b:1")) for number in range(15_000)]
+    fragments.append(Fragment(EntryId(15_000), tuple(map(BookieId, members))))
+    filler = (("filler", b"x" * 700_000),)
+    return encode(LedgerMetadata(2, 2, 2, tuple(fragments), custom=filler).closed(EntryId(99_999), 10_000_000))
+
+
+def test_nodes_that_are_truncated_or_nearly_too_large_are_judged_one_by_one(spark: SparkSession, place: Place) -> None:
+    sound, large = encode(closed("a:1", "x:1")), of_many_fragments("a:1", "x:1")
+    assert 0.9 * NODE_DATA_MAX < len(large) <= NODE_DATA_MAX
+    bad = [b"", sound[:1], sound[: len(sound) // 2], sound[:-1], b"x" * NODE_DATA_MAX, large[:-100], b"\0" * 500_000]
+    for number, data in enumerate([*bad, large], start=100):
+        place.create({number: HEALTHY})
+        place.do(place.store.set(ledger_path(place.cluster.kind, place.cluster.root, number), data, -1))
+    result = place.audit(spark)
+    assert place.marked() == LOST | {100 + len(bad): ["x:1"]}
+    assert (result.summary.counts.unreadable, result.summary.is_complete) == (len(bad), True)
+    findings = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+    unreadable = {row["ledger_id"]: row["detail"] for row in findings if row["kind"] == "UNREADABLE_METADATA"}
+    assert set(unreadable) == set(range(100, 100 + len(bad)))
+    assert all(0 < len(detail) < 1000 for detail in unreadable.values())
+
+
+def test_a_leaf_that_vanishes_after_the_plan_costs_no_finding_of_the_others(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.create({30_001: closed("a:1", "x:1"), 30_002: HEALTHY})
+    ledgers, leaf = LedgerStore(place.store, place.cluster, random.Random(1)), f"{place.cluster.root}/00/0003"
+    real = ClusterView.leaf_parents
+    planned = list[str]()
+
+    def leaf_parents(self: ClusterView) -> tuple[LeafParent, ...]:
+        found = real(self)
+        planned.extend(parent.path for parent in found)
+        for number in (30_001, 30_002):
+            place.do(ledgers.delete(LedgerId(number)))
+        return found
+
+    monkeypatch.setattr(ClusterView, "leaf_parents", leaf_parents)
+    result = place.audit(spark)
+    assert leaf in planned
+    assert place.do(place.store.stat(leaf)) is None
+    assert place.marked() == LOST
+    assert (result.summary.is_complete, result.summary.counts.ledgers) == (True, len(LEDGERS))

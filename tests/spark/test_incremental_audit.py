@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -281,3 +282,23 @@ def test_a_run_that_died_is_continued_where_that_is_safe(
     result = again(spark, place, clock, missing_share_max=0.9)
     assert result.summary.image.carried == 0, "what was read before a bookie was lost is read again"
     assert {40_001, 40_002} <= set(place.marked())
+
+
+@pytest.mark.long
+def test_two_runs_that_mark_and_write_the_image_at_once_find_the_same_and_leave_a_whole_image(
+    spark: SparkSession, place: Place
+) -> None:
+    place.unregister("x:1")
+    settings = AuditSettings(place.uri, place.report_dir)
+    kinds = (RunKind.BOOKIES, RunKind.EVERYTHING)
+    with ThreadPoolExecutor(len(kinds)) as threads:
+        runs = list(threads.map(lambda kind: run_check(spark, kind, settings).summary, kinds * 2))
+    assert place.marked() == {5: ["x:1"], 10_005: ["x:1"]}
+    assert {(run.counts.ledgers, run.is_read, run.image.write_problem) for run in runs} == {(len(LEDGERS), True, "")}
+    assert len({tuple(run.severities) for run in runs}) == 1
+    assert sum(run.published.tasks_changed for run in runs) >= 2
+    # If the image is that of the run of everything, the first incremental run reads all ledgers once.
+    first, second = (place.audit(spark, incremental=True).summary for _ in range(2))
+    assert (first.image.carried_problem, second.image.carried_problem) == ("", "")
+    assert (first.image.carried in (0, CARRIED), second.image.carried) == (True, CARRIED)
+    assert place.marked() == {5: ["x:1"], 10_005: ["x:1"]}

@@ -20,6 +20,7 @@ from bookie.metadata.nodes import create_with_parents
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind
+from bookie.runtime.access.tokens import Role, make_token
 from bookie.runtime.ports import free_loopback_port
 from spark_jobs.checks.inventory.verdict import NotJudged
 from spark_jobs.report import writing as report
@@ -29,7 +30,7 @@ from spark_jobs.report.summary import InventoryCounts, RunSummary, Verdict
 from tests.contract.test_administration import add, damage
 from tests.spark.audit_world import Place, closed, opened
 from tests.unit.bookie.storage.test_rebuilding import KEY
-from tests.worlds.administered import US, Administered, administered
+from tests.worlds.administered import READ, US, Administered, administered
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -138,3 +139,31 @@ def test_what_is_recent_has_no_verdict_and_a_silent_bookie_is_named(
     assert {part.check for part in without.parts} == {"bookies", "metadata", "placement"}
     for text in (US, "silent:3181", NotJudged.CHANGED.value):
         assert text in table(summary)
+
+
+@pytest.mark.long
+def test_a_bookie_that_requires_a_token_is_unknown_without_it_and_compared_with_it(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    file, wrong = tmp_path / "inventory-token", make_token("nobody", Role.READ)
+
+    def audit(token: str) -> RunSummary:
+        file.write_text(token)
+        settings = {"is_dry_run": True, "inventory_grace_s": 0, "inventory_token_file": file}
+        return place.check(spark, RunKind.EVERYTHING, **settings).summary
+
+    with administered(tmp_path, allow_anonymous_read=False) as bookie:
+        fill(place, bookie)
+        refused, listed = audit(wrong.token), audit(READ.token)
+    counts = inventory_of(refused)
+    ours = next(each for each in counts.bookies if each.bookie_id == US)
+    assert (ours.state, ours.ledgers, counts.unowned, counts.over_replicated) == ("refused", 0, 0, 0)
+    (problem,) = [part.problem for part in refused.parts if part.check == "inventory"]
+    assert problem.startswith(f"the ledgers of 1 bookies are not all known: {US} (refused: ")
+    assert refused.verdict is Verdict.INCOMPLETE
+    counts = inventory_of(listed)
+    assert (counts.over_replicated, counts.unowned, counts.damaged) == (1, 2, 1)
+    assert [(part.check, part.problem) for part in listed.parts if part.check == "inventory"] == [("inventory", "")]
+    texts = [path.read_text(errors="replace") for path in place.report_dir.rglob("*") if path.is_file()]
+    assert texts
+    assert not any(token in text for text in texts for token in (wrong.token, READ.token))

@@ -24,7 +24,7 @@ from auditor.cli.running import OutputOption
 from bookie.model.errors import ConflictError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunState
-from bookie.runtime.access.tokens import Role, make_token
+from bookie.runtime.access.tokens import Role, TokenFileError, is_word, make_token, read_token_file
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.listening import is_loopback
 
@@ -375,19 +375,14 @@ def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str |
     Raises:
         ConfigurationError: the file cannot be read, or what was found is not a token.
     """
-    where = f"${TOKEN_VARIABLE}"
-    token = environment.get(TOKEN_VARIABLE, "")
     if token_file is not None:
-        where = str(token_file)
         try:
-            token = token_file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError([f"cannot read the token in {token_file}: {error}"]) from error
-    token = token.strip()
-    if token_file is not None and not token:
-        raise ConfigurationError([f"there is no token in {where}"])
-    if not _is_word(token):
-        raise ConfigurationError([f"what is in {where} is not a token: it must be one word of plain ASCII"])
+            return read_token_file(token_file)
+        except TokenFileError as error:
+            raise ConfigurationError([str(error)]) from error
+    token = environment.get(TOKEN_VARIABLE, "").strip()
+    if not is_word(token):
+        raise ConfigurationError([f"what is in ${TOKEN_VARIABLE} is not a token: it must be one word of plain ASCII"])
     return token or None
 
 
@@ -437,11 +432,6 @@ def _expiry_ms(expires: str) -> int:
     return int(time.time() * 1000) + hours * 3_600_000
 
 
-def _is_word(token: str) -> bool:
-    """Whether a token can be sent. The text of an error about a malformed header would have the header in it."""
-    return all(char.isascii() and char.isprintable() and not char.isspace() for char in token)
-
-
 def base_url(settings: RemoteSettings) -> str:
     """What the addresses of requests begin with: the URL without a user name, a query and a fragment.
 
@@ -459,7 +449,7 @@ def base_url(settings: RemoteSettings) -> str:
         is_address = False
     if not is_address:
         raise ConfigurationError([f"not the URL of a service: {settings.url!r}; such as https://host:8080"])
-    if settings.token and not _is_word(settings.token):
+    if settings.token and not is_word(settings.token):
         raise ConfigurationError([f"the token for {settings.url} is none: it must be one word of plain ASCII"])
     is_open = url.scheme == "http" and not is_loopback(url.host)
     if settings.token and is_open and not settings.allow_plaintext_token:

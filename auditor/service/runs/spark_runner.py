@@ -101,6 +101,7 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         recovery_age_max_s=settings.recovery_age_max_s,
         with_inventory=settings.with_inventory,
         inventory_grace_s=settings.inventory_grace_s,
+        inventory_token_file=settings.inventory_token_file,
         security=settings.bookie_security,
         history_days=settings.history_days,
         history_mib=settings.history_mib,

@@ -19,7 +19,7 @@ from bookie.runtime.fault_points import fault_point
 
 
 class TailChangedError(MetadataConflictError):
-    """The last fragment is not the one that the recovery began with, or a spare's disks are not: it decides nothing."""
+    """The last fragment, or disks of bookies, are not those that the recovery began with: it decides nothing."""
 
 
 Decide = Callable[[LedgerMetadata], LedgerMetadata | None]

@@ -12,10 +12,12 @@ end, and all others accept it (I4). The order of the steps is the safety argumen
    now, another recovery would read from bookies that do not have the entries, and would cut off the end.
 5. Members that are not known to have all entries are marked for repair, because only this process has this information.
    The mark is repeated after the close: a worker may have completed the task while the ledger was open.
-6. One transaction stores the end, the length and the new members, if the last fragment is still that of step 1 and no
+6. If a member of the last ensemble has got other disks since step 2, the recovery starts again: other disks may have
+   no fence, and may have accepted adds of the writer (R132).
+7. One transaction stores the end, the length and the new members, if the last fragment is still that of step 1 and no
    new member has got other disks since it was asked (R30).
 
-A crash before step 6 leaves the ledger in recovery, fenced, perhaps with more copies than before. Another recovery
+A crash before step 7 leaves the ledger in recovery, fenced, perhaps with more copies than before. Another recovery
 starts again from step 1, and the collectors of bookies that remain unnamed delete their copies.
 
 Sources: docs/formats.md#recovery, docs/failure-model.md#recovery-rules; I rules are defined in docs/invariants.md.
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bookie.client.access import LedgerAccess, access_to
@@ -140,6 +142,8 @@ class _Recovery:
         self._writer = RecoveryWriter(ports, self._tail, access)
 
     async def run(self) -> Versioned:
+        members = sorted(set(self._ledger.metadata.last_fragment.members))
+        disks = await self._ports.registrations.disks(members)
         fenced = await fence_last_ensemble(self._ports, self._ledger, self._access)
         last, length = await self._recover_entries(fenced.last_add_confirmed, fenced.length)
         if length is None:
@@ -147,6 +151,7 @@ class _Recovery:
         checks = await self._checks()
         short = await self._short(self._tail.closed(self._ledger.metadata, last, length))
         await self._mark(short)  # before: no other process knows of it after the close
+        await self._ensure_same(disks)
         stored, is_ours = await seal(self._ports, self._ledger, self._tail.closed, last, length, checks)
         extra = {"ledger_id": stored.ledger_id, "last_entry_id": stored.metadata.last_entry_id, "is_ours": is_ours}
         _log.info("ledger recovered", extra=extra)
@@ -196,6 +201,18 @@ class _Recovery:
         if not spares:
             return []
         return [latest.check for latest in (await self._ports.registrations.latest_disks(spares)).values()]
+
+    async def _ensure_same(self, disks: Mapping[BookieId, int]) -> None:
+        """Raise ``TailChangedError`` if a member has got other disks since it was fenced.
+
+        No transaction can check this: a cookie that was deleted and created again has its former version. So this is
+        the last request before the one that closes the ledger.
+        """
+        changed = [
+            each for each, at in (await self._ports.registrations.disks(list(disks))).items() if at != disks[each]
+        ]
+        if changed:
+            raise TailChangedError(f"other disks since the ledger was fenced: {', '.join(changed)}")
 
     async def _short(self, sealed: LedgerMetadata | None) -> list[BookieId]:
         """Members that are not known to hold all that the end places on them.

@@ -23,7 +23,7 @@ from bookie.metadata.bookies.service_info import (
     encode_service_info,
 )
 from bookie.metadata.cluster import Cluster, NotAClusterError
-from bookie.metadata.layout import COOKIES, INSTANCE_ID, READ_ONLY, available_path, bookie_path
+from bookie.metadata.layout import COOKIES, INSTANCE_ID, READ_ONLY, available_path, bookie_path, cookie_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
 from bookie.metadata.port import (
     BadVersionError,
@@ -177,6 +177,19 @@ class Registrations:
             if (node := read_only_after or read_only_before or writable) is not None:
                 found[bookie] = node.stat.czxid
         return found
+
+    async def disks(self, bookies: Sequence[BookieId]) -> dict[BookieId, int]:
+        """The transaction that last changed the cookie of each bookie, 0 without a cookie; no older than this call.
+
+        A bookie starts on other disks only after its cookie was changed or deleted, Apache's bookies as well. Its
+        number stays the same if it restarts on the same disks.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        await self._store.sync(f"{self._root}/{COOKIES}")
+        nodes = await self._store.get_many([cookie_path(self._root, bookie) for bookie in bookies])
+        return {bookie: 0 if node is None else node.stat.mzxid for bookie, node in zip(bookies, nodes, strict=True)}
 
     async def known(self) -> frozenset[BookieId]:
         """Return every bookie that ever joined: those with a cookie.

@@ -18,7 +18,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -42,6 +42,7 @@ from bookie.metadata.store.credentials import (
 )
 from bookie.metadata.store.outage import OutageLog
 from bookie.metadata.store.session import SessionTracker
+from bookie.metadata.store.sockets import PlainSocket, Receiver, TlsSocket, WakeUp, wait_receivable, wait_sendable
 from bookie.metadata.store.zookeeper_errors import answer_error
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.signal import Signal, waiting_for
@@ -140,52 +141,6 @@ class _Write:
         self._request = Exists("/", None)
 
 
-class _WakeUp:
-    """kazoo's wake-up channel on an eventfd: one byte per queued request, as with its socket pair.
-
-    A socket pair holds only about 280 such bytes on Linux; then ``send`` blocks, and with it the event loop:
-    permanently, if this happens while kazoo waits to reconnect.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # a descriptor closed by one thread may be another file's before the other writes
-        self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def send(self, data: bytes) -> int:
-        with self._lock:
-            os.eventfd_write(self._fd, len(data))
-        return len(data)
-
-    def recv(self, size: int) -> bytes:
-        with self._lock:
-            os.eventfd_read(self._fd)
-        return b"\0"
-
-    def close(self) -> None:
-        with self._lock:
-            if self._fd >= 0:
-                os.close(self._fd)
-            self._fd = -1
-
-
-class _TlsSocket(ssl.SSLSocket):
-    """Reports why the server ended the connection: of TLS 1.3, a client learns by its first read that it is refused."""
-
-    refused: Callable[[str], None]
-
-    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """Read, and report an alert of the server."""
-        try:
-            return super().recv(buflen, flags)
-        except ssl.SSLError as error:
-            if "ALERT" in (error.reason or ""):
-                self.refused(f"the server refuses this side's certificate ({error.reason})")
-            raise
-
-
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no type information
     """kazoo's thread handler with TLS of its own, and without four of its hazards; see the methods."""
 
@@ -217,13 +172,20 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         if not hasattr(os, "eventfd"):
             pair: tuple[Any, Any] = super().create_socket_pair()
             return pair
-        channel = _WakeUp()
+        channel = WakeUp()
         return channel, channel
 
-    def select(self, *args: Any, **kwargs: Any) -> Any:
-        """As kazoo's. Data that TLS has decrypted already counts as readable, or its reply would wait for the next."""
-        waiting = [each for each in args[0] if isinstance(each, ssl.SSLSocket) and each.pending()]
-        return (waiting, [], []) if waiting else super().select(*args, **kwargs)
+    def select(
+        self,
+        receivers: Sequence[Receiver],
+        senders: Sequence[socket.socket],
+        _others: Sequence[socket.socket],
+        timeout_s: float | None = None,
+    ) -> tuple[list[Receiver], list[socket.socket], list[socket.socket]]:
+        """Wait for one of the sockets, as kazoo does, with fewer system calls. Called with receivers or senders."""
+        if senders:
+            return [], wait_sendable(senders, timeout_s), []
+        return wait_receivable(receivers, timeout_s), [], []
 
     def create_connection(
         self, address: Address, hostname: str = "", timeout: float = _TCP_CONNECT_TIMEOUT_S, **kwargs: Any
@@ -243,10 +205,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         plain = socket.create_connection(address, timeout=min(timeout, _TCP_CONNECT_TIMEOUT_S))
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return plain if context is None else self._secured(plain, context, server)
+        return PlainSocket.of(plain) if context is None else self._secured(plain, context, server)
 
     def _secured(self, plain: socket.socket, context: ssl.SSLContext, server: Address) -> socket.socket:
-        context.sslsocket_class = _TlsSocket
+        context.sslsocket_class = TlsSocket
         try:
             secured = context.wrap_socket(plain, server_hostname=server[0])
         except ssl.SSLCertVerificationError as error:
@@ -257,7 +219,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
             plain.close()
             raise
         else:
-            assert isinstance(secured, _TlsSocket)
+            assert isinstance(secured, TlsSocket)
             secured.refused = lambda why: self._refused(server, why, True)
             return secured
         plain.close()

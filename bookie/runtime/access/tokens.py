@@ -30,10 +30,16 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = "bkheal_"
 """So that scanners for leaked secrets, and people, recognise a token."""
 ANONYMOUS: Final = "anonymous"
+_TOKEN_BYTES_MAX: Final = 64 << 10
+"""Of the file of one token. A token of bkheal has 50 characters, a JWT of another service a few thousand."""
 
 
 class TokensFileError(PermanentError):
     """A line of the tokens file is not one. The text never repeats the line, which might be a token."""
+
+
+class TokenFileError(PermanentError):
+    """The file of a caller's own token cannot be used. The text never repeats its content."""
 
 
 class Role(enum.StrEnum):
@@ -113,6 +119,32 @@ def parse_tokens(text: str) -> tuple[TokenEntry, ...]:
     return tuple(entries.values())
 
 
+def read_token_file(path: Path) -> str:
+    """Read the token that a caller sends, as the file is now.
+
+    Raises:
+        TokenFileError: the file cannot be read, or does not contain exactly one token.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_TOKEN_BYTES_MAX + 1)
+        if len(content) > _TOKEN_BYTES_MAX:
+            raise TokenFileError(f"cannot read the token in {path}: it has more than {_TOKEN_BYTES_MAX} bytes")
+        token = content.decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenFileError(f"cannot read the token in {path}: {_reason(error)}") from None
+    if not token:
+        raise TokenFileError(f"there is no token in {path}")
+    if not is_word(token):
+        raise TokenFileError(f"what is in {path} is not a token: it must be one word of plain ASCII")
+    return token
+
+
+def is_word(token: str) -> bool:
+    """Whether a token can be sent. The text of an error about a malformed header would have the header in it."""
+    return all(char.isascii() and char.isprintable() and not char.isspace() for char in token)
+
+
 class Tokens:
     """The tokens of one file, as it is now."""
 
@@ -170,4 +202,6 @@ def _sha256(token: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    return (isinstance(error, OSError) and error.strerror) or str(error)

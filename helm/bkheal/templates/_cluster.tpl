@@ -58,6 +58,9 @@
 {{- if and .Values.bookkeeper.clientSasl.existingSecret (eq .Values.bookkeeper.clientSasl.mechanism "PLAIN") (not .Values.bookkeeper.clientTls.existingSecret) -}}
 {{- fail "bookkeeper.clientSasl.mechanism=PLAIN sends the password as it is: it needs bookkeeper.clientTls.existingSecret" -}}
 {{- end -}}
+{{- if and $b.inventoryToken.existingSecret (not $b.clientTls.existingSecret) -}}
+{{- fail "bookkeeper.inventoryToken is sent to bookies with TLS only: it needs bookkeeper.clientTls.existingSecret" -}}
+{{- end -}}
 {{- if and (include "bkheal.isK8sClient" .) (not .Values.reports.persistence.enabled) -}}
 {{- fail "spark.mode=k8s-client: executors write the report, so it needs a volume that all pods share; set reports.persistence.enabled" -}}
 {{- end -}}

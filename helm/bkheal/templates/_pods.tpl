@@ -210,6 +210,9 @@ envFrom:
 {{- if not (has .component (list "bookie" "exporter")) }}
 {{- include "bkheal.clientMounts" .root }}
 {{- end }}
+{{- if .spark }}
+{{- include "bkheal.inventoryMounts" .root }}
+{{- end }}
 {{- with .values.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -237,6 +240,9 @@ envFrom:
 {{- include "bkheal.zookeeperVolumes" .root }}
 {{- if not (has .component (list "bookie" "exporter")) }}
 {{- include "bkheal.clientVolumes" .root }}
+{{- end }}
+{{- if .spark }}
+{{- include "bkheal.inventoryVolumes" .root }}
 {{- end }}
 {{- with .values.extraVolumes }}
 {{ toYaml . }}
@@ -274,6 +280,26 @@ envFrom:
     defaultMode: 0440
     items:
       - {key: {{ .passwordKey }}, path: password}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The token with which audits and their executors ask bookies for their ledgers. */}}
+{{- define "bkheal.inventoryMounts" -}}
+{{- if .Values.bookkeeper.inventoryToken.existingSecret }}
+- {name: inventory-token, mountPath: {{ include "bkheal.paths.inventoryToken" . }}, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "bkheal.inventoryVolumes" -}}
+{{- with .Values.bookkeeper.inventoryToken }}
+{{- if .existingSecret }}
+- name: inventory-token
+  secret:
+    secretName: {{ .existingSecret }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .tokenKey }}, path: token}
 {{- end }}
 {{- end }}
 {{- end -}}

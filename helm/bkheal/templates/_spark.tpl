@@ -102,10 +102,12 @@ spec:
         - {name: reports, mountPath: {{ include "bkheal.paths.reports" . }}}
         {{- include "bkheal.zookeeperMounts" . | nindent 8 }}
         {{- include "bkheal.clientMounts" . | nindent 8 }}
+        {{- include "bkheal.inventoryMounts" . | nindent 8 }}
   volumes:
     - name: tmp
       emptyDir: {}
     {{- include "bkheal.reportsVolume" . | nindent 4 }}
     {{- include "bkheal.zookeeperVolumes" . | nindent 4 }}
     {{- include "bkheal.clientVolumes" . | nindent 4 }}
+    {{- include "bkheal.inventoryVolumes" . | nindent 4 }}
 {{- end -}}

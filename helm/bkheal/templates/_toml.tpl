@@ -14,6 +14,7 @@ JSON are the same. */}}
 {{- define "bkheal.paths.zookeeperTls" }}/etc/bkheal-zookeeper-tls{{ end -}}
 {{- define "bkheal.paths.zookeeperLogin" }}/etc/bkheal-zookeeper-login{{ end -}}
 {{- define "bkheal.paths.clientSasl" }}/etc/bkheal-client-sasl{{ end -}}
+{{- define "bkheal.paths.inventoryToken" }}/etc/bkheal-inventory-token{{ end -}}
 
 {{/* Options by table that a process takes over from a changed file while it runs (docs/configuration.md, "live"). */}}
 {{- define "bkheal.live" -}}
@@ -60,6 +61,15 @@ JSON are the same. */}}
 {{- $_ := set $s (printf "%ssasl_password_file" $.prefix) (printf "%s/password" (include "bkheal.paths.clientSasl" $)) -}}
 {{- $_ := set $s (printf "%ssasl_mechanism" $.prefix) .mechanism -}}
 {{- end -}}
+{{- end -}}
+{{- toJson $s -}}
+{{- end -}}
+
+{{/* The token with which audits ask bookies for their ledgers. */}}
+{{- define "bkheal.inventorySettings" -}}
+{{- $s := dict -}}
+{{- if .Values.bookkeeper.inventoryToken.existingSecret -}}
+{{- $_ := set $s "inventory_token_file" (printf "%s/token" (include "bkheal.paths.inventoryToken" .)) -}}
 {{- end -}}
 {{- toJson $s -}}
 {{- end -}}
@@ -114,6 +124,7 @@ JSON are the same. */}}
 {{- if $a.tls.clientCaKey }}{{ $_ := set $s "tls_client_ca" "/etc/bkheal-tls/client-ca.crt" }}{{ end -}}
 {{- end -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.clientSettings" (dict "root" . "prefix" "bookie_") | fromJson)) -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.inventorySettings" . | fromJson)) -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.placementSettings" . | fromJson)) -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" .Values.config.auditor) -}}
 [auditor]
@@ -136,6 +147,7 @@ JSON are the same. */}}
 {{- with .Values.metrics.pushgateway.url }}{{ $_ := set $s "pushgateway" . }}{{ end -}}
 {{- with .Values.bookkeeper.clusterName }}{{ $_ := set $s "cluster_name" . }}{{ end -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.clientSettings" (dict "root" . "prefix" "") | fromJson)) -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.inventorySettings" . | fromJson)) -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.placementSettings" . | fromJson)) -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" .Values.config.audit) -}}
 [audit.run]

@@ -3,6 +3,9 @@
 A bookie is asked page by page, so a task holds a page in memory whatever the bookie holds. Each bookie leaves one row
 with its answer at the end: what it did not list, for any reason, is unknown. Rows before a failure are true.
 
+The token for bookies comes from a file on the executor, which is read before each bookie is asked: a new token counts
+from then on, and neither the plan nor a value that Spark sends contains it.
+
 Apache's bookies offer no such list: their protocol lists the entries of a ledger that the caller names, and their HTTP
 interface the ledgers of the whole cluster.
 """
@@ -14,6 +17,7 @@ import enum
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,6 +28,7 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId
+from bookie.runtime.access.tokens import TokenFileError, read_token_file
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.wire import administration_pb2 as pb
 from bookie.wire.administration import (
@@ -33,9 +38,11 @@ from bookie.wire.administration import (
     AdministrationRefusedError,
     AdministrationUnavailableError,
     AdministrationUnknownError,
+    PlaintextTokenError,
 )
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver
-from bookie.wire.security import SecurityFiles
+from bookie.wire.security import SecurityFiles, SecurityFilesError
+from bookie.wire.tls import TlsFilesError
 from spark_jobs.connect import connected
 
 HELD_DDL: Final = """
@@ -74,6 +81,8 @@ BOOKIE_S_MAX: Final = 3600.0
 _BACKOFF_S: Final = 0.5
 _DETAIL_MAX: Final = 200
 _PHASES: Final = {number: name.lower() for name, number in pb.ScrubState.Phase.items()}
+_HINT: Final = "give the audit a token of this bookie's tokens file (inventory_token_file)"
+_UNUSABLE: Final = (TokenFileError, PlaintextTokenError, SecurityFilesError, TlsFilesError)
 _LATER: Final = (AdministrationUnavailableError, AdministrationUnknownError)
 
 Row = dict[str, Any]
@@ -87,7 +96,9 @@ class InventoryState(enum.Enum):
     NOT_OFFERED = "not offered"
     """It is a bookie of Apache's, or one of an earlier version: its ledgers are unknown."""
     REFUSED = "refused"
-    """It admits this caller only with a token or a certificate."""
+    """It admits this caller only with a token or a certificate, or does not know the token."""
+    NOT_ASKED = "not asked"
+    """A file with a token or a certificate cannot be used, or the token would be sent in the clear."""
     NO_ANSWER = "no answer"
     BAD_ANSWER = "bad answer"
     """What it sent cannot be read, or contradicts itself."""
@@ -108,6 +119,8 @@ class InventoryTasks:
     security: SecurityFiles
     """Files present on every executor."""
     bookies: tuple[BookieId, ...]
+    token_file: Path | None = None
+    """Present on every executor; None: bookies are asked without a token."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One Spark task."""
@@ -121,7 +134,7 @@ class InventoryTasks:
                         opening = connected(parse_uri(self.metadata_uri), self.connect_timeout_s, self.access)
                         connection = runner.run(stack.enter_async_context(opening))
                         resolver = RegistrationResolver(Registrations(connection.store, connection.cluster), clock)
-                    rows = inventory(self.bookies[number], resolver, self.security, clock)
+                    rows = inventory(self.bookies[number], resolver, self.security, clock, self.token_file)
                     while part := runner.run(_some(rows)):
                         yield pa.RecordBatch.from_pylist(part, schema=_SCHEMA)
             finally:
@@ -147,9 +160,17 @@ class _Progress:
 
 
 async def inventory(
-    bookie: BookieId, resolver: Resolver, security: SecurityFiles, clock: Clock
+    bookie: BookieId, resolver: Resolver, security: SecurityFiles, clock: Clock, token_file: Path | None = None
 ) -> AsyncGenerator[Row, None]:
-    """Yield the rows of one bookie, its answer last. Every error of a bookie is an answer, and none is raised."""
+    """Yield the rows of one bookie, its answer last. Every error of a bookie is an answer, and none is raised.
+
+    Args:
+        bookie: whom to ask.
+        resolver: finds its address.
+        security: how bookies are reached.
+        clock: of the pauses between attempts.
+        token_file: holds the token for bookies, and is read now; None: none is sent.
+    """
     progress, status = _Progress(), pb.NodeStatus()
     state, detail = InventoryState.LISTED, ""
     try:
@@ -159,7 +180,8 @@ async def inventory(
         elif address.protocol != GRPC_PROTOCOL:
             state, detail = InventoryState.NOT_OFFERED, "it speaks the protocol of Apache's bookies alone"
         else:
-            async with Administration(address, security.load(), None) as client:
+            token = None if token_file is None else read_token_file(token_file)
+            async with Administration(address, security.load(), token, _HINT) as client:
                 status = await _status(client, clock)
                 for ledger in status.scrub.unrepaired:
                     yield {"bookie_id": bookie, "ledger_id": ledger.ledger_id, "damaged": list(ledger.entry_ids)}
@@ -177,6 +199,8 @@ def state_of(error: BkhealError) -> InventoryState:
         return InventoryState.NOT_OFFERED
     if isinstance(error, AdministrationRefusedError):
         return InventoryState.REFUSED
+    if isinstance(error, _UNUSABLE):
+        return InventoryState.NOT_ASKED
     return InventoryState.BAD_ANSWER if isinstance(error, AdministrationAnswerError) else InventoryState.NO_ANSWER
 
 

@@ -29,7 +29,8 @@ FOLDERS = {"grpc": ("bookie/wire/", "bookie/server/", "auditor/api/"), "pyspark"
 
 CORES = {
     "bookie/model": set(),
-    "bookie/metadata": {"kazoo_connection.py", "access.py", "credentials.py"},  # the last two: environment and secrets
+    # The last two: environment and secrets.
+    "bookie/metadata": {"kazoo_connection.py", "sockets.py", "access.py", "credentials.py"},
     "bookie/client": {"sync_loop.py"},
     "bookie/storage": {"files.py", "directory_lock.py", "rocks.py"},
     "replicator": {"main.py", "__main__.py"},

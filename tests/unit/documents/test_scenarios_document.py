@@ -9,7 +9,12 @@ from tests.unit.documents.test_links import anchors
 
 ROW = re.compile(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \| ([^|]*)\| ([^|]+) \|$", re.MULTILINE)
 ROWS_MIN = 40
-REAL_PROCESSES = ("tests/integration/", "tests/apache/")
+REAL_PROCESSES = (
+    "tests/integration/",
+    "tests/apache/",
+    "tests/spark/test_standalone_",
+    "tests/spark/test_zookeeper_faults.py",
+)
 
 
 def test_every_scenario_names_a_test_on_real_processes_that_exists() -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from typing_extensions import override
 
 import replicator.__main__
 from bookie.metadata.cluster import format_cluster
@@ -105,8 +106,18 @@ def test_a_replicator_that_is_refused_is_not_ready_and_says_why() -> None:
     assert "[+]permissions ok" in ready()
 
 
-def test_events_are_counted_and_written_as_json_lines() -> None:
-    progress, stream = Progress(), io.StringIO()
+class _Written(io.StringIO):
+    """Has what was flushed alone, as a reader of a pipe does."""
+
+    seen = ""
+
+    @override
+    def flush(self) -> None:
+        self.seen = self.getvalue()
+
+
+async def test_events_are_counted_and_written_as_json_lines() -> None:
+    progress, stream = Progress(), _Written()
     sink = Fanout((progress, JsonEvents(stream)))
     sink.task_ended(TaskResult(LedgerId(1), Ending.REPAIRED, fragments=2, entries=10, bytes=460, seconds=0.25))
     sink.task_ended(TaskResult(LedgerId(2), Ending.PARKED, reason=ParkReason.NO_LIVE_COPY, detail="none is left"))
@@ -116,7 +127,8 @@ def test_events_are_counted_and_written_as_json_lines() -> None:
     assert snapshot.count(Ending.REPAIRED) == snapshot.count(Ending.BUSY) == 1
     assert (snapshot.fragments, snapshot.entries, snapshot.bytes, snapshot.corrupt_copies) == (2, 10, 460, 1)
     assert snapshot.parked == ((ParkReason.NO_LIVE_COPY, 1),)
-    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    await asyncio.sleep(0)
+    events = [json.loads(line) for line in stream.seen.splitlines()]
     assert [event["event"] for event in events] == ["task_ended", "task_ended", "copy_corrupt"]
     assert events[0] == {
         "event": "task_ended",
@@ -130,15 +142,17 @@ def test_events_are_counted_and_written_as_json_lines() -> None:
     assert events[1]["reason"] == "no_live_copy"
 
 
-def test_the_tasks_are_reported_as_they_were_listed_and_written_only_when_they_changed() -> None:
-    progress, stream = Progress(), io.StringIO()
+async def test_the_tasks_are_reported_as_they_were_listed_and_written_only_when_they_changed() -> None:
+    progress, stream = Progress(), _Written()
     sink = Fanout((progress, LogEvents(), JsonEvents(stream)))
     for outlook in (Outlook(), Outlook(delayed=2), Outlook(delayed=2), Outlook(eligible=1, delayed=1)):
         sink.tasks_listed(outlook)
+    await asyncio.sleep(0)
     sink.task_ended(TaskResult(LedgerId(1), Ending.REPAIRED, is_recovered=True))
+    await asyncio.sleep(0)
     assert progress.snapshot().outlook == Outlook(eligible=1, delayed=1)
     assert progress.snapshot().recovered == 1
-    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    events = [json.loads(line) for line in stream.seen.splitlines()]
     assert [event.get("delayed") for event in events] == [2, 1, None]
     assert events[-1]["recovered"] is True
 

@@ -15,7 +15,15 @@ from auditor.api.http.routes import Route
 from auditor.api.http.server import HttpFace
 from auditor.api.settings import ApiSettings
 from bookie.runtime.access.access import client_of
-from bookie.runtime.access.tokens import Role, Tokens, TokensFileError, make_token, parse_tokens
+from bookie.runtime.access.tokens import (
+    Role,
+    TokenFileError,
+    Tokens,
+    TokensFileError,
+    make_token,
+    parse_tokens,
+    read_token_file,
+)
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.listening import is_loopback
 from tests.worlds.api import ApiWorld, TwinControl, TwinOperations, TwinUpkeep, running
@@ -294,3 +302,21 @@ def test_refused_caller_is_told_what_it_lacks(tmp_path: Path) -> None:
     assert client_of("2001:db8::1") == client_of("2001:db8::2") != client_of("2001:db8:1::1")
     assert client_of("::ffff:10.0.0.1") == "10.0.0.1"
     assert client_of("unknown") == "unknown"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b" \n", b"s3cret-1 s3cret-2", b"s3cret\r\nInjected: yes", b"s3cret\xff", b"s" * 70_000]
+)
+def test_a_file_without_exactly_one_token_is_refused_and_not_repeated(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    with pytest.raises(TokenFileError, match=str(file)) as refused:
+        read_token_file(file)
+    assert "s3cret" not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+def test_a_token_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(TokenFileError, match=f"^cannot read the token in {path}: {why}$"):
+            read_token_file(path)

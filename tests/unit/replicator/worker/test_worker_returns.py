@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bookie.metadata.store.memory import Fault
-from bookie.model.ids import BookieId, EntryId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.wire.port import BATCH_BYTES_MAX
 from replicator.copying.copier import LANES_MAX
@@ -152,6 +152,7 @@ async def test_a_target_of_a_flapping_bookie_is_named_although_the_bookie_is_reg
         packets = await a_lost_position(world)
         running = a_worker(world)
         for _ in range(RETURNS_MAX):
+            running.worker._context.returns.note_absent(names("b"))
             running.worker._context.returns.note(BookieId("b"))
             await world.clock.sleep(SAME_RETURN_S)
         async with world.running(running):
@@ -187,11 +188,44 @@ def test_returns_are_counted_once_and_forgotten_after_the_window() -> None:
     clock = ManualClock()
     returns = Returns(clock)
     bookie = BookieId("b")
+    returns.note_absent([bookie])
     for _ in range(10):
         returns.note(bookie)
+        clock.now_s += SAME_RETURN_S
     assert returns.flapping([bookie]) == frozenset()
-    clock.now_s += SAME_RETURN_S
+    returns.note_absent([bookie])
     returns.note(bookie)
     assert returns.flapping([bookie, BookieId("c")]) == {bookie}
     clock.now_s += WINDOW_S
     assert returns.flapping([bookie]) == frozenset()
+
+
+@in_virtual_time
+async def test_one_return_that_ends_many_slow_copies_is_no_flapping() -> None:
+    """Copies that wait for a low rate end long after the return that ended the first of them."""
+    count, rate = 100, 100_000
+    async with a_world("a b t u v") as world:
+        wholes: list[dict[EntryId, bytes]] = []
+        ledgers = [LedgerId(LEDGER + index) for index in range(4)]
+        for ledger_id in ledgers:
+            length = count * PAYLOAD_BYTES
+            metadata = make_metadata(
+                (0, "a b"), quorum=(2, 2), last=count - 1, digest_type=DigestType.HMAC, length=length
+            )
+            wholes.append(await world.ledger(ledger_id, metadata, count, payload_bytes=PAYLOAD_BYTES))
+        await world.kill("b")
+        for ledger_id in ledgers:
+            await world.tasks.marking.mark(ledger_id, names("b"))
+        running = world.worker(once=False, bytes_per_second=rate)
+
+        async def are_begun() -> bool:
+            return len(await world.reserved()) > 1
+
+        async with world.running(running):
+            await until(are_begun, seconds=240)
+            await world.register("b")
+            await until(world.is_clean, seconds=3600)
+            assert not running.worker._context.returns.flapping(names("b"))
+        for ledger_id, packets in zip(ledgers, wholes, strict=True):
+            assert (await world.metadata(ledger_id)).members() == set(names("a b"))
+            await world.assert_whole(ledger_id, packets)

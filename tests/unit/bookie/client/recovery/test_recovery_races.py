@@ -13,7 +13,9 @@ from bookie.client.errors import AddOutcomeUnknownError, CloseOutcomeUnknownErro
 from bookie.client.recovery.recovery import recover_ledger
 from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.bookies.incarnations import Incarnations
+from bookie.metadata.layout import cookie_path
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
+from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault
 from bookie.model.errors import BkhealError
@@ -201,6 +203,31 @@ def once(world: RecoveryWorld, kind: type[Asked], action: Any) -> None:
         return await go_on()
 
     world.transport.hooks["a"] = hook
+
+
+@in_virtual_time
+async def test_a_member_on_other_disks_is_fenced_again() -> None:
+    """R132: a bookie of Apache's forgets its fences with its disks, so the writer has an ack quorum that takes adds."""
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
+        cookie = cookie_path(ROOT, BookieId("b"))
+        await create_with_parents(world.store, cookie, b"the former disks", ROOT)
+        away = world.transport.faults(BookieId("c"))
+        away.is_unreachable = True
+
+        async def new_disks() -> None:
+            await world.store.delete(cookie, 0)
+            await world.store.create(cookie, b"other disks")
+            await world.start_bookie("b")
+            away.is_unreachable = False
+            for name in "bc":
+                added = await world.storages[BookieId(name)].add(AddBatch(LEDGER, KEY, [packet(4)]))
+                assert added.status is Status.OK
+
+        once(world, ListEntries, new_disks)
+        assert ends(await world.recover()) == closed_at(4)
+        for storage in world.storages.values():
+            assert (await storage.add(AddBatch(LEDGER, KEY, [packet(5)]))).status is Status.FENCED
 
 
 @in_virtual_time
