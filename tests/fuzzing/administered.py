@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import random
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -17,33 +16,16 @@ from typing import Any, Final, NoReturn
 import grpc
 from google.protobuf.message import Message
 
-from bookie.metadata.bookies.drains import Drains
-from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from bookie.runtime.access.access import Access
-from bookie.runtime.access.tokens import Role, make_token
-from bookie.runtime.clock import SystemClock
 from bookie.runtime.tasks import cancel
-from bookie.server.administration.node import INVENTORY_LEDGERS_MAX, Node
-from bookie.server.administration.servicer import AdministrationServicer
-from bookie.server.metrics import bookie_metrics
-from bookie.server.service import BookieIdentity, BookieService
+from bookie.server.administration.node import INVENTORY_LEDGERS_MAX
 from bookie.server.settings import AdministrationAccess
-from bookie.server.upkeep.collector import Collector, CollectorSettings
-from bookie.server.upkeep.disk_watch import DiskWatch
-from bookie.server.upkeep.drain_watch import DrainWatch
-from bookie.server.upkeep.operator_read_only import OperatorReadOnly
-from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
-from bookie.server.upkeep.scrubber import Scrubber
-from bookie.storage.disks.files import FileDisk
-from bookie.storage.disks.rocks import RocksIndex
-from bookie.storage.settings import StorageSettings
-from bookie.storage.store import LedgerStorage
 from bookie.wire import administration_pb2 as pb
 from bookie.wire.port import AddBatch, Status
 from bookie.wire.requests import Read
 from tests.fuzzing.world import AbortedError, CallContext, entry
-from tests.worlds.cluster import MemoryCluster
+from tests.worlds.administered import OPERATE, READ, US, open_administered
 
 CALLS: Final[Mapping[str, Message]] = {
     "GetStatus": pb.GetStatusRequest(),
@@ -63,12 +45,10 @@ MORE: Final[tuple[tuple[str, Message], ...]] = (
 """Requests that do something else."""
 OPERATOR: Final = 0
 """The second byte for the token of an operator."""
-_US: Final = BookieId("us:3181")
 _KEPT, _DELETED, _LIMBO = LedgerId(7), LedgerId(8), LedgerId(9)
 _KEY: Final = b"key"
 _ENTRIES: Final = 10
-_OPERATE, _READ = make_token("olga", Role.OPERATE), make_token("rita", Role.READ)
-_TOKENS: Final = (_OPERATE.token, _READ.token, "wrong", "", "\0\n", None)
+_TOKENS: Final = (OPERATE.token, READ.token, "wrong", "", "\0\n", None)
 
 
 def numbered(method: str, request: Message, token: int = OPERATOR) -> bytes:
@@ -101,74 +81,20 @@ class AdministeredBookie:
         self._loop.run_until_complete(self._open(Path(self._home.name)))
 
     async def _open(self, home: Path) -> None:
-        clock, rng = SystemClock(), random.Random(1)
-        cluster = await MemoryCluster(clock).found()
-        await cluster.ledgers.create(_KEPT, LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (_US,)),)))
-        journal, ledgers = await FileDisk.acquire(home / "journal"), await FileDisk.acquire(home / "ledgers")
-        self._disks = (journal, ledgers)
-        index = await RocksIndex.open(home / "ledgers" / "index")
-        self._storage = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), clock)
-        self._service = BookieService(self._storage, ledgers, BookieIdentity("uuid", "1"))
+        tokens = home / "tokens"
+        tokens.write_text(f"{OPERATE.line}\n{READ.line}\n")
+        access = AdministrationAccess(
+            tokens, allow_anonymous_read=True, allow_anonymous_write=False, requests_per_second=1e9
+        )
+        self._cluster, self._servicer, node, self._keeper = await open_administered(home, access, port=1)
+        self._storage, self._service, self._read_only = node.storage, node.service, node.read_only
+        await self._cluster.ledgers.create(_KEPT, LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (US,)),)))
         for ledger_id in (_KEPT, _DELETED):
             entries = [ledger_id.to_bytes(8, "big") + entry(number)[8:] for number in range(_ENTRIES)]
             assert (await self._storage.add(AddBatch(ledger_id, _KEY, entries))).status is Status.OK
         await self._storage.set_limbo([_LIMBO])
-        keeper = RegistrationKeeper(
-            cluster.store,
-            cluster.registrations,
-            _US,
-            service_info("127.0.0.1", 1, "uuid"),
-            clock,
-            takeover_deadline_s=5,
-        )
-        await keeper.start(is_read_only=False)
-        drain = DrainWatch(Drains(cluster.store, cluster.cluster.root), _US, clock)
-        self._read_only = read_only = OperatorReadOnly(ledgers, None)
-        disks = {"journal": journal, "ledgers": ledgers}
-        watch = DiskWatch(
-            tuple(disks.values()),
-            self._storage,
-            self._service,
-            keeper,
-            clock,
-            read_only_below_bytes=0,
-            is_drained=lambda: read_only.wish is not None,
-        )
-        pace = CollectorSettings(interval_s=0, confirm_after_s=0)
-        collector = Collector(cluster.store, cluster.cluster, self._storage, _US, clock, rng, pace)
-        scrubber = Scrubber(
-            self._storage,
-            ledgers,
-            _US,
-            bookie_metrics("1"),
-            clock,
-            interval_s=3600,
-            bytes_per_s=1e9,
-            service=self._service,
-        )
-        tokens = home / "tokens"
-        tokens.write_text(f"{_OPERATE.line}\n{_READ.line}\n")
-        access = AdministrationAccess(
-            tokens, allow_anonymous_read=True, allow_anonymous_write=False, requests_per_second=1e9
-        )
-        self._servicer = AdministrationServicer(Access(access, clock))
-        self._servicer.node = Node(
-            _US,
-            BookieIdentity("uuid", "1"),
-            self._storage,
-            self._service,
-            disks,
-            watch,
-            drain,
-            read_only,
-            collector,
-            scrubber,
-            lambda: 0,
-            clock,
-            {"journal": home / "journal"},
-            clock.monotonic_s(),
-        )
-        self._background = [asyncio.ensure_future(work) for work in (collector.run(), scrubber.run())]
+        assert node.scrubber is not None
+        self._background = [asyncio.ensure_future(work) for work in (node.collector.run(), node.scrubber.run())]
 
     def call(self, method: str, token: str | None, request: Any) -> object:
         """Let the servicer answer a request, and check that the bookie serves as before.
@@ -180,13 +106,15 @@ class AdministeredBookie:
         return self._loop.run_until_complete(self._called(method, token, request))
 
     async def _called(self, method: str, token: str | None, request: Any) -> object:
-        wish, context = self._read_only.wish, _Context(token)
+        wish, context, is_refused = self._read_only.wish, _Context(token), False
         try:
             answer = await getattr(self._servicer, method)(request, context)
         except AbortedError:
-            assert self._read_only.wish == wish, "a refused call has changed nothing"
+            is_refused = True
             raise
         finally:
+            if is_refused or method != "SetReadOnly" or token != OPERATE.token:
+                assert self._read_only.wish == wish, "only an accepted request of an operator changes the bookie"
             await self._check()
         if method == "Inventory":
             return _checked_inventory(request, context.answers)
@@ -202,11 +130,9 @@ class AdministeredBookie:
     async def _close(self) -> None:
         for task in self._background:
             await cancel(task)
+        await self._keeper.stop(deadline_s=5)
         await self._storage.abort()
-        for task in asyncio.all_tasks():
-            await cancel(task)
-        for disk in self._disks:
-            await disk.close()
+        await self._cluster.close()
 
     async def _check(self) -> None:
         """Every entry is served, adds are refused only in the read-only mode, and the background goes on."""
