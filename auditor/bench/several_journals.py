@@ -45,8 +45,8 @@ async def run(
         rounds: pairs of rounds.
 
     Returns:
-        Figures: adds/s with one journal and with two, the median of the ratios of each pair of rounds, and how many devices
-        the directories are on.
+        Figures: adds/s with one journal and with two, the median of the ratios of each pair of rounds, and how many
+        devices the directories are on.
 
     Raises:
         DiskError: a disk failed.
