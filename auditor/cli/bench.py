@@ -58,6 +58,35 @@ def several_bookies(
     _show("SeveralBookiesBenchmark", run(measure(bookies, entries, entry_bytes, rounds)), output)
 
 
+@app.command("several-journals")
+def several_journals(
+    journal_dir: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            writable=True,
+            help="Directory on a disk to measure; give two. Default: both in the temporary directory.",
+        ),
+    ] = None,
+    entries: Annotated[int, typer.Option(min=64, help="Entries to write in each round.")] = 20_000,
+    entry_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Payload bytes.")] = 1024,
+    writers: Annotated[int, typer.Option(min=2, max=64, help="Writers at once, each with its own ledger.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Pairs of rounds: one journal, then two.")] = 5,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Durable adds to the storage of a bookie with one journal and with two, without a network.
+
+    By default both journals are on one disk. What two disks gain is shown by `--journal-dir` on each of them.
+    """
+    from auditor.bench.several_journals import run as measure
+
+    if len(journal_dir or ()) not in (0, 2):
+        raise typer.BadParameter("give two directories, or none", param_hint="--journal-dir")
+    figures = run(measure(journal_dir or (), entries, entry_bytes, writers, rounds))
+    _show("SeveralJournalsBenchmark", figures, output)
+
+
 @app.command("bookie")
 def bookie(
     part: Annotated[str, typer.Option(help="adds, lone, reads, storage or all.")] = "all",

@@ -525,6 +525,21 @@ def test_bookies_keep_their_names_and_disks() -> None:
     assert config["plaintext"] is True
 
 
+def test_bookies_with_several_volumes_have_a_directory_on_each() -> None:
+    persistence = {"journal": {"count": 2, "size": "5Gi"}, "ledgers": {"count": 3, "storageClass": "hdd"}}
+    made = render({"bookkeeper": URI, "bookies": {"enabled": True, "persistence": persistence}})
+    [bookies] = made.of("StatefulSet")
+    [container] = bookies["spec"]["template"]["spec"]["containers"]
+    claims = {claim["metadata"]["name"]: claim["spec"] for claim in bookies["spec"]["volumeClaimTemplates"]}
+    assert list(claims) == ["journal", "journal-2", "ledgers", "ledgers-2", "ledgers-3"]
+    assert [claim["resources"]["requests"]["storage"] for claim in claims.values()] == ["5Gi"] * 2 + ["200Gi"] * 3
+    assert [claim.get("storageClassName") for claim in claims.values()] == [None] * 2 + ["hdd"] * 3
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    config = settings(made, "bookie")
+    directories = [*config["journal_dir"].split(","), *config["ledger_dir"].split(",")]
+    assert [mounts[directory.removesuffix("/data")] for directory in directories] == list(claims)
+
+
 def test_bookies_with_certificates() -> None:
     config = settings(release("bookies-tls"), "bookie")
     assert "plaintext" not in config

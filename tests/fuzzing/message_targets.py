@@ -34,6 +34,7 @@ from bookie.wire.grpc_codec import (
 from bookie.wire.joint_reads import ReadAnswer
 from bookie.wire.port import Request
 from bookie.wire.requests import Copy, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
+from tests.fuzzing import administered
 from tests.fuzzing.hostile import hostile
 from tests.fuzzing.target import Target
 from tests.fuzzing.world import AbortedError, ServedBookie, entry, exchanged, frames, listed_inventory
@@ -262,6 +263,23 @@ MESSAGE_TARGETS: Final[Mapping[str, Target]] = {
         _numbered([message for message, _ in _STATES]),
         (BkhealError, DecodeError),
         _hostile([message for message, _ in _STATES]),
+    ),
+    "administration-requests": Target(
+        administered.administration_request,
+        [administered.numbered(*each) for each in (*administered.CALLS.items(), *administered.MORE)],
+        (AbortedError, DecodeError),
+        [
+            *(
+                administered.numbered(method, each)
+                for method, request in (*administered.CALLS.items(), *administered.MORE)
+                for each in hostile(request)
+            ),
+            *(
+                administered.numbered(method, request, token)
+                for method, request in administered.CALLS.items()
+                for token in range(1, 6)
+            ),
+        ],
     ),
     "answers-v3": Target(
         _answers_v3,

@@ -14,10 +14,11 @@ _PACKAGES: Final = ("auditor", "bookie", "replicator", "spark_jobs")
 _GENERATED: Final = re.compile(r".*_pb2(_grpc)?")
 _PARSER: Final = re.compile(
     r"def _?(?:(?:decode|decoding|parse|pars|unpack)\w*|read(?:_\w+)?|\w+_of|refusal)\((?:(?!->).)*?: bytes\b"
-    r"|def \w+_from_wire\((?:(?!->).)*?: pb\.",
+    r"|def \w+_from_wire\((?:(?!->).)*?: pb\."
+    r"|async def [A-Z]\w*\((?:(?!->).)*?request: pb\.",
     re.DOTALL,
 )
-"""The head of such a function, up to the type of the argument that makes it one."""
+"""The head of such a function, up to the type of the argument that makes it one. Methods of servicers count as well."""
 
 TARGET_OF: Final[Mapping[str, str]] = {
     "bookie.metadata.bookies.collections": "records",
@@ -58,10 +59,12 @@ TARGET_OF: Final[Mapping[str, str]] = {
     "bookie.model.packet": "packet",
     "bookie.model.records": "records",
     "bookie.model.run": "run",
+    "bookie.server.administration.servicer": "administration-requests",
     "bookie.server.apache.dialect_v2": "request-v2",
     "bookie.server.apache.dialect_v3": "request-v3",
     "bookie.server.apache.incoming": "request-v3",
     "bookie.server.apache.requests": "request-v3",
+    "bookie.server.grpc.servicer": "grpc-requests",
     "bookie.storage.disks.index_format": "checkpoint-mark",
     "bookie.storage.entry_logs.entry_log": "entry-log-records",
     "bookie.storage.journal.format": "journal",
@@ -76,6 +79,7 @@ TARGET_OF: Final[Mapping[str, str]] = {
 }
 """By module: one of the targets that reach its parsers. Parsers of whole files take no bytes and are not found so."""
 NO_TARGET: Final[Mapping[str, str]] = {
+    "auditor.api.grpc.servicer": "its requests and what it refuses are in tests/unit/auditor/api/test_api_grpc.py",
     "auditor.bench.versus_apache_process": "the output of a program that the benchmark itself starts",
     "auditor.cli.ledgers.entries": "the password of a ledger",
     "bookie.client.log.log": "the password of a ledger",

@@ -74,7 +74,7 @@ async def _judge_space_of(world: SimWorld, node: SimBookie) -> None:
         world.truth.fail("SPACE", f"{node.bookie} cannot collect in the end: {error}")
         return
     live = await _live_bytes(world, node)
-    disk = node.disks[1]
+    disk = node.ledgers
     logs = [disk.content(path) for path in disk.paths() if path.startswith(f"{DIRECTORY}/")]
     used = sum(len(log) for log in logs)
     if used * world.variation.storage.compact_below > live + _SPARE_BYTES:

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 _ATTEMPTS: Final = 8
 
 
-async def damage(node: SimBookie, rng: random.Random) -> MemoryDisk | None:
-    """Return a copy of the journal's disk with damage that a start notices; None if a few attempts made none.
+async def damage(node: SimBookie, rng: random.Random) -> tuple[MemoryDisk, ...] | None:
+    """Return copies of the journals' disks, one with damage that a start notices; None if a few attempts made none.
 
     A start does not notice the loss of the last batch that was answered shortly before the crash (J12).
     """
     for _ in range(_ATTEMPTS):
-        journal, _ = node.disks
-        damaged = journal.restarted()
+        disks = tuple(journal.restarted() for journal in node.journals)
+        damaged = disks[0] if len(disks) == 1 else rng.choice(disks)
         paths = [path for number in await file_numbers(damaged) if damaged.content(path := file_path(number))]
         if not paths:
             return None
         _harm(damaged, rng.choice(paths), rng)
-        if await salvaging.damage_of([damaged.restarted()], node.index.restarted()) is not None:
-            return damaged
+        if await salvaging.damage_of([disk.restarted() for disk in disks], node.index.restarted()) is not None:
+            return disks
     return None
 
 
@@ -54,10 +54,10 @@ async def salvage(node: SimBookie, places: Sequence[Place], rng: random.Random) 
     """Salvage the journal of a starting bookie, in the order of the real process."""
     directories = [await look(place.role, str(place.path), place.disk) for place in places if place.disk is not None]
     before, resumed = succession.predecessor(directories)
-    journal, ledgers = node.disks
-    found = await salvaging.salvage([journal], ledgers, node.index, node.world.variation.storage)
-    await succession.succeed((journal, ledgers), before, resumed, rng)
-    for name in await journal.names("journal"):
-        await journal.unlink(f"journal/{name}")
-    await journal.sync_directory("journal")
-    await salvaging.begin_journals([journal], node.index, found.epoch + 1)
+    found = await salvaging.salvage(node.journals, node.ledgers, node.index, node.world.variation.storage)
+    await succession.succeed(node.disks, before, resumed, rng)
+    for journal in node.journals:
+        for name in await journal.names("journal"):
+            await journal.unlink(f"journal/{name}")
+        await journal.sync_directory("journal")
+    await salvaging.begin_journals(node.journals, node.index, found.epoch + 1)

@@ -424,7 +424,7 @@ class Nemesis:
         world = self._world
         name = next(iter(sorted(world.truth.rotten)), None)
         node = world.bookies[name] if name is not None else self._any_bookie()
-        disk = node.disks[1]
+        disk = node.ledgers
         logs = [path for path in disk.paths() if path.startswith("entries/") and len(disk.content(path)) > 64]
         if not logs:
             return False
@@ -457,10 +457,10 @@ class Nemesis:
         if world.is_healing or not ledger.acked or (world.truth.rotten and node.bookie not in world.truth.rotten):
             return
         packet = ledger.packets[self._rng.choice(sorted(ledger.acked)[-2:])]
-        for path in node.disks[1].paths():
-            at = node.disks[1].content(path).find(packet) if path.startswith("entries/") else -1
+        for path in node.ledgers.paths():
+            at = node.ledgers.content(path).find(packet) if path.startswith("entries/") else -1
             if at >= 0:
-                node.disks[1].flip_bit(path, at * 8 + self._rng.randrange(len(packet) * 8))
+                node.ledgers.flip_bit(path, at * 8 + self._rng.randrange(len(packet) * 8))
                 world.truth.rotten.add(node.bookie)
                 self._note(f"an entry of {ledger_id} rots on {node.process.name}")
                 self._meddle("recover", ledger_id)

@@ -22,6 +22,7 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.server.copying import Copying, Store
+from bookie.server.joining.admission import Place
 from bookie.server.joining.directories import Role
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
@@ -202,7 +203,7 @@ class SimBookie:
         self.storage: LedgerStorage
         self.store: SimStore
         self._rng = random.Random(world.rng.getrandbits(64))
-        self._journal = MemoryDisk(before=self._before)
+        self._journals = self._empty_journals()
         self._ledgers = MemoryDisk(before=self._before)
         self._index = MemoryIndex(before=self._before, is_full=self._is_index_full)
         self.keeper: RegistrationKeeper
@@ -217,9 +218,19 @@ class SimBookie:
         return self._index
 
     @property
-    def disks(self) -> tuple[MemoryDisk, MemoryDisk]:
-        """Journal and ledger disk."""
-        return self._journal, self._ledgers
+    def journals(self) -> tuple[MemoryDisk, ...]:
+        """The disk of each journal."""
+        return self._journals
+
+    @property
+    def ledgers(self) -> MemoryDisk:
+        """The disk of the entry logs."""
+        return self._ledgers
+
+    @property
+    def disks(self) -> tuple[MemoryDisk, ...]:
+        """The disks of the journals and of the entry logs."""
+        return *self._journals, self._ledgers
 
     def begin(self) -> asyncio.Task[None]:
         """Start the process."""
@@ -239,13 +250,14 @@ class SimBookie:
             world.loop.call_later(world.rng.random() * world.session_s, store.forget_session)
         self.process.die()
         if is_power_lost:
-            self._journal = self._journal.crash(self._rng)
+            self._journals = tuple(journal.crash(self._rng) for journal in self._journals)
             self._ledgers = self._ledgers.crash(self._rng)
             self._index = self._index.crash(self._rng)
         else:
-            self._journal, self._ledgers = self._journal.restarted(), self._ledgers.restarted()
-            self._index = self._index.restarted()
-        for part in (self._journal, self._ledgers, self._index):
+            self._journals = tuple(journal.restarted() for journal in self._journals)
+            self._ledgers, self._index = self._ledgers.restarted(), self._index.restarted()
+        parts: tuple[MemoryDisk | MemoryIndex, ...] = (*self.disks, self._index)
+        for part in parts:
             part.before = self._before
         self._index.is_full = self._is_index_full
 
@@ -253,20 +265,21 @@ class SimBookie:
         """Put empty disks into a dead bookie; its next start is a new incarnation."""
         assert not self.process.is_alive
         self.world.trace.event(self.process.name, "gets empty disks")
-        self._journal = MemoryDisk(before=self._before)
+        self._journals = self._empty_journals()
         self._ledgers = MemoryDisk(before=self._before)
         self._index = MemoryIndex(before=self._before, is_full=self._is_index_full)
         self.is_new_incarnation, self.was_wiped = True, True
         self.world.truth.wiped(self.bookie, is_recorded=not self.is_apache)
 
     async def damage_journal(self) -> None:
-        """Damage the journal of this bookie, which is about to start."""
+        """Damage one journal of this bookie, which is about to start."""
         self.is_journal_to_be_damaged = False
         if (damaged := await journals.damage(self, self._rng)) is None:
             return
         self.world.trace.event(self.process.name, "has a damaged journal")
-        self._journal, self.was_journal_damaged = damaged, True
-        self._journal.before = self._before
+        self._journals, self.was_journal_damaged = damaged, True
+        for journal in damaged:
+            journal.before = self._before
         self.world.truth.wiped(self.bookie)
 
     def resume_session(self) -> None:
@@ -290,6 +303,10 @@ class SimBookie:
         """There is room on the disks again."""
         for disk in self.disks:
             disk.capacity_bytes = 1 << 40
+
+    def _empty_journals(self) -> tuple[MemoryDisk, ...]:
+        count = 1 if self.is_apache else self.world.variation.journals_of(self.process.name)
+        return tuple(MemoryDisk(before=self._before) for _ in range(count))
 
     async def _start(self, generation: int) -> None:
         while True:
@@ -465,6 +482,9 @@ class SimClient:
             self.world.truth.roles[self.store.session.session_id] = self.process.name
 
 
-def place_paths(name: str) -> tuple[tuple[Role, Path], tuple[Role, Path]]:
-    """The directories in the cookie."""
-    return (Role.JOURNAL, Path(f"/sim/{name}/journal")), (Role.LEDGERS, Path(f"/sim/{name}/ledgers"))
+def places_of(node: SimBookie) -> list[Place]:
+    """The directories in the cookie, with their disks."""
+    home = Path("/sim") / node.process.name
+    names = ("journal", *(f"journal-{number}" for number in range(2, len(node.journals) + 1)))
+    journals = [Place(Role.JOURNAL, home / name, disk) for name, disk in zip(names, node.journals, strict=True)]
+    return [*journals, Place(Role.LEDGERS, home / "ledgers", node.ledgers)]

@@ -22,8 +22,10 @@ _URI: Final = "zk://simulated/ledgers"
 _PULLING_SHARE: Final = 0.3
 _RACKS_SHARE: Final = 0.3
 FIRST_WITH_RACKS: Final = 10_000_000_000
-"""Fresh seeds begin here. The corpus and the records of planted defects have smaller ones and were found without racks,
-so their histories stay as they were; of those, only the profile ``placement`` has racks."""
+"""Smaller seeds of the corpus and of planted defects were found without racks, so their histories stay as they were; of
+those, only the profile ``placement`` has racks."""
+FIRST_WITH_JOURNALS: Final = 20_000_000_000
+"""Fresh seeds begin here. In histories of smaller seeds every bookie has one journal, as when they were found."""
 
 SMALL_STORAGE: Final = StorageSettings(
     journal_batch_bytes=2048,
@@ -77,6 +79,7 @@ class Variation:
         auditors: how many auditors look at the cluster.
         is_pulling: whether workers let bkheal's bookies copy from each other.
         racks: seed of the racks that the bookies are in; None: nothing is known of racks, unless the profile has them.
+        journals: seed of how many journals each of bkheal's bookies has; None: one.
     """
 
     is_default: bool = False
@@ -84,6 +87,7 @@ class Variation:
     auditors: int = 1
     is_pulling: bool = False
     racks: int | None = None
+    journals: int | None = None
 
     @property
     def scale(self) -> float:
@@ -112,6 +116,10 @@ class Variation:
             return CollectorSettings(interval_s=interval_s)
         return CollectorSettings(interval_s=interval_s, confirm_after_s=confirm_after_s, suspects_per_s=20.0)
 
+    def journals_of(self, name: str) -> int:
+        """How many journals one of bkheal's bookies has, in all of its lives. No other event depends on this draw."""
+        return 1 if self.journals is None else random.Random(f"journals {self.journals} {name}").choice((1, 2))
+
     def is_apache(self, rng: random.Random) -> bool:
         """Whether the next bookie is one of Apache's."""
         return self.bookies is Bookies.APACHE or (self.bookies is Bookies.MIXED and rng.random() < 0.5)
@@ -120,7 +128,8 @@ class Variation:
         settings = "default" if self.is_default else "small"
         copies = ", bookies copy from each other" if self.is_pulling else ""
         racks = "" if self.racks is None else ", racks"
-        return f"{settings} settings, bookies: {self.bookies.value}, auditors: {self.auditors}{copies}{racks}"
+        journals = "" if self.journals is None else ", one or two journals"
+        return f"{settings} settings, bookies: {self.bookies.value}, auditors: {self.auditors}{copies}{racks}{journals}"
 
 
 def vary(seed: int, *, may_be_apache: bool) -> Variation:
@@ -131,4 +140,5 @@ def vary(seed: int, *, may_be_apache: bool) -> Variation:
     auditors = rng.choice((1, 1, 2, 3))
     is_pulling = rng.random() < _PULLING_SHARE
     racks = rng.getrandbits(64) if seed >= FIRST_WITH_RACKS and rng.random() < _RACKS_SHARE else None
-    return Variation(is_default, bookies if may_be_apache else Bookies.OURS, auditors, is_pulling, racks)
+    journals = rng.getrandbits(64) if seed >= FIRST_WITH_JOURNALS else None
+    return Variation(is_default, bookies if may_be_apache else Bookies.OURS, auditors, is_pulling, racks, journals)

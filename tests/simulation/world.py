@@ -17,7 +17,7 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.topology import Topology
-from bookie.server.joining.admission import Admission, Place, admit
+from bookie.server.joining.admission import Admission, admit
 from bookie.server.joining.limbo import finish_start
 from bookie.server.upkeep.collector import Collector
 from bookie.storage.errors import DamagedJournalError
@@ -25,7 +25,7 @@ from bookie.storage.store import LedgerStorage
 from tests.simulation import apache, journals
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.network import SimNetwork
-from tests.simulation.nodes import SESSION_S, SimBookie, SimClient, place_paths
+from tests.simulation.nodes import SESSION_S, SimBookie, SimClient, places_of
 from tests.simulation.repairs import Repairs
 from tests.simulation.store import SimCell, SimStore, StoreFaults
 from tests.simulation.trace import Trace
@@ -129,9 +129,8 @@ class SimWorld:
         name = node.process.name
         if node.is_apache:
             await apache.join(node, self.cluster)
-            return await LedgerStorage.open(*node.disks, node.index, self.variation.storage, node.clock), ""
-        disks = dict(zip(("journal", "ledgers"), node.disks, strict=True))
-        places = [Place(role, path, disks[path.name]) for role, path in place_paths(name)]
+            return await self._open_disks(node), ""
+        places = places_of(node)
 
         async def admitted_now() -> Admission:
             return await admit(
@@ -148,13 +147,13 @@ class SimWorld:
 
         admitted = await admitted_now()
         try:
-            storage = await LedgerStorage.open(*node.disks, node.index, self.variation.storage, node.clock)
+            storage = await self._open_disks(node)
         except DamagedJournalError:
             if not node.was_journal_damaged:
                 raise
             await journals.salvage(node, places, self.rng)
             admitted = await admitted_now()
-            storage = await LedgerStorage.open(*node.disks, node.index, self.variation.storage, node.clock)
+            storage = await self._open_disks(node)
             await self._note_salvaged(node, storage)
         await finish_start(
             node.store,
@@ -167,6 +166,11 @@ class SimWorld:
             takeover_deadline_s=3 * self.session_s,
         )
         return storage, admitted.incarnation
+
+    async def _open_disks(self, node: SimBookie) -> LedgerStorage:
+        journal, *more = node.journals
+        settings = self.variation.storage
+        return await LedgerStorage.open(journal, node.ledgers, node.index, settings, node.clock, more_journals=more)
 
     async def _note_salvaged(self, node: SimBookie, storage: LedgerStorage) -> None:
         """What is still there after a salvage is promised again."""

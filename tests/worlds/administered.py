@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,61 @@ class Administered:
         self.thread.stop()
 
 
+async def open_administered(
+    home: Path, access: AdministrationAccess, port: int, unsent_bytes: Callable[[], int] = lambda: 0
+) -> tuple[MemoryCluster, AdministrationServicer, Node, RegistrationKeeper]:
+    """A registered bookie with its administration, which nothing serves yet; a world stops the last one in the end."""
+    clock, rng = SystemClock(), random.Random(1)
+    cluster = await MemoryCluster(clock).found()
+    bookie = await open_bookie(clock)
+    servicer = AdministrationServicer(Access(access, clock))
+    info = service_info("127.0.0.1", port, "uuid")
+    keeper = RegistrationKeeper(cluster.store, cluster.registrations, US, info, clock, takeover_deadline_s=5)
+    await keeper.start(is_read_only=False)
+    drain = DrainWatch(Drains(cluster.store, cluster.cluster.root), US, clock)
+    read_only = OperatorReadOnly(bookie.ledgers, await read_wish(bookie.ledgers))
+    disks = {"journal": bookie.journal, "ledgers": bookie.ledgers}
+    watch = DiskWatch(
+        tuple(disks.values()),
+        bookie.storage,
+        bookie.service,
+        keeper,
+        clock,
+        read_only_below_bytes=0,
+        is_drained=lambda: drain.is_drained or read_only.wish is not None,
+    )
+    pace = CollectorSettings(interval_s=0, confirm_after_s=0)
+    collector = Collector(cluster.store, cluster.cluster, bookie.storage, US, clock, rng, pace)
+    scrubber = Scrubber(
+        bookie.storage,
+        bookie.ledgers,
+        US,
+        bookie_metrics("1"),
+        clock,
+        interval_s=3600,
+        bytes_per_s=1e9,
+        service=bookie.service,
+    )
+    node = Node(
+        US,
+        BookieIdentity("uuid", "1"),
+        bookie.storage,
+        bookie.service,
+        disks,
+        watch,
+        drain,
+        read_only,
+        collector,
+        scrubber,
+        unsent_bytes,
+        clock,
+        {"journal": home / "journal"},
+        clock.monotonic_s(),
+    )
+    servicer.node = node
+    return cluster, servicer, node, keeper
+
+
 @contextmanager
 def administered(
     home: Path,
@@ -71,57 +126,10 @@ def administered(
     access = AdministrationAccess(tokens, allow_anonymous_read, allow_anonymous_write, requests_per_second=10_000)
 
     async def start() -> tuple[Administered, GrpcServer]:
-        clock, rng = SystemClock(), random.Random(1)
-        cluster = await MemoryCluster(clock).found()
-        bookie = await open_bookie(clock)
         server = GrpcServer(concurrent_requests_max=100)
         port = server.bind("127.0.0.1", 0, tls)
-        servicer = AdministrationServicer(Access(access, clock))
-        await server.start(bookie.service, servicer)
-        info = service_info("127.0.0.1", port, "uuid")
-        keeper = RegistrationKeeper(cluster.store, cluster.registrations, US, info, clock, takeover_deadline_s=5)
-        await keeper.start(is_read_only=False)
-        drain = DrainWatch(Drains(cluster.store, cluster.cluster.root), US, clock)
-        read_only = OperatorReadOnly(bookie.ledgers, await read_wish(bookie.ledgers))
-        disks = {"journal": bookie.journal, "ledgers": bookie.ledgers}
-        watch = DiskWatch(
-            tuple(disks.values()),
-            bookie.storage,
-            bookie.service,
-            keeper,
-            clock,
-            read_only_below_bytes=0,
-            is_drained=lambda: drain.is_drained or read_only.wish is not None,
-        )
-        pace = CollectorSettings(interval_s=0, confirm_after_s=0)
-        collector = Collector(cluster.store, cluster.cluster, bookie.storage, US, clock, rng, pace)
-        scrubber = Scrubber(
-            bookie.storage,
-            bookie.ledgers,
-            US,
-            bookie_metrics("1"),
-            clock,
-            interval_s=3600,
-            bytes_per_s=1e9,
-            service=bookie.service,
-        )
-        node = Node(
-            US,
-            BookieIdentity("uuid", "1"),
-            bookie.storage,
-            bookie.service,
-            disks,
-            watch,
-            drain,
-            read_only,
-            collector,
-            scrubber,
-            lambda: server.unsent_bytes,
-            clock,
-            {"journal": home / "journal"},
-            clock.monotonic_s(),
-        )
-        servicer.node = node
+        cluster, servicer, node, _ = await open_administered(home, access, port, lambda: server.unsent_bytes)
+        await server.start(node.service, servicer)
         return Administered(thread, cluster, node, servicer, port), server
 
     made, server = thread.run(start())

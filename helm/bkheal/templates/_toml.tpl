@@ -203,11 +203,33 @@ JSON are the same. */}}
 {{- include "bkheal.toml" $s }}
 {{- end -}}
 
+{{/*
+The volumes of a bookie for `kind`, journal or ledgers, separated by spaces. The first one has the name that it has
+alone, so the default names never change.
+*/}}
+{{- define "bkheal.bookieVolumes" -}}
+{{- $kind := .kind -}}
+{{- $names := list $kind -}}
+{{- range $number := untilStep 2 (add1 (int (get .root.Values.bookies.persistence $kind).count) | int) 1 -}}
+{{- $names = append $names (printf "%s-%d" $kind $number) -}}
+{{- end -}}
+{{- join " " $names -}}
+{{- end -}}
+
+{{/* The directories on these volumes, separated by commas. */}}
+{{- define "bkheal.bookieDirectories" -}}
+{{- $paths := list -}}
+{{- range splitList " " (include "bkheal.bookieVolumes" .) -}}
+{{- $paths = append $paths (printf "/var/lib/bkheal/%s/data" .) -}}
+{{- end -}}
+{{- join "," $paths -}}
+{{- end -}}
+
 {{- define "bkheal.config.bookie" -}}
 {{- $b := .Values.bookies -}}
 {{- $s := dict
-  "journal_dir" "/var/lib/bkheal/journal/data"
-  "ledger_dir" "/var/lib/bkheal/ledgers/data"
+  "journal_dir" (include "bkheal.bookieDirectories" (dict "root" . "kind" "journal"))
+  "ledger_dir" (include "bkheal.bookieDirectories" (dict "root" . "kind" "ledgers"))
   "host" "0.0.0.0"
   "port" $b.ports.bookie
   "http_host" "0.0.0.0"
