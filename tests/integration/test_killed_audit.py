@@ -133,8 +133,9 @@ def test_an_audit_after_one_that_was_killed_while_it_read_continues_with_the_par
         async def small_leaves_are_read() -> bool:
             return len(finished_parts(image)) == len(SMALL_LEAVES) // 20
 
-        # Four tasks, one for each leaf. At this rate, the second request of the large leaf is due in a day.
-        words = ["audit", "run", "--incremental", "--metadata-rate", "0.001", "--master", "local[4]"]
+        # Four tasks, one for each leaf. At this rate, the driver's reads take a minute, and the second request of the
+        # large leaf is due a minute after the small leaves are read.
+        words = ["audit", "run", "--incremental", "--metadata-rate", "1", "--master", "local[4]"]
         words += ["--report-dir", str(place.report_dir)]
         killed = ManagedProcess.start(
             "audit", command(*words), log_path=tmp_path / "audit.log", environment=environment(place.uri)
