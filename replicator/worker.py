@@ -369,6 +369,14 @@ class Worker:
         leases, self._unreleased = self._unreleased, []
         for lease in leases:
             await self._give_back(lease)
+        for ledger_id in self._queue.unmarked_locks - self._running.keys():
+            try:
+                settled = await self._lock(ledger_id)  # returns no lease and leaves no lock, unless it is marked again
+            except (TransientError, OutcomeUnknownError) as error:
+                _log.info("a lock is not settled yet", extra={"ledger_id": ledger_id, "error": str(error)})
+                return
+            if settled is not None:
+                await self._give_back(settled)
 
     async def _watch_session(self) -> None:
         store = self._ports.store

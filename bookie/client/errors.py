@@ -138,11 +138,10 @@ class RecoveryImpossibleNowError(TransientError):
 class ConfirmedEntryUnreadableError(RecoveryImpossibleNowError):
     """The last confirmed entry, which contains the ledger's length, cannot be read: none of its bookies serves it now.
 
-    It may be in an older fragment than the last one. ``evidence`` has the answer of each of its bookies; it is empty if
-    enough of them answered "never stored".
+    It may be in an older fragment than the last one. ``evidence`` has the answer of each of its bookies.
     """
 
-    def __init__(self, ledger_id: LedgerId, entry_id: EntryId, evidence: dict[BookieId, Status] | None = None) -> None:
+    def __init__(self, ledger_id: LedgerId, entry_id: EntryId, evidence: dict[BookieId, Status]) -> None:
         super().__init__(ledger_id, f"entry {entry_id}, which was confirmed, cannot be read", evidence)
         self.entry_id = entry_id
 

@@ -12,10 +12,11 @@ R rules are defined in docs/failure-model.md.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.client.placement.placement import Placement
@@ -117,6 +118,7 @@ class _Failures:
     count: int
     until_s: float
     noted_s: float
+    """Listings of records from then on have the record, or it was deleted; infinity while it is being written."""
     token: str
     """That of the record."""
     is_own: bool
@@ -151,8 +153,14 @@ class Memory:
             0.75 + 0.5 * self._rng.random()
         )
         token = f"{self._rng.getrandbits(_TOKEN_BITS):012x}"
-        self._failures[ledger_id] = _Failures(count, now_s + pause_s, now_s, token, is_own=True)
+        self._failures[ledger_id] = _Failures(count, now_s + pause_s, math.inf, token, is_own=True)
         return FailedTask(ledger_id, count, pause_s, token)
+
+    def recorded(self, record: FailedTask) -> None:
+        """Note that the writing of a record of ``failed`` has ended, well or not."""
+        known = self._failures.get(record.ledger_id)
+        if known is not None and known.token == record.token:
+            self._failures[record.ledger_id] = replace(known, noted_s=self._clock.monotonic_s())
 
     def note_shared(self, record: FailedTask) -> None:
         """Note a record as it was read, of this process or another."""
@@ -214,6 +222,10 @@ class Memory:
         known = self._resting.get(ledger_id)
         rest_s = SOON_S if reason in _MAY_END_UNSEEN else RECHECK_S
         return known is not None and self._clock.monotonic_s() - known.since_s >= rest_s
+
+    def forget_parked(self) -> None:
+        """Forget the rests of parked tasks. Pauses after failures go on, or each new look would begin them again."""
+        self._resting.clear()
 
     def keep_only(self, ledger_ids: Collection[LedgerId]) -> None:
         """Forget every ledger that has no task any more."""

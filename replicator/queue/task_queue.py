@@ -140,6 +140,8 @@ class TaskQueue:
         self._seen: dict[LedgerId, Seen] = {}
         self._bookies = Bookies(frozenset(), frozenset())
         self._unsettled_locks: set[LedgerId] = set()
+        self.unmarked_locks: frozenset[LedgerId] = frozenset()
+        """Locks that may be ours, of ledgers that had no task at the last listing: no turn settles them."""
         self._completed: set[LedgerId] = set()
         """Completed since the present listing began, so it may still contain them."""
         self._is_changed = True
@@ -164,7 +166,7 @@ class TaskQueue:
 
     def forget(self) -> None:
         """Forget what is known of the tasks: others look from now on, and changes are not noticed here."""
-        self._memory.keep_only(())
+        self._memory.forget_parked()
         self._delays.keep_only(())
         self._order.clear()
         self._seen.clear()
@@ -236,7 +238,7 @@ class TaskQueue:
         """Note how a turn ended."""
         if ending is Ending.FAILED:
             if turn.ledger_id not in self._failures_noted:
-                self._memory.failed(turn.ledger_id)
+                self._memory.recorded(self._memory.failed(turn.ledger_id))
             self._failures_noted.discard(turn.ledger_id)
         elif ending is Ending.PARKED:
             attempts = turn.parked_attempts + 1 if turn.is_parked else 0
@@ -270,11 +272,13 @@ class TaskQueue:
             await self._ports.failures.note(record)
         except BkhealError as error:
             _log.info("failure is not recorded", extra={"ledger_id": turn.ledger_id, "error": str(error)})
+        self._memory.recorded(record)
 
     def note_lock(self, ledger_id: LedgerId, *, is_settled: bool) -> None:
         """Record whether an attempt to lock was answered. If not, the lock may be ours: another attempt shows it."""
         if is_settled:
             self._unsettled_locks.discard(ledger_id)
+            self.unmarked_locks -= {ledger_id}
         else:
             self._unsettled_locks.add(ledger_id)
 
@@ -293,6 +297,7 @@ class TaskQueue:
         top = await self._ports.tasks.top()
         marked = await self._ports.tasks.ids()
         self._empty_top = None if marked else top
+        self.unmarked_locks = frozenset(self._unsettled_locks.difference(marked))
         locked = await self._ports.tasks.locks.locked()
         boosted = {boost.ledger_id for boost in await self._boosts.active(self._ports.clock.epoch_ms())}
         parked_ids = await self._ports.parked.ids()

@@ -33,6 +33,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bookie.client.placement.judge import EnsembleJudge
 from bookie.metadata.bookies.registration import BookieLook, Bookies
 from bookie.metadata.ledgers.ledgers import PreconditionFailedError, Versioned
 from bookie.metadata.port import Check, Operation
@@ -45,7 +46,7 @@ from replicator.copying.copier import Copier
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.evidence import Answer
 from replicator.knowledge.holdings import Holdings
-from replicator.plan.steps import CopyPosition, Step, SwapMember
+from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
 from replicator.repair.debt_notes import note_debts
 from replicator.repair.lease import Lease
@@ -140,7 +141,8 @@ class Installer:
         bookies, _ = await with_draining(self._ports, seen.bookies, replaced)
         refusals.extend(_gone_targets(whole, bookies))
         refusals.extend(_dead_disks(whole, seen))
-        done = _with_few_targets([copy for copy in whole if _is_still_wanted(copy, bookies, seen)])
+        wanted_still = [copy for copy in whole if _is_still_wanted(copy, bookies, seen)]
+        done = without_worse_moves(ledger.metadata, _with_few_targets(wanted_still), self._ports.placement.judge())
         changes = [copy.step for copy in done if not _is_in_place(copy.step)]
         if changes:
             wanted = with_steps(ledger.metadata, changes)
@@ -260,6 +262,24 @@ def _with_few_targets(copied: Sequence[CopiedStep]) -> list[CopiedStep]:
     targets = list(dict.fromkeys(copy.step.target for copy in copied))
     few = frozenset(targets[:_TARGETS_MAX])
     return [copy for copy in copied if copy.step.target in few]
+
+
+def without_worse_moves(
+    metadata: LedgerMetadata, copied: Sequence[CopiedStep], judge: EnsembleJudge
+) -> list[CopiedStep]:
+    """Leave out the moves of each fragment that would be placed worse than before (R57).
+
+    Members that are moved together may depend on each other, and some may not have been copied.
+    """
+    worse = set()
+    for index in {copy.step.fragment_index for copy in copied if copy.step.cause is Cause.MISPLACED}:
+        before = metadata.fragments[index].members
+        steps = [copy.step for copy in copied if copy.step.fragment_index == index]
+        after = with_steps(metadata, steps).fragments[index].members
+        costs = [judge.faults(each, metadata.write_quorum, metadata.custom).cost for each in (before, after)]
+        if costs[1] > costs[0]:
+            worse.add(index)
+    return [copy for copy in copied if copy.step.cause is not Cause.MISPLACED or copy.step.fragment_index not in worse]
 
 
 def _is_in_place(step: Step) -> bool:

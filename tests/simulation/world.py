@@ -283,7 +283,7 @@ class SimWorld:
         self.read_only_since_s.pop(node.bookie, None)
         node.service.is_read_only = is_read_only
         is_done = await node.keeper.switch(is_read_only=is_read_only, deadline_s=5.0)
-        if is_read_only and is_done:
+        if is_read_only and is_done and node.service.is_read_only:  # a later call may have ended before this one
             self.read_only_since_s[node.bookie] = self.loop.time()
 
     def bookie_lost_its_disks(self, node: SimBookie) -> None:

@@ -38,14 +38,23 @@ class RecoveryReader:
     """Reads one fragment's entries, each from as many members as it takes to decide."""
 
     def __init__(
-        self, ports: ClientPorts, ledger: Versioned, fragment: Fragment, access: LedgerAccess, *, is_fencing: bool
+        self,
+        ports: ClientPorts,
+        ledger: Versioned,
+        fragment: Fragment,
+        access: LedgerAccess,
+        *,
+        is_fencing: bool,
+        is_confirmed: bool,
     ) -> None:
+        """Read with or without a fence. A denial of a confirmed entry proves the loss of a copy, and no absence."""
         self._ports = ports
         self._ledger_id: LedgerId = ledger.ledger_id
         self._metadata = ledger.metadata
         self._members = fragment.members
         self._access = access
         self._fence_key = access.key if is_fencing else None
+        self._is_confirmed = is_confirmed
         self._suspects: set[int] = set()
         """Positions with slow answers: asked after the others."""
 
@@ -82,7 +91,8 @@ class RecoveryReader:
         """A new count for one entry."""
         metadata = self._metadata
         positions = metadata.stripe.write_set(entry_id)
-        return Votes(positions, negative_quorum(metadata.write_quorum, metadata.ack_quorum))
+        needed = negative_quorum(metadata.write_quorum, metadata.ack_quorum)
+        return Votes(positions, len(positions) + 1 if self._is_confirmed else needed)
 
     def _judged(self, asked: EntryId, answered: EntryId, status: Status, packet: bytes) -> FoundEntry | Status:
         if answered != asked:

@@ -161,7 +161,7 @@ class _Recovery:
     async def _recover_entries(self, last: EntryId, length: int | None) -> tuple[EntryId, int | None]:
         """Store every entry after ``last`` again; return the last entry of the ledger, and its length if known."""
         fragment = self._ledger.metadata.last_fragment
-        reader = RecoveryReader(self._ports, self._ledger, fragment, self._access, is_fencing=True)
+        reader = RecoveryReader(self._ports, self._ledger, fragment, self._access, is_fencing=True, is_confirmed=False)
         is_end = False
         while not is_end:
             ahead = 1 if fault_point("recovery.read_one_at_a_time") else self._ports.settings.recovery_read_entries
@@ -177,19 +177,20 @@ class _Recovery:
         for is_last_try in (False, True):
             metadata = self._ledger.metadata
             fragment = metadata.fragments[metadata.fragment_index(entry_id)]
-            reader = RecoveryReader(self._ports, self._ledger, fragment, self._access, is_fencing=False)
+            reader = RecoveryReader(
+                self._ports, self._ledger, fragment, self._access, is_fencing=False, is_confirmed=True
+            )
             try:
-                block = await reader.read(entry_id, 1)
+                [found] = (await reader.read(entry_id, 1)).found
             except RecoveryImpossibleNowError as error:
                 if is_last_try:
                     ledger_id = self._ledger.ledger_id
                     raise ConfirmedEntryUnreadableError(ledger_id, entry_id, error.evidence) from error
             else:
-                if block.found:
-                    return block.found[0].entry.length
+                return found.entry.length
             # Repair may have given the copies to other bookies since; the last fragment is checked when closing.
             self._ledger = await current_ledger(self._ports, self._ledger.ledger_id)
-        raise ConfirmedEntryUnreadableError(self._ledger.ledger_id, entry_id)
+        raise AssertionError("unreachable: the loop returns or raises")
 
     async def _checks(self) -> list[Check]:
         """Holds as long as no spare gets other disks than those that are asked next what they hold.

@@ -22,6 +22,7 @@ from bookie.model.metadata import LedgerMetadata
 from replicator.plan.moves import is_adhering, plan_moves
 from replicator.plan.planner import Knowledge, Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, SwapMember
+from replicator.repair.install import CopiedStep, without_worse_moves
 from tests.worlds.ledgers import make_metadata, name_set, names
 
 RACKS = {f"{rack}{number}": f"/{rack}" for rack in "abc" for number in range(1, 5)}
@@ -60,6 +61,18 @@ def test_one_of_two_members_in_a_rack_is_replaced_in_its_position_and_is_a_sourc
     assert set(step.holders(0)) == name_set("a1 a2")
     assert step.holders(0)[-1] == step.old
     assert not step.is_of_lost_bookie
+
+
+def test_a_move_that_makes_its_fragment_worse_without_the_others_is_not_installed() -> None:
+    """R57: of members that are moved together, some may not have been copied."""
+    metadata, judge = closed("a1 a2 b1", 3).metadata, placement().judge()
+    to_b = CopiedStep(SwapMember(0, 1, names("a2")[0], names("b2")[0], cause=Cause.MISPLACED))
+    to_a = CopiedStep(SwapMember(0, 2, names("b1")[0], names("a3")[0], cause=Cause.MISPLACED))
+    lost = CopiedStep(SwapMember(0, 2, names("b1")[0], names("a3")[0]))
+    assert without_worse_moves(metadata, [to_b, to_a], judge) == [to_b, to_a]
+    assert without_worse_moves(metadata, [to_b], judge) == [to_b]
+    assert without_worse_moves(metadata, [to_a], judge) == []
+    assert without_worse_moves(metadata, [lost], judge) == [lost], "a lost copy is replaced wherever it can be"
 
 
 def test_nothing_is_planned_for_an_ensemble_that_adheres() -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bookie.metadata.layout import lock_path
+from bookie.metadata.layout import lock_path, task_path
 from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import InvariantError
@@ -305,6 +305,34 @@ async def test_a_store_that_fails_now_and_then_only_delays() -> None:
         await running.stop()
         for ledger_id, expected in packets.items():
             await world.assert_whole(ledger_id, expected)
+
+
+@in_virtual_time
+async def test_a_lock_that_was_left_behind_is_released_although_the_ledger_has_no_task_any_more() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        lock = lock_path(ROOT, LEDGER)
+        refused = 0
+
+        async def fails(operation: str, path: str) -> Fault | None:
+            """Another worker completes the task just before the lock, and the store does not answer the release."""
+            nonlocal refused
+            if operation == "multi" and not refused:
+                await world.store.delete(task_path(ROOT, LEDGER), 0)
+            if operation == "sync" and path == lock and refused < 3:
+                refused += 1
+                return Fault.FAIL_BEFORE
+            return None
+
+        async def is_free() -> bool:
+            return refused == 3 and await world.store.stat(lock) is None
+
+        running.store.fault_hook = fails
+        async with world.running(running):
+            await until(is_free, seconds=300)
 
 
 @in_virtual_time

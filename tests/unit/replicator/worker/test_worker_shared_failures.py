@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION
@@ -11,8 +12,9 @@ from bookie.metadata.tasks.failures import FailedTask
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import Status
-from replicator.queue.parking import ATTEMPTS_MAX, RECHECK_S
+from replicator.queue.parking import ATTEMPTS_MAX, RECHECK_S, Memory
 from replicator.telemetry.events import Ending
+from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import RepairWorld, Running, a_world, answers
@@ -110,6 +112,19 @@ async def test_a_run_that_should_end_tries_what_others_have_given_up() -> None:
         await world.heal()
         await world.assert_whole(LEDGER, packets, "t")
         assert await failures(world) == []
+
+
+def test_a_failure_is_not_forgotten_by_a_listing_that_ran_while_its_record_was_written() -> None:
+    clock = ManualClock()
+    memory = Memory(clock, random.Random(1))
+    record = memory.failed(LEDGER)
+    clock.now_s += 1
+    memory.keep_shared((), clock.monotonic_s())
+    assert memory.failures(LEDGER) == 1
+    memory.recorded(record)
+    clock.now_s += 1
+    memory.keep_shared((), clock.monotonic_s())
+    assert memory.failures(LEDGER) == 0
 
 
 @in_virtual_time

@@ -260,6 +260,16 @@ async def test_a_length_is_read_from_where_repair_has_moved_the_entry() -> None:
 
 
 @in_virtual_time
+async def test_a_length_is_read_from_any_member_if_one_has_lost_the_confirmed_entry() -> None:
+    """With two copies that both had to be acknowledged, one denial would prove the absence of an unconfirmed entry."""
+    async with a_world("a b c d e f") as world:
+        await world.create((0, "a b c"), (3, "d e f"), quorum=(2, 2), filled_to=1)
+        await world.put("a", packet(2))
+        assert await world.holds("c") == [1]
+        assert ends(await world.recover()) == closed_at(2)
+
+
+@in_virtual_time
 async def test_a_changed_last_fragment_makes_it_begin_anew() -> None:
     """Catalogue 45: what was found on bookies that do not vote any more decides nothing."""
     async with a_world("a b c d e f") as world:
