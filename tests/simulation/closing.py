@@ -82,11 +82,15 @@ async def _judge_space_of(world: SimWorld, node: SimBookie) -> None:
 
 
 async def _live_bytes(world: SimWorld, node: SimBookie) -> int:
+    """The bytes of what the bookie lists, also of entries that were in flight when their writer died."""
     live, after = 0, -1
     while page := await node.storage.ledger_ids(after, 1000):
         after = page[-1]
         for ledger_id in page:
             packets = world.truth.of(ledger_id).packets
-            for entry_id in (await node.storage.list_entries(ledger_id)).entries:
-                live += len(packets.get(entry_id, b"")) + RECORD_HEADER_SIZE
+            listed = (await node.storage.list_entries(ledger_id)).entries
+            live += sum(len(packets.get(entry_id, b"")) + RECORD_HEADER_SIZE for entry_id in listed)
+            in_flight = [entry_id for entry_id in listed if entry_id not in packets]
+            if in_flight:
+                live += sum(len(each.packet) for each in (await node.storage.read(ledger_id, in_flight)).results)
     return live
