@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
+from bookie.runtime.ports import free_loopback_port
 from tests.deadlines import PROGRAM_S
 from tests.required import missing
 
@@ -40,21 +43,35 @@ def programs() -> tuple[str, str]:
     return chromium, driver
 
 
-@pytest.fixture
-def browser() -> Iterator[Chrome]:
-    """A fresh Chromium without history."""
+@contextlib.contextmanager
+def started(**capabilities: object) -> Iterator[Chrome]:
+    """A fresh Chromium without history, which ends with the block; capabilities are WebDriver's.
+
+    Its driver listens on a port that this process chooses. On its own the driver chooses a port that is free for IPv6,
+    and it ends if the same port is in use for IPv4.
+    """
     chromium, driver = programs()
     options = ChromeOptions()
     options.binary_location = chromium
+    for name, value in capabilities.items():
+        options.set_capability(name, value)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         for flag in (*FLAGS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
-        made = Chrome(options=options, service=Service(executable_path=driver))
+        service = Service(executable_path=driver, port=free_loopback_port(random.Random()))
+        made = Chrome(options=options, service=service)
         try:
             made.set_page_load_timeout(PROGRAM_S)
             yield made
         finally:
             made.quit()
+
+
+@pytest.fixture
+def browser() -> Iterator[Chrome]:
+    """A fresh Chromium for one test."""
+    with started() as made:
+        yield made
 
 
 def eventually(browser: Chrome, condition: Callable[[Chrome], bool]) -> None:

@@ -5,30 +5,20 @@ A page must bring all it needs: a browser that loads it sends no request and log
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import shutil
-import signal
-import subprocess
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from selenium.webdriver import Chrome
 
-from tests.deadlines import PROGRAM_S, STATE_S
-from tests.required import missing
+from tests.integration import chromium
 from tests.worlds import report as world
 
 pytestmark = pytest.mark.integration
 
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
-)  # fmt: skip
 SITUATIONS = {
     "clean": world.CLEAN,
     "under-replicated": world.UNDER_REPLICATED,
@@ -45,95 +35,38 @@ SITUATIONS = {
 
 
 class Browser:
-    """One Chromium, driven over WebDriver's plain HTTP."""
+    """One Chromium, and what it logged."""
 
-    def __init__(self, port: int, profile: Path, chromium: str) -> None:
-        self._base = f"http://127.0.0.1:{port}"
-        options = {
-            "binary": chromium,
-            "args": [*FLAGS, f"--user-data-dir={profile}"],
-            "perfLoggingPrefs": {"enableNetwork": True},
-        }
-        wanted = {
-            "browserName": "chrome",
-            "goog:chromeOptions": options,
-            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
-        }
-        session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
-        self._session = f"/session/{session['sessionId']}"
+    def __init__(self, chrome: Chrome) -> None:
+        self._chrome = chrome
 
     def open(self, page: Path, width: int = 1200, scheme: str = "light") -> None:
         """Load a page as a screen of this width and scheme shows it."""
         self.log("browser"), self.log("performance")
-        is_phone = width < 600
-        self.devtools(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=is_phone
-        )
-        self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self._call("POST", f"{self._session}/url", {"url": page.as_uri()})
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        self._chrome.get(page.as_uri())
 
     def run(self, script: str) -> Any:
         """The value of a script in the page. WebDriver's scripts are exempt from the page's policy."""
-        return self._call("POST", f"{self._session}/execute/sync", {"script": script, "args": []})
+        return self._chrome.execute_script(script)
 
     def log(self, kind: str) -> list[dict[str, Any]]:
         """What was logged since the last look."""
-        return cast("list[dict[str, Any]]", self._call("POST", f"{self._session}/se/log", {"type": kind}))
+        return cast("list[dict[str, Any]]", self._chrome.execute("getLog", {"type": kind})["value"])
 
     def requests(self) -> list[str]:
         """Addresses that were asked for since the last look."""
         events = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
         return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
-    def devtools(self, command: str, **parameters: Any) -> Any:
-        """A command of the DevTools protocol."""
-        return self._call("POST", f"{self._session}/goog/cdp/execute", {"cmd": command, "params": parameters})
-
-    def close(self) -> None:
-        """End the browser."""
-        self._call("DELETE", self._session)
-
-    def _call(self, method: str, path: str, body: object = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self._base + path, data=data, headers=headers, method=method)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=PROGRAM_S) as answer:
-            return json.load(answer)["value"]
-
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        missing("browser", "no chromium or no chromedriver; on Debian: apt-get install chromium chromium-driver")
-    with chromedriver(driver) as port:
-        started = Browser(port, tmp_path_factory.mktemp("profile"), chromium)
-        try:
-            yield started
-        finally:
-            started.close()
-
-
-@contextlib.contextmanager
-def chromedriver(program: str) -> Iterator[int]:
-    """A driver on a port of its own choice, in a process group of its own, which is gone afterwards."""
-    process = subprocess.Popen(
-        [program, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            found = re.search(r"started successfully on port (\d+)", line)
-            if found:
-                yield int(found[1])
-                return
-        pytest.fail("chromedriver ended before it printed its port")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=STATE_S)
-        process.stdout.close()
+def browser() -> Iterator[Browser]:
+    with chromium.started(**{"goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}) as chrome:
+        yield Browser(chrome)
 
 
 @pytest.fixture(scope="module")
