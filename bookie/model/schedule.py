@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from bookie.model.availability import EntryRuns, RunGroup
+from bookie.model.availability import EntryRuns, RunGroup, RunsBuilder
 from bookie.model.ids import EntryId
 
 
@@ -70,6 +70,20 @@ class Stripe:
         counts = [self.count(position, start, start + group.size - 1) for start in starts]
         whole, rest = divmod(group.run_count, len(counts))
         return whole * sum(counts) + sum(counts[:rest])
+
+    def runs(self, position: int, first: int, last: int) -> EntryRuns:
+        """Return the entries of ``first..last`` that ``position`` stores."""
+        if last < first:
+            return EntryRuns()
+        if self.write_quorum == self.ensemble_size:
+            return EntryRuns(((first, last),))
+        start = first - (first - position + self.write_quorum - 1) % self.ensemble_size  # a run begins there
+        last_start = last - (last - start) % self.ensemble_size
+        period = self.ensemble_size if last_start > start else 0
+        builder = RunsBuilder()
+        for group in RunGroup(start, last_start, self.write_quorum, period).within(first, last):
+            builder.add_group(group)
+        return builder.built()
 
     def first_entry(self, position: int, first: int, last: int) -> EntryId | None:
         """Return the first entry of ``first..last`` that ``position`` stores, or None."""

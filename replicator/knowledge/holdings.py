@@ -126,6 +126,16 @@ class Holdings:
             return EntryRuns(((first, end - 1),))
         return reply.entries.between(first, end - 1)
 
+    def already_copied_for(self, position: int, step: CopyPosition, end: EntryId) -> EntryRuns:
+        """The entries before ``end`` that ``position`` stores, recorded as copied to the pinned target of ``step``.
+
+        Positions of a striped fragment share entries. None of them if the target does not list all of them.
+        """
+        recorded = step.stripe.runs(position, step.first, end - 1)
+        listed = self.already_copied(step.target, step.first, end)
+        is_whole = step.stripe.held_count(position, listed, step.first, end - 1) == len(recorded)
+        return recorded if is_whole else EntryRuns(())
+
     async def missing_on_target(self, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
         """None if the target lists every entry of ``step``, or serves each if it has no lists; else its answer."""
         reply = await self._held.held(step.target, ledger_id, step.entries())

@@ -28,7 +28,7 @@ from bookie.model.availability import EntryRuns
 from bookie.model.errors import PermanentError, TransientError
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
-from bookie.runtime.waiting import results_as_they_come
+from bookie.runtime.waiting import in_turns, results_as_they_come
 from bookie.wire.port import Status
 from replicator.copying.copier import Copier, CopyOutcome
 from replicator.copying.receiver import REPORTED_MAX, PositionCopy
@@ -180,8 +180,9 @@ class Execution:
         """Whether the target is asked for its list before the copy, because it may get no entry or cannot list."""
         if isinstance(step, SwapMember):
             return True
-        may_have_all = self._reserving.end_entry_id(ledger, step, incarnation) > step.first
-        is_sure = not may_have_all and not is_large(ledger) and self._recent.has_listed(step.target)
+        has_some = self._reserving.end_entry_id(ledger, step, incarnation) > step.first
+        has_some = has_some or self._reserving.other_position(ledger, step, incarnation) is not None
+        is_sure = not has_some and not is_large(ledger) and self._recent.has_listed(step.target)
         return not step.is_in_place and not is_sure
 
     def _copies(
@@ -224,7 +225,7 @@ class Execution:
         copies = [
             PositionCopy(
                 step,
-                self._held_before(ledger, step, shortfall, incarnations[step.target], overwritten),
+                await self._held_before(ledger, step, shortfall, incarnations[step.target], overwritten),
                 incarnations[step.target],
                 partial(self._reserving.note_progress, ledger, step, incarnations[step.target]),
             )
@@ -292,7 +293,7 @@ class Execution:
         for bookie in self._damage.note(ledger, [copy for copy in fresh if copy.entry_id not in without_good]):
             self._log.failed_targets[bookie] = Answer(bookie, Status.CORRUPT, "too many damaged copies")
 
-    def _held_before(
+    async def _held_before(
         self,
         ledger: Versioned,
         step: CopyPosition,
@@ -304,7 +305,12 @@ class Execution:
         if step.is_in_place:
             return without(_held(step, shortfall), overwritten)
         end = self._reserving.end_entry_id(ledger, step, incarnation)
-        return self._holdings.already_copied(step.target, step.first, end)
+        own = self._holdings.already_copied(step.target, step.first, end)
+        other = self._reserving.other_position(ledger, step, incarnation)
+        if other is None:
+            return own
+        shared = self._holdings.already_copied_for(other[0], step, other[1])
+        return await in_turns(EntryRuns.uniting(own, shared))
 
     async def _install(
         self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Sequence[Operation] | None = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.reservations import (
@@ -42,6 +42,21 @@ PROGRESS_S: Final = 10.0
 """How much is copied, and how much time passes, between two records of the progress: what a fault can cost again."""
 
 
+class _Fragment(NamedTuple):
+    """A fragment on the disks of one target."""
+
+    first_entry_id: EntryId
+    target: BookieId
+    incarnation: str
+
+    @staticmethod
+    def of(copy: Reservation) -> _Fragment:
+        return _Fragment(copy.first_entry_id, copy.target, copy.incarnation)
+
+    def copy_of(self, position: int) -> Reservation:
+        return Reservation(self.first_entry_id, position, self.target, self.incarnation)
+
+
 class ReservationHolder:
     """Used by one turn of one task."""
 
@@ -57,8 +72,8 @@ class ReservationHolder:
         """What this turn has reserved, as far as it stands."""
         self._before: tuple[Reservation, ...] | None = None
         """What an earlier worker reserved; None if it is not known."""
-        self._progress: dict[Reservation, EntryId] = {}
-        """How far each copy is, by its reservation without progress."""
+        self._progress: dict[_Fragment, dict[int, EntryId]] = {}
+        """How far each copy is: the exclusive end by position."""
         self._left_targets: dict[tuple[EntryId, int], BookieId] = {}
         """The targets that an earlier worker reserved, whether or not it has copied anything."""
         self._noted_at_s = ports.clock.monotonic_s()
@@ -88,20 +103,18 @@ class ReservationHolder:
             for each in () if left is None else left.reservations:
                 self._left_targets[each.first_entry_id, each.position] = each.target
                 if each.has_progress:
-                    self._progress.setdefault(_without_progress(each), each.end_entry_id)
-        copied = {(each.first_entry_id, each.position): each.target for each in self._progress}
+                    self._progress.setdefault(_Fragment.of(each), {}).setdefault(each.position, each.end_entry_id)
+        copied = {(on.first_entry_id, position): on.target for on, ends in self._progress.items() for position in ends}
         return {**self._left_targets, **copied}
 
     def recorded(self, first_entry_id: EntryId, position: int) -> tuple[Reservation, EntryId] | None:
         """The copy of a position of which most is done, with its exclusive end; None without one. After ``begun``."""
-        known = [(end, each) for each, end in self._progress.items()]
         mine = [
-            (end, each) for end, each in known if (each.first_entry_id, each.position) == (first_entry_id, position)
+            (on.copy_of(position), ends[position])
+            for on, ends in self._progress.items()
+            if on.first_entry_id == first_entry_id and position in ends
         ]
-        if not mine:
-            return None
-        end, reservation = max(mine, key=lambda item: item[0])
-        return reservation, end
+        return max(mine, key=lambda item: item[1], default=None)
 
     async def _left(self) -> LedgerReservations | None:
         if self._is_read or self._lease.beside is None:
@@ -111,11 +124,28 @@ class ReservationHolder:
 
     def end_entry_id(self, ledger: Versioned, step: Step, incarnation: str) -> EntryId:
         """Exclusive end of what these disks acknowledged of the position; 0 if that is unknown."""
-        return self._progress.get(_reservation(ledger, step, incarnation), EntryId(0))
+        return self._end(_reservation(ledger, step, incarnation)) or EntryId(0)
+
+    def other_position(self, ledger: Versioned, step: Step, incarnation: str) -> tuple[int, EntryId] | None:
+        """Another position of the fragment of which these disks acknowledged most, with its exclusive end.
+
+        In a striped ledger, positions share entries. A bookie that was the target of one position may be the target of
+        another one after an interruption.
+        """
+        wanted = _reservation(ledger, step, incarnation)
+        position = self._other_position(wanted)
+        return None if position is None else (position, self._progress[_Fragment.of(wanted)][position])
+
+    def _other_position(self, wanted: Reservation) -> int | None:
+        ends = self._progress.get(_Fragment.of(wanted), {})
+        return max(ends.keys() - {wanted.position}, key=ends.__getitem__, default=None)
+
+    def _end(self, copy: Reservation) -> EntryId | None:
+        return self._progress.get(_Fragment.of(copy), {}).get(copy.position)
 
     def forget_progress(self, target: BookieId) -> None:
         """Drop what is known of copies to a target that does not have them."""
-        self._progress = {each: end for each, end in self._progress.items() if each.target != target}
+        self._progress = {on: ends for on, ends in self._progress.items() if on.target != target}
         self._left_targets = {key: each for key, each in self._left_targets.items() if each != target}
 
     async def note_progress(
@@ -127,8 +157,8 @@ class ReservationHolder:
         """
         key = _reservation(ledger, step, incarnation)
         self._bytes_since += size_bytes
-        if end > max(key.first_entry_id, self._progress.get(key, 0)):
-            self._progress[key] = end
+        if end > max(key.first_entry_id, self._end(key) or 0):
+            self._progress.setdefault(_Fragment.of(key), {})[key.position] = end
         now_s = self._ports.clock.monotonic_s()
         is_due = is_progress_due(self._bytes_since, now_s - self._noted_at_s)
         if self.current is None or self._is_noting or end > step.last or not is_due:
@@ -147,7 +177,7 @@ class ReservationHolder:
             self._is_noting = False
 
     def _with_progress(self, reservations: Iterable[Reservation]) -> tuple[Reservation, ...]:
-        known = ((each, self._progress.get(_without_progress(each))) for each in reservations)
+        known = ((each, self._end(each)) for each in reservations)
         return tuple(_without_progress(each) if end is None else replace(each, end_entry_id=end) for each, end in known)
 
     async def reserve(self, ledger: Versioned, steps: Sequence[tuple[Step, str]]) -> None:
@@ -162,7 +192,11 @@ class ReservationHolder:
             for step, incarnation in steps
             if not (isinstance(step, CopyPosition) and step.is_in_place)
         )
-        if not wanted or (self.current is not None and _all_without_progress(self.current.reservations) == wanted):
+        if not wanted:
+            return
+        others = ((each, self._other_position(each)) for each in wanted)
+        wanted += tuple(replace(each, position=position) for each, position in others if position is not None)
+        if self.current is not None and _all_without_progress(self.current.reservations) == wanted:
             return
         is_first, self._before = self._before == (), None
         self.current, self._is_clear = None, False

@@ -120,6 +120,8 @@ class _Listed:
 
     started_s: float = -1.0
     copies_left: dict[LedgerId, tuple[int, int]] = field(default_factory=dict)
+    requests: int = 0
+    """What it cost. The first task that a turn of this listing finishes pays for it; 0 afterwards."""
 
 
 class Repairs:
@@ -337,8 +339,8 @@ class _Watched:
         """The recorded failure of each listed ledger, and since when this worker could have waited for its pause."""
         self._finished = 0
         self._requests = 0
-        """Of its turns, and of the listings from which a turn was taken."""
-        self._listing_requests = 0
+        """Of the turns that finished a task, and of the listings from which such a turn was taken."""
+        self._taken_from: dict[LedgerId, _Listed] = {}
         self._ended_requests = 0
         self._is_disturbed = False
         self._early_timeouts = 0
@@ -400,7 +402,11 @@ class _Watched:
         is_small = (
             metadata is not None and (metadata.last_entry_id or 0) < SMALL_ENTRIES and len(metadata.fragments) == 1
         )
-        if is_completed and is_small:
+        if not is_completed:
+            return
+        listed = self._taken_from.get(note.ledger_id, self._listed)
+        self._requests, listed.requests = self._requests + listed.requests, 0
+        if is_small:
             self._finished += 1
             self._requests += note.requests
             self._judge_cost()
@@ -447,13 +453,13 @@ class _Watched:
         before, requests = self._copies_left(), self._client.store.requests
         changes, turns = self._truth.registration_changes(), self._turn_requests()
         await self._refresh()
-        self._listing_requests = self._client.store.requests - requests - (self._turn_requests() - turns)
+        cost = self._client.store.requests - requests - (self._turn_requests() - turns)
         self._taken.clear()
         after = self._copies_left()
         # After two changes the worker may have seen a state that is neither the first nor the last.
         is_clear = is_clear and not self._has_trouble() and self._truth.registration_changes() <= changes + 1
         both = {key: _range(before[key], after[key]) for key in before.keys() & after.keys()} if is_clear else {}
-        self._listed = _Listed(started_s, both)
+        self._listed = _Listed(started_s, both, cost)
         for ledger_id in after:
             failed = self._failed(ledger_id)
             if failed is not None and self._records.get(ledger_id, ("", 0.0))[0] != failed.token:
@@ -488,8 +494,7 @@ class _Watched:
         if forced == self._world.points_fired("queue.take_last"):
             self._check_order(turn.ledger_id)
         self._taken.add(turn.ledger_id)
-        self._requests += self._listing_requests
-        self._listing_requests = 0
+        self._taken_from[turn.ledger_id] = self._listed
         return turn
 
     def _check_order(self, ledger_id: LedgerId) -> None:

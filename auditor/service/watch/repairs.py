@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,7 +24,7 @@ from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservation, Reservations, UnreadableReservationError
 from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity
 from bookie.runtime.clock import Clock
@@ -177,11 +177,19 @@ class RepairWatch:
             reserved = None
         copies: Sequence[CopyProgress] = ()
         if reserved is not None and ledger is not None:
-            copies = [copy_progress(ledger, reservation) for reservation in reserved.reservations]
+            copies = [copy_progress(ledger, reservation) for reservation in under_way(reserved.reservations)]
         return LedgerInFlight(ledger_id, owners[ledger_id], severity, tuple(copies))
 
 
 _ORDER: Final = (*(severity.label for severity in Severity), HEALTHY, UNREADABLE)
+
+
+def under_way(reservations: Iterable[Reservation]) -> list[Reservation]:
+    """Return the copies that a repair makes, without the records of what another position gave their targets. Pure."""
+    copies: dict[tuple[EntryId, BookieId], Reservation] = {}
+    for each in reservations:
+        copies.setdefault((each.first_entry_id, each.target), each)
+    return list(copies.values())
 
 
 def copy_progress(ledger: LedgerMetadata, reservation: Reservation) -> CopyProgress:

@@ -86,6 +86,17 @@ def test_the_progress_of_a_copy_is_unknown_where_nothing_records_it() -> None:
     assert copy_progress(unclosed, Reservation(EntryId(0), 1, T, "1")) == CopyProgress(0, 1, T, None, None, None, None)
 
 
+@in_virtual_time
+async def test_what_a_target_got_for_another_position_is_no_copy_under_way() -> None:
+    async with a_world("a b t") as world:
+        await marked_ledger(world, 1, "a b x", "x")
+        assert await world.tasks.locks.lock(LedgerId(1), "worker-1") is not None
+        copies = [Reservation(EntryId(0), 2, T, "1", EntryId(3)), Reservation(EntryId(0), 1, T, "1", EntryId(6))]
+        await world.reservations.reserve(LedgerId(1), "t-1", copies)
+        (flight,) = (await repair_watch(world).look()).in_flight
+        assert [copy.position for copy in flight.copies] == [2]
+
+
 def look_at(*marked: int, size: int = 100, parked: int = 0, is_enabled: bool = True) -> RepairLook:
     waiting = len(marked) - parked
     ids = {LedgerId(each): size for each in marked}

@@ -91,6 +91,7 @@ def test_range_arithmetic_equals_counting(case: Case) -> None:
     entries = case.entries
     assert list(case.stripe.entries(*case.arguments)) == entries
     assert case.stripe.count(*case.arguments) == len(entries)
+    assert list(case.stripe.runs(*case.arguments)) == entries
     assert case.stripe.first_entry(*case.arguments) == (entries[0] if entries else None)
     assert case.stripe.last_entry(*case.arguments) == (entries[-1] if entries else None)
 
@@ -124,3 +125,4 @@ def test_huge_ranges_cost_no_more_than_small_ones() -> None:
     assert Stripe(4, 1).first_entry(3, 0, last) == 3
     assert Stripe(4, 1).last_entry(3, 0, last) == last - 1
     assert Stripe(4, 1).starts(0, last) == {0, 1, 2, 3}
+    assert len(Stripe(4, 2).runs(1, 0, last).groups) <= 3

@@ -215,6 +215,67 @@ async def test_the_progress_of_other_disks_counts_for_nothing() -> None:
         assert sum(copied_to(world, name) for name in TARGETS) == 100
 
 
+SHARED = 20
+"""Entries before 60 that positions 1 and 2 of three store, with a write quorum of 2: each third."""
+STORED = 66
+"""Entries of 100 that position 2 stores."""
+
+
+async def a_target_of_another_position(world: RepairWorld, *, has: int = 60) -> dict[EntryId, bytes]:
+    """A striped ledger that lost c, and the record of a dead worker that ``u`` has what b stores before entry 60.
+
+    ``u`` has it before entry ``has``.
+    """
+    packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=99), 100)
+    await world.kill("c")
+    await world.tasks.marking.mark(LEDGER, names("c"))
+    await world.reservations.reserve(LEDGER, "dead", [Reservation(EntryId(0), 1, BookieId("u"), "1", EntryId(60))])
+    await world.bookies.put("u", LEDGER, [packets[EntryId(i)] for i in range(has) if i % 3 != 2])
+    return packets
+
+
+@pytest.mark.parametrize("has_no_lists", [False, True])
+@in_virtual_time
+async def test_a_target_that_changes_its_position_keeps_what_both_positions_store(has_no_lists: bool) -> None:
+    async with a_world("a b c u") as world:
+        packets = await a_target_of_another_position(world)
+        world.bookies["u"].has_no_lists = has_no_lists
+        await world.heal()
+        assert copied_to(world, "u") == STORED - SHARED
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_target_that_lost_some_of_another_position_gets_everything() -> None:
+    async with a_world("a b c u") as world:
+        packets = await a_target_of_another_position(world, has=57)
+        await world.heal()
+        assert copied_to(world, "u") == STORED
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_second_interruption_does_not_cost_what_another_position_gave() -> None:
+    async with a_world("a b c u") as world:
+        packets = await a_target_of_another_position(world)
+
+        async def is_reserved_again() -> bool:
+            reserved = await world.reservations.read(LEDGER)
+            return reserved is not None and reserved.token != "dead"
+
+        world.bookies["u"].add_replies = [Status.TOO_MANY_REQUESTS] * 1_000_000
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(is_reserved_again)
+            await running.store.close()
+        world.bookies["u"].add_replies.clear()
+        world.bookies["u"].adds.clear()
+        await world.heal(seed=7)
+        assert copied_to(world, "u") == STORED - SHARED
+        await world.assert_whole(LEDGER, packets)
+
+
 @in_virtual_time
 async def test_a_target_without_lists_that_does_not_serve_what_is_recorded_is_not_named() -> None:
     async with a_world("a b t u") as world:
