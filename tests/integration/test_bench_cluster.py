@@ -17,6 +17,6 @@ async def test_two_of_twenty_bookies_are_lost_and_the_ledgers_with_the_fewest_co
 
     assert figures["repaired_ledgers"] > 0
     assert next(iter(figures["order"])) == "1 copy left"
-    in_flight = settings.replicators * ReplicatorSettings(metadata_uri="zk://host").ledgers_in_flight
+    in_flight = settings.replicators * ReplicatorSettings(metadata_uri="zk://host/ledgers").ledgers_in_flight
     for each in figures["order"].values():
         assert each["less_urgent_began_sooner"] <= in_flight, figures["order"]

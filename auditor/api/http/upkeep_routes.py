@@ -234,9 +234,10 @@ class UpkeepRoutes:
     async def _what_if(self, call: Call) -> web.Response:
         query = call.request.query
         refuse_unknown(query, ("target", "worst", "topics"), "parameter")
-        targets = tuple(dict.fromkeys(queries.window_target_of(name) for name in query.getall("target", [])))
-        if not 1 <= len(targets) <= _STOPPED_MAX:
+        named = query.getall("target", [])
+        if not 1 <= len(named) <= _STOPPED_MAX:
             raise InvalidRequestError(f"name 1 to {_STOPPED_MAX} targets: ?target=BOOKIE or rack:RACK, repeated")
+        targets = tuple(dict.fromkeys(map(queries.window_target_of, named)))
         worst = whole_number(query.get("worst", str(WORST_DEFAULT)), "worst", 0, _PAGE_MAX)
         topics = whole_number(query.get("topics", str(TOPICS_DEFAULT)), "topics", 0, _PAGE_MAX)
 
@@ -350,10 +351,10 @@ def _bookies(call: Call) -> tuple[BookieId, ...]:
     Raises:
         InvalidRequestError: a name is not an id, or there are too many.
     """
-    bookies = tuple(dict.fromkeys(queries.bookie(name) for name in call.request.query.getall("bookie", [])))
-    if len(bookies) > _STOPPED_MAX:
+    named = call.request.query.getall("bookie", [])
+    if len(named) > _STOPPED_MAX:
         raise InvalidRequestError(f"name 1 to {_STOPPED_MAX} bookies: ?bookie=ID, repeated for each")
-    return bookies
+    return tuple(dict.fromkeys(map(queries.bookie, named)))
 
 
 def _ledger(call: Call) -> LedgerId:
