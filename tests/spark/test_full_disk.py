@@ -64,14 +64,14 @@ def test_a_report_without_room_costs_no_mark_and_the_exit_code_shows_it(
 ) -> None:
     place.report_dir, image = disk / "reports", tmp_path / "image"
     filler = fill(disk, left_kib)
-    result = place.audit(spark, image_dir=image)
+    result = place.audit(spark, image_dir=str(image))
     assert place.marked() == LOST
     assert place.audited() == {"x:1"}
     assert "No space left on device" in result.report_problem
     assert (result.summary.verdict, result.exit_code()) == (Verdict.UNDER_REPLICATED, ExitCode.CONFIGURATION)
     assert list(place.report_dir.glob("*/summary.json")) == [], "a summary would call the report whole"
     filler.unlink()
-    result = place.audit(spark, image_dir=image)
+    result = place.audit(spark, image_dir=str(image))
     assert (result.report_problem, result.exit_code(), place.marked()) == ("", ExitCode.OK, LOST)
     assert result.summary_path.is_file()
 
@@ -81,15 +81,15 @@ def test_an_image_without_room_costs_neither_marks_nor_the_report(
     spark: SparkSession, place: Place, disk: Path, left_kib: int
 ) -> None:
     filler = fill(disk, left_kib)
-    result = place.audit(spark, image_dir=disk / "image")
+    result = place.audit(spark, image_dir=str(disk / "image"))
     assert (place.marked(), result.exit_code(), result.report_problem) == (LOST, ExitCode.OK, "")
     assert (result.summary.is_complete, result.summary.image.written_ledgers) == (True, 0)
     assert result.summary.image.write_problem
     filler.unlink()
-    assert place.audit(spark, image_dir=disk / "image").summary.image.written_ledgers == len(LEDGERS)
+    assert place.audit(spark, image_dir=str(disk / "image")).summary.image.written_ledgers == len(LEDGERS)
     fill(disk, left_kib)
     place.unregister("b:1")
-    result = place.audit(spark, image_dir=disk / "image", missing_share_max=0.9)
+    result = place.audit(spark, image_dir=str(disk / "image"), missing_share_max=0.9)
     assert place.marked() == {number: sorted(set(LOST.get(number, ["b:1"]))) for number in LEDGERS}
     assert result.summary.image.write_problem
     assert result.summary.is_complete
