@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, Final
 
 from bookie.runtime.java import find_java, java_environment
+from spark_jobs.class_archive import LAUNCHER_DEFAULT, LAUNCHER_OPTIONS, archive_options
 from spark_jobs.pacing.budget import NICE
 
 if TYPE_CHECKING:
@@ -94,11 +95,11 @@ def spark_session(settings: SessionSettings | None = None) -> Iterator[SparkSess
     """
     settings = settings or SessionSettings()
     with as_file(files("spark_jobs").joinpath("log4j2.properties")) as log_settings:
-        _prepare_environment(settings)
+        class_options = _prepare_environment(settings)
         from pyspark.sql import SparkSession  # a second of imports, wanted only here
 
         builder = SparkSession.Builder().appName(settings.app_name)
-        for name, value in spark_conf(settings, str(log_settings)).items():
+        for name, value in spark_conf(settings, str(log_settings), class_options).items():
             builder = builder.config(name, value)
         session = _in_thread(builder.getOrCreate, settings)
         try:
@@ -126,8 +127,16 @@ def _in_thread(start: Callable[[], SparkSession], settings: SessionSettings) -> 
     return future.result()
 
 
-def spark_conf(settings: SessionSettings, log_settings_path: str) -> Mapping[str, str]:
-    """Return the Spark settings of a session, by name."""
+def spark_conf(
+    settings: SessionSettings, log_settings_path: str, class_options: Sequence[str] = ()
+) -> Mapping[str, str]:
+    """Return the Spark settings of a session, by name.
+
+    Args:
+        settings: how to start Spark.
+        log_settings_path: Spark's own log settings.
+        class_options: options of Java for an archive of classes.
+    """
     conf = {
         "spark.python.worker.reuse": "true",
         # Runs of several kinds go on side by side: the one that follows a bookie's loss must not wait for the others.
@@ -149,8 +158,8 @@ def spark_conf(settings: SessionSettings, log_settings_path: str) -> Mapping[str
         conf["spark.driver.memory"] = settings.driver_memory
         # An audit ends before the optimizing compiler pays for itself: without it a first run takes two thirds of the
         # processor time, and later runs no more.
-        conf["spark.driver.extraJavaOptions"] = (
-            f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{log_settings_path}"
+        conf["spark.driver.extraJavaOptions"] = " ".join(
+            ("-XX:TieredStopAtLevel=1", f"-Dlog4j2.configurationFile=file:{log_settings_path}", *class_options)
         )
     if _is_local(conf.get("spark.master", "")):
         conf["spark.driver.bindAddress"] = LOOPBACK
@@ -161,10 +170,17 @@ def spark_conf(settings: SessionSettings, log_settings_path: str) -> Mapping[str
     return conf | dict(settings.extra)
 
 
-def _prepare_environment(settings: SessionSettings) -> None:
-    """Set what the JVM and the Python workers are started with; it must be there before the JVM is."""
+def _prepare_environment(settings: SessionSettings) -> Sequence[str]:
+    """Set what the JVM and the Python workers are started with; it must be there before the JVM is.
+
+    Returns the options of Java for the archive of Spark's classes.
+    """
+    class_options: Sequence[str] = ()
     if not _is_submitted():
-        os.environ.update(java_environment(find_java()))
+        java = find_java()
+        class_options = archive_options(java, os.environ)
+        os.environ.update(java_environment(java))
+        os.environ.setdefault(LAUNCHER_OPTIONS, LAUNCHER_DEFAULT)
         os.environ["PYSPARK_PIN_THREAD"] = "true"  # runs in threads side by side keep their job groups apart
     if not _is_submitted() and _is_local(settings.master or "local"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -172,6 +188,7 @@ def _prepare_environment(settings: SessionSettings) -> None:
         os.environ["SPARK_LOCAL_IP"] = settings.ui_host
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    return class_options
 
 
 def _is_submitted() -> bool:

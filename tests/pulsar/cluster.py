@@ -20,9 +20,9 @@ from bookie.embedded.apache import LEDGERS_ROOT, ApacheCluster, java_properties
 from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.apache_settings import ApacheOptions, ApacheStorage, write_log_settings, write_settings
 from bookie.embedded.process import ManagedProcess
+from bookie.runtime.kept_files import cache_folder
 from bookie.runtime.ports import free_loopback_port
 from tests.deadlines import PROGRAM_S
-from tests.kept_files import cache_folder
 from tests.sessions import LONG_SESSION_S
 
 VERSION: Final = "4.0.7"

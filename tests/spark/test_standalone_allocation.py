@@ -37,6 +37,8 @@ LOST, MOVED = range(0, 20_000, 1000), range(1, 20_000, 1000)
 """Ids under two metadata nodes, which two tasks read."""
 RATE = 5.0
 """Nodes per second of all tasks together, so that each task reads for some seconds."""
+IDLE = "10s"
+"""After which dynamic allocation ends an executor: longer than a busy machine needs between two stages of an audit."""
 
 
 @pytest.fixture(scope="module")
@@ -179,11 +181,11 @@ def test_metadata_of_executors_that_dynamic_allocation_ends_is_read_again(
         [standing_driver.__file__, "2", str(go), "--no-with-image"],
         dynamicAllocation_enabled="true",
         dynamicAllocation_shuffleTracking_enabled="true",
-        dynamicAllocation_shuffleTracking_timeout="1s",
+        dynamicAllocation_shuffleTracking_timeout=IDLE,
         dynamicAllocation_minExecutors="0",
         dynamicAllocation_maxExecutors="2",
-        dynamicAllocation_executorIdleTimeout="1s",
-        dynamicAllocation_cachedExecutorIdleTimeout="1s",
+        dynamicAllocation_executorIdleTimeout=IDLE,
+        dynamicAllocation_cachedExecutorIdleTimeout=IDLE,
         executor_cores="1",
     )
     started.append(process)

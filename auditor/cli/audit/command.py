@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from auditor.cli.audit import options as opt
+from auditor.cli.audit import prepare as audit_prepare
 from auditor.cli.audit import runs as audit_runs
 from auditor.cli.audit import shadow as audit_shadow
 from auditor.cli.configuration.settings import Options, audit_settings, with_options
@@ -134,6 +135,7 @@ def run(
         _here(shot, fail_on, output, exported, on_progress)
 
 
+app.command("prepare", help=audit_prepare.HELP, epilog=audit_prepare.EPILOG)(audit_prepare.prepare)
 app.command("shadow", help=audit_shadow.HELP, epilog=audit_shadow.EPILOG)(audit_shadow.shadow)
 app.command("list")(audit_runs.list_runs)
 app.command("show")(audit_runs.show)

@@ -1,0 +1,61 @@
+"""The archive of Spark's Java classes, with which a session starts in two thirds of the time.
+
+``bkheal audit prepare`` makes it, and so does the recipe of the image. A session that starts a Java machine on this
+machine uses it if it is there and whole; ``spark-submit`` has options of its own. Java ignores an archive that does not
+fit.
+
+Decision: docs/decisions/0122-spark-starts-from-an-archive-of-its-classes.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from bookie.runtime.class_data import fingerprint, is_usable_path, is_whole, reading
+from bookie.runtime.java import Java
+from bookie.runtime.kept_files import cache_folder
+
+VARIABLE: Final = "BKHEAL_SPARK_CLASSES"
+"""Environment variable that names the file of the archive; default: one in the cache folder for each Java and Spark."""
+SUBMIT_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
+"""Spark's own variable, with options for the Java machine of the driver."""
+LAUNCHER_OPTIONS: Final = "SPARK_LAUNCHER_OPTS"
+LAUNCHER_DEFAULT: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
+"""Of Spark's launcher, a small Java program that prints the command of the large one."""
+_OF_AN_OPERATOR: Final = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare:off")
+_WRITABLE_BY_OTHERS: Final = 0o022
+
+
+def spark_jars() -> Path:
+    """The folder with the jars of the installed pyspark, which is located and not imported."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("pyspark is not installed")
+    return Path(spec.origin).parent / "jars"
+
+
+def archive_path(java: Java, environment: Mapping[str, str]) -> Path:
+    """The file of the archive, whether or not it exists."""
+    if given := environment.get(VARIABLE):
+        return Path(given)
+    return cache_folder(environment) / f"spark-{fingerprint(java, spark_jars())}.jsa"
+
+
+def archive_options(java: Java, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Options of Java for the archive; none if there is no usable one, or if an operator's options are about archives.
+
+    The file is code: one that another user but root could have written is not used.
+    """
+    if any(option in environment.get(SUBMIT_OPTIONS, "") for option in _OF_AN_OPERATOR):
+        return ()
+    path = archive_path(java, environment)
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    is_safe = status.st_uid in (os.getuid(), 0) and not status.st_mode & _WRITABLE_BY_OTHERS
+    return reading(path) if is_safe and is_usable_path(path) and is_whole(path) else ()

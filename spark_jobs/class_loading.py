@@ -1,0 +1,40 @@
+"""``python -m spark_jobs.class_loading URI REPORTS``: load Spark's classes by an audit, then end the Java machine.
+
+If this process was started with options to write an archive of classes, the Java machine writes it at its end.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark import SparkContext
+
+from spark_jobs.runs.run import run_audit
+from spark_jobs.session import SessionSettings, spark_session
+from spark_jobs.settings import AuditSettings
+
+_END_S: Final = 120.0
+"""Writing the archive takes some seconds on an idle machine."""
+
+
+def load_classes(uri: str, report_dir: Path) -> None:
+    """Audit the cluster at ``uri`` in a session with the Spark UI, as the service has it, and wait for Java's end.
+
+    Raises:
+        BkhealError: see ``run_audit``.
+        subprocess.TimeoutExpired: Java did not end.
+    """
+    with spark_session(
+        SessionSettings(master="local[2]", is_ui_enabled=True, extra=(("spark.ui.port", "0"),))
+    ) as spark:
+        run_audit(spark, AuditSettings(uri, report_dir))
+    gateway: Any = SparkContext._gateway
+    java = gateway.proc
+    java.stdin.close()
+    java.wait(_END_S)
+
+
+if __name__ == "__main__":
+    load_classes(sys.argv[1], Path(sys.argv[2]))

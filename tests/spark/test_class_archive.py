@@ -1,0 +1,75 @@
+"""A session maps the archive of Spark's classes into memory, and starts without one that was cut off or is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bookie.runtime.class_data import mark_whole
+from bookie.runtime.java import find_java
+from spark_jobs.class_archive import SUBMIT_OPTIONS, VARIABLE, archive_path
+from tests.deadlines import PROGRAM_S
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a process's memory"),
+]
+
+_PROGRAM = """
+from pathlib import Path
+from spark_jobs.session import SessionSettings, java_pid, spark_session
+with spark_session(SessionSettings(master="local[1]")) as spark:
+    assert spark.range(3).count() == 3
+    print(Path(f"/proc/{java_pid()}/maps").read_text())
+"""
+
+
+@pytest.fixture
+def archive(quick_spark: None) -> Path:
+    """The archive that the tests of this machine use."""
+    path = archive_path(find_java(), os.environ)
+    if not path.exists():
+        pytest.skip("this Java cannot make an archive of classes")
+    return path
+
+
+def started(archive: Path) -> tuple[str, str]:
+    """What Java has mapped after a session has started with this archive, and what was printed as errors."""
+    environment = {name: value for name, value in os.environ.items() if name != SUBMIT_OPTIONS}
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        env={**environment, VARIABLE: str(archive)},
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+        check=True,
+    )
+    return done.stdout, done.stderr
+
+
+def test_a_session_maps_the_archive(archive: Path) -> None:
+    mapped, printed = started(archive)
+    assert str(archive.resolve()) in mapped
+    assert "cds" not in printed
+
+
+@pytest.mark.parametrize("kept_bytes", [1 << 20, -1])
+def test_a_session_starts_without_an_archive_that_was_cut_off(archive: Path, tmp_path: Path, kept_bytes: int) -> None:
+    cut = tmp_path / "classes.jsa"
+    cut.write_bytes(archive.read_bytes()[:kept_bytes])
+    mapped, printed = started(cut)
+    assert str(cut) not in mapped
+    assert "archive" not in printed
+
+
+def test_a_session_starts_without_an_archive_of_other_classes(archive: Path, tmp_path: Path) -> None:
+    other = tmp_path / "classes.jsa"
+    other.write_bytes(b"\0" * 4096)
+    mark_whole(other)
+    mapped, printed = started(other)
+    assert str(other) not in mapped
+    assert "archive" not in printed
