@@ -38,7 +38,10 @@ ENV PATH=/opt/bkheal/bin:$PATH \
     USER=bkheal \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
-    PYSPARK_PYTHON=/opt/bkheal/bin/python
+    PYSPARK_PYTHON=/opt/bkheal/bin/python \
+    BKHEAL_SPARK_CLASSES=/opt/bkheal/spark-classes.jsa
+# Spark's Java classes in one file, so that an audit starts faster; an audit of a small cluster inside the build makes it.
+RUN bkheal audit prepare && rm -rf /tmp/*
 WORKDIR /var/lib/bkheal
 USER 185:185
 EXPOSE 3181 4040 8000 8001 8080 8081

@@ -117,6 +117,19 @@ def test_nothing_but_the_mounts_can_be_written_and_nobody_is_root(machine: Node)
     assert (first, last) == ("185", "nowhere")
 
 
+def test_a_session_of_spark_starts_from_the_archive_of_its_classes(machine: Node) -> None:
+    program = (
+        "from pathlib import Path; from spark_jobs.session import SessionSettings, java_pid, spark_session\n"
+        "with spark_session(SessionSettings()) as spark: print(Path(f'/proc/{java_pid()}/maps').read_text())"
+    )
+    home = machine.directory / "session"
+    home.mkdir()
+    shutil.chown(home, 185, 185)
+    made = machine.run("client", "-c", program, entrypoint="/opt/bkheal/bin/python", mounts={"/tmp": (home, False)})
+    assert made.wait() == 0, made.log
+    assert "/opt/bkheal/spark-classes.jsa" in made.output
+
+
 def test_an_executor_of_spark_on_kubernetes_starts_and_looks_for_its_driver(machine: Node) -> None:
     variables = {
         "SPARK_EXECUTOR_MEMORY": "256m",
