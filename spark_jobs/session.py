@@ -87,8 +87,14 @@ class SessionSettings:
 
 
 @contextmanager
-def spark_session(settings: SessionSettings | None = None) -> Iterator[SparkSession]:
+def spark_session(
+    settings: SessionSettings | None = None, beside: Callable[[], object] = lambda: None
+) -> Iterator[SparkSession]:
     """Start a session, or join the one ``spark-submit`` prepared, and stop it at the end.
+
+    Args:
+        settings: how to start Spark.
+        beside: called in this thread while Java starts, which takes seconds; for imports, for example.
 
     Raises:
         JavaNotFoundError: there is no Java to run Spark on.
@@ -101,14 +107,16 @@ def spark_session(settings: SessionSettings | None = None) -> Iterator[SparkSess
         builder = SparkSession.Builder().appName(settings.app_name)
         for name, value in spark_conf(settings, str(log_settings), class_options).items():
             builder = builder.config(name, value)
-        session = _in_thread(builder.getOrCreate, settings)
+        starting = _in_thread(builder.getOrCreate, settings)
+        beside()
+        session = starting.result()
         try:
             yield session
         finally:
             session.stop()
 
 
-def _in_thread(start: Callable[[], SparkSession], settings: SessionSettings) -> SparkSession:
+def _in_thread(start: Callable[[], SparkSession], settings: SessionSettings) -> Future[SparkSession]:
     """In the main thread Spark would install a handler of Ctrl-C that breaks any running call to the JVM.
 
     The JVM, and by it Spark's Python workers, inherit the nice value of this thread. On Linux each thread has its own.
@@ -124,7 +132,7 @@ def _in_thread(start: Callable[[], SparkSession], settings: SessionSettings) -> 
             future.set_exception(error)
 
     threading.Thread(target=run, name="spark start", daemon=True).start()
-    return future.result()
+    return future
 
 
 def spark_conf(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from bookie.runtime.clock import SystemClock
 from spark_jobs.runs.port import Phase, ProgressEvent
-from spark_jobs.runs.run import AuditResult, run_audit
 from spark_jobs.session import SessionSettings, spark_session
 from spark_jobs.settings import AuditSettings
 
@@ -43,7 +42,9 @@ class _Marks:
 def main() -> int:
     """Arguments: metadata URI, directory for reports."""
     settings = AuditSettings(sys.argv[1], Path(sys.argv[2]))
-    with spark_session(SessionSettings()) as spark:
+    with spark_session(SessionSettings(), beside=_load_run) as spark:
+        from spark_jobs.runs.run import AuditResult, run_audit
+
         _say({"event": "ready"})
         for line in sys.stdin:
             if line.strip() != "audit":
@@ -61,6 +62,11 @@ def main() -> int:
                 }
             )
     return 0
+
+
+def _load_run() -> None:
+    """As ``bkheal audit`` does, beside the start of Java."""
+    import spark_jobs.runs.run  # noqa: F401
 
 
 def _say(event: dict[str, object]) -> None:

@@ -112,7 +112,7 @@ def run_one_shot(
             raise _stopped(gate) from error
         outcome = RunOutcome(RunState.FAILED, ExitCode.INTERNAL)
         try:
-            with spark_session(shot.session) as spark:
+            with spark_session(shot.session, beside=_load_run) as spark:
                 take_over()  # Spark's own handler of SIGINT is installed by now
                 from spark_jobs.runs.run import run_check
 
@@ -133,6 +133,11 @@ def run_one_shot(
             over = keeper.end(outcome)
             if ended is not None:
                 ended(over)
+
+
+def _load_run() -> None:
+    """Half a second of imports, beside the start of Java."""
+    import spark_jobs.runs.run  # noqa: F401
 
 
 def _stopped(gate: RunGate) -> OneShotStoppedError:

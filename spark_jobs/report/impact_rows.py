@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from bookie.model.impact import effect_of, is_unrecoverable, standing_of
 from bookie.model.metadata import LedgerState
@@ -120,6 +119,8 @@ def _read(report_dir: Path, run_id: str) -> tuple[list[ImpactRow], int, bool]:
         raise NoSuchReportError(f"there is no report of the run {run_id[:100]!r} here")
     if not (directory / FINDINGS).is_dir():
         return [], 0, False
+    import pyarrow.dataset as ds  # it imports pandas, a third of a second that no audit should spend before its marks
+
     try:
         table = ds.dataset(directory / FINDINGS, format="parquet")
         if not set(OWNER_COLUMNS) <= set(table.schema.names):
