@@ -346,6 +346,7 @@ class History:
             node.be_well()
             if not node.process.is_alive and not node.is_retired:
                 node.begin()
+                world.note_return()
         stubborn, stubborn_until_s = self._stubborn_bookie(), loop.time() + STUBBORN_S
         doctor = world.client("doctor")
         await self._switch_on(doctor)
@@ -363,6 +364,7 @@ class History:
                 for node in world.bookies.values():
                     if not node.process.is_alive:
                         node.begin()
+                        world.note_return()
             if stubborn is not None:
                 await asyncio.sleep(5.0)
                 await self._audit_quietly(doctor)

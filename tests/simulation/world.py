@@ -224,6 +224,10 @@ class SimWorld:
         self.faults_fired[name] = self.faults_fired.get(name, 0) + 1
         self._fault_times_s.append(self.loop.time())
 
+    def note_return(self) -> None:
+        """A bookie that was lost for good is back: a copy that replaces it is interrupted, as by a fault."""
+        self._fault_times_s.append(self.loop.time())
+
     def faults_since(self, time_s: float) -> int:
         """How many faults took effect since then; of those that last, the beginning counts."""
         return len(self._fault_times_s) - bisect_left(self._fault_times_s, time_s)
