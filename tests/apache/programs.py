@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +22,7 @@ from spark_jobs.one_shot.run import OneShot
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings, FailOn
 from tests.deadlines import PROGRAM_S, STATE_S
+from tests.lent_session import lend_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +77,7 @@ class Audit(Protocol):
 def audit_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Audit:
     """Checks that use a Spark session that is there; all else is done as by the command, marking included."""
 
-    _lend(spark, monkeypatch)
+    lend_session(monkeypatch, spark)
 
     async def audit(uri: str, directory: Path, kind: RunKind = RunKind.BOOKIES, **settings: Any) -> dict[str, Any]:
         shot = OneShot(kind, AuditSettings(uri, directory / "reports", **settings), SessionSettings(), "the test")
@@ -98,7 +98,7 @@ class Comparison(Protocol):
 
 def shadow_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Comparison:
     """Comparisons that use a Spark session that is there; all else is done as by the command."""
-    _lend(spark, monkeypatch)
+    lend_session(monkeypatch, spark)
 
     async def shadow(uri: str, directory: Path, settle_s: float) -> tuple[int, dict[str, Any]]:
         settings = AuditSettings(uri, directory / "reports", is_dry_run=True)
@@ -116,14 +116,6 @@ def shadow_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Compariso
         return exit_code(result, compared), document | {"ledgers": result.summary.counts.ledgers}
 
     return shadow
-
-
-def _lend(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def session(settings: SessionSettings) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(one_shot, "spark_session", session)
 
 
 async def audit_process(uri: str, directory: Path, *more: str) -> dict[str, Any]:

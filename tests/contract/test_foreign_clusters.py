@@ -55,7 +55,7 @@ def foreign(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> It
 def bkheal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bkheal:
     """The command's entry point, in this process. A command that starts Spark fails."""
 
-    def session(settings: object) -> AbstractContextManager[SparkSession]:
+    def session(settings: object, beside: object) -> AbstractContextManager[SparkSession]:
         pytest.fail("Spark was started")
 
     monkeypatch.setattr(one_shot, "spark_session", session)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.model.exit_codes import ExitCode
 from bookie.model.exit_codes import ExitCode as ReplicatorExitCode
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.one_shot import run as one_shot
 from tests.deadlines import PROGRAM_S
+from tests.lent_session import lend_session
 from tests.spark.audit_world import Place, closed, opened
 
 pytestmark = pytest.mark.integration
@@ -40,11 +39,7 @@ def audit(place: Place, *options: str) -> int:
 def test_an_audit_says_by_its_exit_code_what_it_found(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextmanager
-    def session(settings: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(one_shot, "spark_session", session)
+    lend_session(monkeypatch, spark)
     place.create({1: closed("x:1", "y:1")})
     assert audit(place, "--fail-on", "no-live-copy", "--missing-share-max", "1") == ExitCode.FINDINGS
     assert audit(place, "--missing-share-max", "1") == ExitCode.OK

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from bookie.model.ids import LedgerId
 from bookie.model.run import RunKind, RunState
 from spark_jobs.image import place as places
 from spark_jobs.image.files import cluster_place, unfinished
-from spark_jobs.one_shot import run as one_shot
 from spark_jobs.one_shot.run import OneShot, run_one_shot
 from spark_jobs.report import writing as report
 from spark_jobs.report.summary import PublishOutcome
@@ -35,6 +33,7 @@ from tests.deadlines import PROGRAM_S
 from tests.integration.auditors import when
 from tests.integration.commands import command, environment
 from tests.integration.killed_audit_child import STANDS_STILL
+from tests.lent_session import lend_session
 from tests.sessions import kill9
 from tests.spark.audit_world import Place, closed, opened
 
@@ -68,16 +67,6 @@ def tasks(place: Place) -> dict[LedgerId, Stat]:
     return {task.ledger_id: node.stat for task, node in zip(found, nodes, strict=True)}
 
 
-def use_session(monkeypatch: pytest.MonkeyPatch, spark: SparkSession) -> None:
-    """Audits in this process use this session."""
-
-    @contextmanager
-    def session(settings: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(one_shot, "spark_session", session)
-
-
 def findings(result: AuditResult) -> list[dict[str, Any]]:
     found = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
     return sorted(({**row, "run_id": ""} for row in found), key=lambda row: row["ledger_id"])
@@ -99,7 +88,7 @@ def test_an_audit_after_one_that_was_killed_while_it_marked_adds_the_marks_that_
     runs = Runs(place.store, place.cluster.root)
     assert [record.state for record in place.do(runs.list(9))] == [RunState.RUNNING]
 
-    use_session(monkeypatch, spark)
+    lend_session(monkeypatch, spark)
     settings = AuditSettings(place.uri, place.report_dir)
     result = run_one_shot(OneShot(RunKind.BOOKIES, settings, SessionSettings(), "me"))
     published = result.summary.published
@@ -148,7 +137,7 @@ def test_an_audit_after_one_that_was_killed_while_it_read_continues_with_the_par
         assert place.marked() == {}
         assert place.do(small_leaves_are_read()), "and the large one was not"
 
-        use_session(monkeypatch, spark)
+        lend_session(monkeypatch, spark)
         settings = AuditSettings(place.uri, place.report_dir)
         whole = run_one_shot(OneShot(RunKind.BOOKIES, replace(settings, is_dry_run=True), SessionSettings(), "me"))
         result = run_one_shot(OneShot(RunKind.BOOKIES, replace(settings, incremental=True), SessionSettings(), "me"))

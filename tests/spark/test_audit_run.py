@@ -6,7 +6,6 @@ import json
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -48,6 +47,7 @@ from spark_jobs.runs.life_cycle import outcome_of
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.run import run_audit
 from spark_jobs.settings import AuditSettings, FailOn
+from tests.lent_session import lend_session
 from tests.spark.audit_world import Place, after_listing, closed, opened
 from tests.worlds.ledgers import names
 
@@ -302,11 +302,7 @@ def test_no_cluster_and_no_store_are_different_errors(
 def test_the_command_prints_the_summary_and_returns_the_exit_code(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @contextmanager
-    def running(settings: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(one_shot, "spark_session", running)
+    lend_session(monkeypatch, spark)
     arguments = ["--metadata-uri", place.uri, "--report-dir", str(place.report_dir), "--dry-run"]
     assert audit_module.main([*arguments, "--output", "json", "--fail-on", "critical"]) == ExitCode.FINDINGS
     printed = capsys.readouterr()

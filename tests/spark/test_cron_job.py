@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,9 @@ from pyspark.sql import SparkSession
 from auditor.cli.main import main
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.runtime.ports import free_loopback_port
-from spark_jobs.one_shot import run as one_shot
-from spark_jobs.session import SessionSettings
 from tests.chart.rendering import load_values, need_helm, pods, render
 from tests.deadlines import STATE_S
+from tests.lent_session import lend_session
 from tests.spark.audit_world import opened
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -37,13 +34,11 @@ def test_a_cron_job_audits_and_shows_its_metrics_meanwhile(
     (tmp_path / "bkheal.toml").write_text(text.replace("/var/lib/bkheal/reports", str(tmp_path / "reports")))
     shown: list[str] = []
 
-    @contextmanager
-    def session(settings: SessionSettings) -> Iterator[SparkSession]:
+    def look() -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=STATE_S) as answer:
             shown.append(answer.read().decode())
-        yield spark
 
-    monkeypatch.setattr(one_shot, "spark_session", session)
+    lend_session(monkeypatch, spark, started=look)
     monkeypatch.setattr(sys, "argv", ["bkheal", *container["args"]])
     monkeypatch.setenv("BKHEAL_CONFIG", str(tmp_path / "bkheal.toml"))
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.layout import LayoutKind, ledger_path
-from spark_jobs.one_shot import run as one_shot
 from tests.contract.foreign_world import Bkheal, Foreign, a_cluster, in_this_process, others_read, owners_alone
+from tests.lent_session import lend_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -27,11 +26,7 @@ def foreign(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> It
 def bkheal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spark: SparkSession) -> Bkheal:
     """The command's entry point, in this process and its Spark session."""
 
-    @contextmanager
-    def session(settings: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(one_shot, "spark_session", session)
+    lend_session(monkeypatch, spark)
     return in_this_process(monkeypatch, capsys)
 
 
