@@ -15,19 +15,22 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import as_file, files
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from bookie.runtime.java import find_java, java_environment
 from spark_jobs.class_archive import LAUNCHER_DEFAULT, LAUNCHER_OPTIONS, archive_options
 from spark_jobs.pacing.budget import NICE
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-from py4j.protocol import Py4JError
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
+LOOPBACK: Final = "127.0.0.1"
+TASK_ATTEMPTS: Final = 4
+"""Spark's default on a cluster. A local master tries once by default: one lost connection would abort a run."""
+ROWS_PER_BATCH: Final = 10_000
+_GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
+_DAEMON: Final = "spark_jobs.python_daemon"
 
 
 def is_alive(spark: SparkSession) -> bool:
@@ -57,13 +60,6 @@ def java_pid() -> int | None:
     """The id of the JVM that this process started for Spark; None: there is none, or it is ``spark-submit``'s own."""
     process = getattr(SparkContext._gateway, "proc", None)
     return None if process is None else int(process.pid)
-
-
-LOOPBACK: Final = "127.0.0.1"
-TASK_ATTEMPTS: Final = 4
-"""Spark's default on a cluster. A local master tries once by default: one lost connection would abort a run."""
-ROWS_PER_BATCH: Final = 10_000
-_GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +98,6 @@ def spark_session(
     settings = settings or SessionSettings()
     with as_file(files("spark_jobs").joinpath("log4j2.properties")) as log_settings:
         class_options = _prepare_environment(settings)
-        from pyspark.sql import SparkSession  # a second of imports, wanted only here
-
         builder = SparkSession.Builder().appName(settings.app_name)
         for name, value in spark_conf(settings, str(log_settings), class_options).items():
             builder = builder.config(name, value)
@@ -173,6 +167,7 @@ def spark_conf(
         conf["spark.driver.bindAddress"] = LOOPBACK
         conf["spark.driver.host"] = LOOPBACK
         conf["spark.sql.shuffle.partitions"] = "4"
+        conf["spark.python.daemon.module"] = _DAEMON
     if settings.shuffle_partitions is not None:
         conf["spark.sql.shuffle.partitions"] = str(settings.shuffle_partitions)
     return conf | dict(settings.extra)

@@ -11,8 +11,8 @@ from auditor.class_archive import ClassArchiveError, make_class_archive
 from bookie.embedded.process import EmbeddedProcessError
 from bookie.runtime.class_data import reading
 from bookie.runtime.java import find_java
-from bookie.runtime.kept_files import made_once
 from spark_jobs.class_archive import LAUNCHER_DEFAULT, LAUNCHER_OPTIONS, SUBMIT_OPTIONS, archive_path
+from tests.kept_files import made_once
 
 _log = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from bookie.model.ids import LedgerId
 from spark_jobs.connect import connected_at_pace
 from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.counts import ScanCounts
-from spark_jobs.datasource.ledgers import numbered
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import image_part, leaf_of, paced, read_listed
+from spark_jobs.datasource.task_rows import in_event_loop, one_reading
 from spark_jobs.image.carried import ImageRows, divided, tally, without
 from spark_jobs.image.leaves import LeafRecord, LeafStat
 from spark_jobs.image.manifest import ImageError
@@ -65,6 +65,7 @@ class IncrementalTasks:
 
     Raises:
         StoreUnavailableError: no answer; nothing of what was read may be used.
+        OtherVersionError: this executor has another version of the package.
     """
 
     options: LedgerOptions
@@ -73,21 +74,12 @@ class IncrementalTasks:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One Spark task. The last column is the number of the reading."""
-        return numbered(self._read(batches))
+        return one_reading(self._read(batches), self.options.driver_version)
 
     def _read(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self._group(self.groups[number])
-
-    def _group(self, group: Sequence[LeafWork]) -> Generator[pa.RecordBatch]:
-        with asyncio.Runner() as runner:
-            rows = _rows(self.options, self.source, group)
-            try:
-                while (batch := runner.run(_next(rows))) is not None:
-                    yield batch
-            finally:
-                runner.run(rows.aclose())
+                yield from in_event_loop(_rows(self.options, self.source, self.groups[number]))
 
 
 async def incremental(
@@ -193,7 +185,3 @@ async def _rows(
     ):
         async for batch in batches:
             yield batch
-
-
-async def _next(batches: AsyncGenerator[pa.RecordBatch, None]) -> pa.RecordBatch | None:
-    return await anext(batches, None)

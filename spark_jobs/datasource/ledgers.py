@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+from pyspark.core.broadcast import Broadcast
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -28,21 +28,12 @@ from bookie.metadata.port import Stat
 from spark_jobs.connect import Connection, PacedConnection, connected_at_pace
 from spark_jobs.datasource.ledger_schema import ledger_ddl
 from spark_jobs.datasource.options import LedgerOptions, ledger_options
-from spark_jobs.datasource.partitions import LeafParent, balance, partition_count
+from spark_jobs.datasource.partitions import LeafParent, balance, parents_of, partition_count
 from spark_jobs.datasource.scan import scan
-from spark_jobs.executor_version import check_version
+from spark_jobs.datasource.task_rows import in_event_loop, one_reading
 from spark_jobs.image.leaves import LeafStat
 
 NAME: Final = "bk_ledgers"
-READING: Final = "reading"
-"""Last column if a summary is asked for: a number of the one time that the partition was read.
-
-Spark repeats a read whose rows it lost with an executor, and may run two at the same time (speculation). The rows of
-each have a number of their own, so that a reader of the table can see that they are of two moments.
-"""
-READING_DDL: Final = f"{READING} bigint"
-_READING_BITS: Final = 63
-"""Chosen at random: two of a million readings have the same number in one of 10 million scans."""
 _LEDGERS_PER_LEAF: Final = 10_000
 """Four digits: what one node of the hierarchical layouts can hold (docs/formats.md#ledger-paths)."""
 
@@ -63,10 +54,9 @@ class LedgerSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        """Columns, with ``summary`` last if it is asked for."""
-        options = ledger_options(self.options)
-        columns = ledger_ddl(is_summarized=options.is_summarized, is_brief=options.is_brief)
-        return columns + (f", {READING_DDL}" if options.is_summarized else "")
+        """Columns. Refuses wrong options before anything is read."""
+        ledger_options(self.options)
+        return ledger_ddl(is_summarized=False)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader; a schema given by the caller must be the source's own."""
@@ -81,9 +71,7 @@ class LedgerReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Groups of metadata nodes with about equally many ledgers."""
-        parents = self._options.plan
-        if parents is None:
-            parents = asyncio.run(_list_parents(self._options))
+        parents = asyncio.run(_list_parents(self._options))
         count = self._options.num_partitions or partition_count(parents, os.cpu_count() or 1)
         return [LedgerPartition(group) for group in balance(parents, count)]
 
@@ -92,37 +80,36 @@ class LedgerReader(DataSourceReader):
 
         Raises:
             StoreUnavailableError: no answer; the task fails and Spark repeats it.
-            OtherVersionError: this executor has another version of the package.
         """
-        check_version(self._options.driver_version)
         # Spark reads one partition of its own making if there is none, in an empty cluster.
-        batches = read_parents(self._options, partition.parents if isinstance(partition, LedgerPartition) else ())
-        return numbered(batches) if self._options.is_summarized else batches
+        parents = partition.parents if isinstance(partition, LedgerPartition) else ()
+        return in_event_loop(_read(self._options, parents))
 
 
-def numbered(batches: Generator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches of one reading, with its number as their last column."""
-    reading = secrets.randbits(_READING_BITS)
-    try:
-        for batch in batches:
-            yield batch.append_column(READING, pa.array([reading] * batch.num_rows, pa.int64()))
-    finally:
-        batches.close()
+@dataclass(frozen=True, slots=True)
+class LedgerTasks:
+    """Called by Spark with the numbers of groups of nodes; yields rows of ``bk_ledgers``.
 
-
-def read_parents(options: LedgerOptions, parents: Sequence[LeafParent]) -> Generator[pa.RecordBatch]:
-    """Read the ledgers under ``parents`` with a connection of its own, batch by batch as they are asked for.
+    An audit reads with it and not through the data source, for which Spark starts three more pairs of Python processes,
+    one after the other.
 
     Raises:
         StoreUnavailableError: no answer; nothing of what was read may be used.
+        OtherVersionError: this executor has another version of the package.
     """
-    with asyncio.Runner() as runner:
-        batches = _read(options, parents)
-        try:
-            while (batch := runner.run(_next(batches))) is not None:
-                yield batch
-        finally:
-            runner.run(batches.aclose())
+
+    options: LedgerOptions
+    groups: Broadcast[Sequence[str]]
+    """Each is the text of ``parents_text``, of which a task decodes its own."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One Spark task. The last column is the number of the reading."""
+        return one_reading(self._read(batches), self.options.driver_version)
+
+    def _read(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from in_event_loop(_read(self.options, parents_of(self.groups.value[number])))
 
 
 async def leaf_parents(connection: Connection | PacedConnection) -> tuple[LeafParent, ...]:
@@ -162,7 +149,3 @@ async def _read(options: LedgerOptions, parents: Sequence[LeafParent]) -> AsyncG
     ):
         async for batch in batches:
             yield batch
-
-
-async def _next(batches: AsyncIterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    return await anext(batches, None)

@@ -6,9 +6,8 @@ returns wrong rows (Spark 4.1 to 4.3).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.access import ZooKeeperAccess, access_from_text, access_in_use
@@ -17,8 +16,6 @@ from bookie.model.errors import PermanentError
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.runtime.version import UNKNOWN_VERSION
 from spark_jobs import settings
-from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.image.leaves import LeafStat
 from spark_jobs.pacing.budget import FREE, TaskBudget, task_budget
 
 METADATA_URI: Final = "metadata_uri"
@@ -27,16 +24,8 @@ ACCESS: Final = "zookeeper_access"
 NUM_PARTITIONS: Final = "num_partitions"
 FIRST_LEDGER: Final = "first_ledger"
 LAST_LEDGER: Final = "last_ledger"
-LIVE_BOOKIES: Final = "live_bookies"
-WITH_SUMMARY: Final = "with_summary"
-PLAN: Final = "plan"
 CONNECT_TIMEOUT_S: Final = "connect_timeout_s"
-IMAGE_DIR: Final = "image_dir"
-IMAGE_FROM_MS: Final = "image_from_ms"
 BUDGET: Final = "budget"
-BRIEF: Final = "brief"
-DRIVER_VERSION: Final = "driver_version"
-"""The version of bkheal that executors must have. Default: any."""
 
 _SECONDS_MAX: Final = 3600
 
@@ -47,32 +36,30 @@ class InvalidOptionError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class LedgerOptions:
-    """Options of ``bk_ledgers``."""
+    """What a reading of ledgers needs: the options of ``bk_ledgers``, and what only audits use."""
 
     uri: MetadataUri
     access: ZooKeeperAccess
-    num_partitions: int | None
-    """None: chosen from the number of cores and ledgers."""
-    first_ledger: int
-    """Lowest ledger id to return, inclusive."""
-    last_ledger: int
-    """Highest ledger id to return, inclusive."""
-    live_bookies: frozenset[str] | None
-    """If given, a readable ledger all of whose members are in it is counted and not returned."""
-    is_summarized: bool
-    """Whether each partition ends with a row that holds its counts (column ``summary``) and nothing else."""
     connect_timeout_s: float
     """How long each task tries to connect, before Spark tries the task again."""
-    plan: tuple[LeafParent, ...] | None
-    """The nodes to read, from a listing that the caller made; None: list them."""
+    num_partitions: int | None = None
+    """Of ``bk_ledgers``. None: chosen from the number of cores and ledgers."""
+    first_ledger: int = 0
+    """Lowest ledger id to return, inclusive."""
+    last_ledger: int = LEDGER_ID_MAX
+    """Highest ledger id to return, inclusive."""
+    live_bookies: frozenset[str] | None = None
+    """If given, a readable ledger all of whose members are in it is counted and not returned."""
+    is_summarized: bool = False
+    """Whether each partition ends with a row that holds its counts (column ``summary``) and nothing else."""
+    is_brief: bool = False
+    """Whether rows have the columns of ``ledger_schema.BRIEF_DDL`` alone."""
     image_dir: str | None = None
     """Directory in which each partition writes its part of an image; its files are in ``summary``."""
     image_from_ms: int = 0
     """When the reading for this image began, epoch milliseconds."""
     budget: TaskBudget = FREE
     """Of each task."""
-    is_brief: bool = False
-    """Whether rows have the columns of ``ledger_schema.BRIEF_DDL`` alone."""
     driver_version: str = UNKNOWN_VERSION
     """The version of bkheal that executors must have, if it is known."""
 
@@ -92,22 +79,14 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
     last = number(options, LAST_LEDGER, LEDGER_ID_MAX, 0)
     if first > last:
         raise InvalidOptionError(f"options {FIRST_LEDGER}={first} and {LAST_LEDGER}={last} leave no ledger to read")
-    live = options.get(LIVE_BOOKIES)
     return LedgerOptions(
         uri=source_uri(options),
         access=source_access(options),
+        connect_timeout_s=seconds(options, CONNECT_TIMEOUT_S, settings.CONNECT_TIMEOUT_S),
         num_partitions=number(options, NUM_PARTITIONS, 0, 1) or None,
         first_ledger=first,
         last_ledger=last,
-        live_bookies=None if live is None else frozenset(filter(None, live.split(","))),
-        is_summarized=options.get(WITH_SUMMARY, "false").lower() == "true",
-        connect_timeout_s=seconds(options, CONNECT_TIMEOUT_S, settings.CONNECT_TIMEOUT_S),
-        plan=_plan(options.get(PLAN)),
-        image_dir=options.get(IMAGE_DIR),
-        image_from_ms=number(options, IMAGE_FROM_MS, 0, 0),
         budget=source_budget(options),
-        is_brief=options.get(BRIEF, "false").lower() == "true",
-        driver_version=options.get(DRIVER_VERSION, UNKNOWN_VERSION),
     )
 
 
@@ -145,25 +124,6 @@ def source_budget(options: Mapping[str, str]) -> TaskBudget:
         return FREE if text is None else task_budget(text)
     except ValueError as error:
         raise InvalidOptionError(f"option {BUDGET}={text!r} cannot be used: {error}") from error
-
-
-def plan_text(parents: Sequence[LeafParent]) -> str:
-    """Return ``parents`` as the value of the option ``plan``."""
-    return json.dumps(
-        [[parent.path, parent.planned, None if parent.stat is None else astuple(parent.stat)] for parent in parents]
-    )
-
-
-def _plan(text: str | None) -> tuple[LeafParent, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(
-            LeafParent(str(path), int(planned), None if stat is None else LeafStat(*map(int, stat)))
-            for path, planned, stat in json.loads(text)
-        )
-    except (ValueError, TypeError) as error:
-        raise InvalidOptionError(f"option {PLAN} is not a list of [path, number of children, stat]: {error}") from error
 
 
 def seconds(options: Mapping[str, str], name: str, default: float) -> float:

@@ -6,8 +6,9 @@ Pure arithmetic. A node's children are listed by one request anyway, so a node i
 from __future__ import annotations
 
 import heapq
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 from spark_jobs.image.leaves import LeafStat
@@ -26,6 +27,20 @@ class LeafParent:
     """Number of its children when the scan was planned."""
     stat: LeafStat | None = None
     """Of that moment; None: not known, as in the flat layout."""
+
+
+def parents_text(parents: Sequence[LeafParent]) -> str:
+    """Return a group of nodes as text."""
+    return json.dumps(
+        [(each.path, each.planned, None if each.stat is None else astuple(each.stat)) for each in parents]
+    )
+
+
+def parents_of(text: str) -> tuple[LeafParent, ...]:
+    """Return the group of nodes in what ``parents_text`` returned."""
+    return tuple(
+        LeafParent(path, planned, None if stat is None else LeafStat(*stat)) for path, planned, stat in json.loads(text)
+    )
 
 
 def partition_count(parents: Sequence[LeafParent], cores: int) -> int:

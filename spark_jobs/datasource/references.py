@@ -35,6 +35,7 @@ from spark_jobs.datasource.options import (
     source_uri,
 )
 from spark_jobs.datasource.partitions import LeafParent, balance, partition_count
+from spark_jobs.datasource.task_rows import in_event_loop
 from spark_jobs.pacing.budget import FREE, TaskBudget
 from spark_jobs.pacing.paced_store import PacedStore
 from spark_jobs.reference_rows import LEDGERS, REFERENCE_DDL, REFERENCE_SCHEMA, ledgers_column
@@ -150,13 +151,7 @@ class ReferenceReader(DataSourceReader):
         """
         # Spark reads one partition of its own making if there is none, without any topic.
         part = partition if isinstance(partition, ReferencePartition) else ReferencePartition((), FREE)
-        with asyncio.Runner() as runner:
-            batches = _read(self._options, part)
-            try:
-                while (batch := runner.run(anext(batches, None))) is not None:
-                    yield batch
-            finally:
-                runner.run(batches.aclose())
+        return in_event_loop(_read(self._options, part))
 
 
 async def _planned(options: ReferenceOptions) -> list[tuple[TopicShare, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ import pyarrow as pa
 
 from bookie.model.ids import LedgerId
 from spark_jobs.connect import connected_at_pace
-from spark_jobs.datasource.ledgers import numbered
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.scan import reread
+from spark_jobs.datasource.task_rows import in_event_loop, one_reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,26 +21,21 @@ class RereadTasks:
 
     Raises:
         StoreUnavailableError: no answer; nothing of what was read may be used.
+        OtherVersionError: this executor has another version of the package.
     """
 
     options: LedgerOptions
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One Spark task. One without ids opens no connection. The last column is the number of the reading."""
-        return numbered(self._read(batches))
+        return one_reading(self._read(batches), self.options.driver_version)
 
     def _read(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         ids = (_sorted(batch) for batch in batches if batch.num_rows)
         first = next(ids, None)
         if first is None:
             return
-        with asyncio.Runner() as runner:
-            rows = _rows(self.options, _chain(first, ids))
-            try:
-                while (batch := runner.run(_next(rows))) is not None:
-                    yield batch
-            finally:
-                runner.run(rows.aclose())
+        yield from in_event_loop(_rows(self.options, _chain(first, ids)))
 
 
 def _sorted(batch: pa.RecordBatch) -> Sequence[LedgerId]:
@@ -60,7 +54,3 @@ async def _rows(options: LedgerOptions, ids: Iterator[Sequence[LedgerId]]) -> As
     ):
         async for batch in batches:
             yield batch
-
-
-async def _next(batches: AsyncGenerator[pa.RecordBatch, None]) -> pa.RecordBatch | None:
-    return await anext(batches, None)

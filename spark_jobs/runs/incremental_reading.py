@@ -11,17 +11,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Final
 
-from bookie.metadata.access import access_in_use
-from bookie.metadata.uri import parse_uri
-from bookie.model.ids import LEDGER_ID_MAX, BookieId
+from bookie.model.ids import BookieId
 from spark_jobs.datasource.incremental import ImageSource, IncrementalTasks, LeafWork
 from spark_jobs.datasource.ledger_schema import ledger_ddl
-from spark_jobs.datasource.ledgers import READING_DDL
-from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
 from spark_jobs.datasource.scan import leaf_of
+from spark_jobs.datasource.task_rows import READING_DDL
 from spark_jobs.image import files
 from spark_jobs.image.carried import leaves_of
 from spark_jobs.image.leaves import LeafRecord, newest_of_each
@@ -33,7 +31,7 @@ from spark_jobs.runs.completeness import NO_TOTALS, problems, short_parents
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.image_upkeep import ImageUpkeep
 from spark_jobs.runs.incremental_plan import Times, cost_of, groups_of_work, plan_incremental
-from spark_jobs.runs.ledger_scan import LEDGERS_PER_TASK, LedgerScan, collected, scan_of
+from spark_jobs.runs.ledger_scan import LEDGERS_PER_TASK, LedgerScan, collected, scan_of, task_options
 from spark_jobs.runs.port import Phase
 from spark_jobs.runs.reading import LiveReading
 from spark_jobs.runs.slots import session_slots
@@ -117,24 +115,12 @@ class IncrementalReading:
         slots = session_slots(spark)
         tasks = max(few, slots.tasks(cost, LEDGERS_PER_TASK))
         groups = groups_of_work(works, budget.tasks(settings.num_partitions or tasks))
-        read = IncrementalTasks(
-            LedgerOptions(
-                uri=parse_uri(settings.metadata_uri),
-                access=access_in_use(),
-                num_partitions=None,
-                first_ledger=0,
-                last_ledger=LEDGER_ID_MAX,
-                live_bookies=frozenset(bookie for bookie in live if "," not in bookie),
-                is_summarized=True,
-                connect_timeout_s=settings.connect_timeout_s,
-                plan=None,
-                image_dir=None if image is None else image.to_text(),
-                image_from_ms=self._image.read_from_ms,
-                budget=budget.share(len(groups), slots.most),
-            ),
-            sources.source,
-            groups,
+        options = replace(
+            task_options(settings, live, budget.share(len(groups), slots.most)),
+            image_dir=None if image is None else image.to_text(),
+            image_from_ms=self._image.read_from_ms,
         )
+        read = IncrementalTasks(options, sources.source, groups)
         numbers = spark.range(0, len(groups), 1, len(groups))
         rows = numbers.mapInArrow(read, f"{ledger_ddl(is_summarized=True)}, {READING_DDL}")
         return scan_of(collected(rows, settings))

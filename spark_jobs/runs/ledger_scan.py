@@ -6,24 +6,28 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pyspark import StorageLevel
+from pyspark.core.broadcast import Broadcast
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
 from bookie.metadata.access import ZooKeeperAccessError, access_in_use
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
+from bookie.metadata.uri import parse_uri
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.runtime.version import installed_version
-from spark_jobs.datasource import options
-from spark_jobs.datasource.ledgers import NAME, READING
-from spark_jobs.datasource.partitions import LeafParent, partition_count
+from spark_jobs.datasource.ledger_schema import ledger_ddl
+from spark_jobs.datasource.ledgers import LedgerTasks
+from spark_jobs.datasource.options import LedgerOptions
+from spark_jobs.datasource.partitions import LeafParent, balance, parents_text, partition_count
+from spark_jobs.datasource.task_rows import READING, READING_DDL
 from spark_jobs.image.part import ImageFile
 from spark_jobs.image.place import Place
-from spark_jobs.pacing.budget import Budget
+from spark_jobs.pacing.budget import Budget, TaskBudget
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.spark_failures import READ_AGAIN, spark_failure
@@ -63,10 +67,15 @@ class LedgerScan:
     """Rows of ``bk_ledgers`` of a snapshot, which no second reading confirmed; None: there are none, or they were not
     asked for. They are none of the suspects."""
 
+    sent: tuple[Broadcast[Sequence[str]], ...] = ()
+    """What Spark sent to the executors for the tasks."""
+
     def release(self) -> None:
         """Free what Spark keeps of it."""
         for frame in self.cached:
             frame.unpersist()
+        for each in self.sent:
+            each.destroy()
 
 
 def scan_ledgers(
@@ -105,26 +114,45 @@ def scan_ledgers(
     slots = session_slots(spark)
     tasks = slots.tasks(sum(parent.planned for parent in plan), LEDGERS_PER_TASK)
     partitions = budget.tasks(settings.num_partitions or partition_count(plan, tasks))
-    read = (
-        spark.read.format(NAME)
-        .option(options.METADATA_URI, settings.metadata_uri)
-        .option(options.ACCESS, access_in_use().to_text())
-        .option(options.PLAN, options.plan_text(plan))
-        .option(options.NUM_PARTITIONS, partitions)
-        .option(options.CONNECT_TIMEOUT_S, settings.connect_timeout_s)
-        .option(options.WITH_SUMMARY, "true")
-        .option(options.FIRST_LEDGER, ids[0])
-        .option(options.LAST_LEDGER, ids[1])
-        .option(options.DRIVER_VERSION, installed_version())
-        .option(options.BUDGET, budget.share(partitions, slots.most).to_text())
-        .option(options.BRIEF, str(is_brief).lower())
+    groups = balance(plan, partitions)
+    options = replace(
+        task_options(settings, live, budget.share(len(groups), slots.most)),
+        first_ledger=ids[0],
+        last_ledger=ids[1],
+        is_brief=is_brief,
+        image_dir=None if image is None else image.to_text(),
+        image_from_ms=image_from_ms,
     )
-    if live is not None:
-        # A name with a comma is not a bookie id (docs/formats.md#registration), and must not count as two live bookies.
-        read = read.option(options.LIVE_BOOKIES, ",".join(sorted(bookie for bookie in live if "," not in bookie)))
-    if image is not None:
-        read = read.option(options.IMAGE_DIR, image.to_text()).option(options.IMAGE_FROM_MS, image_from_ms)
-    return scan_of(collected(read.load(), settings))
+    numbers = spark.range(0, len(groups), 1, max(1, len(groups)))
+    columns = ledger_ddl(is_summarized=True, is_brief=is_brief)
+    texts: Sequence[str] = [parents_text(group) for group in groups]
+    sent = spark.sparkContext.broadcast(texts)
+    read = numbers.mapInArrow(LedgerTasks(options, sent), f"{columns}, {READING_DDL}")
+    try:
+        return replace(scan_of(collected(read, settings)), sent=(sent,))
+    except BaseException:
+        sent.destroy()
+        raise
+
+
+def task_options(settings: AuditSettings, live: AbstractSet[str] | None, budget: TaskBudget) -> LedgerOptions:
+    """What tasks need that read ledgers for an audit.
+
+    Args:
+        settings: of the run.
+        live: ledgers on these bookies only are counted; None: all are returned.
+        budget: of each task.
+    """
+    return LedgerOptions(
+        uri=parse_uri(settings.metadata_uri),
+        access=access_in_use(),
+        connect_timeout_s=settings.connect_timeout_s,
+        # A name with a comma is not a bookie id (docs/formats.md#registration).
+        live_bookies=None if live is None else frozenset(bookie for bookie in live if "," not in bookie),
+        is_summarized=True,
+        budget=budget,
+        driver_version=installed_version(),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from spark_jobs.checks.references.comparison import (
 from spark_jobs.checks.references.second_look import SECOND_LOOK_DDL, LookSettings, looking
 from spark_jobs.checks.sql_text import literal
 from spark_jobs.datasource import options, references
+from spark_jobs.datasource.register import register
 from spark_jobs.report.summary import (
     FindingSums,
     NamespaceCount,
@@ -145,6 +146,7 @@ class ReferenceRun:
 
     def _read_references(self) -> DataFrame:
         settings, budget = self._settings, self._context.budget
+        register(self._context.spark)
         read = (
             self._context.spark.read.format(references.NAME)
             .option(options.METADATA_URI, settings.metadata_uri)

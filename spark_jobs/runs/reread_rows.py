@@ -7,16 +7,12 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-from bookie.metadata.access import access_in_use
-from bookie.metadata.uri import parse_uri
-from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs.datasource.ledger_schema import ledger_ddl
-from spark_jobs.datasource.ledgers import READING_DDL
-from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX
 from spark_jobs.datasource.rereading import RereadTasks
+from spark_jobs.datasource.task_rows import READING_DDL
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_of
+from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_of, task_options
 from spark_jobs.runs.slots import session_slots
 
 _REREAD_PER_TASK: Final = 20_000
@@ -41,19 +37,6 @@ def reread_rows(context: RunContext, ids: DataFrame, count: int, live: AbstractS
     budget = context.budget
     partitions = budget.tasks(partitions)
     slots_max = session_slots(context.spark).most
-    tasks = RereadTasks(
-        LedgerOptions(
-            uri=parse_uri(settings.metadata_uri),
-            access=access_in_use(),
-            num_partitions=None,
-            first_ledger=0,
-            last_ledger=LEDGER_ID_MAX,
-            live_bookies=None if live is None else frozenset(live),
-            is_summarized=True,
-            connect_timeout_s=settings.connect_timeout_s,
-            plan=None,
-            budget=budget.share(partitions, slots_max),
-        )
-    )
+    tasks = RereadTasks(task_options(settings, live, budget.share(partitions, slots_max)))
     rows = ids.select("ledger_id").repartition(partitions)
     return scan_of(collected(rows.mapInArrow(tasks, f"{ledger_ddl(is_summarized=True)}, {READING_DDL}"), settings))

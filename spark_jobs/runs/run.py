@@ -39,7 +39,6 @@ from bookie.model.ids import BookieId
 from bookie.model.run import RunKind, new_run_id
 from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock, SystemClock
-from spark_jobs.datasource.register import register
 from spark_jobs.report.store import ReportStore
 from spark_jobs.report.store_runs import RUNS_FETCHED, fetch_missing, opened_store, send_unsent
 from spark_jobs.report.summary import ClusterName, RunSummary
@@ -131,7 +130,6 @@ def run_check(
     gate.pass_through()
     started_ms = clock.epoch_ms()
     run_id = run_id or new_run_id(started_ms, rng)
-    register(spark)
     budget = replace(settings.budget, run_id=run_id)
     with opened_cluster(parse_uri(settings.metadata_uri), clock, budget, settings.connect_timeout_s) as cluster:
         cookies = cluster.bookies_with_cookies()

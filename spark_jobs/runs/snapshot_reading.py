@@ -118,10 +118,11 @@ class SnapshotReading:
         totals = functools.reduce(ScanTotals.plus, (scan.totals for scan in scans), replace(counted, returned=0))
         suspects = functools.reduce(DataFrame.unionByName, (scan.suspects for scan in scans))
         cached = tuple(frame for scan in scans for frame in scan.cached)
+        sent = tuple(each for scan in scans for each in scan.sent)
         if not self._keeps_all:
-            return LedgerScan(suspects, totals, cached)
+            return LedgerScan(suspects, totals, cached, sent=sent)
         settled = read.where("ledger_id IS NOT NULL").drop("named_id", "summary")
-        return LedgerScan(suspects, totals, (*cached, read), settled=settled)
+        return LedgerScan(suspects, totals, (*cached, read), settled=settled, sent=sent)
 
     def _verified(self) -> SnapshotIndex:
         if isinstance(self._snapshot, StreamedSnapshot):

@@ -29,6 +29,7 @@ from bookie.model.times import rfc3339
 from bookie.runtime.clock import Clock
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.datasource import options, tasks
+from spark_jobs.datasource.register import register
 from spark_jobs.report.files import FINDINGS, SHADOW, ReportDirError
 from spark_jobs.report.history import reports
 from spark_jobs.runs.ledger_scan import store_error
@@ -218,6 +219,7 @@ def _compared(
 ) -> DataFrame:
     path = (directory / FINDINGS).resolve().as_uri()
     findings = spark.read.schema(f"run_id string, {FINDING_DDL}").parquet(path)
+    register(spark)
     marked = spark.read.format(tasks.NAME).option(options.METADATA_URI, settings.metadata_uri)
     marked = marked.option(options.ACCESS, access_in_use().to_text())
     found = shadow.found_ledgers(findings, draining)

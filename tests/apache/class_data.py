@@ -20,8 +20,9 @@ from bookie.embedded.apache_settings import ApacheOptions
 from bookie.embedded.process import EmbeddedProcessError
 from bookie.runtime.class_data import fingerprint
 from bookie.runtime.java import Java
-from bookie.runtime.kept_files import cache_folder, made_once
+from bookie.runtime.kept_files import cache_folder
 from tests.deadlines import PROGRAM_S
+from tests.kept_files import made_once
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from bookie.embedded.apache_settings import write_log_settings
 from bookie.embedded.process import ManagedProcess
 from bookie.runtime.class_data import fingerprint
 from bookie.runtime.java import Java
-from bookie.runtime.kept_files import cache_folder, made_once
+from bookie.runtime.kept_files import cache_folder
 from tests.deadlines import PROGRAM_S, STATE_S
+from tests.kept_files import made_once
 
 SOURCES: Final = Path(__file__).parent / "java"
 _ANSWER_DEADLINE_S: Final = 150.0

@@ -12,8 +12,6 @@ from pyspark.sql import SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.model.run import RunKind
-from spark_jobs.datasource.ledgers import LedgerSource
-from spark_jobs.datasource.register import register
 from spark_jobs.image import files
 from spark_jobs.image import place as place_module
 from spark_jobs.image.place import place_of
@@ -48,8 +46,6 @@ def executors_have(spark: SparkSession, variables: Mapping[str, str], monkeypatc
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
         monkeypatch.setitem(spark.sparkContext.environment, name, value)
-    register(spark)
-    spark.dataSource.register(LedgerSource)  # keeps the variables that its workers get
 
 
 @pytest.fixture
@@ -60,7 +56,6 @@ def s3(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Objec
         yield objects
     place_module._client.cache_clear()
     monkeypatch.undo()
-    spark.dataSource.register(LedgerSource)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from bookie.metadata.own_state import claim_state_root
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from spark_jobs.datasource.ledgers import LedgerReader
+from spark_jobs.datasource.ledgers import LedgerReader, LedgerTasks
 from spark_jobs.datasource.options import ACCESS, METADATA_URI, ledger_options
 from tests.worlds.secured import PASSWORD, Secured, start_secured
 
@@ -68,12 +68,17 @@ def test_tasks_read_through_tls_and_login_and_no_plan_contains_the_password(
 ) -> None:
     table = _table(spark, secured, secured.both)
     assert sorted(row.ledger_id for row in table.select("ledger_id").collect()) == list(range(LEDGERS))
-    reader = LedgerReader(ledger_options(_options(secured, secured.both)))
-    sent: bytes = cloudpickle.dumps(reader)  # type: ignore[no-untyped-call]
-    assert cloudpickle.loads(sent)._options.access == secured.both
+    options = ledger_options(_options(secured, secured.both))
+    assert cloudpickle.loads(_sent(LedgerReader(options)))._options.access == secured.both
+    tasks = LedgerTasks(options, spark.sparkContext.broadcast(()))
     plan = table._jdf.queryExecution().toString()
-    for text in (plan.encode(), sent):
+    for text in (plan.encode(), _sent(LedgerReader(options)), _sent(tasks)):
         assert PASSWORD.encode() not in text
+
+
+def _sent(work: object) -> bytes:
+    sent: bytes = cloudpickle.dumps(work)  # type: ignore[no-untyped-call]
+    return sent
 
 
 def test_tasks_use_the_state_root_of_the_driver(spark: SparkSession, secured: Secured) -> None:

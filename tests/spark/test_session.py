@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +41,19 @@ def test_sparks_processes_give_way_to_others_and_this_one_does_not(spark: SparkS
     gateway: Any = SparkContext._gateway
     assert workers == [(expected, expected)]
     assert os.getpriority(os.PRIO_PROCESS, gateway.proc.pid) == expected
+
+
+@pytest.mark.spark
+def test_workers_import_compiled_modules(spark: SparkSession) -> None:
+    """Spark's own path has an archive of sources, which each process would compile again."""
+
+    def places(_: Iterable[int]) -> Iterable[str]:
+        for name in ("py4j", "pyspark"):
+            spec = find_spec(name)
+            yield str(spec and spec.cached)
+
+    cached = spark.sparkContext.parallelize([0], 1).mapPartitions(places).collect()
+    assert [place for place in cached if not Path(place).is_file()] == []
 
 
 @pytest.mark.spark

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bookie.metadata.uri import InvalidUriError
 from bookie.model.ids import LEDGER_ID_MAX
-from spark_jobs.datasource.options import InvalidOptionError, ledger_options, plan_text
+from spark_jobs.datasource.options import InvalidOptionError, ledger_options
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent, balance, partition_count
 from spark_jobs.runs.completeness import ScanTotals, problems, short_parents
 
@@ -58,29 +58,16 @@ URI = {"metadata_uri": "zk://zk1/ledgers"}
 def test_options_have_defaults() -> None:
     options = ledger_options(URI)
     assert (options.first_ledger, options.last_ledger) == (0, LEDGER_ID_MAX)
-    assert (options.num_partitions, options.live_bookies, options.plan) == (None, None, None)
+    assert (options.num_partitions, options.live_bookies) == (None, None)
     assert not options.is_summarized
     assert options.is_wanted(0)
     assert options.is_wanted(LEDGER_ID_MAX)
 
 
 def test_options_are_read() -> None:
-    plan = (LeafParent("/ledgers/00/0001", 7),)
-    text = {
-        "first_ledger": "5",
-        "last_ledger": "6",
-        "num_partitions": "3",
-        "live_bookies": "a:1,b:2",
-        "with_summary": "TRUE",
-    }
-    options = ledger_options(URI | text | {"plan": plan_text(plan)})
+    options = ledger_options(URI | {"first_ledger": "5", "last_ledger": "6", "num_partitions": "3"})
     assert [ledger_id for ledger_id in range(10) if options.is_wanted(ledger_id)] == [5, 6]
-    assert (options.num_partitions, options.live_bookies, options.plan) == (3, frozenset({"a:1", "b:2"}), plan)
-    assert options.is_summarized
-
-
-def test_an_empty_list_of_bookies_is_not_no_list() -> None:
-    assert ledger_options(URI | {"live_bookies": ""}).live_bookies == frozenset()
+    assert options.num_partitions == 3
 
 
 @pytest.mark.parametrize(
@@ -94,8 +81,6 @@ def test_an_empty_list_of_bookies_is_not_no_list() -> None:
         ({"connect_timeout_s": "soon"}, "not a number of seconds"),
         ({"connect_timeout_s": "0"}, "out of range"),
         ({"connect_timeout_s": "nan"}, "out of range"),
-        ({"plan": "["}, "plan"),
-        ({"plan": "[1]"}, "plan"),
     ],
 )
 def test_wrong_options_are_named(wrong: dict[str, str], text: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookie.metadata.access import ZooKeeperAccess
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind, ledger_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
@@ -22,12 +23,13 @@ from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.port import ANY_VERSION, MetadataStore
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.clock import SystemClock
 from spark_jobs.datasource.incremental import ImageSource, incremental
 from spark_jobs.datasource.ledgers import leaf_stat
-from spark_jobs.datasource.options import LedgerOptions, ledger_options
+from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import leaf_of, scan
 from spark_jobs.image import part as part_module
@@ -127,8 +129,15 @@ class World:
         directory = self.writes_to or self.directory / str(self.reads)
         if self.writes_to is None:
             directory.mkdir()
-        text = {"metadata_uri": "zk://unused/ledgers", "with_summary": "true", "live_bookies": live}
-        return ledger_options(text | {"image_dir": str(directory), "image_from_ms": str(self.now_ms)})
+        return LedgerOptions(
+            parse_uri("zk://unused/ledgers"),
+            ZooKeeperAccess(),
+            1.0,
+            live_bookies=frozenset(live.split(",")),
+            is_summarized=True,
+            image_dir=str(directory),
+            image_from_ms=self.now_ms,
+        )
 
     def _took(self, options: LedgerOptions, batches: Sequence[pa.RecordBatch]) -> tuple[set[int], Mapping[str, Any]]:
         rows = [row for batch in batches for row in batch.to_pylist()]

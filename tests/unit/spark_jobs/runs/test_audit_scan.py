@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
+from bookie.metadata.access import ZooKeeperAccess
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind, ledger_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
+from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.clock import SystemClock
 from spark_jobs.datasource import scan as scan_module
-from spark_jobs.datasource.options import LedgerOptions, ledger_options
+from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import reread, scan
 from spark_jobs.pacing.budget import TaskBudget
@@ -40,11 +42,11 @@ def unpaced(store: MemoryStore) -> PacedStore:
     return PacedStore(store, Pace(SystemClock()), ROOT)
 
 
-def options(**more: str) -> LedgerOptions:
-    return ledger_options({"metadata_uri": "zk://unused/ledgers", "with_summary": "true"} | more)
+def options(**more: Any) -> LedgerOptions:
+    return LedgerOptions(parse_uri("zk://unused/ledgers"), ZooKeeperAccess(), 1.0, is_summarized=True, **more)
 
 
-async def read(store: MemoryStore, cluster: Cluster, **more: str) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
+async def read(store: MemoryStore, cluster: Cluster, **more: Any) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
     """All rows, and the summary."""
     ledgers = LedgerStore(store, cluster, random.Random(1))
     parents = [LeafParent(path, count) for path, count in await ledgers.leaf_parents()]
@@ -70,7 +72,7 @@ async def test_every_ledger_is_read_once_and_counted() -> None:
 
 
 async def test_a_range_is_read_alone() -> None:
-    rows, summary = await read(*await cluster_of(range(20)), first_ledger="5", last_ledger="7")
+    rows, summary = await read(*await cluster_of(range(20)), first_ledger=5, last_ledger=7)
     assert [row["ledger_id"] for row in rows] == [5, 6, 7]
     assert (summary["ledgers"], summary["skipped"]) == (3, 17)
 
@@ -93,7 +95,7 @@ async def test_ledgers_deleted_between_listing_and_reading_are_counted() -> None
 async def test_a_ledger_that_may_not_be_read_is_a_row_with_an_error() -> None:
     store, cluster = await cluster_of(range(3))
     store.cell.deny(ledger_path(cluster.kind, ROOT, 1))
-    rows, summary = await read(store, cluster, live_bookies="a")
+    rows, summary = await read(store, cluster, live_bookies=frozenset({"a"}))
     assert [(row["ledger_id"], row["error"][:13]) for row in rows] == [(1, "access denied")]
     assert (summary["ledgers"], summary["unreadable"]) == (2, 1)
 
