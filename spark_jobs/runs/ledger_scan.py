@@ -6,9 +6,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from py4j.protocol import Py4JError
 from pyspark import StorageLevel
 from pyspark.core.broadcast import Broadcast
 from pyspark.errors import PySparkException
@@ -131,7 +133,8 @@ def scan_ledgers(
     try:
         return replace(scan_of(collected(read, settings)), sent=(sent,))
     except BaseException:
-        sent.destroy()
+        with suppress(Py4JError, OSError):  # Spark may be what failed
+            sent.destroy()
         raise
 
 
