@@ -64,11 +64,10 @@ class LedgerScan:
     """
     totals: ScanTotals
     cached: tuple[DataFrame, ...]
-    image: ImageParts = field(default_factory=lambda: ImageParts())
+    image: ImageParts = field(default_factory=ImageParts)
     settled: DataFrame | None = None
     """Rows of ``bk_ledgers`` of a snapshot, which no second reading confirmed; None: there are none, or they were not
     asked for. They are none of the suspects."""
-
     sent: tuple[Broadcast[Sequence[str]], ...] = ()
     """What Spark sent to the executors for the tasks."""
 

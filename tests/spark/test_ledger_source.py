@@ -26,6 +26,7 @@ from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.model.ownership import OWNER_COLUMNS
 from bookie.runtime.clock import SystemClock
 from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.runs.completeness import NO_TOTALS
 from spark_jobs.runs.ledger_scan import scan_ledgers
 from spark_jobs.settings import AuditSettings
 
@@ -203,6 +204,26 @@ def test_a_scan_counts_what_it_read_and_keeps_the_suspects(spark: SparkSession, 
         assert totals.listed == {parent.path: (0 if parent.planned == 3 else parent.planned,) for parent in plan}
         assert totals.ledgers_by_bookie == {"a:1": 4, "b:1": 4, "c:1": 3, "d:1": 2}
         assert totals.fragments_by_bookie == {"a:1": 6, "b:1": 4, "c:1": 5, "d:1": 2}
+    finally:
+        scan.release()
+
+
+def test_what_a_scan_sent_to_its_tasks_is_freed_with_its_rows(
+    spark: SparkSession, filled: Place, tmp_path: Path
+) -> None:
+    plan = [LeafParent(f"{filled.root}/00/0000", 4)]
+    scan = scan_ledgers(spark, AuditSettings(filled.uri, tmp_path), plan, frozenset())
+    files = [Path(each._path) for each in scan.sent]
+    assert [file.is_file() for file in files] == [True]
+    scan.release()
+    assert [file.exists() for file in files] == [False]
+
+
+def test_a_scan_of_no_nodes_finds_nothing(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    scan = scan_ledgers(spark, AuditSettings(place.uri, tmp_path, metadata_rate=100.0), [], frozenset())
+    try:
+        assert scan.suspects.collect() == []
+        assert scan.totals == NO_TOTALS
     finally:
         scan.release()
 

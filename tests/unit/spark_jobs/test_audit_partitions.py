@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from bookie.metadata.uri import InvalidUriError
 from bookie.model.ids import LEDGER_ID_MAX
 from spark_jobs.datasource.options import InvalidOptionError, ledger_options
-from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent, balance, partition_count
+from spark_jobs.datasource.partitions import (
+    LEDGERS_PER_PARTITION_MAX,
+    LeafParent,
+    balance,
+    parents_of,
+    parents_text,
+    partition_count,
+)
+from spark_jobs.image.leaves import LeafStat
 from spark_jobs.runs.completeness import ScanTotals, problems, short_parents
 
 PARENTS = st.lists(st.integers(0, 10_000), max_size=40).map(
@@ -50,6 +58,12 @@ def test_no_group_is_refused() -> None:
 def test_partitions_follow_cores_and_then_ledgers(counts: list[int], cores: int, expected: int) -> None:
     assert LEDGERS_PER_PARTITION_MAX == 250_000
     assert partition_count([LeafParent(str(count), count) for count in counts], cores) == expected
+
+
+def test_a_group_of_nodes_survives_its_text() -> None:
+    group = (LeafParent("/ledgers/00/0001", 7), LeafParent("/ledgers/00/0002", 0, LeafStat(1, 2, 3, 0)))
+    assert parents_of(parents_text(group)) == group
+    assert parents_of(parents_text(())) == ()
 
 
 URI = {"metadata_uri": "zk://zk1/ledgers"}
