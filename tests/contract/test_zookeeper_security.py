@@ -11,6 +11,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -106,6 +107,24 @@ async def test_a_wrong_password_is_refused(secured: Secured, tmp_path: Path) -> 
     said = await refusal(secured.server.connect_string, access)
     assert "refused the login" in said
     assert "wrong-secret" not in said
+
+
+@pytest.mark.parametrize("turn_ms", range(1, 9))
+async def test_a_wrong_password_is_refused_if_the_loop_is_late(turn_ms: int, secured: Secured, tmp_path: Path) -> None:
+    """The connection may have ended by the time this loop sees that it began."""
+
+    async def hold_up() -> None:
+        while True:
+            time.sleep(turn_ms / 1000)  # noqa: ASYNC251  # to block the loop is the point
+            await asyncio.sleep(0)
+
+    (tmp_path / "password").write_text("wrong-secret")
+    holding = asyncio.ensure_future(hold_up())
+    try:
+        access = replace(secured.sasl, sasl_password_file=tmp_path / "password")
+        assert "refused the login" in await refusal(secured.server.connect_string, access)
+    finally:
+        holding.cancel()
 
 
 @pytest.mark.parametrize(

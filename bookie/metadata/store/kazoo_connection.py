@@ -29,8 +29,14 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import ACL, Id
 
-from bookie.metadata.access import ZooKeeperAccess, ZooKeeperAccessError, ZooKeeperLogin
-from bookie.metadata.port import Session, SessionState, StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.access import ZooKeeperAccess, ZooKeeperAccessError
+from bookie.metadata.port import (
+    AccessDeniedError,
+    Session,
+    SessionState,
+    StoreUnavailableError,
+    WriteOutcomeUnknownError,
+)
 from bookie.metadata.store.bridge import Answer, LoopBridge
 from bookie.metadata.store.credentials import (
     TicketUnavailableError,
@@ -43,7 +49,7 @@ from bookie.metadata.store.credentials import (
 from bookie.metadata.store.outage import OutageLog
 from bookie.metadata.store.session import SessionTracker
 from bookie.metadata.store.sockets import PlainSocket, Receiver, TlsSocket, WakeUp, wait_receivable, wait_sendable
-from bookie.metadata.store.zookeeper_errors import answer_error
+from bookie.metadata.store.zookeeper_errors import LOGIN_REFUSED, answer_error
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.signal import Signal, waiting_for
 from bookie.runtime.tasks import guarded
@@ -239,6 +245,10 @@ class KazooConnection:
         self._problems: dict[Address, str] = {}
         self._refusals: dict[Address, str] = {}
         self._refused = Signal()
+        self._hosts = hosts
+        self._is_logged_in = False
+        self._is_login_refused = False
+        self._login_ended = Signal()
         logging.getLogger("kazoo").setLevel(logging.WARNING)  # below, it prints requests with the data of nodes
         self._loop = asyncio.get_running_loop()
         self._timeout_s = operation_timeout_s
@@ -254,6 +264,7 @@ class KazooConnection:
         self._client.add_listener(self._listen)
         self._granted_s = session_timeout_s
         self._watch_handshakes()
+        self._watch_logins()
 
     async def start(self) -> None:
         """Connect; returns with the first session. The caller gives it a deadline, and calls ``stop`` if it fails.
@@ -263,15 +274,15 @@ class KazooConnection:
             AccessDeniedError: the login was refused.
         """
         self._client.start_async()
-        while not self.tracker.current.is_connected:
-            with waiting_for(self.tracker.changed, self._refused) as waiter:
+        while not (self.tracker.current.is_connected and self._is_logged_in):
+            with waiting_for(self.tracker.changed, self._login_ended, self._refused) as waiter:
+                if self._is_login_refused:
+                    raise AccessDeniedError(f"log in to {self._hosts}: {LOGIN_REFUSED}")
                 if self._refusals.keys() >= set(self._client.hosts):
                     refused = sorted(self._refusals.items())
                     raise ZooKeeperAccessError("; ".join(f"ZooKeeper at {h}:{p}: {why}" for (h, p), why in refused))
-                if not self.tracker.current.is_connected:
+                if not (self.tracker.current.is_connected and self._is_logged_in):
                     await waiter
-        if self._access.login is not ZooKeeperLogin.NONE:
-            await self.exists("/")  # kazoo reports the session before the login, which may fail
 
     @property
     def problem(self) -> str:
@@ -383,6 +394,22 @@ class KazooConnection:
 
         connection._invoke = invoke_in_bounds
 
+    def _watch_logins(self) -> None:
+        """Report the end of each login: kazoo reports the session before it logs in, which may fail."""
+        connection = self._client._connection
+        connect = connection._connect
+
+        def connect_and_log_in(*server: Any) -> Any:
+            timeouts = connect(*server)
+            self.bridge.push(self._on_login)
+            return timeouts
+
+        connection._connect = connect_and_log_in
+
+    def _on_login(self) -> None:
+        self._is_logged_in = True
+        self._login_ended.fire()
+
     def _listen(self, state: str) -> None:
         # In kazoo's thread. Through the bridge, so that the loop sees it in order with the answers.
         session_id = self._client._session_id or 0
@@ -403,6 +430,7 @@ class KazooConnection:
             session = Session(SessionState.CONNECTED, epoch, session_id, timeout_s)
         elif state == KazooState.LOST:
             session = replace(known, state=SessionState.LOST)
+            self._is_login_refused = keeper_state == KeeperState.AUTH_FAILED
             if keeper_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED):
                 guarded("restart of the zookeeper connection", self._restart())
         self.tracker.update(session)

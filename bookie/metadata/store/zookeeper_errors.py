@@ -27,6 +27,10 @@ class RequestUnknownError(RequestRefusedError):
 
 
 _NO_PERMISSION: Final = -102
+LOGIN_REFUSED: Final = (
+    "ZooKeeper refused the login: check the user and the password (zk_username, zk_password_file), and for "
+    "GSSAPI the ticket or keytab of this process and the principal of the server (docs/zookeeper.md)"
+)
 
 _ANSWERS: Final[dict[int, tuple[type[BkhealError], str]]] = {
     -101: (NoNodeError, "no such node"),
@@ -37,13 +41,7 @@ _ANSWERS: Final[dict[int, tuple[type[BkhealError], str]]] = {
     -111: (NotEmptyError, "it has children"),
     -113: (RequestRefusedError, "invalid callback"),
     -114: (AccessDeniedError, "the ACL for it is invalid: `creator` needs a login or a certificate (zk_acl)"),
-    -115: (
-        AccessDeniedError,
-        (
-            "ZooKeeper refused the login: check the user and the password (zk_username, zk_password_file), and for "
-            "GSSAPI the ticket or keytab of this process and the principal of the server (docs/zookeeper.md)"
-        ),
-    ),
+    -115: (AccessDeniedError, LOGIN_REFUSED),
     -118: (StoreUnavailableError, "the session moved to another server; the request was not carried out"),
     -119: (StoreUnavailableError, "the server is read-only (it has lost its quorum)"),
     -124: (AccessDeniedError, "the server demands a login by SASL, give one (zk_login)"),
