@@ -5,6 +5,9 @@ that an operator accepted does not count. A run that saw every ledger ends what 
 adds, since a ledger that it did not see is not known to be healthy.
 
 The state of one check of one cluster is one file, KIND-CLUSTER-RUN.parquet; the one of the newest run counts.
+
+It is computed for one range of ledger ids after another, so that a run with millions of findings needs the memory of
+one range.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Final
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
@@ -29,7 +35,12 @@ from spark_jobs.report.table_schemas import UNHEALTHY
 
 _log = logging.getLogger(__name__)
 
-_MEMORY: Final = "512MiB"
+_MEMORY: Final = "256MiB"
+"""DuckDB's limit; beyond it, it uses the disk. One range takes less."""
+_RANGE_ROWS: Final = 250_000
+"""Findings, and ledgers of the state before, in one range of ledger ids, roughly."""
+_GROUP_ROWS: Final = 122_880
+"""In one row group of the file."""
 _ATTEMPTS_MAX: Final = 3
 _KINDS: Final = {
     RunKind.BOOKIES: RunKind.BOOKIES,
@@ -43,6 +54,7 @@ _CURRENT: Final = f"""
     FROM {{findings}}
     WHERE kind <> '{FindingKind.LOSS_ACCEPTED.value}'
       AND (severity_rank <= {Severity.BELOW_WRITE_QUORUM.value} OR kind = '{FindingKind.UNREADABLE_METADATA.value}')
+      AND {{ids}}
     GROUP BY ledger_id
 """  # noqa: S608 - names are ours
 _NOTHING: Final = (
@@ -80,10 +92,9 @@ def continue_state(report_dir: Path, summary: RunSummary, findings: Sequence[Pat
         files = table_files(report_dir, UNHEALTHY.name).partitioned
         try:
             before = [path for path in files if path.name.startswith(prefix) and is_parquet(path)]
-            _write(temporary, _state(summary, findings, before))
-        except (duckdb.Error, FileNotFoundError) as error:
+            _write(temporary, summary, findings, before)
+        except (duckdb.Error, pa.ArrowException, FileNotFoundError) as error:
             # Another run may have replaced the state after it was listed.
-            temporary.unlink(missing_ok=True)
             if attempt == _ATTEMPTS_MAX - 1:
                 reason = {"run_id": summary.run_id, "reason": str(error)}
                 _log.warning("since when ledgers are unhealthy is not recorded", extra=reason)
@@ -92,8 +103,8 @@ def continue_state(report_dir: Path, summary: RunSummary, findings: Sequence[Pat
             return
 
 
-def _write(path: Path, question: str) -> None:
-    """Write an answer to a file; it is on the disk when this returns."""
+def _write(path: Path, summary: RunSummary, findings: Sequence[Path], before: Sequence[Path]) -> None:
+    """Write the state to a file; it is on the disk when this returns. After an error there is no file."""
     spill = path.with_suffix(".spill")
     config: dict[str, str | bool | int | float | list[str]] = {
         "autoinstall_known_extensions": False,
@@ -104,14 +115,38 @@ def _write(path: Path, question: str) -> None:
         "temp_directory": str(spill.absolute()),
     }
     try:
-        with duckdb.connect(":memory:", config=config) as connection:
+        with duckdb.connect(":memory:", config=config) as connection, path.open("wb") as file:
             connection.execute("SET TimeZone = 'UTC'")
-            target = sql_text(str(path.absolute()))
-            connection.execute(f"COPY ({question}) TO {target} (FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)")
-        with path.open("rb+") as file:
+            questions = (_state(summary, findings, before, ids) for ids in _ranges(connection, findings, before))
+            answers = (connection.sql(question).to_arrow_reader(_GROUP_ROWS) for question in questions)
+            first = next(answers)
+            with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+                for batch in chain.from_iterable(chain([first], answers)):
+                    writer.write_batch(batch)
+            file.flush()
             os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     finally:
         shutil.rmtree(spill, ignore_errors=True)
+
+
+def _ranges(connection: duckdb.DuckDBPyConnection, findings: Sequence[Path], before: Sequence[Path]) -> list[str]:
+    """Conditions that each select a range of ledger ids, ascending; every id is in one of them."""
+    files = [*findings, *before]
+    count = -(-sum(pq.read_metadata(path).num_rows for path in files) // _RANGE_ROWS)
+    if count <= 1:
+        return ["true"]
+    shares = [number / count for number in range(1, count)]
+    found = connection.execute(f"SELECT approx_quantile(ledger_id, {shares}) FROM {_read(files)}")  # noqa: S608 - quoted
+    ((cuts,),) = found.fetchall()
+    bounds = sorted(set(cuts or ()))
+    return [
+        " AND ".join([f"ledger_id >= {low}"] * (low is not None) + [f"ledger_id < {high}"] * (high is not None))
+        or "true"
+        for low, high in pairwise([None, *bounds, None])
+    ]
 
 
 def state_prefix(kind: RunKind, instance_id: str) -> str:
@@ -126,8 +161,10 @@ def saw_every_ledger(summary: RunSummary) -> bool:
     return summary.is_read and summary.held_because is None and is_all and not (asked and asked.unknown)
 
 
-def _state(summary: RunSummary, findings: Sequence[Path], before: Sequence[Path]) -> str:
-    current = _CURRENT.format(findings=_read(findings) if findings else _NOTHING)
+def _state(summary: RunSummary, findings: Sequence[Path], before: Sequence[Path], ids: str) -> str:
+    """The question whose answer is the state of the ledgers that the condition ``ids`` selects."""
+    current = _CURRENT.format(findings=_read(findings) if findings else _NOTHING, ids=ids)
+    known = f"(SELECT * FROM {_read(before)} WHERE {ids})" if before else _NO_STATE  # noqa: S608 - texts are quoted
     ends = "now.ledger_id IS NOT NULL" if saw_every_ledger(summary) else "true"
     finished = f"make_timestamptz({summary.finished_ms * 1000})"
     run_id = sql_text(summary.run_id)
@@ -145,7 +182,7 @@ def _state(summary: RunSummary, findings: Sequence[Path], before: Sequence[Path]
                coalesce(before.unhealthy_since, {finished}) AS unhealthy_since,
                coalesce(before.first_run_id, {run_id}) AS first_run_id,
                {chosen(finished, "last_found")}
-        FROM ({current}) AS now FULL JOIN {_read(before) if before else _NO_STATE} AS before USING (ledger_id)
+        FROM ({current}) AS now FULL JOIN {known} AS before USING (ledger_id)
         WHERE {ends}
         ORDER BY ledger_id
     """  # noqa: S608 - texts are quoted

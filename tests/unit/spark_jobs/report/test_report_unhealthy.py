@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from bookie.model.run import RunKind
@@ -16,7 +20,7 @@ from spark_jobs.report.sql_values import as_json
 from spark_jobs.report.summary import ClusterName, RunSummary, UnknownAnswers
 from spark_jobs.report.table_files import days, newest_states, table_files
 from spark_jobs.report.table_upkeep import tidy
-from spark_jobs.report.unhealthy import saw_every_ledger
+from spark_jobs.report.unhealthy import continue_state, saw_every_ledger
 from tests.worlds import report as world
 from tests.worlds.report_tables import STORY, Row, finding, run, unreadable, write, write_story
 
@@ -130,6 +134,23 @@ def test_a_damaged_state_begins_again(tmp_path: Path) -> None:
     found = (finding(1, "b:3181"),)
     write(tmp_path, run(3, found), found)
     assert state(tmp_path) == {1: (4, 4)}
+
+
+def test_a_state_of_many_ledgers_is_the_same_and_in_the_order_of_their_ids(tmp_path: Path) -> None:
+    """More than is computed at a time; ids are far apart and in no order, and each has two findings."""
+    ids = [number**3 for number in random.Random(3).sample(range(400_000), 400_000)]
+    for day, found in ((0, ids[:300_000]), (1, ids[100_000:])):
+        row = finding(0, "b:3181", severity=Severity.BELOW_WRITE_QUORUM)
+        columns = {name: pa.repeat(row[name], 2 * len(found)) for name in ("kind", "severity_rank", "bytes_estimate")}
+        file = tmp_path / f"{day}.parquet"
+        pq.write_table(pa.table({"ledger_id": [*found, *found], **columns}), file)
+        continue_state(tmp_path, run(day, (row,)), [file])
+    (path,) = table_files(tmp_path, TABLE).partitioned
+    table = pq.read_table(path)
+    assert table["ledger_id"].to_pylist() == sorted(ids[100_000:])
+    assert pc.unique(table["findings"]).to_pylist() == [2]
+    is_old = pc.equal(table["first_run_id"], run(0).run_id)
+    assert sorted(table.filter(is_old)["ledger_id"].to_pylist()) == sorted(ids[100_000:300_000])
 
 
 def test_the_state_of_the_newest_run_counts() -> None:
