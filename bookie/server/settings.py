@@ -56,7 +56,7 @@ class BookieSettings:
             "uses one of them: their number and order can never change."
         ),
     ]
-    """See ``journal_dirs``."""
+    """Split by ``journal_dirs``."""
     ledger_dir: Annotated[
         str,
         Option(

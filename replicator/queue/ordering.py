@@ -55,9 +55,9 @@ class Candidate:
     """An operator asked for its repair before the others of its rank."""
     parked_attempts: int = 0
     is_large: bool = False
-    """See ``is_large``."""
+    """As the function ``is_large`` decides it."""
     is_of_system_topic: bool = False
-    """See ``is_of_system_topic``."""
+    """As the function ``is_of_system_topic`` decides it."""
 
 
 def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:

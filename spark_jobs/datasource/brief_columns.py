@@ -26,7 +26,7 @@ class BriefColumns(MetadataColumns):
     """The columns of ``BRIEF_DDL``."""
 
     def __init__(self, live_bookies: frozenset[str] | None = None, *, is_summarized: bool = False) -> None:
-        """See ``MetadataColumns``."""
+        """Empty; the arguments are those of ``MetadataColumns``."""
         super().__init__(BRIEF_FIELDS, live_bookies, is_summarized=is_summarized)
         self._rows: list[_Row] = []
 

@@ -189,7 +189,7 @@ class LedgerColumns(MetadataColumns):
         is_summarized: bool = False,
         image: ImagePart | None = None,
     ) -> None:
-        """See ``MetadataColumns``."""
+        """Empty; the arguments are those of ``MetadataColumns``."""
         super().__init__(LEDGER_FIELDS, live_bookies, is_summarized=is_summarized, image=image)
         self._owners = OwnerColumns()
         self._clear()

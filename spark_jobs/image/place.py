@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
+from typing_extensions import override
 
 from spark_jobs.remote_files import REST_S, RemoteFiles
 from spark_jobs.store_address import StoreAddress, is_path, parse_address
@@ -160,40 +161,40 @@ class _Written:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalPlace:
+class LocalPlace(Place):
     """A directory."""
 
     path: Path
     has_rename = True
 
     @property
+    @override
     def name(self) -> str:
-        """See ``Place``."""
         return self.path.name
 
     @property
+    @override
     def parent(self) -> LocalPlace:
-        """See ``Place``."""
         return LocalPlace(self.path.parent)
 
     def __str__(self) -> str:
         return str(self.path)
 
+    @override
     def child(self, name: str) -> LocalPlace:
-        """See ``Place``."""
         return LocalPlace(self.path / name)
 
+    @override
     def to_text(self) -> str:
-        """See ``Place``."""
         return str(self.path.resolve())
 
+    @override
     def make(self) -> None:
-        """See ``Place``."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.mkdir()
 
+    @override
     def folders(self) -> Mapping[str, Collection[str]]:
-        """See ``Place``."""
         found: dict[str, Collection[str]] = {}
         with contextlib.suppress(FileNotFoundError):
             for path in self.path.iterdir():
@@ -201,32 +202,33 @@ class LocalPlace:
                     found[path.name] = os.listdir(path)
         return found
 
+    @override
     def files(self) -> Mapping[str, int]:
-        """See ``Place``."""
         return {path.name: path.stat().st_size for path in self.path.iterdir() if path.is_file()}
 
+    @override
     def read(self, name: str, size_max: int) -> bytes:
-        """See ``Place``."""
         with (self.path / name).open("rb") as file:
             return file.read(size_max)
 
+    @override
     def opened(self, name: str, size: int) -> pa.NativeFile:
-        """See ``Place``."""
         path = self.path / name
         if path.parent != self.path or path.stat().st_size != size:
             raise ValueError(f"{name} has another size than in its manifest")
         return pa.OSFile(str(path))
 
+    @override
     def start_write(self, name: str, data: pa.Buffer) -> Writing:
-        """See ``Place``; it is on the disk when this returns."""
+        """The file is on the disk when this returns."""
         with (self.path / name).open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         return _Written()
 
+    @override
     def publish(self, name: str, kept: Collection[str], manifest: tuple[str, pa.Buffer]) -> None:
-        """See ``Place``."""
         for path in self.path.iterdir():
             if path.name not in kept:  # of a task that Spark repeated
                 path.unlink()
@@ -235,44 +237,45 @@ class LocalPlace:
         self.path.rename(self.path.parent / name)
         _fsync_directory(self.path.parent)
 
+    @override
     def remove(self, first: Sequence[str] = ()) -> None:
-        """See ``Place``."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
-class StorePlace:
+class StorePlace(Place):
     """A folder of a store. All places of one bucket or name node share the client of their process."""
 
     address: StoreAddress
     has_rename = False
 
     @property
+    @override
     def name(self) -> str:
-        """See ``Place``."""
         return self.address.path.rpartition("/")[2]
 
     @property
+    @override
     def parent(self) -> StorePlace:
-        """See ``Place``."""
         return self._at(self.address.path.rpartition("/")[0])
 
     def __str__(self) -> str:
         return str(self.address)
 
+    @override
     def child(self, name: str) -> StorePlace:
-        """See ``Place``."""
         return self._at(f"{self.address.path}/{name}")
 
+    @override
     def to_text(self) -> str:
-        """See ``Place``."""
         return str(self)
 
+    @override
     def make(self) -> None:
-        """See ``Place``. Stores make folders with their first file."""
+        """Stores make folders with their first file."""
 
+    @override
     def folders(self) -> Mapping[str, Collection[str]]:
-        """See ``Place``."""
         found: dict[str, list[str]] = {}
         for file in self._client.list(self._path)[0]:
             folder, slash, name = file.name.partition("/")
@@ -280,17 +283,18 @@ class StorePlace:
                 found.setdefault(folder, []).append(name)
         return found
 
+    @override
     def files(self) -> Mapping[str, int]:
-        """See ``Place``."""
         return {file.name: file.size for file in self._client.list(self._path)[0]}
 
+    @override
     def read(self, name: str, size_max: int) -> bytes:
-        """See ``Place``."""
         content: bytes = self._client.read(self._of(name), size_max)[:size_max].to_pybytes()
         return content
 
+    @override
     def opened(self, name: str, size: int) -> pa.NativeFile:
-        """See ``Place``. All of it is in memory: some megabytes."""
+        """All of it is in memory: some megabytes."""
         if "/" in name or not 0 <= size <= _FILE_BYTES_MAX:
             raise ValueError(f"{name} is no file of an image")
         content = self._client.read(self._of(name), size)
@@ -298,16 +302,17 @@ class StorePlace:
             raise ValueError(f"{name} has another size than in its manifest")
         return pa.BufferReader(content)
 
+    @override
     def start_write(self, name: str, data: pa.Buffer) -> Writing:
-        """See ``Place``."""
         return self._client.start_write(self._of(name), data)
 
+    @override
     def publish(self, name: str, kept: Collection[str], manifest: tuple[str, pa.Buffer]) -> None:
-        """See ``Place``. The folder keeps its name, and what does not belong to it is removed with it."""
+        """The folder keeps its name, and what does not belong to it is removed with it."""
         self.start_write(*manifest).result()
 
+    @override
     def remove(self, first: Sequence[str] = ()) -> None:
-        """See ``Place``."""
         try:
             self._client.remove_folder(self._path, first=first)
         except PlaceError as error:

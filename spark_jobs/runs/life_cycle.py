@@ -63,7 +63,7 @@ class RunOutcome:
     tasks_changed: int = 0
     report: str = ""
     held_back: Mapping[str, int] = field(default_factory=dict)
-    """See ``RunRecord``."""
+    """This and the next three are as in ``RunRecord``."""
     withdrawn: Mapping[str, int] = field(default_factory=dict)
     image: Mapping[str, int] = field(default_factory=dict)
     namespaces: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

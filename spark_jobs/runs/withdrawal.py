@@ -194,7 +194,7 @@ class WithdrawsMarks(Protocol):
     """What ``withdraw_ended`` drives."""
 
     def withdraw_step(self, after: LedgerId | None, count_max: int) -> WithdrawalStep:
-        """See ``Withdrawal.step``."""
+        """Withdraw at most ``count_max`` marks after a ledger, as ``Withdrawal.step`` does."""
         ...
 
 

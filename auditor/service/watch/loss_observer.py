@@ -67,7 +67,7 @@ class Marks:
     is_counted: bool
     """False: no count is complete yet."""
     named_ms: Mapping[str, int] = field(default_factory=dict)
-    """See ``Backlog.named_ms``."""
+    """As ``Backlog.named_ms``."""
     is_run_under_way: bool = False
     """Whether an audit of bkheal holds the lock of the runs that mark. It notes at its end what it dealt with, before
     it releases the lock, so this is read after the count and before the records."""
