@@ -76,6 +76,8 @@ class Damaged(EmbeddedWorld):
         self.met = await self.written()
         self.indexed = await self.written(entries=INDEXED)
         first, second, third = self.bookies
+        for bookie in self.bookies:
+            bookie.options = ("--scrub-interval", "0")  # the first one, after a minute, would repair the damage
         await self.settle(first, second, third)
         for bookie in (first, second):
             damage_entry(bookie, self.unclosed, DAMAGED)
