@@ -74,8 +74,9 @@ async def _judge_space_of(world: SimWorld, node: SimBookie) -> None:
         world.truth.fail("SPACE", f"{node.bookie} cannot collect in the end: {error}")
         return
     live = await _live_bytes(world, node)
-    disk = node.ledgers
-    logs = [disk.content(path) for path in disk.paths() if path.startswith(f"{DIRECTORY}/")]
+    logs = [
+        disk.content(path) for disk in node.ledger_disks for path in disk.paths() if path.startswith(f"{DIRECTORY}/")
+    ]
     used = sum(len(log) for log in logs)
     if used * world.variation.storage.compact_below > live + _SPARE_BYTES:
         world.truth.fail("SPACE", f"{node.bookie} has {used} bytes in {len(logs)} entry logs, {live} of them live")

@@ -15,7 +15,7 @@ from tests.simulation.history import Outcome
 from tests.simulation.profiles import NAMED
 from tests.simulation.progress import noting, read_progress
 from tests.simulation.runner import Summary, run_one, run_seeds, with_progress
-from tests.simulation.variation import FIRST_WITH_JOURNALS
+from tests.simulation.variation import FIRST_WITH_DIRECTORIES
 
 CORPUS: Final = Path(__file__).with_name("corpus.json")
 """Seeds that once failed; they run with every test run."""
@@ -74,7 +74,7 @@ def _run(options: argparse.Namespace) -> int:
     if is_fresh and options.progress is not None:
         print("--progress needs --first: a fresh seed cannot be continued", file=sys.stderr)
         return 2
-    first = FIRST_WITH_JOURNALS + int.from_bytes(os.urandom(4), "big") if is_fresh else options.first
+    first = FIRST_WITH_DIRECTORIES + int.from_bytes(os.urandom(4), "big") if is_fresh else options.first
     print(f"seeds {first} to {first + options.seeds - 1}", file=sys.stderr)
     summary = Summary()
     digests = {}

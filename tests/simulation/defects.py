@@ -59,6 +59,7 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "denials-always-count": "lost witness",
     "disable-ignored": "repair",
     "failure-demotes": "repair",
+    "failed-directory-trusted": "ledger directories",
     "fence-forgotten": "new disks",
     "incarnation-unchecked": "new disks",
     "index-not-reopened": "full disk",

@@ -114,6 +114,8 @@ def run_history(
             )
             stack.enter_context(deciding_by(points))
             variation = vary(seed, may_be_apache=not chosen.is_beyond_quorum)
+            if chosen.has_directories and variation.directories is None:
+                variation = replace(variation, directories=seed)
             if not variation.is_default:
                 use_small_windows(stack, has_small_budget=chosen.is_large and rng.random() < 0.5)
             if planted is not None:
@@ -344,6 +346,9 @@ class History:
         world.network.heal()
         for node in world.bookies.values():
             node.be_well()
+            if node.process.is_alive and (node.missing_directory or node.is_directory_out_of_use):
+                node.crash(is_power_lost=False)  # an operator has mended the disk, and restarts the bookie
+            node.missing_directory = 0
             if not node.process.is_alive and not node.is_retired:
                 node.begin()
                 world.note_return()

@@ -54,7 +54,7 @@ async def salvage(node: SimBookie, places: Sequence[Place], rng: random.Random) 
     """Salvage the journal of a starting bookie, in the order of the real process."""
     directories = [await look(place.role, str(place.path), place.disk) for place in places if place.disk is not None]
     before, resumed = succession.predecessor(directories)
-    found = await salvaging.salvage(node.journals, node.ledgers, node.index, node.world.variation.storage)
+    found = await salvaging.salvage(node.journals, node.spread, node.index, node.world.variation.storage)
     await succession.succeed(node.disks, before, resumed, rng)
     for journal in node.journals:
         for name in await journal.names("journal"):

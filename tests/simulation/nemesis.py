@@ -59,6 +59,8 @@ class Nemesis:
             "kill most bookies": self._kill_most,
             "wipe bookie": self._wipe,
             "damage journal": self._damage_journal,
+            "fail directory": self._fail_directory,
+            "miss directory": self._miss_directory,
             "cut link": lambda: self._cut(is_both_ways=True),
             "cut one way": lambda: self._cut(is_both_ways=False),
             "slow link": self._slow_link,
@@ -222,7 +224,7 @@ class Nemesis:
     def _damage_journal(self) -> bool:
         """Kill a bookie of ours, and let it lose a part of its journal. As after ``wipe bookie``, copies are gone."""
         world = self._world
-        living = [node for node in world.living_bookies() if not node.is_apache]
+        living = [node for node in world.living_bookies() if not (node.is_apache or node.missing_directory)]
         if self._wipes >= self._profile.wipes_max or not living:
             return False
         self._wipes += 1
@@ -232,6 +234,39 @@ class Nemesis:
         node.is_journal_to_be_damaged = True
         world.start_later(node, 1.5 * self._down_s())
         return True
+
+    def _fail_directory(self) -> bool:
+        """Nothing can be written to a ledger directory for a while; the bookie does not use it until it restarts."""
+        node = self._spread_bookie()
+        if node is None or node.faults.failing_directory:
+            return False
+        node.faults.failing_directory = self._rng.randrange(1, len(node.ledger_disks))
+        self._note(f"ledger directory {node.faults.failing_directory} of {node.process.name} fails")
+        self._undo(lambda: setattr(node.faults, "failing_directory", 0))
+        return True
+
+    def _miss_directory(self) -> bool:
+        """A bookie restarts without one of its ledger directories. It is as if its entries rotted, until it is back."""
+        world = self._world
+        node = self._spread_bookie()
+        if node is None or (world.truth.rotten and node.bookie not in world.truth.rotten):
+            return False
+        world.truth.rotten.add(node.bookie)
+        node.crash(is_power_lost=False)
+        node.missing_directory = self._rng.randrange(1, len(node.ledger_disks))
+        self._note(f"ledger directory {node.missing_directory} of {node.process.name} is not mounted")
+        world.start_later(node, self._down_s())
+        return True
+
+    def _spread_bookie(self) -> SimBookie | None:
+        """One that is alive and has several ledger directories, and will not be salvaged: that needs all of them."""
+        living = [
+            node
+            for node in self._world.living_bookies()
+            if len(node.ledger_disks) > 1 and not node.is_journal_to_be_damaged
+        ]
+        here = [node for node in living if node.process.name == self._where]
+        return self._rng.choice(here or living) if living else None
 
     def _wipe_soon(self) -> bool:
         """As ``wipe bookie``, shortly after what happened there was answered."""
@@ -424,7 +459,7 @@ class Nemesis:
         world = self._world
         name = next(iter(sorted(world.truth.rotten)), None)
         node = world.bookies[name] if name is not None else self._any_bookie()
-        disk = node.ledgers
+        disk = node.ledgers if len(node.ledger_disks) == 1 else self._rng.choice(node.ledger_disks)
         logs = [path for path in disk.paths() if path.startswith("entries/") and len(disk.content(path)) > 64]
         if not logs:
             return False
@@ -457,10 +492,10 @@ class Nemesis:
         if world.is_healing or not ledger.acked or (world.truth.rotten and node.bookie not in world.truth.rotten):
             return
         packet = ledger.packets[self._rng.choice(sorted(ledger.acked)[-2:])]
-        for path in node.ledgers.paths():
-            at = node.ledgers.content(path).find(packet) if path.startswith("entries/") else -1
+        for disk, path in [(each, path) for each in node.ledger_disks for path in each.paths()]:
+            at = disk.content(path).find(packet) if path.startswith("entries/") else -1
             if at >= 0:
-                node.ledgers.flip_bit(path, at * 8 + self._rng.randrange(len(packet) * 8))
+                disk.flip_bit(path, at * 8 + self._rng.randrange(len(packet) * 8))
                 world.truth.rotten.add(node.bookie)
                 self._note(f"an entry of {ledger_id} rots on {node.process.name}")
                 self._meddle("recover", ledger_id)

@@ -26,9 +26,9 @@ from bookie.server.joining.admission import Place
 from bookie.server.joining.directories import Role
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
+from bookie.storage.disks.memory import Before, MemoryDisk, MemoryIndex, Operation
 from bookie.storage.entry_logs.collection import Mark
-from bookie.storage.port import DiskError, DiskFullError
+from bookie.storage.port import Disk, DiskError, DiskFullError
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import (
@@ -59,6 +59,19 @@ if TYPE_CHECKING:
 SESSION_S: Final = 3.0
 """How long the metadata store waits for a dead process, on the time scale of small settings."""
 _INDEX_SPARE_BYTES: Final = 1200
+_CAPACITY_BYTES: Final = 1 << 40
+"""Of each disk. A later ledger directory has a byte more, so that it gets an entry log before the first one does."""
+_WRITES: Final = frozenset(
+    {
+        Operation.CREATE,
+        Operation.APPEND,
+        Operation.SYNC,
+        Operation.REPLACE,
+        Operation.MAKE_DIRECTORY,
+        Operation.UNLINK,
+        Operation.SYNC_DIRECTORY,
+    }
+)
 """What the index needs on the ledger disk for one write."""
 
 
@@ -167,6 +180,9 @@ class DiskFaults:
 
     sync_fails: int = 0
     """This many of the next syncs fail."""
+    failing_directory: int = 0
+    """The ledger directory, by its place in the settings, to which nothing can be written; 0: none. Without the first
+    one there is no bookie."""
     busy_until_s: float = 0.0
     refuses_copies: bool = False
     """Every copy is refused, for a reason that does not end."""
@@ -204,7 +220,11 @@ class SimBookie:
         self.store: SimStore
         self._rng = random.Random(world.rng.getrandbits(64))
         self._journals = self._empty_journals()
-        self._ledgers = MemoryDisk(before=self._before)
+        self._ledgers = self._empty_ledgers()
+        self.missing_directory = 0
+        """The place of the ledger directory that the next start does not find; 0: it finds each."""
+        self.spread: Disk = self.ledgers
+        """The ledger directories of this life as one."""
         self._index = MemoryIndex(before=self._before, is_full=self._is_index_full)
         self.keeper: RegistrationKeeper
         self.service: BookieService
@@ -224,13 +244,23 @@ class SimBookie:
 
     @property
     def ledgers(self) -> MemoryDisk:
-        """The disk of the entry logs."""
+        """The disk of the first ledger directory."""
+        return self._ledgers[0]
+
+    @property
+    def ledger_disks(self) -> tuple[MemoryDisk, ...]:
+        """The disk of each ledger directory; the entry logs are spread over them."""
         return self._ledgers
 
     @property
+    def is_directory_out_of_use(self) -> bool:
+        """Whether this life of the process does not use one of its ledger directories."""
+        return self.spread.out_of_use_count > 0
+
+    @property
     def disks(self) -> tuple[MemoryDisk, ...]:
-        """The disks of the journals and of the entry logs."""
-        return *self._journals, self._ledgers
+        """The disks of the journals and of the ledger directories."""
+        return *self._journals, *self._ledgers
 
     def begin(self) -> asyncio.Task[None]:
         """Start the process."""
@@ -251,14 +281,17 @@ class SimBookie:
         self.process.die()
         if is_power_lost:
             self._journals = tuple(journal.crash(self._rng) for journal in self._journals)
-            self._ledgers = self._ledgers.crash(self._rng)
+            self._ledgers = tuple(disk.crash(self._rng) for disk in self._ledgers)
             self._index = self._index.crash(self._rng)
         else:
             self._journals = tuple(journal.restarted() for journal in self._journals)
-            self._ledgers, self._index = self._ledgers.restarted(), self._index.restarted()
-        parts: tuple[MemoryDisk | MemoryIndex, ...] = (*self.disks, self._index)
+            self._ledgers = tuple(disk.restarted() for disk in self._ledgers)
+            self._index = self._index.restarted()
+        parts: tuple[MemoryDisk | MemoryIndex, ...] = (*self._journals, self._index)
         for part in parts:
             part.before = self._before
+        for number, disk in enumerate(self._ledgers):
+            disk.before = self._before_in(number)
         self._index.is_full = self._is_index_full
 
     def wipe(self) -> None:
@@ -266,7 +299,7 @@ class SimBookie:
         assert not self.process.is_alive
         self.world.trace.event(self.process.name, "gets empty disks")
         self._journals = self._empty_journals()
-        self._ledgers = MemoryDisk(before=self._before)
+        self._ledgers, self.missing_directory = self._empty_ledgers(), 0
         self._index = MemoryIndex(before=self._before, is_full=self._is_index_full)
         self.is_new_incarnation, self.was_wiped = True, True
         self.world.truth.wiped(self.bookie, is_recorded=not self.is_apache)
@@ -301,12 +334,21 @@ class SimBookie:
 
     def unfill(self) -> None:
         """There is room on the disks again."""
-        for disk in self.disks:
-            disk.capacity_bytes = 1 << 40
+        for disk in self._journals:
+            disk.capacity_bytes = _CAPACITY_BYTES
+        for number, disk in enumerate(self._ledgers):
+            disk.capacity_bytes = _CAPACITY_BYTES + number
 
     def _empty_journals(self) -> tuple[MemoryDisk, ...]:
         count = 1 if self.is_apache else self.world.variation.journals_of(self.process.name)
         return tuple(MemoryDisk(before=self._before) for _ in range(count))
+
+    def _empty_ledgers(self) -> tuple[MemoryDisk, ...]:
+        count = 1 if self.is_apache else self.world.variation.ledger_directories_of(self.process.name)
+        return tuple(
+            MemoryDisk(before=self._before_in(number), capacity_bytes=_CAPACITY_BYTES + number)
+            for number in range(count)
+        )
 
     async def _start(self, generation: int) -> None:
         while True:
@@ -337,7 +379,7 @@ class SimBookie:
         if world.flip_share:
             sources = Flipping(sources, random.Random(f"flips {self.process.name}"), world.flip_share)
         identity = BookieIdentity(incarnation, "sim")
-        service = BookieService(self.storage, self._ledgers, identity, copying=WitnessedCopying(self, sources))
+        service = BookieService(self.storage, self.spread, identity, copying=WitnessedCopying(self, sources))
         self.service = service
         self.handler = Witnessed(self, WithoutLists(service) if self.is_apache else service)
         world.read_only_since_s.pop(self.bookie, None)
@@ -375,18 +417,30 @@ class SimBookie:
             setattr(storage, name, method)
 
     def _is_index_full(self) -> bool:
-        return self._ledgers.used_bytes() + _INDEX_SPARE_BYTES > self._ledgers.capacity_bytes
+        return self.ledgers.used_bytes() + _INDEX_SPARE_BYTES > self.ledgers.capacity_bytes
 
     async def _compare_with_truth(self) -> None:
         truth = self.world.truth
         for ledger_id in sorted(truth.held.get(self.bookie, ())):
             reply = await self.storage.list_entries(ledger_id)
+            if reply.status is Status.CORRUPT and self.storage.directories_out_of_use:
+                continue  # it leaves out what may be in the missing directory
             truth.restarted(self.bookie, ledger_id, list(reply.entries))
 
     async def _watch_fatal(self, generation: int) -> None:
         await asyncio.wait([self.storage.fatal])
         if self.process.generation == generation:
             self.world.bookie_failed(self)
+
+    def _before_in(self, number: int) -> Before:
+        """What comes before an operation on the ledger directory at this place in the settings."""
+
+        async def before(operation: Operation, path: str) -> None:
+            await self._before(operation, path)
+            if number and number == self.faults.failing_directory and operation in _WRITES:
+                raise DiskError(f"{operation.value} of {path} failed in ledger directory {number}")
+
+        return before
 
     async def _before(self, operation: Operation, path: str) -> None:
         draw = self._rng.random()
@@ -487,4 +541,9 @@ def places_of(node: SimBookie) -> list[Place]:
     home = Path("/sim") / node.process.name
     names = ("journal", *(f"journal-{number}" for number in range(2, len(node.journals) + 1)))
     journals = [Place(Role.JOURNAL, home / name, disk) for name, disk in zip(names, node.journals, strict=True)]
-    return [*journals, Place(Role.LEDGERS, home / "ledgers", node.ledgers)]
+    places = [Place(Role.LEDGERS, home / "ledgers", node.ledgers)]
+    for number, disk in enumerate(node.ledger_disks[1:], 1):
+        is_missing = number == node.missing_directory
+        where = home / f"ledgers-{number + 1}"
+        places.append(Place(Role.LEDGERS, where, None if is_missing else disk, "not mounted" * is_missing))
+    return [*journals, *places]

@@ -15,11 +15,13 @@ from bookie.storage import reading, salvaging, writing
 from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
 from bookie.storage.disks.memory import MemoryDisk, _MemoryFile
+from bookie.storage.disks.spread import _SpreadFile
 from bookie.storage.entry_logs import compaction, leftovers
 from bookie.storage.entry_logs.collection import Collection
 from bookie.storage.errors import DamagedJournalError
 from bookie.storage.journal.replay import JournalReplay
 from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.port import DirectoryFailedError
 from bookie.storage.writing import LedgerWriter
 from bookie.wire.port import EntryResult, Status
 from tests.simulation.planting import Registry, swap
@@ -39,6 +41,20 @@ def _(stack: ExitStack) -> None:
         await asyncio.sleep(0)
 
     swap(stack, MemoryDisk, "sync_directory", lambda _: forget)
+
+
+@plants("failed-directory-trusted", "R114", "a write that a ledger directory refused counts as done")
+def _(stack: ExitStack) -> None:
+    def make(noted: Any) -> Any:
+        async def trusting(self: _SpreadFile, write: Any) -> Any:
+            try:
+                return await noted(self, write)
+            except DirectoryFailedError:
+                return await self.file.size()
+
+        return trusting
+
+    swap(stack, _SpreadFile, "_writing", make)
 
 
 @plants("fence-in-memory", "BK-500, BP-46 scenario 1", "a fence is answered before it is durable")

@@ -35,6 +35,7 @@ class Profile:
         is_large: ledgers are written at once, before trouble begins, and some are large.
         has_racks: the bookies are in racks, and copies are placed, judged and moved by them.
         joins_max: bookies that may join.
+        has_directories: each of bkheal's bookies has one to three ledger directories.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Profile:
     is_large: bool = False
     has_racks: bool = False
     joins_max: int = 0
+    has_directories: bool = False
 
 
 PROFILES: Final[tuple[Profile, ...]] = (
@@ -295,6 +297,21 @@ NAMED: Final[tuple[Profile, ...]] = (
         add_timeout_s=3.0,
         is_idle=True,
         trouble_s=16.0,
+    ),
+    Profile(
+        "ledger directories",
+        {"fail directory": 0.4, "miss directory": 0.3, "kill bookie": 0.6, "power loss of one": 0.3, "fill disk": 0.1},
+        {
+            "storing": (("fail directory", 0.04), ("power loss here", 0.005)),
+            "copied": (("fail directory", 0.05), ("miss directory", 0.02)),
+        },
+        quorums=SAFE,
+        entries=(40, 80),
+        pace_s=0.05,
+        collect_s=1.0,
+        deletes=0.2,
+        trouble_s=16.0,
+        has_directories=True,
     ),
 )
 """All profiles that have a name: those that seeds draw, and those that are drawn only by name."""

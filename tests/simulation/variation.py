@@ -25,7 +25,9 @@ FIRST_WITH_RACKS: Final = 10_000_000_000
 """Smaller seeds of the corpus and of planted defects were found without racks, so their histories stay as they were; of
 those, only the profile ``placement`` has racks."""
 FIRST_WITH_JOURNALS: Final = 20_000_000_000
-"""Fresh seeds begin here. In histories of smaller seeds every bookie has one journal, as when they were found."""
+"""In histories of smaller seeds every bookie has one journal, as when they were found."""
+FIRST_WITH_DIRECTORIES: Final = 30_000_000_000
+"""Fresh seeds begin here. In histories of smaller seeds every bookie has one ledger directory."""
 
 SMALL_STORAGE: Final = StorageSettings(
     journal_batch_bytes=2048,
@@ -80,6 +82,7 @@ class Variation:
         is_pulling: whether workers let bkheal's bookies copy from each other.
         racks: seed of the racks that the bookies are in; None: nothing is known of racks, unless the profile has them.
         journals: seed of how many journals each of bkheal's bookies has; None: one.
+        directories: seed of how many ledger directories each of bkheal's bookies has; None: one.
     """
 
     is_default: bool = False
@@ -88,6 +91,7 @@ class Variation:
     is_pulling: bool = False
     racks: int | None = None
     journals: int | None = None
+    directories: int | None = None
 
     @property
     def scale(self) -> float:
@@ -120,6 +124,10 @@ class Variation:
         """How many journals one of bkheal's bookies has, in all of its lives. No other event depends on this draw."""
         return 1 if self.journals is None else random.Random(f"journals {self.journals} {name}").choice((1, 2))
 
+    def ledger_directories_of(self, name: str) -> int:
+        """How many ledger directories one of bkheal's bookies has. No other event depends on this draw."""
+        return 1 if self.directories is None else random.Random(f"ledgers {self.directories} {name}").choice((1, 2, 3))
+
     def is_apache(self, rng: random.Random) -> bool:
         """Whether the next bookie is one of Apache's."""
         return self.bookies is Bookies.APACHE or (self.bookies is Bookies.MIXED and rng.random() < 0.5)
@@ -129,7 +137,9 @@ class Variation:
         copies = ", bookies copy from each other" if self.is_pulling else ""
         racks = "" if self.racks is None else ", racks"
         journals = "" if self.journals is None else ", one or two journals"
-        return f"{settings} settings, bookies: {self.bookies.value}, auditors: {self.auditors}{copies}{racks}{journals}"
+        directories = "" if self.directories is None else ", one to three ledger directories"
+        more = f"{copies}{racks}{journals}{directories}"
+        return f"{settings} settings, bookies: {self.bookies.value}, auditors: {self.auditors}{more}"
 
 
 def vary(seed: int, *, may_be_apache: bool) -> Variation:
@@ -141,4 +151,6 @@ def vary(seed: int, *, may_be_apache: bool) -> Variation:
     is_pulling = rng.random() < _PULLING_SHARE
     racks = rng.getrandbits(64) if seed >= FIRST_WITH_RACKS and rng.random() < _RACKS_SHARE else None
     journals = rng.getrandbits(64) if seed >= FIRST_WITH_JOURNALS else None
-    return Variation(is_default, bookies if may_be_apache else Bookies.OURS, auditors, is_pulling, racks, journals)
+    directories = rng.getrandbits(64) if seed >= FIRST_WITH_DIRECTORIES else None
+    kind = bookies if may_be_apache else Bookies.OURS
+    return Variation(is_default, kind, auditors, is_pulling, racks, journals, directories)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from bookie.client.placement.placement import Placement
@@ -17,10 +17,13 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.topology import Topology
-from bookie.server.joining.admission import Admission, admit
+from bookie.server.joining.admission import Admission, Place, admit
+from bookie.server.joining.directories import Role
 from bookie.server.joining.limbo import finish_start
 from bookie.server.upkeep.collector import Collector
+from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
 from bookie.storage.errors import DamagedJournalError
+from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
 from tests.simulation import apache, journals
 from tests.simulation.loop import Process, SimLoop
@@ -129,7 +132,7 @@ class SimWorld:
         name = node.process.name
         if node.is_apache:
             await apache.join(node, self.cluster)
-            return await self._open_disks(node), ""
+            return await self._open_storage(node, node.ledgers), ""
         places = places_of(node)
 
         async def admitted_now() -> Admission:
@@ -147,13 +150,13 @@ class SimWorld:
 
         admitted = await admitted_now()
         try:
-            storage = await self._open_disks(node)
+            storage = await self._open_disks(node, places, admitted)
         except DamagedJournalError:
             if not node.was_journal_damaged:
                 raise
             await journals.salvage(node, places, self.rng)
             admitted = await admitted_now()
-            storage = await self._open_disks(node)
+            storage = await self._open_disks(node, places, admitted)
             await self._note_salvaged(node, storage)
         await finish_start(
             node.store,
@@ -167,10 +170,20 @@ class SimWorld:
         )
         return storage, admitted.incarnation
 
-    async def _open_disks(self, node: SimBookie) -> LedgerStorage:
+    async def _open_disks(self, node: SimBookie, places: Sequence[Place], admitted: Admission) -> LedgerStorage:
+        parts = []
+        for place in (place for place in places if place.role is Role.LEDGERS):
+            path = str(place.path.resolve())
+            problem = admitted.out_of_use.get(path, "")
+            parts.append(SpreadDirectory(path, None if problem else place.disk, problem))
+        spread = node.ledgers if len(parts) == 1 else await SpreadDisk.over(parts, node.clock)
+        return await self._open_storage(node, spread)
+
+    async def _open_storage(self, node: SimBookie, ledgers: Disk) -> LedgerStorage:
+        node.spread = ledgers
         journal, *more = node.journals
         settings = self.variation.storage
-        return await LedgerStorage.open(journal, node.ledgers, node.index, settings, node.clock, more_journals=more)
+        return await LedgerStorage.open(journal, ledgers, node.index, settings, node.clock, more_journals=more)
 
     async def _note_salvaged(self, node: SimBookie, storage: LedgerStorage) -> None:
         """What is still there after a salvage is promised again."""
