@@ -186,6 +186,27 @@ async def test_while_ours_leads_pulsars_auditor_does_not_begin(candidates: Candi
     assert await store.stat(leader_path(candidates.root)) is None
 
 
+async def test_an_auditor_of_ours_has_the_same_name_with_its_vote_and_without_it(
+    candidates: Candidates, soon: Soon
+) -> None:
+    """A reader that lists the votes just before ours is cast reads our name from Pulsar's node."""
+    ours, store = await candidates.stand("a:1")
+    await soon(leads(ours))
+    await cancel(candidates.tasks["a:1"])
+    path = election_path(candidates.root)
+    await store.delete(f"{path}/{min((await store.children(path)).names)}")
+    assert await current_auditor(store, candidates.root) == "a:1"
+
+
+async def test_an_auditor_of_pulsars_may_have_a_name_that_begins_as_ours_do(
+    candidates: Candidates, backend: Backend
+) -> None:
+    pulsars = await backend.open()
+    await ensure_path(pulsars, election_path(candidates.root))
+    await pulsars.create(leader_path(candidates.root), b'"bkheal-0:3181"', is_ephemeral=True)
+    assert await current_auditor(pulsars, candidates.root) == "bkheal-0:3181"
+
+
 async def test_an_auditor_whose_node_is_deleted_leads_no_more_while_pulsars_has_it(
     candidates: Candidates, backend: Backend, soon: Soon
 ) -> None:

@@ -52,7 +52,7 @@ from bookie.metadata.port import (
 )
 from bookie.metadata.proto.metadata_formats_pb2 import AuditorVoteFormat
 from bookie.metadata.proto.text import UnreadableTextError, parse_text, quoted
-from bookie.metadata.runs.pulsar_leader import Holder, LeaderNode, decode_leader, leader_path
+from bookie.metadata.runs.pulsar_leader import Holder, LeaderNode, leader_name, leader_path
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.runtime.clock import Clock
 from bookie.runtime.retry import GrowingPause
@@ -422,7 +422,7 @@ async def candidates(store: MetadataStore, ledgers_root: str) -> list[str]:
 def _leader_in(vote: Node | None, node: Node | None) -> str:
     """The leader, by the lowest vote and the node of Pulsar's election; a vote waits while another session holds it."""
     if node is not None and (vote is None or vote.stat.ephemeral_owner != node.stat.ephemeral_owner):
-        return decode_leader(node.data)
+        return leader_name(node)
     return "" if vote is None else decode_vote(vote.data)
 
 

@@ -111,7 +111,7 @@ class LeaderNode:
         return Delete(self.path, stat.version)
 
     def _holder(self, node: Node, session: Session) -> Holder:
-        return Holder(node.stat, decode_leader(node.data), node.stat.ephemeral_owner == session.session_id)
+        return Holder(node.stat, leader_name(node), node.stat.ephemeral_owner == session.session_id)
 
 
 def leader_path(ledgers_root: str) -> str:
@@ -124,8 +124,14 @@ def encode_leader(name: str) -> bytes:
     return json.dumps(_PREFIX + _NOT_IN_AN_ID.sub("-", name)).encode()
 
 
+def leader_name(node: Node) -> str:
+    """The name of the auditor that holds the node: one of Pulsar's by its bookie id, ours as in its vote."""
+    name = decode_leader(node.data)
+    return name.removeprefix(_PREFIX) if node.stat.version else name
+
+
 def decode_leader(data: bytes) -> str:
-    """The name in the node, for people; its bytes if they are no JSON string."""
+    """The text in the node, for people; its bytes if they are no JSON string."""
     try:
         name = json.loads(data)
     except (ValueError, RecursionError):
