@@ -7,6 +7,7 @@ import json
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,13 @@ LONG_S = 4321
 async def client(lent: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
     async with await connect(lent.uri) as ours:
         yield ours
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    """Ends what it holds, also after a failure."""
+    async with AsyncExitStack() as held:
+        yield held
 
 
 @dataclass
@@ -117,13 +125,15 @@ async def marked_once(
 
 
 async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_meanwhile(
-    lent: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
+    lent: ApacheWorld, client: ConnectedBookKeeper, stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     """Every bookie has a copy of every ledger, so no worker can repair while one is down."""
     here, cluster = lent, lent.cluster
     ledgers = await written(here.java, ((4, 4, 4),), 3)
     first, second, third, _ = cluster.bookies
-    ours = await Auditor.launch(here.uri, tmp_path / "ours").ready()
+    ours = Auditor.launch(here.uri, tmp_path / "ours")
+    await stack.enter_async_context(ours.process)
+    await ours.ready()
     our_name = await until(lambda: leader(client), bool, "our auditor leads")
     assert our_name.endswith(f":{ours.process.pid}")
     recovery = await cluster.start_auto_recovery(QUICK)
@@ -163,7 +173,9 @@ async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_
     await third.start()
     await no_work_left(here, client)
 
-    again = await Auditor.launch(here.uri, tmp_path / "again").ready()
+    again = Auditor.launch(here.uri, tmp_path / "again")
+    await stack.enter_async_context(again.process)
+    await again.ready()
     await until(lambda: candidates(client), lambda count: count == 2, "both stand for election again")
     assert await leader(client) == recovery.address
     await here.kill9(recovery)
