@@ -213,13 +213,13 @@ async def limit_copies(world: SimWorld, client: SimClient, limits: CopyLimits | 
 
 
 async def mark_ledgers_of(world: SimWorld, client: SimClient, bookie: BookieId) -> None:
-    """Mark every ledger that names a bookie whose disks are new, as an operator does for one of Apache's.
+    """Mark every ledger of a bookie with a new disk, as an operator or the *replicas* check does.
 
     Raises:
         BkhealError: not all of them are marked.
     """
     named = [ledger_id for ledger_id, found in sorted(world.truth.metadata.items()) if bookie in found.members()]
-    world.trace.event(client.process.name, f"has {named} marked, {bookie} has new disks")
+    world.trace.event(client.process.name, f"has {named} marked, {bookie} has a new disk")
     await client.ports.tasks.marking.mark_many([(ledger_id, (bookie,)) for ledger_id in named])
     world.truth.marked(bookie, named)
 

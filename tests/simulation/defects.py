@@ -69,6 +69,7 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "list-before-each-task": "repair",
     "lock-left-behind": "collector race",
     "loss-forgotten": "lost witness",
+    "lost-directory-listed": "ledger directories",
     "lost-disks-not-urgent": "new disks",
     "memory-by-guess": "repair",
     "moved-before-copied": "placement",

@@ -382,6 +382,8 @@ class History:
                 await self._recover_all(doctor)
             if await self._is_healed(doctor):
                 break
+        if self._profile.has_directories:  # nothing rots in such a profile, and all directories are back or replaced
+            world.truth.rotten.clear()
         await self._judge(doctor)
         await judge_locks(world)
         world.repairs.judge_effort(self._effort_window())
@@ -416,10 +418,15 @@ class History:
             self.world.trace.event(client.process.name, f"marks not all ledgers of {bookie}: {type(error).__name__}")
 
     async def _mark_wiped(self, doctor: SimClient, marked: set[BookieId]) -> bool:
-        """Mark the ledgers of each bookie of Apache's with new disks; whether that is done."""
+        """Mark the ledgers of each Apache bookie with new disks, and of each bookie that lost a ledger directory.
+
+        Returns:
+            Whether all of them are marked.
+        """
         for name in sorted(self.world.bookies):
             node = self.world.bookies[name]
-            if not node.is_apache or not node.was_wiped or node.bookie in marked:
+            is_short = node.was_wiped if node.is_apache else bool(node.lost_directories)
+            if not is_short or node.bookie in marked:
                 continue
             try:
                 await apps.mark_ledgers_of(self.world, doctor, node.bookie)

@@ -61,6 +61,7 @@ class Nemesis:
             "damage journal": self._damage_journal,
             "fail directory": self._fail_directory,
             "miss directory": self._miss_directory,
+            "lose directory": self._lose_directory,
             "cut link": lambda: self._cut(is_both_ways=True),
             "cut one way": lambda: self._cut(is_both_ways=False),
             "slow link": self._slow_link,
@@ -247,16 +248,31 @@ class Nemesis:
 
     def _miss_directory(self) -> bool:
         """A bookie restarts without one of its ledger directories. It is as if its entries rotted, until it is back."""
+        node = self._spread_bookie_to_rot()
+        if node is None:
+            return False
+        node.missing_directory = self._rng.randrange(1, len(node.ledger_disks))
+        self._note(f"ledger directory {node.missing_directory} of {node.process.name} is not mounted")
+        return True
+
+    def _lose_directory(self) -> bool:
+        """A bookie restarts with an empty disk in place of the fullest of its later ledger directories."""
+        node = self._spread_bookie_to_rot()
+        if node is None:
+            return False
+        node.lose_directory(max(range(1, len(node.ledger_disks)), key=lambda n: node.ledger_disks[n].used_bytes()))
+        return True
+
+    def _spread_bookie_to_rot(self) -> SimBookie | None:
+        """Stop a bookie with several ledger directories, which starts soon; all rot of a history is on one bookie."""
         world = self._world
         node = self._spread_bookie()
         if node is None or (world.truth.rotten and node.bookie not in world.truth.rotten):
-            return False
+            return None
         world.truth.rotten.add(node.bookie)
         node.crash(is_power_lost=False)
-        node.missing_directory = self._rng.randrange(1, len(node.ledger_disks))
-        self._note(f"ledger directory {node.missing_directory} of {node.process.name} is not mounted")
         world.start_later(node, self._down_s())
-        return True
+        return node
 
     def _spread_bookie(self) -> SimBookie | None:
         """One that is alive and has several ledger directories, and will not be salvaged: that needs all of them."""

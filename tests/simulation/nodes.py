@@ -223,6 +223,8 @@ class SimBookie:
         self._ledgers = self._empty_ledgers()
         self.missing_directory = 0
         """The place of the ledger directory that the next start does not find; 0: it finds each."""
+        self.lost_directories: set[int] = set()
+        """Places of the ledger directories with a new, empty disk, which stay out of use."""
         self.spread: Disk = self.ledgers
         """The ledger directories of this life as one."""
         self._index = MemoryIndex(before=self._before, is_full=self._is_index_full)
@@ -300,9 +302,19 @@ class SimBookie:
         self.world.trace.event(self.process.name, "gets empty disks")
         self._journals = self._empty_journals()
         self._ledgers, self.missing_directory = self._empty_ledgers(), 0
+        self.lost_directories.clear()
         self._index = MemoryIndex(before=self._before, is_full=self._is_index_full)
         self.is_new_incarnation, self.was_wiped = True, True
         self.world.truth.wiped(self.bookie, is_recorded=not self.is_apache)
+
+    def lose_directory(self, number: int) -> None:
+        """Replace the disk of a ledger directory of a dead bookie with an empty one."""
+        assert not self.process.is_alive
+        self.world.trace.event(self.process.name, f"gets an empty disk for its ledger directory {number}")
+        disks = list(self._ledgers)
+        disks[number] = self._empty_ledgers()[number]
+        self._ledgers = tuple(disks)
+        self.lost_directories.add(number)
 
     async def damage_journal(self) -> None:
         """Damage one journal of this bookie, which is about to start."""

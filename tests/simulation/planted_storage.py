@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Generator
 from contextlib import ExitStack
 from typing import Any
 
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import LedgerId
 from bookie.server.joining import limbo, succession
 from bookie.server.service import BookieService
 from bookie.server.upkeep import collector
@@ -55,6 +57,14 @@ def _(stack: ExitStack) -> None:
         return trusting
 
     swap(stack, _SpreadFile, "_writing", make)
+
+
+@plants("lost-directory-listed", "R114", "entries in a ledger directory that is out of use are listed")
+def _(stack: ExitStack) -> None:
+    async def none(self: reading.EntryReader, ledger_id: LedgerId) -> EntryRuns:
+        return EntryRuns()
+
+    swap(stack, reading.EntryReader, "unreachable", lambda _: none)
 
 
 @plants("fence-in-memory", "BK-500, BP-46 scenario 1", "a fence is answered before it is durable")

@@ -35,7 +35,7 @@ class Profile:
         is_large: ledgers are written at once, before trouble begins, and some are large.
         has_racks: the bookies are in racks, and copies are placed, judged and moved by them.
         joins_max: bookies that may join.
-        has_directories: each of bkheal's bookies has one to three ledger directories.
+        has_directories: each of bkheal's bookies has one to three ledger directories. No fault damages single entries.
     """
 
     name: str
@@ -300,10 +300,17 @@ NAMED: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         "ledger directories",
-        {"fail directory": 0.4, "miss directory": 0.3, "kill bookie": 0.6, "power loss of one": 0.3, "fill disk": 0.1},
+        {
+            "fail directory": 0.4,
+            "miss directory": 0.2,
+            "lose directory": 0.3,
+            "kill bookie": 0.6,
+            "power loss of one": 0.3,
+            "fill disk": 0.1,
+        },
         {
             "storing": (("fail directory", 0.04), ("power loss here", 0.005)),
-            "copied": (("fail directory", 0.05), ("miss directory", 0.02)),
+            "copied": (("fail directory", 0.05), ("miss directory", 0.02), ("lose directory", 0.04)),
         },
         quorums=SAFE,
         entries=(40, 80),
