@@ -158,7 +158,7 @@ async def _run_on(
 
 
 async def _stop_if_migrated(store: MetadataStore, root: str, worker: Worker) -> str:
-    """Stop the worker when the metadata begins to migrate away from ZooKeeper (R88), or that cannot be seen any more.
+    """Stop the worker if the metadata begins to migrate away from ZooKeeper (R88), or if that can no longer be read.
 
     Returns the reason.
 
@@ -210,7 +210,7 @@ async def _ports(store: MetadataStore, uri: MetadataUri, settings: ReplicatorSet
 
 
 async def _check_readable(registrations: Registrations, tasks: UnderReplication) -> None:
-    """Read once what every look at the situation reads, so that a process that may not is not ready.
+    """Read once everything a listing reads: without the permission for it, the process is not ready.
 
     Raises:
         AccessDeniedError: an ACL does not allow it.
@@ -228,7 +228,7 @@ def _sinks(settings: ReplicatorSettings, counting: Sequence[EventSink], stdout: 
 
 
 def _say(event: Mapping[str, str], text: str, settings: ReplicatorSettings, stdout: TextIO) -> None:
-    """The line that the parent process waits for."""
+    """The line expected by the parent process."""
     stdout.write(json.dumps(event) + "\n" if settings.is_output_json else text + "\n")
     stdout.flush()
 

@@ -1,4 +1,4 @@
-"""What repair needs of the world, in one value that the cores are handed."""
+"""The ports of repair, in one value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from replicator.knowledge.recent import Recent
 
 @dataclass(frozen=True, slots=True)
 class RepairPorts:
-    """Shared by all repairs of a process. ``store`` is the session that locks belong to."""
+    """Shared by all repairs of a process. Locks belong to the session of ``store``."""
 
     store: MetadataStore
     cluster: Cluster

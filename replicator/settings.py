@@ -65,7 +65,7 @@ class ReplicatorSettings:
         PlacementPolicy,
         Group(heading="Placement of copies", help={"is_strict": "Park a ledger rather than break the policy."}),
     ] = STANDARD
-    """How copies must be spread. To be that of the cluster's writers."""
+    """How copies must be spread. Must equal the policy of the cluster's writers."""
     topology_file: Annotated[
         Path | None,
         Option(
@@ -77,7 +77,7 @@ class ReplicatorSettings:
     security: Annotated[SecurityFiles, Group(heading="How to reach bookies")] = NO_FILES
     """Default: plain connections."""
     http: Annotated[StatusServerSettings | None, Group("http_", heading="Metrics and probes")] = None
-    """The address that serves metrics and probes; None: none."""
+    """The address of metrics and probes; None: not served."""
     has_apache_metrics: Annotated[
         bool, Option("Also show the metrics of Apache's replication worker.", "compat_metrics")
     ] = False

@@ -70,7 +70,7 @@ class RunEnd(enum.Enum):
 
 
 class Worker:
-    """The loop that repairs marked ledgers, one process's share of them. ``run`` is called once."""
+    """The loop for one process's share of the marked ledgers. ``run`` is called once."""
 
     def __init__(self, ports: RepairPorts, settings: ReplicatorSettings, events: EventSink, owner: str) -> None:
         """Prepare a worker; ``owner`` appears in its locks for people to read, usually the host's name."""
@@ -135,7 +135,7 @@ class Worker:
 
     @property
     def problem(self) -> str:
-        """What the store does not let this process read, so that it repairs nothing until a person acts; else empty.
+        """What the store does not let this process read; nothing is repaired until an operator acts. Otherwise empty.
 
         For any thread.
         """
@@ -293,7 +293,7 @@ class Worker:
         return min(self._settings.ledgers_in_flight, LARGE_IN_FLIGHT_MAX)
 
     def _has_place(self) -> bool:
-        """Whether the next task may start. It never passes one that comes before it.
+        """Whether the next task may start. It never overtakes an earlier one.
 
         The ledgers in flight are limited, and the large ones once more.
         """

@@ -68,7 +68,7 @@ from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 LANES_MAX: Final = 4
 """Chunks of one copy on their way: enough to read, store and sync at the same time."""
 CORRUPT_MAX: Final = 10_000
-"""Damaged copies kept of one copy, so that they can be replaced."""
+"""Damaged copies remembered per copy, to be replaced."""
 _ENTRY_BYTES_GUESS: Final = 1024
 _SOURCE_PAUSES_S: Final = (0.5, 2.0)
 """Pauses before entries are asked for again whose holders did not answer."""
@@ -82,7 +82,7 @@ class CopyOutcome:
     """How the copying of one position went."""
 
     entries: int = 0
-    """Entries that are durable on the target now."""
+    """Entries now durable on the target."""
     bytes: int = 0
     unreadable: tuple[UnreadableEntry, ...] = ()
     unreadable_count: int = 0
@@ -131,10 +131,10 @@ class Copier:
         self.places = places or Places(PLACES_MAX)
         self.locate = locate
         self.copied_entries = 0
-        """Entries that targets have acknowledged, over all copies."""
+        """Entries acknowledged by targets, over all copies."""
         self.copied_bytes = 0
         self.pulled_bytes = 0
-        """Of them, those that did not pass this process."""
+        """Of these, entries read by the targets themselves."""
 
     async def copy(
         self, ledger: Versioned, copies: Sequence[PositionCopy], may_continue: MayContinue, rank: int = 0
@@ -160,7 +160,7 @@ class Copier:
         return outcomes
 
     def count(self, entries: int, size_bytes: int, pulled_bytes: int = 0) -> None:
-        """Count entries that a target has acknowledged."""
+        """Count entries acknowledged by a target."""
         self.copied_entries += entries
         self.copied_bytes += size_bytes
         self.pulled_bytes += pulled_bytes
@@ -276,7 +276,7 @@ class _CopyRun:
             await self._wait_for_others()
 
     async def _wait_for_others(self) -> None:
-        """Wait for the chunk that keeps the record of the progress back, if much was copied after it (R44).
+        """Wait for the oldest unfinished chunk if much was copied after it: progress is recorded up to it (R44).
 
         That chunk ends: its lane waits for nothing here, and its reads, sends and pauses are bounded.
         """
@@ -296,7 +296,7 @@ class _CopyRun:
         return await self._goes_on() and any(each.is_active for each in self._receivers if each.bookie == bookie)
 
     def _chunk_entries(self) -> int:
-        """Entries that make about one full batch, so that a chunk is one request to the target."""
+        """Entries of about one full batch: one request to the target per chunk."""
         if fault_point("replicator.tiny_batch"):
             return 1
         return max(1, min(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX // self._reads.entry_bytes))
@@ -341,7 +341,7 @@ class _CopyRun:
         return {entry_id: chunk[entry_id] for entry_id in sorted((*rest, *waiting))}
 
     def _avoided(self) -> Set[BookieId]:
-        """Holders that are asked last, because they did not answer."""
+        """Unresponsive holders, to be asked last."""
         return self._suspects | {bookie for bookie in self._sources if self._copier.is_avoided(bookie)}
 
     def _learn_size(self) -> None:
@@ -378,7 +378,7 @@ class _CopyRun:
         return None if self._is_over() else fetched
 
     def _give_up(self, causes: Sequence[UnreadableEntry], unreadable: Sequence[UnreadableEntry], asked: Needs) -> None:
-        """End the copies that need an entry of ``causes``; their evidence is what they need of ``unreadable``."""
+        """End the copies of entries in ``causes``, each with its part of ``unreadable`` as evidence."""
         ended = {each for entry in causes for each in asked[entry.entry_id]}
         for receiver in ended:
             receiver.give_up([entry for entry in unreadable if receiver in asked[entry.entry_id]])
@@ -394,7 +394,7 @@ class _CopyRun:
             self._error = self._error or error
 
     def _note_corrupt(self, corrupt: Sequence[CorruptCopy]) -> None:
-        if not self._is_digest_known:  # a copy that does not match a guess is not evidence of a damaged disk
+        if not self._is_digest_known:  # a mismatch with a guess is no evidence of a damaged disk
             return
         for copy in corrupt:
             if len(self._corrupt) < CORRUPT_MAX and copy not in self._corrupt:  # several passes may meet it
@@ -426,7 +426,7 @@ class _CopyRun:
     async def _send(
         self, packets: Mapping[EntryId, bytes], asked: Needs, receivers: Sequence[Receiver], places: HeldPlaces
     ) -> list[Receiver]:
-        """Send what was read to all who need it, at the same time; those that have acknowledged all of it."""
+        """Send the entries to all their receivers concurrently; return the receivers with everything acknowledged."""
         sent = [each for each in receivers if each.is_active]
         entry_ids = sorted(packets)
         works = [

@@ -48,7 +48,7 @@ class BookieLoads:
         self._numbers = itertools.count()
 
     def expected_s(self, bookie: BookieId) -> float:
-        """Seconds until a read that is sent now is answered; an estimate.
+        """Estimated seconds until the answer to a read sent now.
 
         The answers of what is under way come first. A read that already takes longer than usual counts with its age.
         """
@@ -77,7 +77,7 @@ class BookieLoads:
 
     @contextmanager
     def add(self, bookie: BookieId) -> Iterator[None]:
-        """Count an add while the context lasts: a bookie that takes copies is busy for readers too."""
+        """Count an add while the context lasts: copies to a bookie also slow down its readers."""
         seen = self._of(bookie)
         seen.adds += 1
         try:

@@ -1,4 +1,4 @@
-"""How fast a process copies: its own rate, its share of the cluster's limits, and a pause for bookies that are slow.
+"""How fast a process copies: its own rate, its share of the cluster's limits, and a slower rate for slow bookies.
 
 The invariant: a request of a copy leaves only after every limit that applies to it has let it pass, and every attempt
 counts. The limits of the cluster are divided by the number of workers that copy (``share_of``), so all workers together
@@ -33,7 +33,7 @@ from replicator.copying.throttle import Throttle
 CRITICAL_RANK: Final = 1
 """The rank of ledgers with a single copy left of some entry (``replicator.queue.ordering``)."""
 SLOW_S: Final = {CopyProfile.CLIENT_FIRST: 0.05, CopyProfile.BALANCED: 0.25, CopyProfile.RECOVERY_FIRST: 0.0}
-"""Seconds that a request of a copy may take on average before its bookie gets less; 0: as long as it likes."""
+"""Average seconds per copy request above which the rate of its bookie is reduced; 0: never."""
 SLOWED_BYTES_PER_SECOND_MIN: Final = 256 << 10
 """What a slow bookie still gets from this process."""
 DECISION_S: Final = 1.0
@@ -62,7 +62,7 @@ UNLIMITED: Final = Rates()
 
 
 def share_of(limits: CopyLimits, workers: int) -> Rates:
-    """Return what one of ``workers`` may do, so that all of them together keep ``limits``.
+    """Return the share of one of ``workers`` in ``limits``.
 
     A limit below the number of workers is one unit per second for each: copying never stops entirely.
     """
@@ -88,20 +88,20 @@ class _Direction:
         self._clock = clock
         self._limit = 0
         self._slowed = 0
-        """The rate that its slowness allows; 0: any."""
+        """The rate allowed at its current latency; 0: no limit."""
         self._is_quick_above = 0
-        """A slowed rate that reaches this is given up."""
+        """A reduced rate ends when it has recovered to this value."""
         self._noted_s = self._since_s = clock.monotonic_s()
         self._bytes = self._requests = 0
         self._seconds = 0.0
 
     def limit(self, bytes_per_second: int) -> None:
-        """Set the limit that an operator gave; 0: none."""
+        """Set the operator's limit; 0: none."""
         self._limit = bytes_per_second
         self._apply()
 
     def note(self, size_bytes: int, seconds: float, slow_s: float) -> None:
-        """Note a request that took ``seconds``; once a second, decide on the rate."""
+        """Record a request of ``seconds`` seconds; adjust the rate once a second."""
         now_s = self._clock.monotonic_s()
         if now_s - seconds - self._noted_s > _IDLE_S:
             self._restart(now_s - seconds)
@@ -159,12 +159,12 @@ class Pace:
 
     @property
     def bytes_per_second(self) -> int:
-        """The rate of this process, of bytes that targets are sent; 0: no limit."""
+        """The rate of this process, in bytes per second sent to targets; 0: no limit."""
         return self._adds.bytes_per_second
 
     @property
     def waited_s(self) -> float:
-        """Time that copies waited for a rate; grows by at most one second per second."""
+        """Seconds during which any copy waited for a rate: at most one per second."""
         return max(self._adds.waited_s, self._reads.waited_s, self._requests.waited_s)
 
     @property
@@ -184,7 +184,7 @@ class Pace:
         self._apply()
 
     def set_share(self, rates: Rates) -> None:
-        """Change the share of the cluster's limits, and let copies pass that waited for it."""
+        """Change the share of the cluster's limits, and apply it to waiting copies."""
         self._rates = rates
         self._apply()
         self._is_open.set()

@@ -28,14 +28,14 @@ writes 100 MB/s."""
 
 
 class HeldPlaces:
-    """Places that one chunk holds."""
+    """Places held by one chunk."""
 
     def __init__(self) -> None:
         """Start with none."""
         self._held: dict[BookieId, AsyncExitStack] = {}
 
     def note(self, bookie: BookieId, held: AsyncExitStack) -> None:
-        """Add a place that closing ``held`` frees."""
+        """Add a place; closing ``held`` frees it."""
         self._held[bookie] = held
 
     async def free(self, bookie: BookieId) -> None:
@@ -51,7 +51,7 @@ class Places:
         self._places_max = places_max
         self._locks: dict[BookieId, RankedLock] = {}
         self._users: Counter[BookieId] = Counter()
-        """Chunks that hold a place or wait for one; only their bookies are kept."""
+        """Chunks with a place or waiting for one; only their bookies are kept."""
 
     @asynccontextmanager
     async def hold(self, bookies: Iterable[BookieId], rank: int) -> AsyncIterator[HeldPlaces]:

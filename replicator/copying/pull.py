@@ -1,4 +1,4 @@
-"""Pulling: the target of a copy reads entries from their holders by itself, so that they do not pass this process.
+"""Pulling: the target of a copy reads entries directly from their holders, without a detour through this process.
 
 The invariant: pulling only removes entries from what is left to copy, and only those that the target has acknowledged.
 The target verifies and stores them as if this process had sent them (``bookie.server.copying``), so its acknowledgement
@@ -34,7 +34,7 @@ from replicator.copying.sources import Orders
 from replicator.copying.target import LedgerDigest, Target
 
 NO_PATH_S: Final = 60.0
-"""How long a target is not asked to read from a holder that did not answer it."""
+"""Seconds during which a target is not asked again to read from an unresponsive holder."""
 _PAIRS_MAX: Final = 10_000
 
 LookUp = Callable[[BookieId], Awaitable[ServiceInfo | None]]
@@ -52,7 +52,7 @@ class Pulled:
     rest: list[EntryId] = field(default_factory=list)
     """What this process has to copy."""
     silent: set[BookieId] = field(default_factory=set)
-    """Holders that did not answer the target."""
+    """Holders without an answer to the target."""
 
 
 class Pulls:
@@ -66,7 +66,7 @@ class Pulls:
         """By target and holder, until when there is no path between them."""
 
     async def can(self, target: BookieId, holder: BookieId) -> bool:
-        """Whether ``target`` can read from ``holder``; False if that is not known."""
+        """Whether ``target`` can read from ``holder``; False if unknown."""
         if self._clock.monotonic_s() < self._without_path.get((target, holder), 0.0):
             return False
         try:
@@ -77,7 +77,7 @@ class Pulls:
         return is_reader and source is not None and source.endpoint(PROTOCOL_GRPC) is not None
 
     def note_silent(self, target: BookieId, holder: BookieId) -> None:
-        """Note that ``holder`` did not answer ``target``."""
+        """Record a missing answer of ``holder`` to ``target``."""
         self._without_path.pop((target, holder), None)
         if len(self._without_path) >= _PAIRS_MAX:
             del self._without_path[next(iter(self._without_path))]
@@ -104,7 +104,7 @@ class Pull:
     async def bring(
         self, entry_ids: Sequence[EntryId], orders: Orders, avoided: Set[BookieId], entry_bytes: int
     ) -> Pulled:
-        """Let the target read entries from their first holders: one request for each holder, if that works.
+        """Let the target read entries from their first holders, with one request per holder if possible.
 
         Each of ``entry_ids`` that the target has not acknowledged then is in ``later`` or ``rest`` of the result.
 

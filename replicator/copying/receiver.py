@@ -59,11 +59,11 @@ class Receiver:
         self.failure: Answer | None = None
         self._note_progress = copy.note_progress
         self.entry_ids = entries_without(copy.step, copy.held)
-        """The entries that it needs, ascending. An iterator: what was taken from it does not come again."""
+        """The entries to copy, ascending. An iterator: each entry is taken once."""
         self._taken_end = EntryId(copy.step.first)
-        """Exclusive end of the chunks that lanes have taken."""
+        """Exclusive end of the chunks taken by lanes."""
         self._waiting: dict[int, EntryId] = {}
-        """The first entry of each chunk under way that is not acknowledged yet, by the chunk's number."""
+        """The first unacknowledged entry of each chunk under way, by chunk number."""
         self._bytes_at_take: dict[int, int] = {}
         """What was acknowledged when each of these chunks was taken."""
         self._noted_bytes = 0
@@ -76,7 +76,7 @@ class Receiver:
 
     @property
     def is_far_ahead(self) -> bool:
-        """Whether so much was acknowledged after the first chunk under way was taken that it should be waited for.
+        """Whether the first chunk under way is so far behind the acknowledged ones as to be waited for.
 
         Progress is recorded up to the first entry that is not acknowledged, so an interruption costs all of this again.
         """
@@ -85,13 +85,13 @@ class Receiver:
         return self.is_active and ahead_bytes >= AHEAD_BYTES_MAX
 
     def take(self, turn: int, chunk: Needs) -> None:
-        """Note that a lane has taken a chunk of which this receiver needs a part. Chunks are taken in their order."""
+        """Record a chunk with entries for this receiver as taken by a lane. Chunks are taken in order."""
         self._bytes_at_take[turn] = self.target.bytes
         self._waiting[turn] = next(entry_id for entry_id, who in chunk.items() if self in who)
         self._taken_end = EntryId(next(entry_id for entry_id in reversed(chunk) if self in chunk[entry_id]) + 1)
 
     async def settle(self, turn: int, first_waiting: EntryId | None) -> None:
-        """Note that everything of a chunk before ``first_waiting`` is acknowledged (None: all of it).
+        """Record the entries of a chunk before ``first_waiting`` (None: all entries) as acknowledged.
 
         Raises:
             BkhealError: what noting the progress raised.
@@ -119,7 +119,7 @@ Needs = dict[EntryId, tuple[Receiver, ...]]
 
 
 def needs_of(receivers: Sequence[Receiver]) -> Iterator[tuple[EntryId, tuple[Receiver, ...]]]:
-    """Each entry that some receiver needs, once, ascending, with all who need it.
+    """Each entry wanted by any receiver, once, ascending, with its receivers.
 
     With several receivers, the entries of one that is not active any more end; with one, its copy ends.
     """
@@ -136,7 +136,7 @@ def _while_active(receiver: Receiver) -> Iterator[EntryId]:
 
 
 def still_needed(needs: Needs) -> Needs:
-    """Leave out receivers that get no more, and entries that nobody needs any more."""
+    """Leave out finished receivers and the entries wanted only by them."""
     if all(each.is_active for each in receivers_of(needs)):
         return needs
     active = ((entry_id, tuple(each for each in who if each.is_active)) for entry_id, who in needs.items())
@@ -149,7 +149,7 @@ def receivers_of(needs: Needs) -> list[Receiver]:
 
 
 def entries_without(step: CopyPosition, held: EntryRuns) -> Iterator[EntryId]:
-    """The entries of ``step`` that are not held. Passes over runs, not over what they hold: 10^8 entries, maybe."""
+    """The entries of ``step`` to copy, without those held. Costs time per run, not per entry (10^8, maybe)."""
     first = step.first
     for run_first, run_last in held.runs:
         if run_first > step.last:

@@ -33,7 +33,7 @@ IDLE_S: Final = 10.0
 STORE_PAUSE_S: Final = 5.0
 """Before the store is asked again after it did not answer, or refused."""
 UNREADABLE: Final = CopyLimits(bytes_per_second=1 << 20)
-"""Assumed if limits are set that cannot be decoded."""
+"""Assumed if the stored limits cannot be decoded."""
 
 
 class SharedLimits:
@@ -85,7 +85,7 @@ class SharedLimits:
     async def _share(self, seen: SeenLimits) -> None:
         assert seen.limits is not None
         workers = await self._limits.workers()
-        if workers is None or self._joined not in workers.names:  # the session that it belonged to has ended
+        if workers is None or self._joined not in workers.names:  # its session has ended
             self._joined = ""
             return
         self._pace.set_share(share_of(seen.limits, len(workers.names)))

@@ -22,7 +22,7 @@ from bookie.model.ids import BookieId
 from bookie.model.topology import Location, hops
 
 QUICK_S: Final = 0.05
-"""An expected time that is not worth the way to another rack: four chunks of 1 MiB from a disk that reads 100 MB/s."""
+"""Below this expected time no other rack is asked: four chunks of 1 MiB from a disk of 100 MB/s."""
 
 
 class Standing(enum.IntEnum):
@@ -30,7 +30,7 @@ class Standing(enum.IntEnum):
 
     ANSWERS = 0
     NEEDS_IT = 1
-    """It is a target itself that needs the entry: asked only so that the evidence is complete."""
+    """Itself a target of the entry: asked only to complete the evidence."""
     SILENT = 2
     """It did not answer, and may cost a deadline (R42)."""
 
@@ -41,7 +41,7 @@ class HolderView:
 
     standing: Standing = Standing.ANSWERS
     expected_s: float = 0.0
-    """Until a read that is sent now is answered."""
+    """Expected time until the answer to a read sent now."""
     distance: int = 0
     """To the nearest target: 0 within one rack."""
 

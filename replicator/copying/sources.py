@@ -1,4 +1,4 @@
-"""Read verified entries from the bookies that hold them, in bulk if possible and one by one otherwise.
+"""Read verified entries from their holders, in bulk if possible, otherwise one by one.
 
 An entry counts as read only when its digest and ids verify (S10). Each entry is asked of one holder after another
 until one serves it; every refusal on the way is kept as evidence. A DUMMY digest proves nothing, so there a copy
@@ -47,13 +47,13 @@ _ROUND_BYTES_MAX: Final = BATCH_BYTES_MAX + READ_BYTES_MAX + PACKET_BYTES_MAX
 _ROUNDS_WITHOUT_DIGEST: Final = 3
 """Rounds whose copies are compared if no digest decides."""
 _LAC: Final = slice(16, 24)
-"""Header bytes that may differ between good copies: Apache's recovery re-encodes the LAC field.
+"""Header bytes in which good copies may differ: Apache's recovery re-encodes the LAC field.
 
 Source: docs/formats.md#recovery, #apache-worker.
 """
 
 Orders = Mapping[EntryId, Sequence[BookieId]]
-"""Per entry the bookies to ask, in that order."""
+"""The bookies to ask for each entry, in order."""
 Answers = tuple[Answer, ...]
 
 
@@ -68,7 +68,7 @@ class FetchedEntries:
     corrupt: list[CorruptCopy] = field(default_factory=list)
     served_by: dict[EntryId, BookieId] = field(default_factory=dict)
     silent: set[BookieId] = field(default_factory=set)
-    """Bookies that gave no proper answer: better asked last from now on."""
+    """Bookies without a proper answer: to be asked last from now on."""
 
     @property
     def size_bytes(self) -> int:
@@ -107,7 +107,7 @@ class EntrySource:
         self._payload_bytes_max = payload_bytes_max
 
     def answer_bytes_max(self, entry_count: int) -> int:
-        """The most bytes that ``fetch`` holds at a time for so many entries, whatever their sizes."""
+        """Upper bound of the bytes held by ``fetch`` for this many entries, whatever their sizes."""
         rounds = _ROUNDS_WITHOUT_DIGEST if self._digest.type is DigestType.DUMMY else 1
         size = min(entry_count * PACKET_BYTES_MAX, _ROUND_BYTES_MAX)
         if self._payload_bytes_max is not None:  # so copies of small ledgers hardly wait for each other
@@ -134,7 +134,7 @@ class EntrySource:
         return verified(self._digest, self._ledger_id, entry_id, result)
 
     async def _compare(self, fetched: FetchedEntries, orders: Orders) -> None:
-        """Hold each copy against another holder's; a third decides between two that differ."""
+        """Compare each copy with another holder's; if they differ, a third one decides."""
         others = {
             entry_id: [bookie for bookie in orders[entry_id] if bookie != served_by]
             for entry_id, served_by in fetched.served_by.items()
@@ -217,7 +217,7 @@ class _Round:
         return sorted(refused)
 
     async def _ask(self, bookie: BookieId, ids: Sequence[EntryId]) -> list[EntryId]:
-        """Ask one holder, and others beside it if it is slow; the entries that nobody asked has served."""
+        """Ask one holder, and others as well if it is slow; return the entries served by none of them."""
         asked = asyncio.ensure_future(self._source.ask(bookie, ids))
         try:
             served = await self._speculate(bookie, ids, asked)
@@ -301,7 +301,7 @@ class _Round:
 
 
 def _part(reply: ReadReply, ids: Sequence[EntryId], waiting: Sequence[EntryId]) -> ReadReply:
-    """The part of a reply about ``ids`` that is about ``waiting``."""
+    """The part of a reply about ``ids`` for the entries in ``waiting``."""
     if len(waiting) == len(ids):
         return reply
     kept = set(waiting)

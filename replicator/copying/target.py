@@ -27,13 +27,13 @@ from replicator.knowledge.evidence import Answer
 
 ADD_TIMEOUT_S: Final = 15.0
 PULL_TIMEOUT_S: Final = 20.0
-"""For a copy that the target makes by itself: an add, and 5 s in which it waits for memory and for its source."""
+"""For a pull by the target: an add, and 5 s of waiting for memory and for its source."""
 BUSY_S_MAX: Final = 60.0
 """How long a target may be busy without accepting anything. Another target would get the whole position again."""
 LONG_S: Final = 1.0
-"""A longer wait for the rate is long: the copy may have to end before that."""
+"""After a longer wait for the rate, the need for the copy is checked again."""
 _BROKEN_ATTEMPTS_MAX: Final = 3
-"""Adds to a target that does not answer: enough to ride out a broken connection, not a dead bookie."""
+"""Attempts at an unresponsive target: enough for a broken connection, not for a dead bookie."""
 _BROKEN: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE})
 _BACKOFF_S: Final = 0.1
 _BACKOFF_S_MAX: Final = 2.0
@@ -86,9 +86,9 @@ class Target:
         """Entries acknowledged, so durable there (S11)."""
         self.bytes = 0
         self._busy_since_s: float | None = None
-        """Since when the target has not answered anything but that it is busy."""
+        """Start of the time in which the target answered nothing but "busy"."""
         self._waiting = asyncio.Lock()
-        """Held by the lane that asks a busy target again. The others wait, so refused batches are few."""
+        """Held by the one lane which retries a busy target. The other lanes wait, so few batches are refused."""
 
     async def store(self, packets: Sequence[bytes]) -> Answer | None:
         """Store copies, as they are and with the recovery flag (S3, S10); the refusal, if there was one."""
@@ -143,7 +143,7 @@ class Target:
         await self._pace.before_add(self._bookie, size_bytes, self._rank)
 
     async def _may_send(self, wait: Awaitable[None]) -> bool:
-        """Wait for the rate, and ask again whether the copy goes on if that took long."""
+        """Wait for the rate; after a long wait, check again whether the copy is still needed."""
         begun_s = self._clock.monotonic_s()
         await wait
         return self._clock.monotonic_s() - begun_s <= LONG_S or await self._goes_on()

@@ -1,4 +1,4 @@
-"""Two kinds of bounds that copies of a process share: units per second, and bytes in memory."""
+"""Two bounds shared by the copies of a process: units per second, and bytes in memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Final
 from bookie.runtime.clock import Clock
 
 BURST_S: Final = 0.25
-"""How many seconds of unused rate may be saved up: short, so that the rate also holds over any one second."""
+"""Seconds of unused rate which may accumulate: few, so the rate also holds within any single second."""
 _SLICE_S: Final = 0.5
-"""Longest single sleep, so that a new rate takes effect soon."""
+"""Longest single sleep: a new rate takes effect after at most this time."""
 _NAP_S: Final = 0.001
-"""Shortest one: a debt of a rounding error must not become a sleep that does not move the clock."""
+"""Shortest one: a sleep of a rounding error might not advance the clock."""
 
 
 class RankedLock:
@@ -78,7 +78,7 @@ class Throttle:
         return self._rate
 
     def set_rate(self, bytes_per_second: int) -> None:
-        """Change the rate (0: unlimited). A task that waits now applies the new rate within half a second.
+        """Change the rate (0: unlimited). Waiting tasks apply it within half a second.
 
         A debt is paid at the new rate; one of before an unlimited time is forgiven.
 
@@ -110,7 +110,7 @@ class Throttle:
         return True
 
     def charge(self, size_bytes: int) -> None:
-        """Correct an earlier ``take`` that was too small, or (if negative) too large. Does not wait."""
+        """Add to an earlier ``take``, or give back a part of it if ``size_bytes`` is negative. Does not wait."""
         if self._rate:
             self._tokens -= size_bytes
 
@@ -174,7 +174,7 @@ class ByteBudget:
 
     @contextmanager
     def hold_at_once(self, size_bytes: int) -> Iterator[bool]:
-        """Hold ``size_bytes`` while the context lasts, or nothing (False) if that would be above the limit."""
+        """Hold ``size_bytes`` while the context lasts; yield False and hold nothing if it would exceed the limit."""
         if self._held + size_bytes > self.limit_bytes:
             yield False
             return

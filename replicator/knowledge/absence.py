@@ -1,4 +1,4 @@
-"""Which unregistered members of a ledger count as lost, beside those that its task names.
+"""Which unregistered members of a ledger count as lost, in addition to those named by its task.
 
 An auditor names a bookie in a task after the delay for lost bookies. A member that no task names is perhaps restarting,
 and replacing it would copy everything that it stores. It counts as lost in two cases: it has no cookie, so no bookie
@@ -46,7 +46,7 @@ class _Facts:
     """None if it cannot be read."""
     noted: Mapping[BookieId, Down]
     windows: Sequence[Window] = ()
-    """The maintenance windows that were open when they were read."""
+    """The maintenance windows, as last read."""
 
     def in_maintenance(self, now_ms: int) -> frozenset[BookieId]:
         return frozenset(bookie for window in self.windows if window.is_open(now_ms) for bookie in window.bookies)
@@ -69,11 +69,11 @@ class Absences:
         self._facts.forget()
 
     def note_bookies_changed(self) -> None:
-        """Look again at all that depends on a bookie that came or went."""
+        """Read everything again after a bookie registered or disappeared."""
         self._facts.forget()
 
     async def lost(self, bookies: Bookies, unregistered: Collection[BookieId]) -> frozenset[BookieId]:
-        """Return those of the ``unregistered`` bookies that count as lost although no task names them.
+        """Return the ``unregistered`` bookies which count as lost without being named by a task.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -117,11 +117,11 @@ class Absences:
 
 
 def unnamed_absent(metadata: LedgerMetadata, named: Collection[BookieId], bookies: Bookies) -> frozenset[BookieId]:
-    """Return the members that are neither registered nor named by the ledger's task."""
+    """Return the members neither registered nor named by the ledger's task."""
     return metadata.members() - bookies.registered - set(named)
 
 
 def awaiting(bookies: Bookies, absent: frozenset[BookieId], lost: frozenset[BookieId]) -> Bookies:
-    """Return ``bookies`` with those of ``absent`` that do not count as ``lost`` as awaited."""
+    """Return ``bookies`` with every member of ``absent`` as awaited, except those in ``lost``."""
     awaited = absent - lost
     return replace(bookies, awaited=awaited) if awaited else bookies

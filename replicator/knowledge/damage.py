@@ -1,4 +1,4 @@
-"""Damaged copies that repairs of this process have met and not replaced yet.
+"""Damaged copies met by repairs of this process and not replaced yet.
 
 A copy is damaged if its bookie serves bytes that do not verify, or finds so itself. It is noted here only if another
 bookie served a good copy of the same entry. The plan then treats its bookie as one that lacks the entry: a good copy is
@@ -26,9 +26,9 @@ from replicator.knowledge.evidence import CorruptCopy
 from replicator.plan.planner import PositionKey
 
 LEDGER_COPIES_MAX: Final = 10_000
-"""Damaged copies that are noted of a ledger. At this many, the bookies that add to them are replaced as a whole."""
+"""Most damaged copies noted per ledger. Bookies with further ones are replaced as a whole."""
 COPIES_MAX: Final = 100_000
-"""Damaged copies that are noted in all: some 10 MB. Beyond it the ledgers noted first are forgotten."""
+"""Most damaged copies noted in total, about 10 MB. Beyond it, the oldest ledgers are forgotten."""
 
 _Positions = dict[PositionKey, set[EntryId]]
 
@@ -40,7 +40,7 @@ class KnownDamage:
         self._ledgers: dict[LedgerId, _Positions] = {}
 
     def note(self, ledger: Versioned, copies: Collection[CorruptCopy]) -> frozenset[BookieId]:
-        """Note damaged copies that have good ones elsewhere; return the bookies with too many of them."""
+        """Note damaged copies of entries with good copies elsewhere; return the bookies with too many of them."""
         if not copies:
             return frozenset()
         noted = self._ledgers.pop(ledger.ledger_id, {})
@@ -74,7 +74,7 @@ class KnownDamage:
         return len(entries)
 
     def forget(self, ledger_id: LedgerId) -> None:
-        """Forget a ledger that has no task any more."""
+        """Forget a ledger whose task has ended."""
         self._ledgers.pop(ledger_id, None)
 
     def _shrink(self) -> None:

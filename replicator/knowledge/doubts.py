@@ -57,13 +57,13 @@ class Trust:
     doubted: frozenset[BookieId]
     """Bookies whose loss is recorded."""
     judged: Mapping[BookieId, int]
-    """Bookies that have what they acknowledged, with the registration in which they showed it."""
+    """Bookies proven to have all they acknowledged, each with its registration at the time of the proof."""
 
 
 class DoubtingTransport(Transport):
-    """Another transport, without the denials of bookies that are not trusted, and without adds to such members.
+    """Another transport, without denials from untrusted bookies and without adds to untrusted members.
 
-    A member that is not trusted gets no entries unless its loss is recorded: they would hide the loss from the next
+    An untrusted member gets no entries before its loss is recorded: they would hide the loss from the next
     judgement.
     """
 

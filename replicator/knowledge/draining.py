@@ -20,7 +20,7 @@ from replicator.ports import RepairPorts
 async def with_draining(
     ports: RepairPorts, bookies: Bookies, named: Collection[BookieId]
 ) -> tuple[Bookies, tuple[Check, ...]]:
-    """``bookies`` with their groups and those that are being drained, and checks that no drain began or ended since.
+    """Add groups and draining bookies to ``bookies``; also return checks against drains begun or ended since.
 
     Args:
         ports: see ``RepairPorts``.

@@ -1,4 +1,4 @@
-"""What bookies answered about entries that could not be read: the ground on which a repair is given up or parked."""
+"""The answers of bookies about unreadable entries: the reasons to end or park a repair."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableEntry:
-    """An entry that no live holder served, with every holder's answer."""
+    """An entry not served by any live holder, with the answer of each."""
 
     entry_id: EntryId
     answers: tuple[Answer, ...]
 
     @property
     def is_final(self) -> bool:
-        """Whether every holder gave an answer that will not change by itself."""
+        """Whether the answers of all holders are final."""
         return all(answer.is_final for answer in self.answers)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class UnreadableEntry:
 
 @dataclass(frozen=True, slots=True)
 class CorruptCopy:
-    """A stored copy that does not verify: a finding about that bookie's disk."""
+    """A stored copy with a wrong digest: a finding about the disk of its bookie."""
 
     bookie: BookieId
     entry_id: EntryId

@@ -1,4 +1,4 @@
-"""How far an open ledger is written, according to its bookies: the entries that no member may lack.
+"""How far an open ledger is written, according to its bookies: the entries every member should have.
 
 Entries up to the last add confirmed are final. After it, an entry that some member has may have been acknowledged, and
 a recovery would keep it. An entry that no member has was not acknowledged, nor was any later one, because adds are
@@ -31,7 +31,7 @@ _TIMEOUT_S: Final = 15.0
 _GROWING: Final = 2
 """Fragments whose ends are not settled: the last two."""
 _WINDOW: Final = READ_ENTRIES_MAX
-"""Entries that are looked for at a time."""
+"""Entries asked for at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Written:
     """What members know."""
 
     last: EntryId
-    """The last entry that is known to be written, -1 for none."""
+    """The last entry known to be written, -1 for none."""
     silent: tuple[Answer, ...]
-    """Members that could not answer; more than ``last`` may be written (S6)."""
+    """Members without an answer; more than ``last`` may be written (S6)."""
     confirmed: EntryId
-    """The last entry that some member's copies show to be acknowledged, -1 for none; at most ``last``."""
+    """The last entry proven to be acknowledged by the copies of a member, -1 for none; at most ``last``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _MemberAnswer:
 
 
 class Frontier:
-    """Asks the members of a ledger that is not closed."""
+    """Asks the members of an unclosed ledger."""
 
     def __init__(self, transport: Transport, held: HeldEntries) -> None:
         self._transport = transport
@@ -96,7 +96,7 @@ class Frontier:
     async def _up_to_a_gap(
         self, ledger: Versioned, members: Sequence[BookieId], wanted: Sequence[EntryId]
     ) -> tuple[EntryId, list[Answer]]:
-        """The entry before the first of ``wanted`` that its write set does not serve, and who may have that one."""
+        """The entry before the first of ``wanted`` not served by its write set, and possible holders of that one."""
         probes = (self._held.probed(member, ledger.ledger_id, wanted) for member in members)
         replies = dict(zip(members, await asyncio.gather(*probes), strict=True))
         for entry_id in wanted:

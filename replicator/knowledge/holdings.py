@@ -1,4 +1,4 @@
-"""Compare the entries that bookies list with the entries that the metadata assigns to them.
+"""Compare the entries listed by bookies with the entries assigned to them by the metadata.
 
 The invariant: a bookie counts as complete only if it lists every id that the metadata assigns to it (R24), or serves
 each of them if it has no lists. A bookie that does not answer is unknown, neither complete nor incomplete (S6).
@@ -49,7 +49,7 @@ from replicator.plan.steps import CopyPosition
 LIST_TIMEOUT_S: Final = 15.0
 _ATTEMPTS_MAX: Final = 4
 _HAS_ENTRIES: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
-"""Answers of a bookie that need no doubt: one in limbo denies nothing, and one with a damaged copy has its disks."""
+"""Answers without a reason for doubt: a bookie in limbo denies nothing, and one with a damaged copy has its disks."""
 _LISTS: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.LIMBO, Status.CORRUPT})
 """Answers whose list counts. One that serves entries and has no lists is CORRUPT if some are damaged: these are missing
 from its list, and are copied to it again. What a bookie in limbo lists it has: one that lists all it should is whole.
@@ -58,31 +58,31 @@ Everything that it does not list is missing and is copied to it again; it is not
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Registered members of the growing fragments that a recovery must not believe."""
+    """Registered members of the growing fragments whose denials a recovery must ignore."""
 
     lost: frozenset[BookieId] = frozenset()
-    """Members that lost acknowledged entries."""
+    """Members with a loss of acknowledged entries."""
     unknown: frozenset[BookieId] = frozenset()
-    """Members that may have lost entries: they did not answer, or joined later and no entry can show it."""
+    """Members with a possible loss: they did not answer, or joined later without an entry to prove their disks."""
     whole: frozenset[BookieId] = frozenset()
     """The other registered members."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Registered bookies that lack entries, by position, with the entries they do list; and those that are unknown."""
+    """Incomplete registered bookies, by position, with the entries they list; and unknown ones."""
 
     positions: frozenset[PositionKey] = frozenset()
     doubtful: frozenset[PositionKey] = frozenset()
     """Positions of growing fragments for which only a recovery can determine the missing entries: the bookie lost its
     data, or a recovery found it incomplete and died."""
     lagging: tuple[tuple[PositionKey, EntryId], ...] = ()
-    """Positions of growing fragments that lack entries up to this one, which the other members have."""
+    """Positions of growing fragments without entries of the other members, and the last such entry."""
     held: tuple[tuple[BookieId, EntryRuns], ...] = ()
     silent: tuple[Answer, ...] = ()
 
     def short_members(self) -> frozenset[BookieId]:
-        """Registered bookies that lack entries of some fragment."""
+        """Registered bookies with missing entries in any fragment."""
         return frozenset(key.bookie for key in (*self.positions, *(key for key, _ in self.lagging)))
 
     def held_by(self, bookie: BookieId) -> EntryRuns:
@@ -115,7 +115,7 @@ class Holdings:
         return None if is_answer else Answer(target, reply.status, reply.detail)
 
     def already_copied(self, target: BookieId, first: EntryId, end: EntryId) -> EntryRuns:
-        """The entries from ``first`` to before ``end``, recorded as copied, that a pinned target still lists.
+        """The entries from ``first`` to before ``end``, recorded as copied, which a pinned target still lists.
 
         All of them if it has no lists: it must serve each of them before the metadata names it.
         """
@@ -127,7 +127,7 @@ class Holdings:
         return reply.entries.between(first, end - 1)
 
     def already_copied_for(self, position: int, step: CopyPosition, end: EntryId) -> EntryRuns:
-        """The entries before ``end`` that ``position`` stores, recorded as copied to the pinned target of ``step``.
+        """The entries of ``position`` before ``end``, recorded as copied to the pinned target of ``step``.
 
         Positions of a striped fragment share entries. None of them if the target does not list all of them.
         """
@@ -186,7 +186,7 @@ class Holdings:
     async def judge_members(
         self, ledger: Versioned, bookies: Bookies, joined_later: Collection[BookieId] = ()
     ) -> Judgement:
-        """Ask every registered member of the growing fragments for a sample of the entries that it acknowledged.
+        """Ask every registered member of the growing fragments for a sample of its acknowledged entries.
 
         Apache's bookies come back on empty disks and do not mention it, whether or not a task names them.
 
@@ -212,7 +212,7 @@ class Holdings:
         return Judgement(frozenset(lost), frozenset(unknown), frozenset(asked) - lost - unknown)
 
     async def _written_so_far(self, ledger: Versioned, bookies: Bookies) -> Written:
-        """As it was when this turn first looked: a writer that goes on is no reason to go on after it."""
+        """As first read in this turn: a writer which continues must not prolong the turn."""
         if self._written is not None:
             return self._written
         written = await self._frontier.of(ledger, bookies)
@@ -248,7 +248,7 @@ def _growing(metadata: LedgerMetadata) -> Iterator[int]:
 def _growing_parts(
     metadata: LedgerMetadata, bookie: BookieId, sample: Sequence[EntryId]
 ) -> Iterator[Sequence[EntryId]]:
-    """Yield the entries of ``sample`` that belong to each growing fragment of the bookie."""
+    """Yield the entries of ``sample`` in each growing fragment of the bookie."""
     for index in _growing(metadata):
         fragment, last = metadata.fragments[index], metadata.fragment_last_entry_id(index)
         if bookie in fragment.members:
@@ -266,7 +266,7 @@ def _growing_positions(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[P
 async def _behind_positions(
     metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns, frontier: EntryId
 ) -> AsyncIterator[tuple[PositionKey, EntryId]]:
-    """Positions of growing fragments that lack an entry up to ``frontier``, and how far each should have them."""
+    """Incomplete positions of growing fragments, each with the last entry it should have up to ``frontier``."""
     for key in _growing_positions(metadata, bookie):
         end = metadata.fragment_last_entry_id(metadata.fragment_index(key.first_entry_id))
         last = frontier if end is None else EntryId(min(frontier, end))
@@ -275,7 +275,7 @@ async def _behind_positions(
 
 
 def _wanted_entries(metadata: LedgerMetadata, bookie: BookieId, frontier: EntryId) -> Iterator[EntryId]:
-    """What the bookie should hold of the fragments that are judged."""
+    """The entries of the bookie in the judged fragments."""
     for index in range(len(metadata.fragments)):
         last = closed_fragment_last(metadata, index, is_tail_written=True)
         last = frontier if last is None else last
@@ -284,7 +284,7 @@ def _wanted_entries(metadata: LedgerMetadata, bookie: BookieId, frontier: EntryI
 
 
 async def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns) -> AsyncIterator[PositionKey]:
-    """Also of the last fragment but one of an unclosed ledger: the plan asks for them once it knows that one's end."""
+    """Includes the last fragment but one of an unclosed ledger: the plan needs it once its end is known."""
     for index, fragment in enumerate(metadata.fragments):
         last = closed_fragment_last(metadata, index, is_tail_written=True)
         for position, member in enumerate(fragment.members):
@@ -298,7 +298,7 @@ async def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: E
 
 
 async def lacking_count(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> int:
-    """How many entries of ``first..last`` that the position stores are not listed; gives way as ``_lacks_some``."""
+    """How many entries of the position in ``first..last`` are not listed; yields as ``_lacks_some`` does."""
     lacking = 0
     for start in range(first, last + 1, COMPARED_AT_ONCE):
         end = EntryId(min(last, start + COMPARED_AT_ONCE - 1))
@@ -318,7 +318,7 @@ async def _lacks_some(stripe: Stripe, position: int, listed: EntryRuns, first: E
 
 
 async def _held_count(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> int:
-    """How many entries of ``first..last`` that the position stores are listed; gives way as ``_lacks_some`` does."""
+    """How many entries of the position in ``first..last`` are listed; yields as ``_lacks_some`` does."""
     count = 0
     for start in range(first, last + 1, COMPARED_AT_ONCE):
         count += stripe.held_count(position, listed, start, min(last, start + COMPARED_AT_ONCE - 1))
@@ -328,5 +328,5 @@ async def _held_count(stripe: Stripe, position: int, listed: EntryRuns, first: E
 
 
 def _lacks(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:
-    """Whether an entry of ``first..last`` that the position stores is not listed: every id counts (R24)."""
+    """Whether any entry of the position in ``first..last`` is not listed: every id counts (R24)."""
     return stripe.held_count(position, listed, first, last) < stripe.count(position, first, last)

@@ -1,4 +1,4 @@
-"""Signs that a member lost entries that it had acknowledged. Pure.
+"""Signs of lost acknowledged entries on a member. Pure.
 
 A member that is merely slow has the beginning of what it should store, and lacks the end. A member that came back on
 empty disks lacks the beginning; if a writer continued with it, it has only what was written after its return. So a
@@ -20,7 +20,7 @@ _ENTRIES_AT_AN_END: Final = 8
 
 
 def acknowledged_sample(metadata: LedgerMetadata, bookie: BookieId, confirmed: EntryId) -> list[EntryId]:
-    """Return some entries up to ``confirmed`` (inclusive) that ``bookie`` should store, ascending.
+    """Return a sample of the entries of ``bookie`` up to ``confirmed`` (inclusive), ascending.
 
     They come from both ends of the first and the last fragments of which the bookie is a member: at most 64.
     """
@@ -38,7 +38,7 @@ def acknowledged_sample(metadata: LedgerMetadata, bookie: BookieId, confirmed: E
 
 
 def shows_loss(sample: Sequence[EntryId], held: EntryRuns) -> bool:
-    """Return whether a bookie that holds ``held`` of ``sample`` (ascending) lost entries.
+    """Return whether a bookie with only ``held`` of ``sample`` (ascending) lost entries.
 
     It did not if it holds a beginning of the sample that is not empty, or if the sample is empty.
     """

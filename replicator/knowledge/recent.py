@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """One value that is read for all who ask, and kept for a time."""
+    """One value, read for all callers and kept for a time."""
 
     def __init__(self, read: Callable[[], Awaitable[T]], clock: Clock, age_s: float) -> None:
         self._read = read
@@ -56,7 +56,7 @@ class Shared(Generic[T]):
         self._generation = 0
         self._lock = asyncio.Lock()
         self._begun = 0
-        """Reads that were begun; a caller that waits accepts one that began after its call."""
+        """Number of reads begun; a waiting caller accepts one begun after its call."""
 
     def forget(self) -> None:
         """Let the next caller read again; a read under way is not kept."""
@@ -75,7 +75,7 @@ class Shared(Generic[T]):
         return await self.fresh() if value is None else value
 
     async def fresh(self) -> T:
-        """The value by a read that began after this call. Callers that wait for the same read share it."""
+        """The value from a read begun after this call. Waiting callers share reads."""
         wanted = self._begun + 1
         async with self._lock:
             if self._kept is not None and self._begun >= wanted:
@@ -133,7 +133,7 @@ class Recent:
         return self._disabled.kept()
 
     async def incarnation(self, bookie: BookieId) -> str | None:
-        """The incarnation that a bookie is registered with; None if it is not registered.
+        """The registered incarnation of a bookie; None if it is not registered.
 
         Raises:
             StoreUnavailableError: no answer.

@@ -1,4 +1,4 @@
-"""Lost bookies that return while their copies are replaced, and those that do so again and again.
+"""Lost bookies which return while their copies are replaced, once or repeatedly.
 
 A copy for a lost bookie ends when the bookie registers again: the next round asks it what it has. A bookie that keeps
 leaving and returning would end each copy, and its ledgers would never be repaired. So after ``RETURNS_MAX`` returns
@@ -22,13 +22,13 @@ from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 
 RETURNS_MAX: Final = FLAPPING_RETURNS
-"""Returns that end a copy: as many as auditors count, which record them for all (``bookie.metadata.bookies.returned``).
+"""Returns before a bookie counts as flapping: the same number as for auditors (``bookie.metadata.bookies.returned``).
 """
 WINDOW_S: Final = float(FLAPPING_WINDOW_S)
 SAME_RETURN_S: Final = 10.0
-"""How long after a return a plan may still find the bookie absent, by a list that was read before the return."""
+"""How long after a return a plan may still use a list of bookies from before it."""
 _BOOKIES_MAX: Final = 1000
-"""Bookies that are remembered of each kind; the one that was noted first is forgotten."""
+"""Most bookies remembered of each kind; the oldest is forgotten."""
 
 
 class Returns:
@@ -41,7 +41,7 @@ class Returns:
         """When a plan found the bookie absent for the last time."""
 
     def note_absent(self, bookies: Iterable[BookieId]) -> None:
-        """Note that a plan has found ``bookies`` absent, and may copy for them."""
+        """Record ``bookies`` as found absent by a plan, which may copy for them."""
         now_s = self._clock.monotonic_s()
         for bookie in bookies:
             self._absent_s.pop(bookie, None)
@@ -49,7 +49,7 @@ class Returns:
         _forget_oldest(self._absent_s)
 
     def note(self, bookie: BookieId) -> None:
-        """Note that a bookie has returned, and a copy for it was ended."""
+        """Record the return of a bookie which ended a copy for it."""
         now_s = self._clock.monotonic_s()
         times = self._seen.pop(bookie, [])
         if not times or self._absent_s.get(bookie, 0.0) - times[-1] >= SAME_RETURN_S:
@@ -58,7 +58,7 @@ class Returns:
         _forget_oldest(self._seen)
 
     def flapping(self, bookies: Iterable[BookieId]) -> frozenset[BookieId]:
-        """Those of ``bookies`` that return again and again."""
+        """The flapping bookies among ``bookies``."""
         since_s = self._clock.monotonic_s() - WINDOW_S
         return frozenset(
             bookie

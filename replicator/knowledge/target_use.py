@@ -37,7 +37,7 @@ class TargetUse:
         self._positions: Counter[BookieId] = Counter()
         self._chosen: dict[LedgerId, Choices] = {}
         self.positions: Mapping[BookieId, int] = MappingProxyType(self._positions)
-        """Positions that are being copied to each bookie, or wait for it in a round under way."""
+        """Positions being copied to each bookie, or waiting for it in a round under way."""
 
     def chosen(self, ledger_id: LedgerId) -> Choices:
         """The targets of the last attempt at a ledger; empty if they are not known."""
@@ -61,5 +61,5 @@ class TargetUse:
                     del self._positions[bookie]
 
     def forget(self, ledger_id: LedgerId) -> None:
-        """Forget the choices for a ledger that is repaired."""
+        """Forget the choices for a repaired ledger."""
         self._chosen.pop(ledger_id, None)

@@ -45,9 +45,9 @@ from replicator.plan.planner import (
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 
 TOGETHER_MAX: Final = 3
-"""Members of a fragment that are replaced together."""
+"""Most members of a fragment replaced together."""
 TRIALS_MAX: Final = 150
-"""Ensembles that are compared for a fragment: each is a search of some milliseconds at most."""
+"""Most ensembles compared per fragment; each search takes a few milliseconds at most."""
 
 Members = tuple[BookieId, ...]
 
@@ -65,7 +65,7 @@ def plan_moves(
     knowledge: Knowledge = NOTHING_KNOWN,
     begun: Begun = MappingProxyType({}),
 ) -> Plan:
-    """Decide which copies to move, for a ledger that lacks none.
+    """Decide which copies of a healthy ledger to move.
 
     Args:
         ledger: metadata, read before ``bookies`` were listed (R2).
@@ -179,7 +179,7 @@ class _Moves:
                 yield tuple(sorted(chosen))
 
     def _is_movable(self, index: int, position: int) -> bool:
-        """The bookie of a position that is not registered may be restarting, and its entries cannot be read there."""
+        """An unregistered bookie may be restarting, and its entries cannot be read."""
         key = self._key(index, position)
         return key.bookie in self.bookies.staying and self.knowledge.evidence(key) is None
 
@@ -198,7 +198,7 @@ class _Moves:
         return found
 
     def _with_begun(self, index: int, position: int, found: _Better, candidates: Sequence[BookieId]) -> _Better:
-        """The bookie of a begun copy in its position, if that is no worse."""
+        """Prefer the bookie of a begun copy if its place is no worse."""
         begun = self.begun.get((self.ledger.metadata.fragments[index].first_entry_id, position))
         if begun is None or begun in found.members or begun not in candidates:
             return found

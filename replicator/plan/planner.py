@@ -44,7 +44,7 @@ from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A position that lost its bookie, or should leave it, and cannot be repaired now."""
+    """A position to be given another bookie which cannot be repaired now."""
 
     fragment_index: int
     position: int
@@ -71,7 +71,7 @@ Choose = Callable[[PositionKey, Sequence[BookieId], Sequence[BookieId]], BookieI
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """Facts learned from bookies that are not in the metadata. Empty: nothing is known."""
+    """Facts learned from bookies, in addition to the metadata. Empty: nothing is known."""
 
     is_tail_written: bool = False
     """The last fragment of this unclosed ledger is known to hold an entry, so the one before it is complete."""
@@ -80,19 +80,19 @@ class Knowledge:
     doubtful: frozenset[PositionKey] = frozenset()
     """Positions of growing fragments whose registered bookie may lack entries: only a recovery can determine them."""
     lagging: tuple[tuple[PositionKey, EntryId], ...] = ()
-    """Positions of fragments that may still grow whose bookie lacks entries, and the last one that it should have."""
+    """Positions of growing fragments with an incomplete bookie, each with the last entry the bookie should have."""
     damaged: Mapping[PositionKey, EntryId] = field(default_factory=dict)
     """Positions whose registered bookie has damaged copies with good ones elsewhere, and the last of these entries."""
     unreadable: tuple[tuple[PositionKey, str], ...] = ()
-    """Positions with an entry that every live holder denied, and the evidence."""
+    """Positions with an entry denied by every live holder, and the evidence."""
     failed_targets: frozenset[BookieId] = frozenset()
-    """Bookies that would not take copies of this ledger a moment ago."""
+    """Bookies which refused copies of this ledger a moment ago."""
     flapping: frozenset[BookieId] = frozenset()
-    """Bookies that have returned and left several times: copies for them are not ended by their return (R55)."""
+    """Flapping bookies: their return does not end copies for them (R55)."""
     continued: Mapping[PositionKey, BookieId] = field(default_factory=dict)
-    """Incomplete positions with a begun copy on another bookie that lacks less than their own bookie."""
+    """Incomplete positions with a begun copy elsewhere, more complete than on their own bookie."""
     avoided: frozenset[BookieId] = frozenset()
-    """Bookies that have not answered this process for a while: targets only if there is no other one (R42)."""
+    """Bookies unreachable for a while: targets only if there is no other one (R42)."""
 
     def behind_up_to(self, key: PositionKey) -> EntryId | None:
         """The last entry to store on the position's bookie, in place, although its fragment may still grow."""
@@ -101,7 +101,7 @@ class Knowledge:
         return lagging if damaged is None else max(damaged, damaged if lagging is None else lagging)
 
     def evidence(self, key: PositionKey) -> str | None:
-        """Why the position's entries cannot be read, if that is known."""
+        """Why the position's entries cannot be read, if known."""
         return next((text for known, text in self.unreadable if known == key), None)
 
 
@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def is_nothing_missing(self) -> bool:
-        """Whether every position of every fragment has its bookie, so that the task is done (I18)."""
+        """Whether every position of every fragment has its bookie; the task is done then (I18)."""
         return not self.steps and not self.blocked
 
 
@@ -145,13 +145,13 @@ def plan_repair(ledger: Versioned, bookies: Bookies, choose: Choose, knowledge: 
             else:
                 steps.append(verdict)
     if any(block.reason is ParkReason.NEEDS_RECOVERY for block in blocked):
-        # A copy in place would hide from the recovery that the bookie lost what it had acknowledged (S6).
+        # A copy in place would hide the bookie's loss of acknowledged entries from the recovery (S6).
         steps = [step for step in steps if isinstance(step, SwapMember) or not step.is_in_place]
     return Plan(ledger, tuple(steps), tuple(blocked))
 
 
 def growing_losses(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[PositionKey]:
-    """Lost positions that may need a recovery: those of an unclosed ledger's last two fragments."""
+    """Lost positions which may need a recovery: those of an unclosed ledger's last two fragments."""
     if metadata.is_closed:
         return
     for index, position in lost_positions(metadata, bookies):
@@ -161,7 +161,7 @@ def growing_losses(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[Posit
 
 
 def lost_positions(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[tuple[int, int]]:
-    """(fragment index, position) of every unregistered member that is not awaited."""
+    """(fragment index, position) of every unregistered member, except awaited ones."""
     whole = bookies.registered | bookies.awaited
     for index, fragment in enumerate(metadata.fragments):
         for position, member in enumerate(fragment.members):
@@ -170,7 +170,7 @@ def lost_positions(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[tuple
 
 
 def closed_fragment_last(metadata: LedgerMetadata, index: int, *, is_tail_written: bool) -> EntryId | None:
-    """Last entry of a fragment that can never change again, or None for one that still may (S2, S19).
+    """Last entry of a final fragment, or None if the fragment may still change (S2, S19).
 
     The last fragment of an unclosed ledger belongs to its writer. The one before it counts as unclosed too while the
     last one is not known to hold an entry: with the old protocol its end may not be confirmed yet
@@ -187,7 +187,7 @@ def closed_fragment_last(metadata: LedgerMetadata, index: int, *, is_tail_writte
 def needs_tail_evidence(
     metadata: LedgerMetadata, bookies: Bookies, doubtful: frozenset[PositionKey] = frozenset()
 ) -> bool:
-    """Whether it matters for the plan that the last fragment of an unclosed ledger holds an entry."""
+    """Whether the plan depends on an entry in the last fragment of an unclosed ledger."""
     before_last = len(metadata.fragments) - 2
     if metadata.is_closed or before_last < 0:
         return False
@@ -274,7 +274,7 @@ class _FragmentPlan:
         return CopyPosition(self.index, position, member, member, cause, first, last, quorum, sources=sources)
 
     def _may_grow(self, position: int, cause: Cause) -> Blocked:
-        """No ledger is fenced for a drain, but a recovery that another client has begun is completed."""
+        """No ledger is fenced for a drain, but a recovery begun by another client is completed."""
         if cause is Cause.DRAINING and self.metadata.state is LedgerState.OPEN:
             detail = "is left to the writer, who leaves a drained bookie with the next write"
             return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
@@ -320,7 +320,7 @@ class _FragmentPlan:
         return self.bookies.writable - used - self.knowledge.failed_targets
 
     def _allowed(self, spare: frozenset[BookieId]) -> frozenset[BookieId]:
-        """Those in groups that the ledger may have. A bookie that failed recently is still registered, and counts."""
+        """The spare bookies in the groups of the ledger. One that failed recently counts while it is registered."""
         if not self.metadata.custom or not self.bookies.groups.names:
             return spare
         staying = self.bookies.staying.intersection(self.metadata.fragments[self.index].members)

@@ -38,7 +38,7 @@ class CopyPosition:
     position: int
     old: BookieId
     target: BookieId
-    """Equal to ``old`` for a bookie that is filled up in place: it is incomplete, or has damaged copies."""
+    """Equal to ``old`` for a copy in place, to an incomplete bookie or one with damaged copies."""
     cause: Cause
     first: EntryId
     last: EntryId
@@ -68,7 +68,7 @@ class CopyPosition:
         return self.old == self.target
 
     def entries(self) -> Iterator[EntryId]:
-        """The entries that the position stores, ascending."""
+        """The entries of the position, ascending."""
         return self.stripe.entries(self.position, self.first, self.last)
 
     def holders(self, start: int) -> tuple[BookieId, ...]:

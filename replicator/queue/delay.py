@@ -22,18 +22,18 @@ from replicator.queue.parking import Seen
 @dataclass(slots=True)
 class _Waiting:
     lost: dict[PositionKey, float] = field(default_factory=dict)
-    """Positions whose bookie is not registered, with the time when that was first seen."""
+    """Positions with an unregistered bookie, each with the time it was first seen."""
     doubtful: dict[PositionKey, float] = field(default_factory=dict)
     """Positions whose bookie is registered and may lack entries; listings omit them, because only a close look can find
     them."""
     rests_on: Seen | None = None
     """The circumstances under which its last turn ended."""
     failed_with: frozenset[BookieId] | None = None
-    """Bookies that were registered when a recovery did not work."""
+    """Bookies registered at the time of a failed recovery."""
 
 
 class Delays:
-    """Ledgers that wait for the end of their grace period, and since when. At most one record per task."""
+    """Ledgers waiting for the end of their grace period, with its start. At most one record per task."""
 
     def __init__(self, clock: Clock, grace_s: float) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class Delays:
         return self.due_in_s(ledger_id)
 
     def rest(self, ledger_id: LedgerId, circumstances: Seen) -> None:
-        """Note that the ledger's turn ended because of the delay, under these circumstances."""
+        """Record the end of a turn because of the delay, under these circumstances."""
         self._waiting.setdefault(ledger_id, _Waiting()).rests_on = circumstances
 
     def is_resting(
@@ -82,13 +82,13 @@ class Delays:
         return True
 
     def due_in_s(self, ledger_id: LedgerId) -> float:
-        """Seconds until the end of the grace period of the position that has been missing longest."""
+        """Seconds until the end of the grace period of the position missing for the longest time."""
         known = self._waiting.get(ledger_id)
         since_s = min((*known.lost.values(), *known.doubtful.values()), default=None) if known is not None else None
         return 0.0 if since_s is None else since_s + self._grace_s - self._clock.monotonic_s()
 
     def recovery_failed(self, ledger_id: LedgerId, bookies: Bookies) -> None:
-        """Note that the ledger could not be recovered with these bookies."""
+        """Record a failed recovery of the ledger with these bookies."""
         self._waiting.setdefault(ledger_id, _Waiting()).failed_with = bookies.registered
 
     def has_new_bookie(self, ledger_id: LedgerId, bookies: Bookies) -> bool:
@@ -101,7 +101,7 @@ class Delays:
         self._waiting.pop(ledger_id, None)
 
     def keep_only(self, ledger_ids: Collection[LedgerId]) -> None:
-        """Forget every ledger that has no task any more."""
+        """Forget every ledger without a task."""
         self._waiting = {i: known for i, known in self._waiting.items() if i in ledger_ids}
 
     def _noted(self, known: dict[PositionKey, float], keys: Iterable[PositionKey]) -> dict[PositionKey, float]:

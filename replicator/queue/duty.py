@@ -1,4 +1,4 @@
-"""Who looks for work: a few idle workers for all others, so that a task does not wake the whole fleet.
+"""Lookouts: a few idle workers look for work for all the others, so a task does not wake the whole fleet.
 
 A worker without work enters a line (``bookie.metadata.tasks.standby``). The first few in line are lookouts: they list
 the tasks as soon as something changes, start what they can, and call workers from the end of the line for the rest.
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 LONELY_S: Final = 60.0
 """After so long in line a worker looks by itself."""
 LONELY_S_PER_WORKER: Final = 1.0
-"""The same for each worker in line, if that is longer: one look in a second, however many are in line."""
+"""The same per worker in line, if longer: one look per second, however many workers are in line."""
 _TOKEN_BITS: Final = 48
 
 
@@ -63,7 +63,7 @@ class Duty:
         return bool(self._name or self._is_refused) and self._epoch == self._store.session.epoch
 
     async def wait_for_work(self, stop: asyncio.Event, note_waiting: Callable[[], None]) -> bool:
-        """Take a place in line; return at once if that is the place of a lookout, else when there may be work.
+        """Take a place in line; return at once in the place of a lookout, otherwise when there may be work.
 
         Args:
             stop: set it to end the wait.
@@ -104,7 +104,7 @@ class Duty:
     async def _enter(self) -> Place | None:
         """The place in line, entered if need be; None if this worker was in line and has been called."""
         if not self.is_in_line:
-            if self._name:  # perhaps it was entered in the session that had only just begun
+            if self._name:  # perhaps it was entered in the session which has just begun
                 await self._line.leave(self._name)
             self._name, self._is_refused = "", False
             self._epoch = self._store.session.epoch
@@ -115,7 +115,7 @@ class Duty:
         return place
 
     async def call(self, count: int) -> None:
-        """Call others for work that this lookout cannot begin itself.
+        """Call others for work beyond the capacity of this lookout.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; some may have been called.

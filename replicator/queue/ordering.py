@@ -1,4 +1,4 @@
-"""Which task comes first: the one closest to losing data, then the one that has waited longest.
+"""Which task comes first: the one closest to losing data, then the one waiting longest.
 
 A failure delays a task (``parking``) and does not change its rank: after the delay it comes before every task with more
 copies left. Two kinds of tasks come last, because an attempt seldom changes anything: ledgers that lack only entries
@@ -27,11 +27,11 @@ from bookie.model.ownership import owner_of
 AGE_STEP_MS: Final = 60_000
 """Ages within one minute count as equal: marks of one audit have no order among themselves."""
 NOTHING_LOST: Final = 1 << 30
-"""Rank of a ledger that is deleted, unreadable or whole: quick to clear, and waiting costs nothing."""
+"""Rank of a deleted, unreadable or healthy ledger: quick to clear, and waiting costs nothing."""
 NO_COPY_LEFT: Final = 1 << 31
 """Rank of a ledger whose only losses are entries without any copy: nothing can be repaired until a bookie returns."""
 MISPLACED: Final = 1 << 32
-"""Rank of a ledger that lacks nothing and whose copies are to be moved: after every ledger that lacks something."""
+"""Rank of a healthy ledger with copies to move: after every unhealthy ledger."""
 
 SMALL_BYTES: Final = 1 << 20
 """Largest small ledger: as many of them as a worker repairs at a time fit into the memory for copies."""
@@ -61,7 +61,7 @@ class Candidate:
 
 
 def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:
-    """Return how many copies are left of the repairable entry that has the fewest.
+    """Return the smallest number of copies left of any repairable entry.
 
     A copy is left on a registered member, unless the task names the member: then the bookie lost its copies, and has
     perhaps returned without them. A bookie that is being drained is named as well, and has its copies.
@@ -102,7 +102,7 @@ def is_of_system_topic(ledger: Versioned | Unreadable | None) -> bool:
 
 _Key = tuple[bool, bool, int, bool, bool, int, float, LedgerId]
 _SORTED_AT_ONCE: Final = 5000
-"""Candidates that are sorted between two turns of the loop: some milliseconds."""
+"""Candidates sorted between two turns of the loop: some milliseconds."""
 
 
 def in_order(candidates: Iterable[Candidate], rng: random.Random) -> list[Candidate]:
@@ -115,9 +115,9 @@ class Order:
 
     def __init__(self) -> None:
         self._parts: list[list[tuple[_Key, Candidate]]] = []
-        """Each sorted backwards, so that its next candidate is its last."""
+        """Each sorted in reverse: the next candidate is the last one."""
         self._heads: list[tuple[_Key, int]] = []
-        """A heap of the next candidate of each part that has one, with the part."""
+        """A heap of the next candidate of each part, with its part."""
         self._count = 0
 
     def __len__(self) -> int:

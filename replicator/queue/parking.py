@@ -1,4 +1,4 @@
-"""When to try a task again that was parked, or that failed. Nothing here is ever tried in a hot loop.
+"""When to try a parked or failed task again. Nothing is ever retried in a hot loop.
 
 A parked task is worth another try when the planner, a pure function, would now do something else than block: that
 covers new bookies, members that came back, and metadata that changed. Unreadable entries and recoveries that are not
@@ -31,7 +31,7 @@ from replicator.plan.moves import plan_moves
 from replicator.plan.planner import Choose, Plan, plan_repair
 
 RECHECK_S: Final = 1800.0
-"""How long a parked task rests while nothing has changed that the store would show."""
+"""How long a parked task rests without a change visible in the store."""
 SOON_S: Final = 300.0
 """The same if the cause often ends without a trace in the store: a bookie answers again, or accepts copies again."""
 ATTEMPTS_MAX: Final = 5
@@ -88,7 +88,7 @@ def would_act(
 
 
 def would_move(task: Task, ledger: Versioned, bookies: Bookies, parked: ParkedTask, placement: Placement) -> bool:
-    """As ``would_act``, for a task that only requests better placement.
+    """As ``would_act``, for a task with a request for better placement only.
 
     There may be many of them after a change of the topology, so closed ledgers are not planned again: a new bookie,
     another topology or another policy is a reason to try. The attempt plans from a new look.
@@ -134,7 +134,7 @@ class _Resting:
 
 
 class Memory:
-    """What this process remembers of tasks that did not end well. Bounded by the number of tasks.
+    """Memory of failed and parked tasks. Bounded by the number of tasks.
 
     All workers share the records of failures and of parked tasks. Each measures pauses and rests by its own clock, from
     the moment when it first saw the record. So the next attempt, by whichever worker, starts them again for all.
@@ -147,7 +147,7 @@ class Memory:
         self._resting: dict[LedgerId, _Resting] = {}
 
     def failed(self, ledger_id: LedgerId) -> FailedTask:
-        """Note a failure; the pause that follows doubles from 5 s to 5 minutes. Return the record for the others."""
+        """Record a failure; its pause doubles from 5 s to 5 minutes. Return the record for other workers."""
         count, now_s = self.failures(ledger_id) + 1, self._clock.monotonic_s()
         pause_s = min(_BACKOFF_S * 2 ** min(count - 1, _DOUBLINGS_MAX), _BACKOFF_S_MAX) * (
             0.75 + 0.5 * self._rng.random()
@@ -157,7 +157,7 @@ class Memory:
         return FailedTask(ledger_id, count, pause_s, token)
 
     def recorded(self, record: FailedTask) -> None:
-        """Note that the writing of a record of ``failed`` has ended, well or not."""
+        """Record the end of an attempt to write a record of ``failed``."""
         known = self._failures.get(record.ledger_id)
         if known is not None and known.token == record.token:
             self._failures[record.ledger_id] = replace(known, noted_s=self._clock.monotonic_s())
@@ -182,7 +182,7 @@ class Memory:
         return "" if known is None else known.token
 
     def parked(self, ledger_id: LedgerId, circumstances: Seen, attempts: int) -> None:
-        """Note that a task was parked, or found parked, under these circumstances."""
+        """Record a task as parked, by this worker or another, under these circumstances."""
         self._failures.pop(ledger_id, None)
         self._resting[ledger_id] = _Resting(circumstances, self._clock.monotonic_s(), attempts)
 
@@ -203,7 +203,7 @@ class Memory:
         return known.count if known is not None else 0
 
     def is_given_up(self, ledger_id: LedgerId) -> bool:
-        """Whether so many attempts failed, one of this process among them, that a run that should end does not wait."""
+        """Whether a run with an end stops waiting: many attempts failed, at least one of them here."""
         known = self._failures.get(ledger_id)
         return known is not None and known.is_own and known.count >= ATTEMPTS_MAX
 
@@ -218,7 +218,7 @@ class Memory:
         return known is not None and known.seen == circumstances and not self.is_rested(ledger_id, reason)
 
     def is_rested(self, ledger_id: LedgerId, reason: ParkReason) -> bool:
-        """Whether the task was noted as parked so long ago that it may be tried for that reason alone."""
+        """Whether the task was parked long enough ago to be tried for this reason alone."""
         known = self._resting.get(ledger_id)
         rest_s = SOON_S if reason in _MAY_END_UNSEEN else RECHECK_S
         return known is not None and self._clock.monotonic_s() - known.since_s >= rest_s
@@ -228,7 +228,7 @@ class Memory:
         self._resting.clear()
 
     def keep_only(self, ledger_ids: Collection[LedgerId]) -> None:
-        """Forget every ledger that has no task any more."""
+        """Forget every ledger without a task."""
         kept = ledger_ids if isinstance(ledger_ids, AbstractSet) else frozenset(ledger_ids)
         for known in (self._failures, self._resting):
             for ledger_id in known.keys() - kept:

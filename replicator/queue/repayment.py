@@ -42,7 +42,7 @@ PAUSE_S: Final = 60.0
 ROUND_S: Final = 600.0
 """Between two looks if nothing changes."""
 _AT_ONCE: Final = 500
-"""Ledgers that are read at a time."""
+"""Ledgers read at a time."""
 _PLANNED_AT_ONCE: Final = 20
 """Ledgers between two turns of the loop."""
 
@@ -104,7 +104,7 @@ class Repayment:
     async def _better(
         self, debts: Sequence[PlacementDebt], bookies: Bookies, known: dict[_Shape, bool]
     ) -> list[LedgerId]:
-        """Those whose copies can be moved. Debts of ledgers that are gone, or adhere and have no task, are ended."""
+        """The ledgers with movable copies. Debts of deleted ledgers end, and of well-placed ones without a task."""
         ports, better = self._ports, []
         ids = [debt.ledger_id for debt in debts]
         tasks = await ports.tasks.read_many(ids)

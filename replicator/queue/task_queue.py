@@ -58,13 +58,13 @@ _log = logging.getLogger(__name__)
 READ_LEDGERS: Final = 1000
 """Ledgers whose metadata is read at a time: bounds memory, and how long the loop is kept from other work."""
 JUDGED_AT_ONCE: Final = 25
-"""Ledgers that are judged between two turns of the loop: some milliseconds, if each is parked and planned again."""
+"""Ledgers judged between two turns of the loop: some milliseconds if each is parked and planned again."""
 REFRESH_SHARE: Final = 0.05
 """Largest share of time spent on renewing the list while there is other work."""
 _RESERVED_S: Final = 600.0
 """Time between two listings of reservations, which look for those without a task."""
 _NAP_S: Final = 0.01
-"""Shortest time to wait for a grace period's end: a rounding error must not become a wait that moves no clock."""
+"""Shortest wait for the end of a grace period: a wait of a rounding error might not advance the clock."""
 
 _UNCHANGED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.FAILED})
 _COMPLETED: Final = frozenset({Ending.REPAIRED, Ending.MOVED, Ending.NOTHING_MISSING, Ending.LEDGER_DELETED})
@@ -73,7 +73,7 @@ _COMPLETED: Final = frozenset({Ending.REPAIRED, Ending.MOVED, Ending.NOTHING_MIS
 class _Verdict(enum.Enum):
     ELIGIBLE = enum.auto()
     RECHECK = enum.auto()
-    """Parked long ago, and tried again although nothing has changed that the store would show."""
+    """Parked long ago, and tried again without a change visible in the store."""
     LOCKED = enum.auto()
     BACKING_OFF = enum.auto()
     DELAYED = enum.auto()
@@ -136,12 +136,12 @@ class TaskQueue:
         self._memory = Memory(ports.clock, ports.rng)
         self._order = Order()
         self._failures_noted: set[LedgerId] = set()
-        """Failures of turns that have a record and are not settled yet."""
+        """Recorded failures of turns which are not settled yet."""
         self._seen: dict[LedgerId, Seen] = {}
         self._bookies = Bookies(frozenset(), frozenset())
         self._unsettled_locks: set[LedgerId] = set()
         self.unmarked_locks: frozenset[LedgerId] = frozenset()
-        """Locks that may be ours, of ledgers that had no task at the last listing: no turn settles them."""
+        """Locks possibly left by this worker, of ledgers without a task at the last listing: no turn settles them."""
         self._completed: set[LedgerId] = set()
         """Completed since the present listing began, so it may still contain them."""
         self._is_changed = True
@@ -160,7 +160,7 @@ class TaskQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the list shows nothing to do, and nothing that becomes due without another change."""
+        """Whether the list has nothing to do, now or later, without another change."""
         outlook = self.outlook
         return not (self.is_stale or self._order or outlook.backing_off or outlook.delayed or self._unsettled_locks)
 
@@ -190,12 +190,12 @@ class TaskQueue:
         return due_s - self._ports.clock.monotonic_s()
 
     def note_change(self) -> None:
-        """Something happened that may make other tasks eligible: renew the list at once."""
+        """Renew the list at once: an event may have made other tasks eligible."""
         self._changes_noted += 1
         self._renew_anyway_s = -1.0
 
     async def wait_first_task(self) -> None:
-        """Return when there may be a task that the list lacks, and request a new list; otherwise wait.
+        """Wait until the list may lack a task, and request a new list.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting.
@@ -231,7 +231,7 @@ class TaskQueue:
 
     @property
     def is_next_large(self) -> bool:
-        """Whether the next task is that of a large ledger; False if there is none."""
+        """Whether the next task is for a large ledger; False without a task."""
         return bool(self._order) and self._order.first.is_large
 
     def settle(self, turn: Turn, ending: Ending) -> None:
@@ -265,7 +265,7 @@ class TaskQueue:
         return not turn.is_parked or self._ports.parked.attempts_in(turn.ledger_id, parked) != turn.parked_attempts
 
     async def note_failure(self, turn: Turn) -> None:
-        """Note for all workers that a turn failed, while its lock is held. Best effort."""
+        """Record a failed turn for all workers while its lock is held. Best effort."""
         self._failures_noted.add(turn.ledger_id)
         record = self._memory.failed(turn.ledger_id)
         try:
@@ -425,7 +425,7 @@ class TaskQueue:
             _log.info("placement marks are left to Apache's workers", extra=extra)
 
     def _plan_renewal(self, started_s: float, tally: _Tally) -> None:
-        """Renew after a poll interval or when a task is due that waits, but spend little of the time on it."""
+        """Renew after a poll interval or when a waiting task is due, within a small share of the time."""
         now_s = self._ports.clock.monotonic_s()
         due_in_s = min(self._due_in_s(tally), default=self._poll_interval_s)
         if fault_point("queue.renew_early"):

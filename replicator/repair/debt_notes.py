@@ -1,4 +1,4 @@
-"""Record the copies that a repair is about to put where the placement policy forbids them, before it does.
+"""Record copies in places forbidden by the placement policy before a repair makes them.
 
 The invariant: a fragment that a repair makes or leaves misplaced has a debt before the metadata names the new bookie.
 So a crash leaves a debt too many, which ends with the next look at it, and none too few. A debt never hinders a repair:

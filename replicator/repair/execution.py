@@ -50,9 +50,9 @@ from replicator.telemetry.events import EventSink
 _log = logging.getLogger(__name__)
 
 FRAGMENTS_AT_ONCE: Final = 4
-"""Fragments of one ledger that are copied side by side: as many as one large fragment has chunks on their way."""
+"""Fragments of one ledger copied concurrently: as many as the chunks in flight of one large fragment."""
 INSTALL_BYTES: Final = 64 << 20
-"""Copied bytes after which what is ready is installed, so that an interruption costs no more than these."""
+"""Copied bytes between two installations: an interruption costs no more than these."""
 STEPS_MAX: Final = 1000
 """Steps of one round, as their reservation is one node: a ledger may have many thousand fragments. The next round plans
 what is left."""
@@ -91,7 +91,7 @@ class Execution:
         self._installer = Installer(ports, copier, holdings, lease)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
         self._returned: set[BookieId] = set()
-        """Lost bookies that ended a copy of this round by their return, even if they have left again."""
+        """Lost bookies whose return ended a copy of this round, even if they have left again."""
         self.is_completed = False
         """Whether the last installation deleted the task, its lock and the reservation as well."""
 
@@ -145,7 +145,7 @@ class Execution:
         return True
 
     def _is_without_damage(self, ledger: Versioned) -> bool:
-        """Whether no damaged copy is left that another round would have to replace."""
+        """Whether no damaged copy is left for another round to replace."""
         return not self._damage.of(ledger.ledger_id)
 
     async def _prepare(self, ledger: Versioned, steps: Sequence[Step]) -> dict[BookieId, str]:
@@ -167,7 +167,7 @@ class Execution:
             return incarnations
         there = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
         await self._reserving.reserve(ledger, there)
-        # Also if nothing is copied: a collector that has started with the ledger must not end up with a member of it.
+        # Even if nothing is copied: a collector may have begun with the ledger; its bookie must not become a member.
         fresh = dict.fromkeys(s.target for s, incarnation in there if self._needs_pin(ledger, s, incarnation))
         refusals = await asyncio.gather(*(self._holdings.pin(ledger.ledger_id, target) for target in fresh))
         for target, refusal in zip(fresh, refusals, strict=True):
@@ -188,7 +188,7 @@ class Execution:
     def _copies(
         self, ledger: Versioned, steps: Sequence[Step], shortfall: Shortfall, incarnations: Mapping[BookieId, str]
     ) -> Iterator[Coroutine[Any, Any, tuple[bool, list[CopiedStep]]]]:
-        """The copies of one fragment after another, without targets that have failed by then."""
+        """Yield the copies of each fragment in turn, without the targets failed by then."""
         fragments: dict[int, list[CopyPosition]] = {}
         for step in steps:
             if isinstance(step, CopyPosition):
@@ -205,7 +205,7 @@ class Execution:
         shortfall: Shortfall,
         incarnations: Mapping[BookieId, str],
     ) -> tuple[bool, list[CopiedStep]]:
-        """Copy positions of one fragment together: whether all were copied, and those that were.
+        """Copy positions of one fragment together. Return whether all were copied, and the copied ones.
 
         Why others were not is noted for the next plan.
         """
@@ -267,7 +267,7 @@ class Execution:
         return self._returned.isdisjoint(step.old for step in steps)
 
     async def _is_back(self, bookie: BookieId) -> bool:
-        """Whether a lost bookie is registered, as all turns of this process see it; False if that is not known."""
+        """Whether a lost bookie is registered, according to the list shared by all turns; False if unknown."""
         try:
             return bookie in (await self._recent.bookies()).registered
         except (TransientError, PermanentError) as error:
@@ -283,7 +283,7 @@ class Execution:
             )
 
     def _note_damage(self, ledger: Versioned, outcomes: Sequence[CopyOutcome]) -> None:
-        """Report damaged copies that one copy met, and note those with a good copy elsewhere for the next plan."""
+        """Report damaged copies met by one copy; note those with a good copy elsewhere for the next plan."""
         met = outcomes[0].corrupt
         known = self._damage.copies(ledger.ledger_id) if met else frozenset()
         fresh = [copy for copy in met if (copy.bookie, copy.entry_id) not in known]
@@ -301,7 +301,7 @@ class Execution:
         incarnation: str,
         overwritten: Collection[EntryId],
     ) -> EntryRuns:
-        """What the target has already and need not get again: of its own copies, or of a copy that was interrupted."""
+        """The entries already on the target: its own copies, or those of an interrupted copy."""
         if step.is_in_place:
             return without(_held(step, shortfall), overwritten)
         end = self._reserving.end_entry_id(ledger, step, incarnation)

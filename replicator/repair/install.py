@@ -76,9 +76,9 @@ class InstallResult:
     ledger: Versioned
     """The metadata now."""
     done: tuple[CopiedStep, ...]
-    """Steps that count: named by the metadata, or filled up in place."""
+    """Completed steps: named by the metadata, or copied in place."""
     refusals: tuple[Answer, ...] = ()
-    """Targets that turned out not to hold everything, or not to be there any more."""
+    """Targets found incomplete or unregistered."""
     is_completed: bool = False
     """Whether the task, its lock and the reservation were deleted as well."""
 
@@ -107,7 +107,7 @@ class Installer:
         reserved: LedgerReservations | None,
         completing: Sequence[Operation] | None = None,
     ) -> InstallResult:
-        """Make ``copied`` count, all in one write of the metadata that checks that ``reserved`` still stands (S16).
+        """Install ``copied`` in one write of the metadata, on condition that ``reserved`` still stands (S16).
 
         Args:
             ledger: the metadata that the steps were planned for.
@@ -218,7 +218,7 @@ def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadat
 
 
 def _dead_disks(copied: Iterable[CopiedStep], seen: BookieLook) -> Iterator[Answer]:
-    """Targets whose registration is all that is left of them. One that is back on new disks gets a new copy."""
+    """Targets which are no longer registered as before. A target back on new disks gets a new copy."""
     for copy in copied:
         target = copy.step.target
         if isinstance(copy.step, SwapMember) or (known := seen.latest.get(target)) is None:
@@ -246,7 +246,7 @@ def _incarnation(bookie: BookieId, seen: BookieLook) -> str | None:
 
 
 def _replaces(copy: CopiedStep) -> bool:
-    """True if it replaces a bookie that was lost or that is being drained."""
+    """True if it replaces a lost or draining bookie."""
     return copy.step.is_of_lost_bookie
 
 
@@ -267,7 +267,7 @@ def _with_few_targets(copied: Sequence[CopiedStep]) -> list[CopiedStep]:
 def without_worse_moves(
     metadata: LedgerMetadata, copied: Sequence[CopiedStep], judge: EnsembleJudge
 ) -> list[CopiedStep]:
-    """Leave out the moves of each fragment that would be placed worse than before (R57).
+    """Leave out moves in fragments whose placement would become worse (R57).
 
     Members that are moved together may depend on each other, and some may not have been copied.
     """

@@ -28,7 +28,7 @@ from replicator.ports import RepairPorts
 
 
 async def verdict_checks(ports: RepairPorts, ledger: Versioned, task: Task, bookies: Bookies) -> list[Check]:
-    """Checks that hold as long as nothing of this has changed. To be called before the bookies are asked.
+    """Checks which hold until one of these nodes changes. To be called before the bookies are asked.
 
     Bookies that are being drained need none: as long as a member is, something is left to do.
 
@@ -88,7 +88,7 @@ class Lease:
     """One held lock. Used by one task of the loop."""
 
     def __init__(self, ports: RepairPorts, held: HeldTask, epoch: int) -> None:
-        """Take over a lock that was taken in the session numbered ``epoch``."""
+        """Take over a lock from the session numbered ``epoch``."""
         self._ports = ports
         self.held = held
         self.beside = Beside(*held.beside) if held.beside else None
@@ -98,7 +98,7 @@ class Lease:
 
     @property
     def is_session_over(self) -> bool:
-        """Whether the session that holds the lock is known to have ended."""
+        """Whether the session of the lock is known to have ended."""
         session = self._ports.store.session
         return session.epoch != self._epoch or session.state is SessionState.LOST
 
@@ -128,7 +128,7 @@ class Lease:
         return not self.is_session_over
 
     async def ensure_ours(self) -> None:
-        """Check with the store that the lock is still the node we created.
+        """Check in the store that the lock is still our node.
 
         Raises:
             LeaseLostError: it is not.
@@ -140,7 +140,7 @@ class Lease:
             raise self.lost()
 
     async def look(self, beside: Sequence[str]) -> HeldLook:
-        """Check with the store that the lock is still the node we created, and read other nodes in the same request.
+        """Check in the store that the lock is still our node, and read other nodes in the same request.
 
         Raises:
             LeaseLostError: it is not.
@@ -153,13 +153,13 @@ class Lease:
         return look
 
     def lost(self) -> LeaseLostError:
-        """The error of a lock that does not exist any more."""
+        """The error for a lock which no longer exists."""
         return LeaseLostError(
             f"the lock of ledger {self.held.task.ledger_id} no longer exists; the repair starts again later"
         )
 
     def ensure_session(self) -> None:
-        """Check that the session of the lock is not known to be over. To be called right before every write.
+        """Check that the session of the lock is not known to have ended. To be called right before every write.
 
         Raises:
             LeaseLostError: it is.
@@ -176,7 +176,7 @@ class Lease:
         return self._ports.tasks.locks.completion(self.held)
 
     def note_completed(self) -> None:
-        """Note that the task and the lock were deleted by a transaction with ``completion``."""
+        """Record the deletion of the task and the lock by a transaction with ``completion``."""
         self._ports.tasks.locks.note_completed(self.held)
         self._is_given_back = True
 

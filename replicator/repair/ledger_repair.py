@@ -90,7 +90,7 @@ from replicator.telemetry.events import Ending, EventSink, TaskResult
 _log = logging.getLogger(__name__)
 
 ROUNDS_MAX: Final = 12
-"""Each round repairs or learns something, so more of them mean that the ledger changes faster than it is repaired."""
+"""Each round repairs or learns something; after more rounds, the ledger changes faster than it is repaired."""
 STORE_PAUSES: Final = Backoff(attempts=5)
 """Before the store is asked again in the same turn."""
 
@@ -107,11 +107,11 @@ _WORST_FIRST: Final = (
 
 
 _ANY_BOOKIE_HELPS: Final = (ParkReason.NEEDS_RECOVERY, ParkReason.SILENT_BOOKIES, ParkReason.UNREADABLE_ENTRIES)
-"""What a bookie may end that is registered, writable or not (R93)."""
+"""Park reasons which a registered bookie may end, writable or not (R93)."""
 _EVIDENCE_MAX: Final = 2_000
-"""Characters of a traceback that are kept."""
+"""Characters kept of a traceback."""
 _WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER, ParkReason.MISPLACED)
-"""What a bookie would end that takes copies again."""
+"""Park reasons which a bookie may end by accepting copies again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ class LedgerRepair:
         )
 
     async def _continued(self, view: View) -> dict[PositionKey, BookieId]:
-        """Incomplete positions with a begun copy elsewhere that lacks less than their own bookie (R44, R55)."""
+        """Incomplete positions with a begun copy elsewhere, more complete than on their own bookie (R44, R55)."""
         found: dict[PositionKey, BookieId] = {}
         metadata = view.ledger.metadata
         if not view.shortfall.positions or not await self._reserving.begun():
@@ -324,7 +324,7 @@ class LedgerRepair:
         return plan_repair(ledger, bookies, choose, knowledge)
 
     async def _place(self, view: View, knowledge: Knowledge) -> TaskResult | None:
-        """Move copies of a ledger that lacks nothing, or end the turn; None: look again."""
+        """Move copies of a healthy ledger, or end the turn; None: look again."""
         why = await why_not_moved(self._ports, self._context.absences, view.bookies)
         if why:
             return self._ended(Ending.LEFT, detail=f"a placement mark, which is left to Apache's workers: {why}")
@@ -373,11 +373,11 @@ class LedgerRepair:
             return None
         if self._unclosed.has_doubts or self._log.unreadable or fault_point("replicator.complete_apart"):
             return None
-        own = self._ports.ledgers.path(view.ledger.ledger_id)  # its version is that which the write replaces
+        own = self._ports.ledgers.path(view.ledger.ledger_id)  # its version is the one replaced by the write
         return [check for check in view.checks if check.path != own]
 
     async def _conclude(self, plan: Plan, view: View) -> TaskResult:
-        """End a turn that has nothing left to copy: for a reason, or because nothing is missing."""
+        """End a turn with nothing left to copy: for a reason, or because nothing is missing."""
         if plan.blocked:
             return await self._give_up(plan.blocked, view.bookies)
         if view.shortfall.silent:
@@ -454,7 +454,7 @@ class LedgerRepair:
         return self._ended(ending)
 
     async def _note_moved(self) -> None:
-        """Note for all workers that copies were moved, so that the ledger is not moved back and forth. Best effort."""
+        """Record moved copies for all workers: a ledger is not moved back and forth. Best effort."""
         note = self._ports.moves.note(self._task.ledger_id, self._started_ms)
         await self._best_effort(note, "move is not recorded")
 

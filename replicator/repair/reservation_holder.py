@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 _TOKEN_BITS: Final = 96
 _RELEASE_ATTEMPTS: Final = 2
 KEPT_BYTES_MIN: Final = 8 << 20
-"""What a turn must have copied since the last record so that its end records it. Less is copied again."""
+"""Bytes copied since the last record for which the end of a turn makes another one. Less is copied again."""
 PROGRESS_BYTES: Final = 64 << 20
 PROGRESS_S: Final = 10.0
 """How much is copied, and how much time passes, between two records of the progress: what a fault can cost again."""
@@ -75,7 +75,7 @@ class ReservationHolder:
         self._progress: dict[_Fragment, dict[int, EntryId]] = {}
         """How far each copy is: the exclusive end by position."""
         self._left_targets: dict[tuple[EntryId, int], BookieId] = {}
-        """The targets that an earlier worker reserved, whether or not it has copied anything."""
+        """The targets reserved by an earlier worker, with copies or without."""
         self._noted_at_s = ports.clock.monotonic_s()
         self._bytes_since = 0
         self._is_noting = False
@@ -86,7 +86,7 @@ class ReservationHolder:
         return self._is_clear
 
     async def begun(self) -> Mapping[tuple[EntryId, int], BookieId]:
-        """The targets of copies that are reserved, or were made in this turn in part, by first entry and position.
+        """The targets of copies reserved, or partly made in this turn, by first entry and position.
 
         The record of an earlier worker is read once, before the first reservation. An outdated answer costs effort.
 
@@ -123,7 +123,7 @@ class ReservationHolder:
         return self._ports.reservations.decode(self._ledger_id, self._lease.beside.reservation)
 
     def end_entry_id(self, ledger: Versioned, step: Step, incarnation: str) -> EntryId:
-        """Exclusive end of what these disks acknowledged of the position; 0 if that is unknown."""
+        """Exclusive end of the position's entries acknowledged by these disks; 0 if unknown."""
         return self._end(_reservation(ledger, step, incarnation)) or EntryId(0)
 
     def other_position(self, ledger: Versioned, step: Step, incarnation: str) -> tuple[int, EntryId] | None:
@@ -144,14 +144,14 @@ class ReservationHolder:
         return self._progress.get(_Fragment.of(copy), {}).get(copy.position)
 
     def forget_progress(self, target: BookieId) -> None:
-        """Drop what is known of copies to a target that does not have them."""
+        """Drop the record of copies which a target does not have."""
         self._progress = {on: ends for on, ends in self._progress.items() if on.target != target}
         self._left_targets = {key: each for key, each in self._left_targets.items() if each != target}
 
     async def note_progress(
         self, ledger: Versioned, step: CopyPosition, incarnation: str, end: EntryId, size_bytes: int
     ) -> None:
-        """Note that the target acknowledged ``size_bytes`` more, and every entry before ``end``.
+        """Record ``size_bytes`` more as acknowledged by the target, and every entry before ``end``.
 
         Writes the record if it is due. A failure to write it is harmless.
         """
@@ -230,7 +230,7 @@ class ReservationHolder:
         self.current = None
 
     def note_deleted(self) -> None:
-        """Note that a transaction that completed the task deleted the reservation."""
+        """Record the deletion of the reservation by the transaction which completed the task."""
         self.current, self._is_clear = None, True
 
     async def release(self) -> None:

@@ -17,19 +17,19 @@ class TurnLog:
     """Empty at the start of a turn."""
 
     failed_targets: dict[BookieId, Answer] = field(default_factory=dict)
-    """Bookies that did not accept copies, with their last answers."""
+    """Bookies which refused copies, with their last answers."""
     unreadable: dict[PositionKey, str] = field(default_factory=dict)
-    """Positions with an entry that every live holder denied, and the evidence."""
+    """Positions with an entry denied by every live holder, and the evidence."""
     silence: list[str] = field(default_factory=list)
-    """Entries of the last round that could not be read, and may be later."""
+    """Entries which the last round could not read, and a later one may."""
     fragments: set[int] = field(default_factory=set)
-    """First entries of the fragments that were repaired."""
+    """First entries of the repaired fragments."""
     entries: int = 0
     bytes: int = 0
     replaced_copies: int = 0
-    """Damaged copies that were replaced by good ones."""
+    """Damaged copies replaced by good ones."""
     moved_copies: int = 0
-    """Positions that got another bookie for better placement."""
+    """Positions moved to another bookie for better placement."""
     is_recovered: bool = False
     """Whether this turn closed the ledger."""
     recovery_failure: str = ""

@@ -1,4 +1,4 @@
-"""Positions of an unclosed ledger that only a recovery can repair: wait, look again, fence and close.
+"""Positions of an unclosed ledger in need of a recovery: wait, look again, fence and close.
 
 The last fragment of an unclosed ledger belongs to its writer and is never copied (S2). When one of its bookies stays
 away for the grace period, the writer is taken to be gone: the ledger is recovered, after which it is closed and is
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 _NEVER_KNOWS: Final = frozenset({Status.LIMBO, Status.CORRUPT, Status.UNAUTHORIZED})
-"""Answers of a bookie that do not get better by asking again."""
+"""Answers which another request would not improve."""
 
 
 class UnclosedLedgerRepair:
@@ -56,7 +56,7 @@ class UnclosedLedgerRepair:
         self._hint = ""
 
     async def doubt(self, members: Collection[BookieId]) -> None:
-        """Record members that lack entries. No recovery believes what they deny, in this turn or a later one.
+        """Record incomplete members. No recovery accepts their denials, in this turn or a later one.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: the store did not answer; nothing may be copied in place.
@@ -71,7 +71,7 @@ class UnclosedLedgerRepair:
         return bool(self._doubted)
 
     async def doubts_deletion(self) -> Delete | None:
-        """Return the part of the completing transaction that deletes the record of doubted members; None: no record.
+        """Return the deletion of the record of doubted members, for the completing transaction; None: no record.
 
         Of an open ledger the record goes in the same transaction as the lock. Later, another worker may have locked
         the ledger and written a new record. For a closed ledger no worker writes one.
@@ -153,7 +153,7 @@ class UnclosedLedgerRepair:
         return Trust(members, frozenset(self._doubted), {bookie: registered[bookie] for bookie in trusted})
 
     async def _joined_later(self, members: Collection[BookieId]) -> frozenset[BookieId]:
-        """Members whose cookie is newer than the ledger: other disks, or a bookie that joined since (R92)."""
+        """Members with a cookie newer than the ledger: other disks, or a bookie which joined since (R92)."""
         asked = sorted(members)
         root = self._ports.cluster.root
         paths = [self._ports.ledgers.path(self._ledger_id), *(cookie_path(root, bookie) for bookie in asked)]

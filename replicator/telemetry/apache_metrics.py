@@ -1,4 +1,4 @@
-"""The names that Grafana boards for Apache's replication worker ask for. Off unless asked for.
+"""The metric names of Apache's replication worker, for existing Grafana boards. Off by default.
 
 As close as our figures allow: summaries have ``_sum`` and ``_count`` and no quantiles, times are in milliseconds as
 Apache has them, and what was read for a copy counts once it was written.

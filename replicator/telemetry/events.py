@@ -41,7 +41,7 @@ class Ending(enum.Enum):
     STOPPED = "stopped"
     """Left as it was: repair was disabled, the lock or the session ended, or the process stops."""
     FAILED = "failed"
-    """Something did not work that may work later; tried again after a pause."""
+    """A temporary failure; retried after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class TaskResult:
     marked_ms: int = field(default=0, compare=False)
     """When the ledger was last marked, epoch milliseconds; 0 or less: not known."""
     replaced_copies: int = 0
-    """Damaged copies that were replaced by good ones, in place or on another bookie."""
+    """Damaged copies replaced by good ones, in place or on another bookie."""
     moved_copies: int = 0
-    """Positions that got another bookie for better placement."""
+    """Positions moved to another bookie for better placement."""
 
     def fields(self) -> dict[str, str | int | float]:
         """As plain values for logs and JSON, without empty ones."""
@@ -93,12 +93,12 @@ class Outlook:
     backing_off: int = 0
     """Failed a while ago, to be tried again."""
     given_up: int = 0
-    """Of those, failed so often that a run that should end does not wait for them."""
+    """Of those, the ones which failed so often that a run with an end does not wait for them."""
     delayed: int = 0
-    """Unclosed ledgers that wait for the end of the grace period."""
+    """Unclosed ledgers waiting for the end of the grace period."""
     parked: int = 0
     left: int = 0
-    """Placement marks that this worker cannot judge, or not now; Apache's workers may act on them."""
+    """Placement marks this worker cannot judge now, or at all; Apache's workers may act on them."""
 
     @property
     def is_settled(self) -> bool:
@@ -123,9 +123,9 @@ class Load:
     unreachable_bookies: int = 0
     """Bookies whose circuit is open: they have not answered for a while."""
     pulled_bytes: int = 0
-    """Of the copied bytes, those that targets have read from their sources by themselves."""
+    """Of the copied bytes, those pulled by targets from their sources."""
     placement_debts: int = 0
-    """Ledgers with copies that repair had to put in a bad place, as this worker last looked at them."""
+    """Ledgers with copies in a bad place because of a repair, as last read by this worker."""
 
 
 class EventSink(Protocol):

@@ -1,4 +1,4 @@
-"""What a replicator process shows of itself, and the sink of events that keeps it up to date."""
+"""The metrics of a replicator process, and the event sink which updates them."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def replicator_metrics(version: str) -> MetricSet:
 
 
 class MetricsEvents(EventSink):
-    """An ``EventSink`` that counts, and ``sample`` for what is not an event. All of it is called on the event loop."""
+    """An ``EventSink`` of counters, and ``sample`` for values without events. All is called on the event loop."""
 
     def __init__(self, metrics: MetricSet, clock: Clock) -> None:
         self._clock = clock
@@ -224,14 +224,14 @@ class MetricsEvents(EventSink):
 
 
 class _Total:
-    """A counter that follows a total kept elsewhere."""
+    """A counter for a total kept elsewhere."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         self._reached = 0.0
 
     def reach(self, total: float) -> bool:
-        """Count up to ``total``; whether that changed anything."""
+        """Count up to ``total``; return whether the counter changed."""
         more = total - self._reached
         if more > 0:
             self._counter.inc(more)

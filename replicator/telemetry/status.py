@@ -1,4 +1,4 @@
-"""Counting and logging what happens: the sinks that every replicator has."""
+"""Counting and logging of events: the sinks of every replicator."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Snapshot:
     bytes: int
     corrupt_copies: int
     recovered: int
-    """Ledgers that were taken from a dead writer and closed."""
+    """Ledgers taken from a dead writer and closed."""
     outlook: Outlook
 
     def count(self, ending: Ending) -> int:
@@ -120,7 +120,7 @@ class LogEvents(EventSink):
 
 
 class JsonEvents(EventSink):
-    """Writes one JSON object a line, for programs that watch a run. Turns that found a task taken are left out.
+    """Writes one JSON object per line, for programs which watch a run. Turns on a task taken by others are left out.
 
     Events of one step of the event loop are written together: with thousands of small ledgers a second, each write
     costs more than its text. To be used on a loop.
