@@ -97,7 +97,7 @@ class Losses:
     ledger: Versioned
     lost: tuple[LostFragment, ...]
     other: int
-    """Positions that lack their bookie for another reason, and need a worker."""
+    """Positions without their bookie for another reason, in need of a worker."""
 
 
 class CannotAcceptError(PermanentError):
@@ -149,7 +149,7 @@ class DeadLetters:
         return DeadLetterResult(ledger_id, Outcome.DROPPED)
 
     async def accept(self, ledger_id: LedgerId, reason: str) -> DeadLetterResult:
-        """Accept the entries of a dead letter that have no live copy as lost, and close its task. Idempotent.
+        """Accept the entries without a live copy of a dead letter as lost, and close its task. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; accepting again is safe.
@@ -185,7 +185,7 @@ class DeadLetters:
         return _refused(ledger_id, _not_parked(ledger_id)) if result.outcome is Outcome.ALREADY_DROPPED else result
 
     async def drop(self, ledger_id: LedgerId, reason: str) -> DeadLetterResult:
-        """Remove the task and the parked record of a dead letter, so that an audit may mark the ledger again.
+        """Remove the task and the parked record of a dead letter; an audit may mark the ledger again.
 
         If the ledger has no task and its loss was accepted, the acceptance is withdrawn. Idempotent.
 
@@ -205,7 +205,7 @@ class DeadLetters:
         return await self._withdraw(ledger_id, reason) if result.outcome is Outcome.ALREADY_ACCEPTED else result
 
     async def _dead_letter(self, ledger_id: LedgerId) -> tuple[Task, ParkedTask] | DeadLetterResult:
-        """The task and the record of a parked ledger; otherwise what was decided, or that it is not a dead letter."""
+        """The task and the record of a parked ledger, or the earlier decision; an error if it is no dead letter."""
         try:
             task = await self._ports.tasks.read(ledger_id)
         except UnreadableTaskError as error:
@@ -302,7 +302,7 @@ class DeadLetters:
         return Losses(ledger, lost, other)
 
     async def _held_entries(self, ledger: Versioned, bookies: Bookies) -> dict[BookieId, EntryRuns]:
-        """What the registered members hold of the fragments that cannot grow.
+        """The entries held by the registered members in final fragments.
 
         Raises:
             CannotAcceptError: the answer of a bookie is not a plain list of its entries.
@@ -356,13 +356,13 @@ class DeadLetters:
 def lost_fragments(
     metadata: LedgerMetadata, gone: Collection[BookieId], held: Mapping[BookieId, EntryRuns] | None = None
 ) -> tuple[LostFragment, ...]:
-    """Return the fragments with entries without any copy, with the positions that store these entries. Pure.
+    """Return the fragments with entries without a copy, with the positions of these entries. Pure.
 
     A fragment whose end only the writer knows is left out.
 
     Args:
         metadata: the metadata of the ledger.
-        gone: bookies that hold nothing any more.
+        gone: bookies without any copies left.
         held: what bookies hold that denied all other entries. A bookie in neither is taken to hold everything.
     """
     held = held or {}
@@ -391,7 +391,7 @@ def lost_fragments(
 
 
 def _ends(metadata: LedgerMetadata) -> Iterator[tuple[int, EntryId]]:
-    """The fragments that can never change again, by index, with their last entries."""
+    """The final fragments, by index, with their last entries."""
     for index in range(len(metadata.fragments)):
         last = metadata.fragment_last_entry_id(index)
         if last is None or (not metadata.is_closed and index >= len(metadata.fragments) - 2):
@@ -400,7 +400,7 @@ def _ends(metadata: LedgerMetadata) -> Iterator[tuple[int, EntryId]]:
 
 
 def _stretches(held: Iterable[EntryRuns], first: EntryId, last: EntryId) -> Iterator[tuple[EntryId, EntryId]]:
-    """The fragment, cut at the start and the end of each run of entries that some bookie holds."""
+    """The fragment, cut at the start and the end of each run of entries held by a bookie."""
     if last < first:
         return
     cuts = {int(first), last + 1}
@@ -412,7 +412,7 @@ def _stretches(held: Iterable[EntryRuns], first: EntryId, last: EntryId) -> Iter
 
 
 def _whole_positions(metadata: LedgerMetadata, held: Mapping[BookieId, EntryRuns]) -> set[tuple[EntryId, int]]:
-    """The positions whose bookie is known to hold all that it should, by first entry of their fragments."""
+    """The positions with a bookie known to be complete, by first entry of their fragments."""
     whole: set[tuple[EntryId, int]] = set()
     for index, last in _ends(metadata):
         first = metadata.fragments[index].first_entry_id

@@ -34,7 +34,7 @@ class Left:
     unmarked: list[LedgerId] = field(default_factory=list)
     """Ledgers without a task for the bookie: no worker repairs them."""
     parked: Counter[str] = field(default_factory=Counter)
-    """Ledgers that cannot be moved now, by reason."""
+    """Ledgers which cannot be moved now, by reason."""
     examples: list[ParkedTask] = field(default_factory=list)
 
     @property
@@ -44,7 +44,7 @@ class Left:
 
     @property
     def moving(self) -> int:
-        """Ledgers that replicators work on, or will as soon as they come to them."""
+        """Ledgers in repair, or waiting only for their turn."""
         return len(self.holdings.ledgers) - len(self.unmarked) - sum(self.parked.values())
 
 
@@ -108,7 +108,7 @@ async def judge(holdings: Holdings, scanned: ScanResult, tasks: UnderReplication
 async def mark(
     tasks: UnderReplication, findings: Mapping[LedgerId, Sequence[BookieId]], advance: Advance | None = None
 ) -> int:
-    """Mark ledgers as lacking the bookies that they name; how many tasks were created or changed.
+    """Mark ledgers as lacking the bookies named with them. Return the number of tasks created or changed.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: part of them is marked; mark all again.

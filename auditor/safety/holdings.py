@@ -11,7 +11,7 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.ownership import Component, owner_of
 
 TOPICS_SHOWN_MAX: Final = 1000
-"""Topics that a status names."""
+"""Topics named in a status."""
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Holdings:
     """What certain bookies hold, over many ledgers."""
 
     ledgers: dict[LedgerId, tuple[BookieId, ...]] = field(default_factory=dict)
-    """Ledgers that name them, with those that they name."""
+    """Ledgers of these bookies, each with its bookies among them."""
     unclosed: set[LedgerId] = field(default_factory=set)
     open_topics: set[str] = field(default_factory=set)
     """The Pulsar topics of the unclosed ones."""
@@ -43,9 +43,9 @@ class Holdings:
 
 
 def unloadable_topic(metadata: LedgerMetadata) -> str:
-    """The full name of the topic that a broker unloads to close this ledger; empty if the ledger names none.
+    """The full name of the topic to unload to close this ledger; empty if the ledger names none.
 
-    Schemas have ledgers that no unloading closes.
+    Unloading does not close ledgers of schemas.
     """
     owner = owner_of(metadata.custom)
     if owner is None or owner.topic is None or owner.component is Component.SCHEMA:

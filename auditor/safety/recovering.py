@@ -22,7 +22,7 @@ def refusal(bookies: Collection[BookieId], registered: Bookies) -> str | None:
 
 
 def brake(known: AbstractSet[BookieId], registered: Bookies, missing_share_max: float) -> str | None:
-    """The reason to mark nothing: if that many bookies are missing, the network is the likely cause (S12)."""
+    """The reason to mark nothing: with so many missing bookies, the network is the likely cause (S12)."""
     absent = known - registered.registered
     if not known or len(absent) <= missing_share_max * len(known):
         return None

@@ -1,4 +1,4 @@
-"""One pass over the metadata of all ledgers, for those that name certain bookies. No Spark, bounded memory.
+"""One pass over the metadata of all ledgers, for the ledgers of certain bookies. No Spark, bounded memory.
 
 Most ledgers of a large cluster do not name them. Of those only shape and state are looked at; a ledger that may name
 one is read closely. What cannot be read is counted and named, never passed over in silence.
@@ -22,7 +22,7 @@ CHUNK: Final = 10_000
 """Ledgers read at a time: large enough for bulk reads at full speed, a few MB of metadata."""
 _PARENTS: Final = 64
 UNREADABLE_KEPT: Final = 100
-"""Ids of unreadable ledgers that are kept; beyond it they are only counted."""
+"""Most ids kept of unreadable ledgers; further ones are only counted."""
 
 Visit = Callable[[LedgerId, LedgerMetadata], None]
 Advance = Callable[[int], None]
@@ -38,12 +38,12 @@ class Shape:
 
 @dataclass(slots=True)
 class ScanResult:
-    """What a pass saw besides the ledgers that it handed on."""
+    """Findings of a pass besides the visited ledgers."""
 
     ledgers: int = 0
-    """Ledgers that could be read."""
+    """Readable ledgers."""
     unclosed: Counter[Shape] = field(default_factory=Counter)
-    """Shapes of the ledgers that are not closed, so that may need a new ensemble at any time."""
+    """Shapes of the unclosed ledgers: these may need a new ensemble at any time."""
     unreadable_count: int = 0
     unreadable: list[LedgerId] = field(default_factory=list)
 
@@ -54,7 +54,7 @@ class ScanResult:
 
 
 async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit, advance: Advance) -> ScanResult:
-    """Read all ledgers and hand those that name one of ``bookies`` to ``visit``, in tree order.
+    """Read all ledgers and call ``visit`` for those with one of ``bookies``, in tree order.
 
     Args:
         ledgers: of the cluster.
@@ -89,7 +89,7 @@ async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit
 async def scan_ids(
     ledgers: LedgerStore, ids: Sequence[LedgerId], bookies: Collection[BookieId], visit: Visit, advance: Advance
 ) -> ScanResult:
-    """As ``scan``, of the ledgers with these ids alone; those that were deleted are passed over.
+    """As ``scan``, for these ids only; deleted ledgers are skipped.
 
     Raises:
         StoreUnavailableError: no answer; nothing is known.

@@ -22,20 +22,20 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 
 _CHOICES: Final = 0
-"""Seed of the ensembles that are tried out: the same question gets the same answer."""
+"""Seed of the sample ensembles: the same question gets the same answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """A fragment with entries that would be left with too few copies."""
+    """A fragment whose entries would have too few copies left."""
 
     ledger_id: LedgerId
     first_entry_id: EntryId
     copies_left: int
-    """Bookies of the worst write set that would still be there."""
+    """Remaining bookies of the worst write set."""
     copies_needed: int
     is_growing: bool
-    """Whether a writer may still write to it, so that not every copy counts for certain."""
+    """Whether a writer may still write to it; then not every copy is certain."""
     members: tuple[BookieId, ...]
     """Which of the bookies to stop hold part of it."""
 
@@ -53,8 +53,8 @@ def risk_of(
     Args:
         ledger_id: the ledger.
         metadata: its metadata.
-        live: bookies that hold what they should, those that would be stopped included.
-        stopping: bookies that would be stopped.
+        live: complete bookies, including those to be stopped.
+        stopping: bookies to be stopped.
         is_strict: whether an ack quorum of copies must be left of each entry, instead of one.
     """
     risks: list[Risk] = []
@@ -110,9 +110,9 @@ def room_problems(
     Entries already missing, and not worse without them, are not their problem.
 
     Args:
-        shapes: of ensembles that may be needed.
+        shapes: of possibly needed ensembles.
         bookies: who is registered.
-        leaving: bookies that would not be chosen any more.
+        leaving: bookies not to be chosen for new ensembles.
         placement: policy and topology.
         are_copies_moved: whether what they hold needs new places, which also read-only bookies take up.
     """
@@ -145,7 +145,7 @@ def _shortfall(shape: Shape, usable: AbstractSet[BookieId], placement: Placement
 def _copies_left(
     metadata: LedgerMetadata, index: int, live: AbstractSet[BookieId], stopping: AbstractSet[BookieId]
 ) -> int | None:
-    """Copies left of the entry that has the fewest, of those with a copy on a bookie to stop; None without any."""
+    """Smallest number of copies left of any entry on a bookie to stop; None without such entries."""
     fragment = metadata.fragments[index]
     last = metadata.fragment_last_entry_id(index)
     left: list[int] = []

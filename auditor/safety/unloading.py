@@ -18,15 +18,15 @@ from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError,
 from bookie.model.ownership import encoded
 
 AGAIN_S: Final = 60.0
-"""Between two requests for the same topic. A replicator that is not busy moves closed ledgers within this time."""
+"""Between two requests for the same topic. An idle replicator moves closed ledgers within this time."""
 FAILURES_MAX: Final = 5
-"""Consecutive requests for a topic that may succeed later, and did not: a broker restarts within this many periods."""
+"""Most consecutive temporary failures for a topic: a broker restarts within this many periods."""
 UNLOADS_MAX: Final = 5
-"""Times that a topic is unloaded. Its next ledger is on the bookie again only if the bookie is chosen again."""
+"""Most unloadings of a topic. Its next ledger is on the bookie only if the bookie is chosen again."""
 AT_ONCE: Final = 4
 """Requests under way: a broker closes ledgers, and producers of these topics wait."""
 ROUND_TOPICS: Final = 16
-"""Topics of one look at the drain, so that a slow broker delays the next look by a bounded time."""
+"""Most topics per look at the drain: a slow broker delays the next look by a bounded time."""
 _PERSISTENT: Final = "persistent"
 
 
@@ -59,7 +59,7 @@ class Attempts:
 
 
 def unload_path(topic: str) -> str:
-    """Return the path of the request that unloads ``topic``, a full name; empty if the admin API has none for it.
+    """Return the path of the request to unload ``topic``, a full name; empty if the admin API has none.
 
     Each part of the name is encoded, and none can lead to another request: names come from custom metadata, which any
     client of the bookies can write.
@@ -86,7 +86,7 @@ def due(open_topics: AbstractSet[str], attempts: Mapping[str, Attempts], now_s: 
 
 
 def after(before: Attempts | None, asked_s: float, error: BkhealError | None) -> Attempts:
-    """Return the record of a topic after a request that ended with ``error``; None: it was unloaded."""
+    """Return the record of a topic after a request with the result ``error``; None: it was unloaded."""
     record = replace(before, asked_s=asked_s, error=error) if before else Attempts(asked_s, error=error)
     if error is None:
         return replace(record, unloads=record.unloads + 1, failures=0)
@@ -94,7 +94,7 @@ def after(before: Attempts | None, asked_s: float, error: BkhealError | None) ->
 
 
 def kept(attempts: Mapping[str, Attempts], open_topics: AbstractSet[str], now_s: float) -> dict[str, Attempts]:
-    """Return the records that still matter: of open topics, and of those asked for within the period."""
+    """Return the current records: of open topics, and of topics requested within the period."""
     return {
         topic: record for topic, record in attempts.items() if topic in open_topics or now_s - record.asked_s < AGAIN_S
     }
@@ -103,7 +103,7 @@ def kept(attempts: Mapping[str, Attempts], open_topics: AbstractSet[str], now_s:
 def hopeless(open_topics: AbstractSet[str], attempts: Mapping[str, Attempts], now_s: float) -> BkhealError | None:
     """Return the reason why unloading closes none of these topics any more; None: it may, or there are none.
 
-    A topic that was unloaded for the last time counts only after a period: its ledgers may just have been closed.
+    A topic unloaded for the last time counts only after a period: its ledgers may just have been closed.
     """
     reasons: list[BkhealError] = []
     for topic in sorted(open_topics):

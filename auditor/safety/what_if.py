@@ -19,7 +19,7 @@ from bookie.model.ownership import owner_names, owner_of
 from bookie.model.severity import FragmentHealth, Severity, fragment_health
 
 TOPICS_MAX: Final = 100_000
-"""Topics that are counted one by one: some 30 MB."""
+"""Most topics counted one by one, about 30 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LedgerLoss:
     copies_left: int
     """Of the entry with the fewest copies."""
     bookies: tuple[BookieId, ...]
-    """Which of the bookies that would go hold a part of it."""
+    """Its bookies among those to go."""
     bytes_estimate: int
     """To copy because of them, of a closed ledger."""
 
@@ -49,13 +49,13 @@ def loss_of(
     live: AbstractSet[BookieId],
     going: AbstractSet[BookieId],
 ) -> LedgerLoss | None:
-    """What a ledger would lose; None if none of the bookies that would go holds a part of it.
+    """The loss of a ledger; None if it has no part on the bookies to go.
 
     Args:
         ledger_id: the ledger.
         metadata: its metadata.
-        live: bookies that hold what they should, those that would go included.
-        going: bookies that would go.
+        live: complete bookies, including those to go.
+        going: bookies to go.
     """
     named = going & live & metadata.members()
     if not named:
@@ -100,16 +100,16 @@ class Losses:
 
     worst_max: int
     ledgers: Counter[Severity] = field(default_factory=Counter)
-    """Ledgers that would be worse off, by their severity then."""
+    """Ledgers with a worse severity afterwards, by that severity."""
     already: Counter[Severity] = field(default_factory=Counter)
-    """Ledgers on these bookies that would stay at the severity that they have."""
+    """Ledgers on these bookies with an unchanged severity."""
     bytes_estimate: Counter[Severity] = field(default_factory=Counter)
     topics: dict[str, tuple[Severity, int]] = field(default_factory=dict)
-    """By topic of Pulsar, of the ledgers that would be worse off: the worst severity, and how many ledgers."""
+    """For each Pulsar topic with affected ledgers: the worst severity, and the number of these ledgers."""
     topics_left_out: int = 0
     """Ledgers of topics beyond ``TOPICS_MAX``."""
     unnamed: int = 0
-    """Ledgers that would be worse off and that name no topic."""
+    """Affected ledgers without a topic."""
     _worst: list[tuple[int, int, int, LedgerLoss]] = field(default_factory=list)
 
     def add(self, loss: LedgerLoss, metadata: LedgerMetadata) -> None:

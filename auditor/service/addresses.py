@@ -22,7 +22,7 @@ _HEADER: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 def report_base_url(settings: ServiceSettings) -> str:
-    """The prefix of links to reports, before the run id; empty: there is no address that a browser can use."""
+    """The prefix of links to reports, before the run id; empty without an address usable in a browser."""
     base = base_url(settings)
     return f"{base}/reports" if base else ""
 
@@ -85,7 +85,7 @@ def trusted_proxies(text: str) -> tuple[str, ...]:
 
 
 def ui_proxy_problems(settings: ServiceSettings) -> Iterator[str]:
-    """Why the user that a proxy names could not be trusted; nothing without such a proxy."""
+    """Why the user name from a proxy could not be trusted; nothing without such a proxy."""
     header, proxies = settings.ui_user_header, settings.ui_trusted_proxies
     if bool(header) != bool(proxies):
         yield "ui_user_header and ui_trusted_proxies go together"
@@ -100,7 +100,7 @@ def ui_proxy_problems(settings: ServiceSettings) -> Iterator[str]:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether a listener on ``host`` listens on all addresses, so that no client can connect to ``host`` itself."""
+    """Whether ``host`` means all addresses: clients cannot connect to it."""
     if not host:
         return True
     try:

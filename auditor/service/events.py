@@ -37,7 +37,7 @@ class ServiceEvents(Protocol):
 
 
 class EventFanout(ServiceEvents):
-    """Passes every event on to all of ``sinks``. A sink that fails is logged: counting must not end an audit."""
+    """Passes every event on to all of ``sinks``. Failures of a sink are logged: counting must not end an audit."""
 
     def __init__(self, sinks: Sequence[ServiceEvents] = ()) -> None:
         self._sinks = tuple(sinks)

@@ -31,7 +31,7 @@ from bookie.wire.security import SecurityFiles
 
 
 class Face(Protocol):
-    """Something that listens."""
+    """A listener."""
 
     async def start(self) -> None:
         """Listen. Raises errors of the permanent family if this is impossible."""
@@ -48,7 +48,7 @@ class Face(Protocol):
 
 @contextlib.asynccontextmanager
 async def faces_on(faces: Sequence[Face]) -> AsyncIterator[None]:
-    """Start all of ``faces`` in order, and stop them in reverse; one that does not start stops those before it."""
+    """Start all of ``faces`` in order, and stop them in reverse, also if one of them does not start."""
     async with contextlib.AsyncExitStack() as stack:
         for face in faces:
             stack.push_async_callback(face.stop)
@@ -83,7 +83,7 @@ def wired_faces(
 
 
 def api_settings(settings: ServiceSettings) -> ApiSettings:
-    """The part of the settings that the faces need."""
+    """The settings of the faces."""
     tls = None
     if settings.tls_cert is not None and settings.tls_key is not None:
         tls = ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
@@ -127,7 +127,7 @@ class MetricsEvents(ServiceEvents):
 
 
 class LateOperations(Operations):
-    """``Operations`` of a cluster that may not have been reached yet: until then there is no answer."""
+    """``Operations`` of a cluster; without an answer until the cluster is reached."""
 
     def __init__(self, connection: Callable[[], Connection], clock: Clock, security: SecurityFiles) -> None:
         """``connection`` raises StoreUnavailableError until there is one; ``security`` is for the bookies."""

@@ -1,7 +1,7 @@
-"""Reports from the store that all auditors share, so that the list of reports of every auditor has them.
+"""Reports from the store shared by all auditors, for the list of reports of each.
 
-A new pod and an auditor that does not lead write no reports of their own. They look into the store now and then, and
-fetch what they lack. The look runs in a thread: a store that hangs delays nothing else.
+A new pod or an auditor without leadership has no reports of its own. It looks into the store now and then, and
+fetches missing ones. The look runs in a thread: a hanging store delays nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ports that lead to the auditor that leads, whichever auditor a client reaches.
+"""Ports which lead to the leader, whichever auditor a client reaches.
 
 Only the leader starts runs, shows Spark's UI, and has the reports that it wrote. A load balancer cannot distinguish it
 from the other auditors. So each auditor can listen on further ports, and relays every connection to the same port of
@@ -30,7 +30,7 @@ from bookie.runtime.tasks import cancel, guarded
 CONNECTIONS_MAX: Final = 256
 """Of one port; a further one is closed at once. The leader's API answers 64 requests at a time."""
 CONNECT_S: Final = 5.0
-"""A leader that accepts no connection within it is down or unreachable."""
+"""A leader without an accepted connection after this time is down or unreachable."""
 CLOSE_S: Final = 5.0
 """For the last bytes, after both sides have ended."""
 IDLE_S: Final = 3600.0
@@ -42,7 +42,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 
 
 def leader_host(leader: str, http_port: int) -> str:
-    """The host of the auditor that leads; empty: none leads, or another kind of process does.
+    """The host of the leader; empty: none leads, or another kind of process does.
 
     Args:
         leader: the name in the vote.
@@ -53,7 +53,7 @@ def leader_host(leader: str, http_port: int) -> str:
 
 
 def leader_ports(settings: ServiceSettings, leader: Callable[[], str], clock: Clock) -> Sequence[LeaderPort]:
-    """The ports that the settings ask for, not listening yet.
+    """The ports in the settings, not listening yet.
 
     Args:
         settings: of this auditor; all auditors of the service have the same ports.
@@ -108,7 +108,7 @@ class LeaderPort(Face):
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port it listens on."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 

@@ -50,18 +50,18 @@ from spark_jobs.ui.settings import TabSettings
 _log = logging.getLogger(__name__)
 
 _SPARK_STOP_DEADLINE_S: Final = 8.0
-"""With that for runs within the 30 s that Kubernetes leaves a process; the JVM ends with this process anyway."""
+"""Together with the one for runs within the 30 s of Kubernetes; the JVM ends with this process anyway."""
 SPARK_LOOK_INTERVAL_S: Final = 10.0
-"""So long at most does a leader lead that can run nothing."""
+"""Longest time for which a leader that cannot run anything keeps its leadership."""
 
 
 async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = None) -> int:
     """Serve until SIGTERM or SIGINT, and return the exit code. The store may be away at the start and at any time.
 
-    The rate of requests follows ``config``, the file that the process was started with.
+    The rate of requests follows ``config``, the file given at the start of the process.
 
     Raises:
-        ConfigurationError: settings that would admit everyone, or cannot work.
+        ConfigurationError: settings which would admit everyone, or cannot work.
         AddressInUseError, TlsFilesError: HTTP or gRPC cannot listen.
     """
     stop, clock = asyncio.Event(), SystemClock()
@@ -154,8 +154,8 @@ class _LateTab:
 class SparkWatch(ServiceEvents):
     """Stop the service when Spark's process is dead or hangs: a new process is the only sure way to get another.
 
-    It looks now and then, and after each run that failed. A failed start is retried a few times. The Java process is
-    killed, so that runs that wait for it end, the vote is withdrawn, and another auditor leads.
+    It looks now and then, and after each failed run. A failed start is retried a few times. The Java process is
+    killed to end the runs waiting for it, the vote is withdrawn, and another auditor leads.
     """
 
     def __init__(self, holder: SparkHolder, stop: asyncio.Event) -> None:
@@ -249,7 +249,7 @@ def _tab_settings(settings: ServiceSettings) -> TabSettings:
 
 
 def _say_ready(settings: ServiceSettings, faces: Sequence[Face]) -> None:
-    """The line that the supervisor of this process waits for."""
+    """The line expected by the supervisor of this process."""
     http, grpc = (getattr(face, "port", 0) for face in faces)
     scheme = "https" if settings.tls_cert else "http"
     line = f"auditor ready on {scheme}://{settings.http_host}:{http} and grpc {settings.grpc_host}:{grpc}\n"

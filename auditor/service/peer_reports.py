@@ -1,4 +1,4 @@
-"""Reports that this auditor does not have, from another auditor that is still there.
+"""Reports missing here, from another running auditor.
 
 With a directory for each auditor, the reports of a leader stay with it when another one leads. So an auditor that lacks
 a report asks the other candidates of the election for it, with the authorization of its own caller, and passes the
@@ -44,7 +44,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 
 
 class OtherAuditors(PeerReports):
-    """The candidates of the election that have the port of this service."""
+    """The candidates of the election with the port of this service."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ def _fingerprint(cert: Path) -> bytes:
     """SHA-256 of the first certificate of a PEM file.
 
     Raises:
-        OSError, ValueError: there is none that can be read.
+        OSError, ValueError: there is no readable one.
     """
     text = cert.read_text(encoding="ascii")
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"

@@ -1,6 +1,6 @@
 """The long-lived auditor: stands for election, and does a leader's work exactly while it leads.
 
-Nothing here ends because the store went away: what cannot be done is tried again, leadership and all that follows from
+Nothing here ends with an outage of the store: failed work is tried again, leadership and all that follows from
 it end with the session and come back with the next one. The listeners exist from the start, so that liveness and status
 are answered without the store.
 """
@@ -49,11 +49,11 @@ _log = logging.getLogger(__name__)
 
 CONNECT_RETRY_S: Final = 2.0
 HOUSEKEEPING_S: Final = 60.0
-"""Between two looks for runs whose process went, and for records that are too many."""
+"""Between two looks for runs of ended processes, and for surplus records."""
 STOP_DEADLINE_S: Final = 20.0
-"""For runs to end at their gates: within the 30 s that Kubernetes leaves a process after SIGTERM."""
+"""For runs to end at their gates: within the 30 s of Kubernetes after SIGTERM."""
 SCHEDULE_RETRY_S: Final = 120.0
-"""After a scheduled run that failed; twice as long after each further failure."""
+"""After a failed scheduled run; doubled after each further failure."""
 SCHEDULE_RETRY_S_MAX: Final = 960.0
 PAUSE_LOOK_S: Final = 15.0
 """Between two looks whether the pause of a schedule has ended."""
@@ -123,7 +123,7 @@ class ServicePorts:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """All that needs the store."""
+    """Everything in need of the store."""
 
     connection: Connection
     election: Election
@@ -310,7 +310,7 @@ class AuditorService(Control):
         return None
 
     async def _follow(self, parts: _Parts) -> None:
-        """Do a leader's work from the moment of winning to that of losing, again and again."""
+        """Do a leader's work during each term."""
         term: asyncio.Task[Any] | None = None
         releasing: asyncio.Task[Any] | None = None
         state = Leadership()
@@ -415,9 +415,9 @@ class AuditorService(Control):
             retry_s = min(2 * retry_s, SCHEDULE_RETRY_S_MAX)
 
     async def _pause_ended(self, kind: RunKind) -> None:
-        """Return once the schedule of a kind is not paused: a run that comes due during a pause follows it, once.
+        """Return once the schedule of a kind is not paused: a run due during a pause follows it, once.
 
-        A pause of a check holds the scheduled runs that contain this check as well.
+        A pause of a check also holds scheduled runs which contain this check.
         """
         clock, seen = self._ports.clock, None
         while True:
@@ -534,7 +534,7 @@ class AuditorService(Control):
 
 
 async def _first_of(stop: asyncio.Event, tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Until asked to stop; a task that ends by itself is a defect, and stops the service with its error."""
+    """Run until a stop is requested; a task which ends by itself is a defect, and stops the service with its error."""
     stopping = asyncio.ensure_future(stop.wait())
     try:
         done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)

@@ -100,7 +100,7 @@ class ServiceSettings:
         int,
         Option("Longest random delay of a scheduled run; at most a tenth of an interval.", minimum=0, maximum=86_400),
     ] = 60
-    """So that many clusters do not begin together."""
+    """Prevents many clusters from starting together."""
     misfire_grace_s: Annotated[
         int, Option("How late a scheduled run may still begin.", minimum=1, maximum=7 * 86_400)
     ] = 3600
@@ -268,7 +268,7 @@ class ServiceSettings:
 
     @property
     def schedule_texts(self) -> Mapping[RunKind, str]:
-        """The schedules as they were written, of the kinds that are not off."""
+        """The schedules as written, of the kinds with one."""
         from auditor.service.runs.schedule import parse_schedule
 
         return {kind: text.strip() for kind, text in self._texts().items() if parse_schedule(text) is not None}

@@ -35,7 +35,7 @@ LONG_MAX: Final = 4
 PATIENCE_S: Final = 20.0
 """How long a request waits for long work; below the deadline of requests."""
 KEPT_S: Final = 30.0
-"""How long a result waits for the request that asks again, counted from its end."""
+"""How long a result is kept for a repeated request, from its end."""
 LOOK_INTERVAL_S: Final = 5.0
 """Between two looks at the repairs, at least: more requests receive the last one."""
 

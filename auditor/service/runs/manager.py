@@ -1,6 +1,6 @@
 """Runs of this process: one at a time per lane, lanes side by side, each on record in the store while it goes on.
 
-A lane is a kind, or the dry runs of a kind: a run that marks never waits for one that does not.
+A lane is a kind, or the dry runs of a kind: a run with marks never waits for a dry run.
 
 What a run is lives in the store; this holds only those that this process runs. A run may go on exactly while its term
 of leadership and its lock last: both are asked again at each gate, in the run's own thread, so that what a stopped
@@ -58,7 +58,7 @@ class CheckRunner(Protocol):
 
 
 class ElectionView(Protocol):
-    """The part of ``Election`` that runs depend on."""
+    """The part of ``Election`` used by runs."""
 
     @property
     def state(self) -> Leadership:
@@ -129,7 +129,7 @@ class RunManager:
 
     @property
     def running(self) -> Sequence[RunRecord]:
-        """Runs of this process that have not ended."""
+        """Current runs of this process."""
         return tuple(active.record for active in self._active.values())
 
     def running_in(self, lane: RunLane) -> RunRecord | None:
@@ -137,7 +137,7 @@ class RunManager:
         return next((active.record for active in self._active.values() if lane_of(active.record) == lane), None)
 
     def on_ended(self, listener: RunEnded) -> None:
-        """Call ``listener`` for each run that ends."""
+        """Call ``listener`` at the end of each run."""
         self._listeners.append(listener)
 
     async def start(
@@ -210,7 +210,7 @@ class RunManager:
         return active.record
 
     async def make_way(self, kind: RunKind, busy_run_id: str, reason: str) -> None:
-        """End the run that keeps the reaction to a lost bookie waiting.
+        """End the run which delays the reaction to a lost bookie.
 
         Every run of the kind that may mark ends, also a paused one, but not a reaction that is active itself. A run of
         another process is asked to end. A dry run is in no one's way. Returns without waiting for the end.
@@ -274,7 +274,7 @@ class RunManager:
         return changed
 
     async def wait_ended(self, kind: RunKind) -> None:
-        """Return once no run of this kind that may mark is under way, here or elsewhere.
+        """Return once no run of this kind with marks is under way, here or elsewhere.
 
         Raises:
             StoreUnavailableError: no answer, or the session was lost while waiting.
@@ -330,7 +330,7 @@ class RunManager:
             return outcome
 
     async def _announce(self, record: RunRecord, options: Mapping[str, Any]) -> None:
-        """Record that an operator starts a run, unless another one is under way. The lock decides in the end.
+        """Record an operator's start of a run, unless another one is under way. The lock decides in the end.
 
         Raises:
             RunBusyError: another process runs one.
@@ -347,7 +347,7 @@ class RunManager:
             raise StoreUnavailableError(f"the run was not started: {error}") from error
 
     async def _own(self, run_id: str) -> RunLifeCycle:
-        """A run of this process that may be paused.
+        """A run of this process, to be paused.
 
         Raises:
             UnknownRunError, RunOverError, NotLeaderError: see ``Control``.
@@ -361,7 +361,7 @@ class RunManager:
         return active
 
     async def _elsewhere(self, run_id: str) -> RunRecord:
-        """The record of a run of another process that has not ended, for the leader to act on."""
+        """The record of another process's unfinished run, for the leader to act on."""
         record = await self.get(run_id)
         if record.state.is_final:
             raise RunOverError(f"run {run_id} is over: {record.state.value}")

@@ -1,7 +1,7 @@
-"""When each kind of check runs by itself: schedule texts, and the scheduler that follows them while this process leads.
+"""When each kind of check runs by itself: schedule texts, and the scheduler for them while this process leads.
 
-The first run of an interval is computed from the last success in the store, so that restarts and changes of leader
-neither skip nor repeat a run. A cron time that passed without a leader is made up for within the grace time.
+The first run of an interval is computed from the last success in the store. So restarts and changes of leader
+neither skip nor repeat a run. A cron time passed without a leader is made up for within the grace time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INTERVAL_MIN_S: Final = 10
 """Shorter than any check takes; below it a number was meant in another unit."""
 INTERVAL_MAX_S: Final = 366 * 86_400
 _JITTER_SHARE_MAX: Final = 0.1
-"""Of an interval, so that a short one is not mostly jitter."""
+"""Share of an interval: a short one must not be mostly jitter."""
 _FIRINGS_LOOKED_AT: Final = 400
 """To find the longest gap of a cron schedule: more than a year of daily runs."""
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -118,7 +118,7 @@ def first_due_ms(
         last_success_ms: when the last successful run began, 0 if there was none.
         now_ms: now.
         misfire_grace_s: how late a cron time may still be made up for.
-        spread_s: how long to wait with a run that is overdue.
+        spread_s: longest delay of an overdue run.
     """
     overdue_ms = now_ms + int(spread_s * 1000)
     if isinstance(schedule, Every):
@@ -153,7 +153,7 @@ class Scheduler:
     def start(self, last_success_ms: Mapping[RunKind, int], now_ms: int) -> None:
         """Begin. ``last_success_ms`` has the last success of each kind, under any leader."""
         self.stop()
-        logging.getLogger("apscheduler").setLevel(logging.WARNING)  # it logs every job that it adds and starts
+        logging.getLogger("apscheduler").setLevel(logging.WARNING)  # it logs every job it adds and starts
         self._scheduler = AsyncIOScheduler(
             timezone=UTC,
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": self._misfire_grace_s},
@@ -164,7 +164,7 @@ class Scheduler:
         self._scheduler.start()
 
     def stop(self) -> None:
-        """Start nothing more. Runs that were started are not touched. Idempotent."""
+        """Start nothing more. Started runs continue. Idempotent."""
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None and scheduler.running:
             scheduler.remove_all_jobs()

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Spark: TypeAlias = Any
-"""A ``SparkSession``; its type is not imported, because followers should not pay for that."""
+"""A ``SparkSession``; its type is not imported, to save followers the cost."""
 
 START_FAILURES_MAX: Final = 3
 """Consecutive failures after which starting Spark again in this process seems hopeless."""
@@ -35,19 +35,19 @@ ANSWERS_MISSED_MAX: Final = 2
 """Consecutive questions without an answer. More than one: if this process stood still, the first deadline has passed
 before the answer could be read."""
 START_DEADLINE_S: Final = 300.0
-"""Of the start of a session. A cluster manager that has no room for executors does not delay it."""
+"""Of the start of a session. A cluster manager without room for executors does not delay it."""
 STOP_DEADLINE_S: Final = 60.0
 
 
 class SparkFace(Protocol):
-    """Something that needs the Spark session: the tab in its UI."""
+    """A user of the Spark session: the tab in its UI."""
 
     def attach(self, spark: Spark) -> None:
-        """Called once the session exists, in a thread that may block."""
+        """Called once the session exists, in a thread; may block."""
         ...
 
     def detach(self) -> None:
-        """Called before the session goes, in a thread that may block."""
+        """Called before the session ends, in a thread; may block."""
         ...
 
 
@@ -67,7 +67,7 @@ class SparkHolder:
     async def get(self) -> Spark:
         """Return the session, started if it is not there. One start serves all who ask; cancelling one ends none.
 
-        The next request retries a failed start. A session that is being stopped is not returned: another one is started
+        The next request retries a failed start. A session being stopped is not returned: another one is started
         after that.
 
         Raises:
@@ -92,9 +92,9 @@ class SparkHolder:
                 await self.get()
 
     async def is_alive(self) -> bool:
-        """Whether there is a session that answers in time, or none that could not be had.
+        """Whether the session answers in time, or no session was needed yet.
 
-        False means that a new process is needed.
+        If False, a new process is needed.
         """
         spark = self._spark
         if self._hung_because:
@@ -106,7 +106,7 @@ class SparkHolder:
         return self._spark is not spark and not self._hung_because  # stopped while it was asked
 
     async def stop(self) -> None:
-        """Stop the session, also one that is starting; a dead process is not an error. Idempotent. ``get`` restarts it.
+        """Stop the session, even during its start; a dead process is not an error. Idempotent. ``get`` restarts it.
 
         A cancelled caller does not end the stop.
         """
@@ -115,7 +115,7 @@ class SparkHolder:
         await asyncio.shield(self._stopping)
 
     def kill(self) -> None:
-        """Kill the Java process, if this process started it. Every call to it that is blocked fails then."""
+        """Kill the Java process, if this process started it. Every blocked call to it fails then."""
         if kill_driver():
             _log.error("the Java process of Spark was killed", extra={"reason": self._hung_because or "it failed"})
 
@@ -158,7 +158,7 @@ class SparkHolder:
                 await in_thread("spark stop", self._stop)
         except TimeoutError:
             self._hang(f"it did not stop in {STOP_DEADLINE_S:.0f} s")
-        except Exception as error:  # noqa: BLE001  # the boundary to a process that may be gone: it cannot be stopped
+        except Exception as error:  # noqa: BLE001  # the boundary to a process, perhaps ended: it cannot be stopped
             _log.warning("spark was not stopped cleanly", extra={"reason": f"{type(error).__name__}: {error}"})
 
     def _start(self) -> Spark:

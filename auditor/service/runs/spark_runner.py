@@ -34,7 +34,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 class UnknownOptionError(PermanentError):
-    """A run was asked for with an option that there is not, or a value of another type."""
+    """A run was requested with an unknown option, or with a value of another type."""
 
 
 class SparkRunner(CheckRunner):

@@ -1,4 +1,4 @@
-"""What the service observes between runs: bookies that leave or return, and the backlog of tasks.
+"""Observations between runs: leaving and returning bookies, and the backlog of tasks.
 
 Start with ``bookie_watch``.
 """

@@ -1,4 +1,4 @@
-"""The backlog as it is: every ledger that is marked for repair, judged by its metadata and the bookies of this moment.
+"""The current backlog: every marked ledger, judged by its metadata and the current bookies.
 
 The findings of the last audit do not show later repairs, so this is counted from the store. Marks and ledgers are read
 and judged in parts, and each part is forgotten before the next one is read. So a huge backlog neither fills the memory
@@ -43,12 +43,12 @@ READ_LEDGERS: Final = 500
 PLACES_AT_ONCE: Final = 5_000
 """Places of the tree of tasks in one part: some megabytes."""
 PARTS_MAX: Final = 50
-"""Bookies, and racks, that are counted by name: each is a series in Prometheus. Few are lost at a time."""
+"""Most bookies, and racks, counted by name: each is a series in Prometheus. Few are lost at a time."""
 NAMED_MAX: Final = 10_000
 """Bookies whose newest mark is remembered during a count: more than any cluster has, and marks may name anything."""
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"
-"""The rack of a bookie that the topology does not contain."""
+"""The rack of a bookie without a place in the topology."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class BacklogCounter:
             registrations: the bookies.
             parked: parked tasks.
             clock: for the time of a count.
-            drains: without it, nothing is known of bookies that are being drained.
+            drains: source of the draining bookies; without it, they are unknown.
             topology: reads the racks of bookies; without it, they are unknown.
         """
         self._tasks = tasks
@@ -176,7 +176,7 @@ class BacklogCounter:
         self._topology = topology
 
     async def count(self) -> Backlog:
-        """Count everything that is marked now.
+        """Count all current marks.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -240,7 +240,7 @@ def judge(ledger: LedgerMetadata, live: _Live, draining: _Live = frozenset()) ->
 
 
 def _fragments(ledger: LedgerMetadata, live: _Live, draining: _Live) -> Iterable[tuple[Severity, float]]:
-    """Severity and missing bytes of each fragment that lacks something; each position stores Qw/E of the entries."""
+    """Severity and missing bytes of each incomplete fragment; each position stores Qw/E of the entries."""
     for index, fragment in enumerate(ledger.fragments):
         is_live = [member in live for member in fragment.members]
         is_draining = [member in draining for member in fragment.members]
@@ -284,7 +284,7 @@ class CountsApart:
         self._counter: BacklogCounter | None = None
 
     async def count(self) -> Backlog:
-        """Count; a count that is cancelled goes on in its thread, and the next one waits for its end.
+        """Count; a cancelled count continues in its thread, and the next one waits for its end.
 
         Raises:
             StoreUnavailableError: no answer; the next count opens another session.

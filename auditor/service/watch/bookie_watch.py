@@ -47,9 +47,9 @@ LOOK_INTERVAL_S: Final = 15.0
 """Without any change. Cookies are not watched: a decommissioned bookie is noticed so late."""
 _RETRY_S: Final = 1.0
 _REFUSED_RETRY_S_MAX: Final = 60.0
-"""After many looks that the store refused, each pause twice the one before: only a person can change that."""
+"""Longest pause after looks refused by the store; each pause is twice the last. Only an operator can end the cause."""
 _AUDIT_RETRY_S: Final = 30.0
-"""After an audit that did not deal with a lost bookie; doubled each time."""
+"""After an audit without a result for a lost bookie; doubled each time."""
 _AUDIT_RETRY_S_MAX: Final = 900.0
 _OUTAGE_SESSIONS: Final = 0.5
 """Session timeouts without a connection from which on others may have lost their sessions."""
@@ -69,7 +69,7 @@ class ClusterSeen:
     delay_s: int = 0
     is_recovery_enabled: bool = True
     windows: Sequence[Window] = ()
-    """The maintenance windows that are open."""
+    """The open maintenance windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class BookieWatch:
         not answer."""
 
     def poke(self) -> None:
-        """Something changed that the watch does not see by itself: look again."""
+        """Look again, because of a change the watch does not notice by itself."""
         self._pokes += 1
         self._poked.fire()
 
@@ -160,7 +160,7 @@ class BookieWatch:
             await cancel(minding)
 
     async def _mind_connection(self) -> None:
-        """An outage that this session survived may have been the end of others, which come back a little later."""
+        """An outage survived by this session may have ended the sessions of bookies, which come back a little later."""
         store, clock = self._ports.store, self._ports.clock
         session, away_since_s = store.session, None
         while True:
@@ -176,7 +176,7 @@ class BookieWatch:
         self._settle_until_s = self._ports.clock.monotonic_s() + self._settle_s
 
     def _settled_ms(self, now_ms: int) -> int:
-        """The date until which bookies may register again; 0 if that time has passed."""
+        """The date until which bookies may register again; 0 if it has passed."""
         left_s = self._settle_until_s - self._ports.clock.monotonic_s()
         return now_ms + math.ceil(left_s * 1000) if left_s > 0 else 0
 
@@ -237,7 +237,7 @@ class BookieWatch:
         return listed, decision
 
     def _settle_after_outage(self) -> None:
-        """A session that followed another was lost in an outage, which bookies had as well."""
+        """A new session of this process means an outage, which bookies had as well."""
         epoch = self._ports.store.session.epoch
         if self._epoch is not None and epoch != self._epoch:
             self._settle()
@@ -247,7 +247,7 @@ class BookieWatch:
     async def _bookies(self) -> Bookies:
         try:
             return await self._ports.registrations.list()
-        except NotAClusterError:  # the brake will report that no bookie is registered
+        except NotAClusterError:  # the brake reports the absence of all bookies
             return Bookies(frozenset(), frozenset())
 
     async def _read_switches(self) -> _Switches:
@@ -384,11 +384,11 @@ class BookieWatch:
 
 _OWNER_MAX: Final = 200
 _ROUNDING_S: Final = 0.002
-"""So that the clock has surely reached a time of whole milliseconds when it is looked at again."""
+"""Added to a due time: the clock must have passed the whole millisecond at the next look."""
 
 
 def _is_audit_wanted(before: _Switches, now: _Switches) -> bool:
-    """Whether the delay was set to the value that it had: how people ask Apache's auditor for an audit."""
+    """Whether the delay was set to its old value: the way to request an audit from Apache's auditor."""
     if before.delay_stat is None or now.delay_stat is None or before.delay_s != now.delay_s:
         return False
     return before.delay_stat.mzxid != now.delay_stat.mzxid

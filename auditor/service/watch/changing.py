@@ -1,4 +1,4 @@
-"""Bookies that disappear for a moment because they change between writable and read-only (R85). Pure.
+"""Bookies absent for a moment while they change between writable and read-only (R85). Pure.
 
 A bookie of Pulsar's driver deletes its registration before it creates the other one, so a look during the change finds
 it in neither list. So a bookie that this process saw registered counts as registered until it has been absent for
@@ -17,14 +17,14 @@ CHANGE_S: Final = 0.5
 
 
 class ChangingBookies:
-    """The absences that may be changes, as one process sees them."""
+    """Possible changes among the absences seen by one process."""
 
     def __init__(self) -> None:
         self._registered: AbstractSet[BookieId] = frozenset()
         self._until_s: dict[BookieId, float] = {}
 
     def look(self, known: AbstractSet[BookieId], registered: AbstractSet[BookieId], now_s: float) -> set[BookieId]:
-        """Known bookies that are absent and may be changing their registration. ``now_s`` is monotonic."""
+        """Known absent bookies which may be changing their registration. ``now_s`` is monotonic."""
         absent = known - registered
         since = dict.fromkeys(absent & self._registered, now_s + CHANGE_S)
         self._until_s = since | {bookie: self._until_s[bookie] for bookie in absent & self._until_s.keys()}

@@ -24,7 +24,7 @@ from bookie.model.times import rfc3339_if_known
 from spark_jobs.runs.brake import held_because
 
 _RUNS_READ: Final = 50
-"""Runs on record that are looked at for those under way; a run that lasts is among the newest of its kind."""
+"""Newest runs read to find those under way; a long run is still among the newest of its kind."""
 _RUN_FIELDS: Final = (
     "run_id",
     "kind",
@@ -109,7 +109,7 @@ def _run(record: RunRecord) -> Document:
 
 
 def _image(recorded: Sequence[RunRecord], now_ms: int) -> Document | None:
-    """The image of ledger metadata that the newest of these runs wrote; None: none did."""
+    """The newest image of ledger metadata from these runs; None: there is none."""
     written = [record for record in recorded if record.image.get("written_from_ms")]
     if not written:
         return None

@@ -1,4 +1,4 @@
-"""Measures how long losses of bookies took to be marked, for a process that leads nothing and writes nothing.
+"""Measures the time from losses of bookies to their marks, for a process without leadership or writes.
 
 Audits of bkheal note in ZooKeeper when a loss began and when they dealt with it (``FirstSeenDown``): that is the time
 of such a loss. Apache's auditor notes nothing. There, a loss begins with the first look that finds the bookie gone, and
@@ -44,7 +44,7 @@ class Loss:
     """What is remembered of a lost bookie. Epoch milliseconds."""
 
     first_look_ms: int
-    """The first look that found it lost."""
+    """The first look at which it was lost."""
     began_ms: int | None
     """When it began, for a measurement by marks; None: unknown."""
     registered_ms: int = 0
@@ -69,8 +69,8 @@ class Marks:
     named_ms: Mapping[str, int] = field(default_factory=dict)
     """As ``Backlog.named_ms``."""
     is_run_under_way: bool = False
-    """Whether an audit of bkheal holds the lock of the runs that mark. It notes at its end what it dealt with, before
-    it releases the lock, so this is read after the count and before the records."""
+    """Whether an audit of bkheal holds the lock of runs with marks. It records the bookies it dealt with before it
+    releases the lock, so this is read after the count and before the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,13 @@ class Observed:
     records_ms: Mapping[BookieId, int]
     """Beginnings in all records."""
     older_records_ms: Mapping[BookieId, int]
-    """Beginnings in records that were read before a look at which the bookie was registered. A record that was read
+    """Beginnings in records read before a look at which the bookie was registered. A record read
     after the registrations may belong to a newer loss."""
     marks: Marks
     now_ms: int
     now_s: float
     detected_s: tuple[float, ...] = ()
-    """Times of detection that this look found, in seconds."""
+    """Times of detection found by this look, in seconds."""
 
 
 def judge(
@@ -102,7 +102,7 @@ def judge(
 
     Args:
         before: the result of the look before; None at the first look of the process.
-        lost: bookies that are known and not registered.
+        lost: known bookies without a registration.
         noted: the records of losses, read after ``marks``.
         marks: what marks name.
         now_ms: epoch milliseconds.
@@ -151,7 +151,7 @@ def _begun(
 
 
 def _continued(bookie: BookieId, loss: Loss, down: Down | None, marks: Marks, now_ms: int) -> tuple[Loss, float | None]:
-    """The loss after this look, and the time of its detection if that completes the measurement."""
+    """The loss after this look, and the time of its detection if the measurement is complete."""
     if down is not None and down.since_ms == loss.older_record_ms:
         down = None
     if down is not None and loss.record_ms and down.since_ms > loss.record_ms:  # it was back, and is lost again

@@ -41,7 +41,7 @@ class BookieLook:
     registered: AbstractSet[BookieId]
     """Writable or read-only."""
     first_seen_down: Mapping[BookieId, Down]
-    """Known bookies that are not registered; one that is not in here is first seen down now."""
+    """Known bookies without a registration; others are first seen down now."""
     policy: MarkingPolicy
     settle_until_ms: int = 0
     """After an outage of the store: bookies need a moment to register again, so nothing is due before."""
@@ -73,12 +73,12 @@ class Decision:
 
 
 def lost_now(known: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> frozenset[BookieId]:
-    """Bookies that are known and not registered."""
+    """Known bookies without a registration."""
     return frozenset(known - registered)
 
 
 def decide(watched: BookieLook, now_ms: int, missing_share_max: float) -> Decision:
-    """Decide. ``missing_share_max`` is the largest share of the known bookies that may be missing, 0 to 1."""
+    """Decide. ``missing_share_max`` is the largest tolerated share of missing bookies, 0 to 1."""
     lost = lost_now(watched.known, watched.registered)
     everyone = watched.known | watched.registered
     held = held_because(everyone, watched.registered, 0, None, missing_share_max) or ""

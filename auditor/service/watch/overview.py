@@ -24,9 +24,9 @@ from bookie.runtime.tasks import cancel, guarded
 _log = logging.getLogger(__name__)
 
 RUNS_READ: Final = 100
-"""The newest; enough that each kind's last run is among them, unless another kind runs very often."""
+"""Number of newest runs: enough to contain the last run of each kind, unless another kind runs very often."""
 _REST_FACTOR: Final = 3.0
-"""Of the time that counting takes: a million marked ledgers take minutes, of the store's time as well."""
+"""Share of time spent counting: a million marked ledgers take minutes, and load the store."""
 _REST_S_MAX: Final = 120.0
 """Figures older than some minutes raise an alert."""
 
@@ -49,7 +49,7 @@ class CountsBacklog(Protocol):
     """The source of the backlog."""
 
     async def count(self) -> Backlog:
-        """Count everything that is marked now. Raises StoreUnavailableError."""
+        """Count all current marks. Raises StoreUnavailableError."""
         ...
 
 

@@ -30,9 +30,9 @@ from bookie.model.severity import Severity
 from bookie.runtime.clock import Clock
 
 WINDOW_S: Final = 300.0
-"""Time over which a rate is computed: long enough that single large ledgers do not dominate it."""
+"""Time over which a rate is computed: single large ledgers must not dominate it."""
 LOOK_SHARE: Final = 0.2
-"""Largest share of the time that is spent on looking: a large backlog is read less often."""
+"""Largest share of time spent reading: a large backlog is read less often."""
 IN_FLIGHT_MAX: Final = 200
 """Ledgers in flight whose reservation is read in one look: each costs a request."""
 HEALTHY: Final = "healthy"
@@ -43,7 +43,7 @@ UNREADABLE: Final = "unreadable"
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """One position that is being copied. Numbers are None if nothing records them."""
+    """One position being copied. Numbers are None without a record."""
 
     first_entry_id: int
     position: int
@@ -88,13 +88,13 @@ class RepairLook:
     """Every marked ledger, with the estimated bytes to copy."""
     in_flight: tuple[LedgerInFlight, ...]
     in_flight_count: int
-    """Of all, also of those that ``in_flight`` omits."""
+    """Of all positions, including those omitted from ``in_flight``."""
     parked: Mapping[str, int]
     """By reason."""
     waiting: int
-    """Marked ledgers that are neither in flight nor parked."""
+    """Marked ledgers, neither in flight nor parked."""
     waiting_bytes: int
-    """Bytes to copy of the ledgers that are not parked."""
+    """Bytes to copy of the ledgers which are not parked."""
     oldest_ms: int
     """Time of the oldest mark of all; 0: unknown."""
     boosted: int
@@ -185,7 +185,7 @@ _ORDER: Final = (*(severity.label for severity in Severity), HEALTHY, UNREADABLE
 
 
 def under_way(reservations: Iterable[Reservation]) -> list[Reservation]:
-    """Return the copies that a repair makes, without the records of what another position gave their targets. Pure."""
+    """Return the copies of a repair, without records of entries their targets got for another position. Pure."""
     copies: dict[tuple[EntryId, BookieId], Reservation] = {}
     for each in reservations:
         copies.setdefault((each.first_entry_id, each.target), each)
@@ -216,7 +216,7 @@ class Rate:
     ledgers: int = 0
     bytes_estimate: int = 0
     eta_s: float | None = None
-    """Seconds until no ledger waits that can be repaired; None: unknown."""
+    """Seconds until no repairable ledger waits; None: unknown."""
 
     @property
     def ledgers_per_s(self) -> float | None:
