@@ -48,7 +48,7 @@ class Pulled:
     entries: int = 0
     bytes: int = 0
     later: list[EntryId] = field(default_factory=list)
-    """Entries which did not fit into an answer, and entries of a silent holder: to be pulled again, the latter from
+    """Entries that did not fit into an answer, and entries of a silent holder: to be pulled again, the latter from
     another holder."""
     rest: list[EntryId] = field(default_factory=list)
     """Entries left for this process to copy."""

@@ -12,7 +12,7 @@ from typing import Final
 from bookie.runtime.clock import Clock
 
 BURST_S: Final = 0.25
-"""Seconds of unused rate which may accumulate: a short time, so the rate also holds within any single second."""
+"""Seconds of unused rate that may accumulate: a short time, so the rate also holds within any single second."""
 _SLICE_S: Final = 0.5
 """Longest single sleep: a new rate takes effect after at most this time."""
 _NAP_S: Final = 0.001

@@ -1,4 +1,4 @@
-"""A transport which accepts denials only from bookies with all their entries.
+"""A transport that accepts denials only from bookies with all their entries.
 
 The invariant: "no such entry" reaches a recovery as LIMBO, which means "unknown" (S6), unless the bookie was judged
 before the recovery and its registration is still the same (R91). Served entries are accepted: their digest proves them.

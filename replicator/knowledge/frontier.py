@@ -4,7 +4,7 @@ Entries up to the last add confirmed are final. After it, an entry held by some 
 recovery would keep it. An entry held by no member was not acknowledged, nor was any later one, because adds are
 acknowledged in order. So the written part ends before the first entry missing on every member.
 
-A bookie which returned with empty disks denies entries it once acknowledged. Apache's bookies give no sign of this, and
+A bookie that returned with empty disks denies entries it once acknowledged. Apache's bookies give no sign of this, and
 Apache's recovery accepts their denials; ours does not (``doubts``). Filling such a bookie up to the end of the written
 part changes no metadata and does not affect the writer.
 """
@@ -96,7 +96,7 @@ class Frontier:
     async def _up_to_a_gap(
         self, ledger: Versioned, members: Sequence[BookieId], wanted: Sequence[EntryId]
     ) -> tuple[EntryId, list[Answer]]:
-        """Return the entry before the first gap in ``wanted``, and the members which may hold the missing entry."""
+        """Return the entry before the first gap in ``wanted``, and the members that may hold the missing entry."""
         probes = (self._held.probed(member, ledger.ledger_id, wanted) for member in members)
         replies = dict(zip(members, await asyncio.gather(*probes), strict=True))
         for entry_id in wanted:

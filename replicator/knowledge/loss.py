@@ -1,6 +1,6 @@
 """Detect lost acknowledged entries on a member. Pure.
 
-A slow member has its first entries and lacks the last ones. A member which returned with empty disks lacks the first
+A slow member has its first entries and lacks the last ones. A member that returned with empty disks lacks the first
 ones; if a writer continued with it, it has only entries written after its return. So a member has lost entries if it
 holds nothing, or if it lacks an entry before one it holds. A few entries from both ends of a few fragments are enough
 to show this, so the question stays cheap for a large ledger.

@@ -6,10 +6,10 @@ reports a change. So the number of these requests grows with time and not with t
 
 An outdated answer must not change what happens to data. Each question has its own argument:
 
-* Registered bookies. Metadata first, bookies second (R2): an answer older than the metadata may lack a bookie which
+* Registered bookies. Metadata first, bookies second (R2): an answer older than the metadata may lack a bookie that
   joined since. So a kept answer is used only if it contains every member not named by the task; otherwise the bookies
   are listed again. A member named by the task may have returned since: the installation reads its registration again
-  (R5), and those of the targets. A member which disappeared since is found by the auditor, whose mark changes the task
+  (R5), and those of the targets. A member that disappeared since is found by the auditor, whose mark changes the task
   (R13). Registered members named by the task are checked by the transaction that deletes the task (I18).
 * The switch (S7). A read without ``sync`` is as new as the state of this session's server, and the same server sends
   the watch event before it answers a later read. So an answer under a watch is at most one notification older than a

@@ -1,6 +1,6 @@
 """Count the returns of lost bookies during the replacement of their copies.
 
-A copy for a lost bookie ends when the bookie registers again: the next round asks for its entries. A bookie which
+A copy for a lost bookie ends when the bookie registers again: the next round asks for its entries. A bookie that
 leaves and returns repeatedly would end each copy, and its ledgers would never be repaired. So after ``RETURNS_MAX``
 returns within ``WINDOW_S`` a bookie counts as *flapping*: copies for it run to their end, and the metadata then names
 the target, even if the bookie is registered at that moment. This is safe, because the target has every entry.

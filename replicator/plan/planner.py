@@ -86,7 +86,7 @@ class Knowledge:
     unreadable: tuple[tuple[PositionKey, str], ...] = ()
     """Positions with an entry denied by every live holder, each with the evidence."""
     failed_targets: frozenset[BookieId] = frozenset()
-    """Bookies which refused copies of this ledger in this turn."""
+    """Bookies that refused copies of this ledger in this turn."""
     flapping: frozenset[BookieId] = frozenset()
     """Flapping bookies: their return does not end copies for them (R55)."""
     continued: Mapping[PositionKey, BookieId] = field(default_factory=dict)
