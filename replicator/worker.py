@@ -73,7 +73,7 @@ class Worker:
     """The loop for one process's share of the marked ledgers. ``run`` is called once."""
 
     def __init__(self, ports: RepairPorts, settings: ReplicatorSettings, events: EventSink, owner: str) -> None:
-        """Prepare a worker; ``owner`` is a name for people in its locks, usually the host's name."""
+        """Prepare a worker; its locks show ``owner`` to people, usually the host's name."""
         self._ports = ports
         self._settings = settings
         self._events = events

@@ -31,8 +31,8 @@ _I32_MAX: Final = (1 << 31) - 1
 _ENTRY_ID_MAX: Final = (1 << 63) - 2
 """One less than the largest i64, so the number of entries of a full list still fits."""
 EXPANDED_RUNS_MAX: Final = 1 << 20
-"""Most runs of periodic groups beyond one for each group: 24 bytes with a claim of 2^62 runs must not keep this process
-busy (docs/formats.md#entry-lists)."""
+"""Most runs of periodic groups beyond one for each group: 24 bytes claiming 2^62 runs must not keep this process busy
+(docs/formats.md#entry-lists)."""
 GROUPS_AT_ONCE: Final = 5000
 """Groups handled between two pauses: some milliseconds."""
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class InvalidAvailabilityError(PermanentError):
-    """Bytes without a readable entry-availability list."""
+    """Bytes that are not a readable entry-availability list."""
 
 
 class RunGroup(NamedTuple):

@@ -1,7 +1,8 @@
 """Quorum coverage: the answers needed from an ensemble, and from the write set of one entry.
 
 An entry can be acknowledged after ``Qa`` members of its write set hold it. Any ``(Qw - Qa) + 1`` members of the write
-set therefore include a holder of each acknowledged entry. So many answers either find the entry or rule it out.
+set therefore include a holder of each acknowledged entry. This number of answers either finds the entry or rules it
+out.
 
 Source: docs/formats.md#coverage, T14.
 """

@@ -27,7 +27,7 @@ class OutcomeUnknownError(BkhealError):
 
 
 class FatalError(BkhealError):
-    """This process must stop: one of its foundations is lost or impossible."""
+    """This process must stop: something it relies on is lost or impossible."""
 
 
 class InvariantError(FatalError):

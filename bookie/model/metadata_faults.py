@@ -22,7 +22,7 @@ class Weight(enum.StrEnum):
     ERROR = "error"
     """Entries may be unreadable, or have fewer copies than the write quorum."""
     WARNING = "warning"
-    """No entry is in danger because of it, but something is not as it should be."""
+    """No entry is in danger because of it, but something is wrong."""
 
 
 class MetadataFault(enum.Enum):

@@ -26,7 +26,7 @@ class Option:
     maximum: float | None = None
     """Highest value, inclusive."""
     is_file: bool = False
-    """Whether the value is the path of an existing file."""
+    """Whether the value is the path of a file, which must exist."""
     heading: str = ""
     """Heading in the help, in place of the group's."""
     default_text: str = ""

@@ -111,11 +111,9 @@ class Pull:
 
         Args:
             entry_ids: the entries to copy, ascending.
-            orders: the holders of each entry, in the order to
-                ask them.
+            orders: the holders of each entry, in the order to ask them.
             avoided: holders not worth a request now.
-            entry_bytes: the
-                expected size of an entry.
+            entry_bytes: the expected size of an entry.
         """
         pulled = Pulled()
         groups: dict[BookieId, list[EntryId]] = {}

@@ -1,7 +1,7 @@
 """Store copies on their new bookie: in full batches, throttled, and again while the bookie is busy.
 
 The wait for a busy bookie is bounded, but long, because another bookie would need the whole position again (R44).
-One lane retries, and the other lanes wait.
+During this wait one lane retries, and the other lanes wait.
 
 R rules are defined in docs/failure-model.md.
 """

@@ -1,4 +1,5 @@
 """Determine which entries each bookie of a ledger has, and keep the evidence.
 
-Not here: decisions based on it (``replicator.plan``). Start with ``holdings``.
+Not here: decisions based on it (``replicator.plan``).
+Start with ``holdings``.
 """

@@ -1,4 +1,4 @@
-"""What repair adds to the registrations of bookies: Pulsar's groups, and the members to be drained.
+"""What repair adds to the registrations of bookies: Pulsar's groups, and the draining members.
 
 Groups are those of the current topology. Drains are read only if they can matter: a drain marks the ledgers of its
 bookie in the field read by all clients, as if the bookie were missing. If a task names no registered bookie, or no step

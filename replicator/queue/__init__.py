@@ -1,5 +1,5 @@
 """Choose the next task: order by severity, delays, parked tasks; and choose the workers that look for tasks.
 
-Not here: locking a task (``bookie.metadata.tasks.locks``); the repair itself (``replicator.repair``). Start with
-``task_queue``, and with ``duty`` for fleets.
+Not here: locking a task (``bookie.metadata.tasks.locks``); the repair itself (``replicator.repair``).
+Start with ``task_queue``, and with ``duty`` for fleets.
 """

@@ -2,9 +2,9 @@
 
 A parked task is worth another try if the planner, a pure function, would now do something other than block: because of
 new bookies, returned members, or changed metadata. Planning cannot judge unreadable entries and impossible recoveries,
-so there a newly registered bookie is the condition. It need not accept copies, because it may have the entries (R93).
-In either case the same process does not try the same state twice, except after half an hour: a disk may have been
-repaired, or the tail of an open ledger been written, without any trace in the store.
+so these need a newly registered bookie. It need not accept copies, because it may have the entries (R93). In either
+case the same process does not try the same state twice, except after half an hour: a disk may have been repaired, or
+the tail of an open ledger been written, without any trace in the store.
 
 R rules are defined in docs/failure-model.md.
 """

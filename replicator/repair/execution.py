@@ -109,8 +109,8 @@ class Execution:
         Args:
             plan: the plan to carry out.
             shortfall: the entries held by incomplete members.
-            completing: if nothing is missing after the plan: the conditions for deleting the task with the last
-                installation (``is_completed``).
+            completing: the conditions for deleting the task with the last installation (``is_completed``), if nothing
+                is missing after the plan.
 
         Raises:
             MetadataConflictError, PreconditionFailedError, NoSuchLedgerError, LeaseLostError: see ``Installer``.

@@ -16,8 +16,8 @@ collector may have locked the ledger since.
 
 If the plan repairs everything, the same transaction deletes the task, the lock and the reservation (I18). A separate
 look afterwards would add nothing. It would find the metadata written by this transaction, the targets checked by it,
-and the other members, already judged by the round from metadata and bookies kept fixed by the checks. If any part of
-the transaction is refused, nothing is written; the steps are then installed alone, and another round looks again.
+and the other members, already judged by the round from metadata and bookies kept fixed by the checks. If a deletion or
+one of its conditions is refused, nothing is written; the steps are then installed alone, and another round looks again.
 
 A crash before the write leaves copies without metadata: the next worker copies again, or collectors delete them after
 the reservation was removed. A crash after it leaves the task, and the next worker finds nothing missing. A step is
@@ -67,7 +67,7 @@ class CopiedStep:
     entries: int = 0
     bytes: int = 0
     overwritten: tuple[EntryId, ...] = ()
-    """Entries with damaged copies on the target before. A list contains them in any case, so they are read back."""
+    """Entries previously damaged on the target. Its list contains them in any case, so they are read back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Installer:
             copied: the steps.
             reserved: the reservation of the steps; may be None if everything was filled in place, and for an empty
                 ledger (R118).
-            completing: if nothing is missing after these steps: the conditions for deleting the task with them.
+            completing: the conditions for deleting the task with these steps, if nothing is missing after them.
 
         Raises:
             MetadataConflictError: the metadata is no longer at ``ledger.version``; nothing was changed.

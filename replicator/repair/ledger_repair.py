@@ -16,7 +16,7 @@ from a former holder of the lock is refused. An empty ledger has no copies, so n
 
 A crash releases the lock with the session (S14) and leaves the task. The next worker replaces or removes the
 reservation, plans from the current metadata, and copies again any entries not named by it; collectors delete the copies
-on bookies chosen no more. Doubts and the parked record are deleted after the task. If a crash prevents this, the next
+on bookies no longer chosen. Doubts and the parked record are deleted after the task. If a crash prevents this, the next
 listing (``queue.task_queue``) deletes them.
 
 The results of a round (refusing targets, entries not served by any bookie, incomplete returned bookies, damaged copies)
@@ -240,8 +240,9 @@ class LedgerRepair:
             return None
 
     async def _look(self) -> View:
-        """Read the metadata, then the bookies, then the members' entries. In this order the facts about bookies are
-        never older than the metadata (R2).
+        """Read the metadata, then the bookies, then the members' entries.
+
+        In this order the facts about bookies are never older than the metadata (R2).
         """
         ledger = await self._read()
         if fault_point("replicator.reread"):

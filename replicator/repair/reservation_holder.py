@@ -1,5 +1,4 @@
-"""The reservation of one ledger's repair: made before the first byte is copied, removed before the task is deleted
-(S16).
+"""The reservation of a ledger's repair: made before the first copy, removed before the task is deleted (S16).
 
 While it exists, no collector of bkheal deletes the new copies, and the write of the installation checks that it exists.
 It also records the progress of each copy, so another worker can continue it (R44): once in ``PROGRESS_BYTES`` or

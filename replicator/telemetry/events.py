@@ -46,7 +46,7 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """The end of one task's turn. Figures count installed copies only, without the others."""
+    """The end of one task's turn. Figures count installed copies only."""
 
     ledger_id: LedgerId
     ending: Ending
