@@ -13,7 +13,7 @@ one position a bookie with the position's entries, and changes nothing else. The
 - A position without a possible repair becomes a ``Blocked`` with a reason, beside the steps for the others.
 
 The task is a hint, not an input (R1): every unregistered member counts unless it is awaited (``absence``), and so does
-every draining member. The metadata is read before the bookies are listed, so a bookie registering in between does not
+every draining member. The metadata is read before the bookies are listed, so a bookie that registers then does not
 look lost (R2). Steps do not depend on each other: after a crash between two of them, the next plan contains the rest.
 An empty plan means that nothing is missing (I18).
 

@@ -2,7 +2,7 @@
 
 A live writer replaces a lost bookie itself, so a ledger is recovered only after one of its positions was missing for a
 whole grace period (R3, R37). The period is measured by this process's clock from the first sight of the missing
-position, and starts again if the position was healthy in between. A waiting ledger is only a note in memory: no worker
+position, and starts again if the position was healthy for a time. A waiting ledger is only a note in memory: no worker
 blocks and no lock is held. If a worker dies, its notes are lost, and the next worker waits the full period.
 """
 

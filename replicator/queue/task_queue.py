@@ -5,19 +5,19 @@ fresh metadata, so an outdated list costs requests and no data (R1). The ledger 
 and a failure delays a task but does not change its rank (R40).
 
 The ids of all tasks are listed first. Then tasks, parked records and metadata are read in bulk, a part at a time. The
-order of the reads matters in one place: the bookies are listed after the metadata of each part, so a bookie registering
-in between does not look lost (R2). A parked record without a task is deleted at once, and so is a reservation, because
-a write based on a deleted reservation is refused. A doubt outlives its task while the ledger is open, because the list
-may be minutes old by then, and a worker with a newer list may have recorded the doubt. The deletions concern records of
-workers that died between the completion of a task and the deletion of its records, and of tasks completed by Apache's
-workers, which do not have such records.
+order of the reads matters in one place: the bookies are listed after the metadata of each part, so a bookie that
+registers during this time does not look lost (R2). A parked record without a task is deleted at once, and so is a
+reservation, because a write based on a deleted reservation is refused. A doubt outlives its task while the ledger is
+open, because the list may be minutes old by then, and a worker with a newer list may have recorded the doubt. The
+deletions concern records of workers that died between the completion of a task and the deletion of its records, and of
+tasks completed by Apache's workers, which do not have such records.
 
 A task waits if it is locked, parked or failed recently, or if its ledger is open and in its grace period. No lock is
 held while it waits. Parked and failed tasks have a record in ZooKeeper, respected by all workers: an attempt by any
 worker begins the pause again for all. A worker with an outdated list detects attempts of others under the lock
 (``is_outdated``). Grace periods are kept in memory; after a crash another worker begins them again.
 
-A list may have 100,000 tasks. It is read, judged and sorted in steps, with other work in between.
+A list may have 100,000 tasks. It is read, judged and sorted in steps, with pauses for other work.
 
 R rules are defined in docs/failure-model.md.
 """
