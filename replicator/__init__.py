@@ -1,4 +1,4 @@
-"""Repair: choose a task, plan, copy exactly what is missing, swap the ensemble, delete the task.
+"""Repair: choose a task, plan, copy exactly the missing entries, swap the ensemble, delete the task.
 
-Does not belong here: finding what is missing (``spark_jobs``).
+Not here: finding missing entries (``spark_jobs``).
 """

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _warn_of_options(flag_file: Path | None) -> None:
-    """Refuse a configuration file with replicator options: they would have no effect here."""
+    """Warn if the configuration file has replicator options: they have no effect here."""
     if flag_file is not None and _TABLE in read_config(flag_file):
         _log.warning(
             "options in the configuration file do not count here, start `bkheal replicator` for that",

@@ -56,9 +56,9 @@ _log = logging.getLogger(__name__)
 
 
 async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | None = None) -> int:
-    """Repair until SIGTERM or SIGINT (or, with ``once``, until nothing is left to repair) and return the exit code.
+    """Repair until SIGTERM or SIGINT (with ``once``, until nothing is left to repair) and return the exit code.
 
-    The copy rate follows ``config``, the file that the process was started with.
+    The copy rate follows ``config``, the configuration file given at the start.
     """
     prepare_for_large_messages()
     try:
@@ -87,7 +87,7 @@ async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | No
 
 
 class _Telemetry:
-    """The metrics of this process and their sources, which are added when they exist."""
+    """The metrics of this process. Their sources (store, worker) are added after they were created."""
 
     def __init__(self, *, has_apache_names: bool) -> None:
         self.metrics = replicator_metrics(installed_version())
@@ -113,7 +113,7 @@ class _Telemetry:
                 sink.sample(load)
 
     def ready(self) -> Mapping[str, Check]:
-        """Return the reasons why this process cannot work, with the auditor's names for the same reasons."""
+        """Return the readiness checks of this process, named as in the auditor."""
         return {"store": self._store_problem, "permissions": self._permission_problem}
 
     def _store_problem(self) -> str:
@@ -147,7 +147,7 @@ async def _run_on(
                 guarding = guarded("migration guard", _stop_if_migrated(store, ports.cluster.root, worker))
                 _say({"event": "ready"}, "replicator ready", settings, sys.stdout)
                 end = await worker.run()
-        if guarding.done():  # what it found is known without ZooKeeper, which may be away when a worker is stopped
+        if guarding.done():  # its result needs no ZooKeeper, which may be unavailable when the worker stops
             raise MigratedError(guarding.result())
     finally:
         await cancel(guarding)
@@ -158,7 +158,7 @@ async def _run_on(
 
 
 async def _stop_if_migrated(store: MetadataStore, root: str, worker: Worker) -> str:
-    """Stop the worker if the metadata begins to migrate away from ZooKeeper (R88), or if that can no longer be read.
+    """Stop the worker if the metadata begins to migrate away from ZooKeeper (R88), or if this can no longer be read.
 
     Returns the reason.
 
@@ -210,7 +210,7 @@ async def _ports(store: MetadataStore, uri: MetadataUri, settings: ReplicatorSet
 
 
 async def _check_readable(registrations: Registrations, tasks: UnderReplication) -> None:
-    """Read once everything a listing reads: without the permission for it, the process is not ready.
+    """Read once everything read by a listing: without permission, the process is not ready.
 
     Raises:
         AccessDeniedError: an ACL does not allow it.
@@ -228,7 +228,7 @@ def _sinks(settings: ReplicatorSettings, counting: Sequence[EventSink], stdout: 
 
 
 def _say(event: Mapping[str, str], text: str, settings: ReplicatorSettings, stdout: TextIO) -> None:
-    """The line expected by the parent process."""
+    """Write the line expected by the parent process."""
     stdout.write(json.dumps(event) + "\n" if settings.is_output_json else text + "\n")
     stdout.flush()
 

@@ -27,7 +27,7 @@ from replicator.knowledge.recent import Recent
 
 @dataclass(frozen=True, slots=True)
 class RepairPorts:
-    """Shared by all repairs of a process. Locks belong to the session of ``store``."""
+    """The ports shared by all repairs of a process. Locks belong to the session of ``store``."""
 
     store: MetadataStore
     cluster: Cluster
@@ -44,9 +44,9 @@ class RepairPorts:
     rng: random.Random
     placement: Placement = field(default_factory=Placement)
     circuits: Circuits = field(default_factory=Circuits)
-    """Those of ``transport``, if it is a ``CircuitTransport``."""
+    """The circuits of ``transport``, if it is a ``CircuitTransport``."""
     recent: Recent = field(init=False)
-    """What was read of the cluster a short time ago."""
+    """Recent answers of the cluster."""
     moves: MovedLedgers = field(init=False)
     debts: PlacementDebts = field(init=False)
 
@@ -56,7 +56,7 @@ class RepairPorts:
         object.__setattr__(self, "debts", PlacementDebts(self.store, self.cluster.root))
 
     def client(self) -> ClientPorts:
-        """The same world for the ledger client, which recovers ledgers."""
+        """Return the same ports for the ledger client, used to recover ledgers."""
         return ClientPorts(
             ledgers=self.ledgers,
             registrations=self.registrations,

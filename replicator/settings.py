@@ -18,7 +18,7 @@ from replicator.copying.places import PLACES_MAX
 
 @dataclass(frozen=True, slots=True)
 class ReplicatorSettings:
-    """What an operator may choose. Refuses impossible values as a whole, naming each of them.
+    """The options of an operator. Impossible values are refused together, each with its name.
 
     Raises:
         ConfigurationError: some value is impossible.
@@ -27,23 +27,23 @@ class ReplicatorSettings:
     metadata_uri: str
     """The metadata service URI of the cluster, such as ``zk+hierarchical://host:2181/ledgers``."""
     ledgers_in_flight: Annotated[int, Option("Ledgers repaired side by side.", minimum=1, maximum=256)] = 64
-    """Many, because a small ledger mostly waits for round trips. Of large ones, a worker repairs fewer at a time."""
+    """Many, because a small ledger mostly waits for round trips. A worker repairs fewer large ledgers at a time."""
     bytes_per_second: Annotated[int, Option("Copy limit of this process; 0 for none.", minimum=0, is_live=True)] = 0
     """Bound on bytes sent to targets, and on bytes read."""
     copies_per_bookie: Annotated[
         int, Option("Requests of copies under way to one bookie, up to 1 MiB each.", minimum=1, maximum=256)
     ] = PLACES_MAX
-    """Of this process. The others wait: ledgers with the fewest copies first."""
+    """Per process. Further requests wait: those of ledgers with the fewest copies come first."""
     is_pulling: Annotated[
         bool,
         Option("Let targets read entries from the sources by themselves, instead of through this process.", "pull"),
     ] = False
-    """Entries then cross the network once, and bookies do a part of this process's work (docs/decisions/0044)."""
+    """Entries then cross the network once, and bookies do part of this process's work (docs/decisions/0044)."""
     poll_interval_s: Annotated[
         float,
         Option("Seconds between two reads of the list of tasks while the process is idle.", "poll_interval", above=0),
     ] = 5.0
-    """How long new tasks may go unnoticed if no watch reports them, and the age at which the list is renewed."""
+    """Longest time until new tasks are noticed without a watch event, and the age at which the list is renewed."""
     open_ledger_grace_s: Annotated[
         float,
         Option(
@@ -52,8 +52,8 @@ class ReplicatorSettings:
             minimum=0,
         ),
     ] = 30.0
-    """How long a bookie of an unclosed ledger's last fragment must be gone before the ledger is taken from its writer:
-    fenced, recovered and closed. A writer that lives replaces the bookie within it. Apache's default."""
+    """Time for which a bookie of an unclosed ledger's last fragment must be missing before the ledger is taken from its
+    writer: fenced, recovered and closed. A live writer replaces the bookie within this time. Apache's default."""
     grace_s: Annotated[
         float, Option("Seconds that repairs in progress may go on after SIGTERM.", "grace", minimum=0)
     ] = 30.0
@@ -65,7 +65,7 @@ class ReplicatorSettings:
         PlacementPolicy,
         Group(heading="Placement of copies", help={"is_strict": "Park a ledger rather than break the policy."}),
     ] = STANDARD
-    """How copies must be spread. Must equal the policy of the cluster's writers."""
+    """The placement policy for copies. Must equal the policy of the cluster's writers."""
     topology_file: Annotated[
         Path | None,
         Option(

@@ -1,8 +1,8 @@
-"""The worker: takes tasks while it may, repairs several ledgers at a time, and lets go of everything in good order.
+"""The worker: take tasks while permitted, repair several ledgers at a time, and release all locks at the end.
 
-Workers without work wait in line and are called (``queue.duty``), so an event does not wake all of them.
-A failing ledger never stops it, and neither does a store that is unreachable for a time. The end of the store's session
-cancels all work in flight at once (S14); the next session begins with a new listing.
+Workers without work wait in line and are called (``queue.duty``), so an event does not wake all of them. Neither a
+failing ledger nor a temporarily unreachable store stops the worker. The end of the store's session cancels all work in
+flight at once (S14); the next session begins with a new listing.
 """
 
 from __future__ import annotations
@@ -46,34 +46,34 @@ from replicator.telemetry.events import Ending, EventSink, Load, TaskResult
 _log = logging.getLogger(__name__)
 
 IN_FLIGHT_BYTES: Final = 64 << 20
-"""Entries read and not yet stored, over all ledgers in flight."""
+"""Most bytes read and not yet stored, over all ledgers in flight."""
 LARGE_IN_FLIGHT_MAX: Final = 16
-"""Large ledgers repaired side by side, at most: more of them only wait for each other's bytes, and keep their locks."""
+"""Most large ledgers repaired at a time: more of them would hold locks and wait for each other's bytes."""
 STORE_PAUSE_S: Final = 1.0
-"""Before the store is asked again after it did not answer."""
+"""Pause after a missing answer of the store."""
 REFUSED_PAUSE_S_MAX: Final = 60.0
-"""Longest pause before it is asked again after it refused: from ``STORE_PAUSE_S`` on, each is twice the one before."""
+"""Longest pause after a refusal of the store. Pauses double from ``STORE_PAUSE_S`` on."""
 LETTING_GO_S: Final = 10.0
-"""How long cancelled work may take to release its locks; what is left goes with the session."""
+"""Time for cancelled work to release its locks; remaining locks end with the session."""
 _TASKS: Final = "the tasks"
 _BOOKIES: Final = "the list of bookies"
 
 
 class RunEnd(enum.Enum):
-    """Why a run came to its end."""
+    """The reason for the end of a run."""
 
     STOPPED = "stopped"
     SETTLED = "settled"
     """Only with ``once``: every task is repaired or parked."""
     UNSETTLED = "unsettled"
-    """Only with ``once``: some tasks fail again and again, or repair is disabled."""
+    """Only with ``once``: some tasks fail repeatedly, or repair is disabled."""
 
 
 class Worker:
     """The loop for one process's share of the marked ledgers. ``run`` is called once."""
 
     def __init__(self, ports: RepairPorts, settings: ReplicatorSettings, events: EventSink, owner: str) -> None:
-        """Prepare a worker; ``owner`` appears in its locks for people to read, usually the host's name."""
+        """Prepare a worker; its locks show ``owner`` to people, usually the host's name."""
         self._ports = ports
         self._settings = settings
         self._events = events
@@ -98,23 +98,24 @@ class Worker:
         self._repayment = Repayment(ports, self._absences)
         self._duty = Duty(ports.store, ports.standby, ports.clock, ports.rng)
         self._is_called = False
-        """Whether this worker left the line of idle ones to look by itself."""
+        """Whether this worker left the line of idle workers to look for work by itself."""
         self._watchers: list[asyncio.Task[None]] = []
-        """Of the bookies and of the switch, while this worker is at work or a lookout."""
+        """Watches of the bookies and of the switch, while this worker is active or a lookout."""
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
         self._ranks: dict[LedgerId, int] = {}
         """The rank of each ledger in ``_running``."""
         self._large_ranks: dict[LedgerId, int] = {}
-        """The rank of each large one."""
+        """The rank of each large ledger in ``_running``."""
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
-        """Set to look at once: a repair ended, the session or the bookies changed, or the worker should stop."""
+        """Set to look at once: after the end of a repair, a change of the session or the bookies, or a request to
+        stop."""
         self._unreleased: list[Lease] = []
         self._refused: Mapping[str, str] = {}
         self._fatal: FatalError | None = None
 
     def load(self) -> Load:
-        """What is being worked on now."""
+        """Return the current load."""
         return Load(
             len(self._running),
             self._copier.budget.held_bytes,
@@ -135,14 +136,14 @@ class Worker:
 
     @property
     def problem(self) -> str:
-        """What the store does not let this process read; nothing is repaired until an operator acts. Otherwise empty.
+        """Data this process lacks permission to read; empty if none. Nothing is repaired until an operator acts.
 
         For any thread.
         """
         return "; ".join(f"{what}: {why}" for what, why in self._refused.items())
 
     def set_rate(self, bytes_per_second: int) -> None:
-        """Change the rate of copying (0: unlimited), from the next batch on. Reads have a bucket of their own.
+        """Change the rate of copying (0: unlimited), from the next batch on. Reads have their own bucket.
 
         Raises:
             ValueError: negative.
@@ -150,7 +151,7 @@ class Worker:
         self._pace.set_rate(bytes_per_second)
 
     def stop(self) -> None:
-        """Take no more tasks; what is in flight may end within the grace period, the rest is let go. Idempotent."""
+        """Take no more tasks; cancel repairs in flight after the grace period. Idempotent."""
         self._stop.set()
         self._wake.set()
 
@@ -158,8 +159,8 @@ class Worker:
         """Work until ``stop``, or with ``once`` until every task is settled.
 
         Raises:
-            FatalError: a rule that our own code must keep was broken; everything was let go.
-            PermanentError: only with ``once``: the store does not allow what is needed.
+            FatalError: bkheal's code broke one of its own rules; all work was cancelled and released.
+            PermanentError: only with ``once``: the store refused a necessary request.
         """
         limits = CopyLimitsStore(self._ports.store, self._ports.cluster.root)
         watches = [
@@ -201,7 +202,7 @@ class Worker:
         return RunEnd.STOPPED
 
     async def _pause_refused(self, what: str, error: PermanentError, pause_s: float) -> None:
-        """A person must change something in the store; what is in flight goes on, and so does this process."""
+        """Pause until an operator may have changed the store; work in flight and this process go on."""
         self._refused = {**self._refused, what: str(error)}
         _log.error("store refused, trying again", extra={"what": what, "error": str(error), "in_s": pause_s})
         await first_of([self._stop.wait(), self._ports.clock.sleep(pause_s)])
@@ -211,7 +212,7 @@ class Worker:
             self._refused = {other: why for other, why in self._refused.items() if other != what}
 
     async def _look(self) -> RunEnd | None:
-        """One look at the situation, and a wait until it may be different."""
+        """Look at the tasks once, start turns, and wait for a change."""
         session = self._ports.store.session
         if not session.is_connected:
             await first_of([self._ports.store.wait_session_changed(session), self._wake.wait()])
@@ -225,7 +226,7 @@ class Worker:
                 return RunEnd.UNSETTLED
             self._note_allowed(_TASKS)
             await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()])
-            self._queue.note_change()  # the tasks were not watched during this time
+            self._queue.note_change()  # the tasks were not watched since
             return None
         await self._give_back_again()
         if is_listed := self._queue.is_stale:
@@ -246,9 +247,9 @@ class Worker:
         return None
 
     async def _wait_for_work(self) -> None:
-        """Wait in line with the other idle workers, if there is nothing to do for this one.
+        """Wait in line with the other idle workers if this one has no work.
 
-        A run that should end looks by itself, and a lookout looks for all others.
+        A run with ``once`` looks by itself, and a lookout looks for all others.
         """
         is_needed = self._settings.once or self._running or self._unreleased
         if not is_needed and not (self._duty.is_lookout and self._duty.is_in_line):
@@ -265,7 +266,7 @@ class Worker:
             ]
 
     def _note_waiting(self) -> None:
-        """Forget what this worker has seen: it sees no change while it waits in line."""
+        """Forget all observations: a worker in line sees no changes."""
         self._queue.forget()
         self._repayment.forget()
         self._events.tasks_listed(self._queue.outlook)
@@ -293,9 +294,9 @@ class Worker:
         return min(self._settings.ledgers_in_flight, LARGE_IN_FLIGHT_MAX)
 
     def _has_place(self) -> bool:
-        """Whether the next task may start. It never overtakes an earlier one.
+        """Whether the next task may start. Tasks never overtake each other.
 
-        The ledgers in flight are limited, and the large ones once more.
+        The number of ledgers in flight is limited, and separately that of large ones.
         """
         if not self._is_free(self._ranks, self._settings.ledgers_in_flight):
             return False
@@ -304,7 +305,7 @@ class Worker:
     def _is_free(self, ranks: Mapping[LedgerId, int], limit: int) -> bool:
         """Whether a place is free, or the next task is more urgent than everything in flight.
 
-        Urgent tasks may use as many places again. They also pass the others where copies wait for the rate and memory.
+        Urgent tasks may use as many places again. Their copies also pass others waiting for the rate and memory.
         """
         if len(ranks) < limit:
             return True
@@ -316,7 +317,7 @@ class Worker:
         self._wake.set()
 
     async def _work(self, turn: Turn) -> None:
-        """One task's turn, from lock to release. Its failure is its own."""
+        """Run one task's turn, from lock to release. Its failure does not affect other tasks."""
         started_s = self._ports.clock.monotonic_s()
         try:
             result = await self._repair(turn)
@@ -365,13 +366,13 @@ class Worker:
             self._unreleased.append(lease)
 
     async def _give_back_again(self) -> None:
-        """Release what could not be released before."""
+        """Retry the release of locks that could not be released before."""
         leases, self._unreleased = self._unreleased, []
         for lease in leases:
             await self._give_back(lease)
         for ledger_id in self._queue.unmarked_locks - self._running.keys():
             try:
-                settled = await self._lock(ledger_id)  # returns no lease and leaves no lock, unless it is marked again
+                settled = await self._lock(ledger_id)  # no lease and no lock remain, unless it was marked again
             except (TransientError, OutcomeUnknownError) as error:
                 _log.info("a lock is not settled yet", extra={"ledger_id": ledger_id, "error": str(error)})
                 return
@@ -393,14 +394,14 @@ class Worker:
             self._wake.set()
 
     async def _watch_bookies(self) -> None:
-        """Look again as soon as a bookie comes or goes: it may wake parked tasks or cancel others."""
+        """Look again as soon as registrations change: this may wake parked tasks or cancel others."""
         seen: Bookies | None = None
         refusals = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
         while True:
             try:
                 if seen is None:
                     seen = await self._ports.registrations.list()
-                    if _BOOKIES in self._refused:  # changes during this time are unknown
+                    if _BOOKIES in self._refused:  # changes since are unknown
                         self._note_allowed(_BOOKIES)
                         self._queue.note_change()
                         self._wake.set()
@@ -416,17 +417,17 @@ class Worker:
             refusals.reset()
             self._ports.recent.note_bookies_changed()
             self._absences.note_bookies_changed()
-            if self._settings.once or self._duty.is_lookout:  # which call the others if there is work for them
+            if self._settings.once or self._duty.is_lookout:  # a lookout calls the others if there is work for them
                 self._queue.note_change()
                 self._wake.set()
 
     async def _watch_switch(self) -> None:
-        """Let the next chunk ask again as soon as auto-recovery is switched (S7)."""
+        """Make the next chunk read the switch again as soon as auto-recovery is enabled or disabled (S7)."""
         recent = self._ports.recent
         while True:
             try:
                 await self._ports.tasks.switches.wait_switched(is_disabled=await recent.is_disabled())
-            except BkhealError as error:  # what was read of the switch still ends soon
+            except BkhealError as error:  # the kept state of the switch still expires soon
                 _log.info("the switch is not watched for now", extra={"error": str(error)})
                 await self._ports.clock.sleep(STORE_PAUSE_S)
             recent.note_switched()

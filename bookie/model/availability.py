@@ -1,11 +1,11 @@
-"""The set of a ledger's entries that a bookie holds, and Apache's byte encoding of it.
+"""The set of a ledger's entries on a bookie, and Apache's byte encoding of it.
 
-A bookie of a striped ledger holds a run of entries for each few entries of the ledger. So the set is kept as groups of
-runs with the same size and the same distance: a striped fragment is one group, whatever its length. A set of n runs has
-n groups at most, if its runs are irregular.
+A bookie of a striped ledger holds a short run of entries out of every few entries of the ledger. So the set is kept as
+groups of runs with the same size and the same distance: a striped fragment is one group, whatever its length. In the
+worst case, a set of n irregular runs has n groups.
 
-What takes a step for each group has a form that is a generator: it pauses after ``GROUPS_AT_ONCE`` groups, so that a
-caller with an event loop can give way (``bookie.runtime.waiting.in_turns``).
+Operations with a step for each group are also available as generators. These pause after ``GROUPS_AT_ONCE`` groups, so
+that a caller with an event loop can run other tasks (``bookie.runtime.waiting.in_turns``).
 
 Source: docs/formats.md#entry-lists.
 """
@@ -27,14 +27,14 @@ _HEADER_SIZE: Final = 64
 _HEADER: Final = struct.Struct(">ii")
 _GROUP: Final = struct.Struct(">qqii")
 _I32_MAX: Final = (1 << 31) - 1
-"""A group's size and period are i32: longer runs are written as several groups, which readers join again."""
+"""A group's size and period are i32: longer runs are written as several groups, joined again by readers."""
 _ENTRY_ID_MAX: Final = (1 << 63) - 2
-"""One less than an i64 holds, so that counting every entry of a full list still fits."""
+"""One less than the largest i64, so the number of entries of a full list still fits."""
 EXPANDED_RUNS_MAX: Final = 1 << 20
-"""Most runs of periodic groups beyond one for each group: 24 bytes that claim 2^62 runs must not keep this process
-busy (docs/formats.md#entry-lists)."""
+"""Most runs of periodic groups beyond one for each group: 24 bytes claiming 2^62 runs must not keep this process busy
+(docs/formats.md#entry-lists)."""
 GROUPS_AT_ONCE: Final = 5000
-"""Groups that are handled between two pauses: some milliseconds."""
+"""Groups handled between two pauses: some milliseconds."""
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class InvalidAvailabilityError(PermanentError):
 
 
 class RunGroup(NamedTuple):
-    """Runs of ``size`` entries that begin at ``first``, ``first + period``, and so on to ``last_start``.
+    """Runs of ``size`` entries, beginning at ``first``, ``first + period``, and so on to ``last_start``.
 
     Runs of a group do not touch: ``period > size``. A single run has the period 0.
     """
@@ -98,13 +98,13 @@ class RunGroup(NamedTuple):
 
 
 class RunsBuilder:
-    """Collects a set in ascending order. What is added may touch or overlap the last run so far."""
+    """Collects a set in ascending order. Additions may touch or overlap the last run so far."""
 
     def __init__(self) -> None:
         self._groups: list[RunGroup] = []
         self._first = self._last_start = 0
         self._size = self._period = 0
-        """Of the last group, which may still grow; size 0: there is none."""
+        """Properties of the last group, which may still grow. Size 0 means no group."""
 
     def __len__(self) -> int:
         """The number of groups."""
@@ -147,7 +147,7 @@ class RunsBuilder:
                 return
 
     def _lengthen(self, last: int) -> None:
-        """Let the last run end at ``last``."""
+        """Extend the last run to ``last``."""
         start = self._last_start
         if not self._period:
             self._size = last - start + 1
@@ -158,7 +158,7 @@ class RunsBuilder:
         self.add(start, last)
 
     def built(self) -> EntryRuns:
-        """The set."""
+        """Return the set."""
         if not self._size:
             return EntryRuns()
         return _of_groups((*self._groups, RunGroup(self._first, self._last_start, self._size, self._period)))
@@ -170,7 +170,7 @@ class EntryRuns:
     __slots__ = ("groups",)
 
     groups: tuple[RunGroup, ...]
-    """Ascending, disjoint; no run touches another."""
+    """Ascending and disjoint; no run touches another one."""
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
         """Make the set of ascending, disjoint runs (first, last)."""
@@ -191,7 +191,7 @@ class EntryRuns:
 
     @property
     def runs(self) -> Iterator[tuple[int, int]]:
-        """The runs (first, last), ascending, disjoint and not adjacent. A striped ledger has a run for few entries."""
+        """The runs (first, last), ascending, disjoint, not adjacent. In a striped ledger, a run has few entries."""
         return itertools.chain.from_iterable(group.runs() for group in self.groups)
 
     def __contains__(self, entry_id: int) -> bool:
@@ -226,7 +226,7 @@ class EntryRuns:
         return f"EntryRuns({len(self.groups)} groups: {shown})"
 
     def groups_within(self, first: int, last: int) -> Iterator[RunGroup]:
-        """Yield the groups of the set that lie in ``first..last`` (inclusive), cut at both ends."""
+        """Yield the groups of the set in ``first..last`` (inclusive), cut at both ends."""
         for index in range(max(0, self._group_at(first)), len(self.groups)):
             group = self.groups[index]
             if group.first > last:
@@ -237,7 +237,7 @@ class EntryRuns:
                 yield from group.within(first, last)
 
     def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield the runs of the set that lie in ``first..last`` (inclusive), cut at both ends."""
+        """Yield the runs of the set in ``first..last`` (inclusive), cut at both ends."""
         return itertools.chain.from_iterable(group.runs() for group in self.groups_within(first, last))
 
     def between(self, first: int, last: int) -> EntryRuns:
@@ -245,7 +245,7 @@ class EntryRuns:
         return _of_groups(tuple(self.groups_within(first, last)))
 
     def without(self, removed: EntryRuns) -> EntryRuns:
-        """Return the set without the entries of ``removed``, of which there should be few."""
+        """Return the set without the entries of ``removed``. Few entries should be removed."""
         groups: list[RunGroup] = []
         start = 0
         for first, last in removed.runs:
@@ -261,7 +261,8 @@ class EntryRuns:
     def encoded(self) -> Iterator[bytes]:
         """Yield Apache's encoding in pieces, of ``GROUPS_AT_ONCE`` groups each.
 
-        A set of more than ``EXPANDED_RUNS_MAX`` runs has a group for each run: readers refuse more in periodic groups.
+        A set of more than ``EXPANDED_RUNS_MAX`` runs has a group for each run: readers refuse so many in periodic
+        groups.
         """
         runs = sum([(last - first) // period + 1 if period else 1 for first, last, _, period in self.groups])
         is_periodic = runs <= EXPANDED_RUNS_MAX
@@ -325,7 +326,7 @@ class EntryRuns:
         return builder.built()
 
     def _group_at(self, entry_id: int) -> int:
-        """The index of the last group that begins at ``entry_id`` or before it; -1 if there is none."""
+        """Return the index of the last group with a start at ``entry_id`` or before it; -1 without one."""
         return bisect_right(self.groups, entry_id, key=lambda group: group.first) - 1
 
 
@@ -369,7 +370,7 @@ def _merged(one: tuple[RunGroup, ...], other: tuple[RunGroup, ...]) -> Iterator[
         if not group.period or group.last < limit:
             yield group
             continue
-        # Whole runs that begin before the limit come first; at least one does.
+        # Whole runs with a start before the limit come first: at least one.
         following = (limit - group.first - 1) // group.period + 1 if limit > group.first else 1
         yield group.part(0, min(following, group.run_count))
         if following < group.run_count:
@@ -388,14 +389,14 @@ def _split_count(group: RunGroup) -> int:
 
 
 def _split(group: RunGroup) -> Iterator[RunGroup]:
-    """The groups of single runs that encode a group."""
+    """Yield groups of single runs to encode a group."""
     for first, last in group.runs():
         for start in range(first, last + 1, _I32_MAX):
             yield RunGroup(start, start, min(last - start + 1, _I32_MAX), 0)
 
 
 def _checked(first: int, last: int, size: int, period: int) -> RunGroup:
-    """Return the group that these numbers encode; runs that touch are a single one."""
+    """Return the group encoded by these numbers; touching runs are a single one."""
     span = last - first
     is_possible = first >= 0 and size > 0 and period >= 0 and 0 <= span <= _ENTRY_ID_MAX - first - size + 1
     if not is_possible or (span % period if period else span):

@@ -34,12 +34,12 @@ class Digest:
 
 
 def master_key(password: bytes) -> bytes:
-    """Return the 20-byte key that bookies check on adds and fences; it does not depend on the digest type."""
+    """Return the 20-byte key checked by bookies on adds and fences; it does not depend on the digest type."""
     return hashlib.sha1(b"ledger" + password, usedforsecurity=False).digest()
 
 
 def digest_key(digest_type: DigestType, password: bytes) -> bytes:
-    """Return what a digest of this type is computed with: ``DIGEST_KEY_SIZE`` bytes for HMAC, else nothing."""
+    """Return the key of a digest of this type: ``DIGEST_KEY_SIZE`` bytes for HMAC, else empty."""
     return hashlib.sha1(b"mac" + password, usedforsecurity=False).digest() if digest_type is DigestType.HMAC else b""
 
 
@@ -49,7 +49,7 @@ def digest_for(digest_type: DigestType, password: bytes) -> Digest:
 
 
 def digest_with(digest_type: DigestType, key: bytes) -> Digest:
-    """Return the digest of a ledger whose ``digest_key`` is ``key``; the password is not needed."""
+    """Return the digest of a ledger with the ``digest_key`` ``key``; no password is needed."""
     match digest_type:
         case DigestType.CRC32C:
             return Digest(digest_type, 4, _crc32c)

@@ -1,13 +1,13 @@
-"""The five error families, named after what the caller must do.
+"""The five error families, named after the caller's next step.
 
-Damaged or missing data is a finding, not an exception; these errors are for requests that failed.
+Damaged or missing data is a finding, not an exception; these errors are for failed requests.
 """
 
 from __future__ import annotations
 
 
 class BkhealError(Exception):
-    """Root of every error this project raises on purpose."""
+    """Root of all intentional errors of this project."""
 
 
 class TransientError(BkhealError):
@@ -15,11 +15,11 @@ class TransientError(BkhealError):
 
 
 class ConflictError(BkhealError):
-    """The state has changed: read it again and decide again. Never retry the same request blindly."""
+    """The state has changed: read it and decide again. Never retry the same request blindly."""
 
 
 class PermanentError(BkhealError):
-    """The request can never succeed as it is; a person or the caller must change it."""
+    """The request can never succeed unchanged; a person or the caller must change it."""
 
 
 class OutcomeUnknownError(BkhealError):

@@ -8,39 +8,39 @@ from bookie.model.errors import BkhealError, FatalError, OutcomeUnknownError, Pe
 
 
 class ExitCode(enum.IntEnum):
-    """What a script or a supervisor chooses its next step by. The codes from 64 on are those of ``sysexits.h``."""
+    """The basis for the next step of a script or a supervisor. Codes from 64 on are those of ``sysexits.h``."""
 
     OK = 0
-    """The work is done; a service was asked to stop, and stopped cleanly."""
+    """The work is done, or a service stopped cleanly on request."""
     FAILED = 1
     """The command could not do its work."""
     FINDINGS = 1
-    """An audit found what ``--fail-on`` names."""
+    """An audit has findings named by ``--fail-on``."""
     USAGE = 2
     STORE_UNREACHABLE = 3
     """ZooKeeper did not answer, or the session was lost: try again."""
     DATA_LOSS = 4
     PARTIAL = 5
-    """A run ended without having seen everything. Its findings are published."""
+    """A run ended before it was complete. Its findings are published."""
     HELD = 6
-    """So many bookies are missing that nothing was published: a person must decide."""
+    """Nothing was published because too many bookies are missing: a person must decide."""
     CANCELLED = 7
-    """The run was cancelled. Marks that were written remain."""
+    """The run was cancelled. Marks already written remain."""
     UNAVAILABLE = 69
-    """A server that the process needs did not answer, or its answer was lost: try again."""
+    """A necessary server did not answer, or its answer was lost: try again."""
     INTERNAL = 70
     """Spark, a child process or this program failed; the log has the cause."""
     STORAGE_FAILED = 74
     """A disk of a bookie failed, or its content cannot be trusted: inspect it before the next start."""
     BUSY = 75
-    """Another run of the same kind is under way, or work is left that cannot be done now: try again later."""
+    """Another run of the same kind is under way, or some work cannot be done now: try again later."""
     CONFIGURATION = 78
     """Settings, directories or cluster do not fit together: a person must change something."""
     INTERRUPTED = 130
 
 
 def audit_exit_code(error: Exception) -> ExitCode:
-    """Return the exit code of an audit that ``error`` ended."""
+    """Return the exit code of an audit ended by ``error``."""
     match error:
         case TransientError():
             return ExitCode.STORE_UNREACHABLE
@@ -51,7 +51,7 @@ def audit_exit_code(error: Exception) -> ExitCode:
 
 
 def bookie_exit_code(error: BkhealError) -> ExitCode:
-    """Return the exit code of a bookie whose start or run ``error`` ended."""
+    """Return the exit code of a bookie whose start or run was ended by ``error``."""
     match error:
         case FatalError():
             return ExitCode.STORAGE_FAILED

@@ -1,4 +1,4 @@
-"""The entries that a ledger's metadata places on a bookie, and whether a bookie's list contains them all (pure)."""
+"""The entries placed on a bookie by a ledger's metadata, and their comparison with the bookie's list (pure)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 
 COMPARED_AT_ONCE: Final = 50_000
-"""Entries that are compared between two pauses: some milliseconds, if each second one begins a run."""
+"""Entries compared between two pauses: some milliseconds, if every second entry begins a run."""
 
 
 def holds_all(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> bool:
-    """Return whether ``held`` contains every entry that a closed ledger's metadata places on the bookie."""
+    """Return whether ``held`` contains every entry placed on the bookie by a closed ledger's metadata."""
     return finished(comparing(metadata, bookie, held))
 
 
@@ -40,7 +40,7 @@ def comparing(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> Ge
 
 
 def placed_entries(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[EntryId]:
-    """Yield the entries that a closed ledger's metadata places on the bookie, ascending, each once."""
+    """Yield the entries placed on the bookie by a closed ledger's metadata, ascending, each once."""
     end_of_ledger = metadata.last_entry_id
     assert end_of_ledger is not None, "only a closed ledger has an end"
     for index in range(len(metadata.fragments)):

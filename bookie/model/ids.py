@@ -1,4 +1,4 @@
-"""Identifiers of ledgers, entries and bookies, and the grammar they must satisfy.
+"""Identifiers of ledgers, entries and bookies, and their grammar.
 
 Source of the rules: docs/formats.md#registration (BookieId) and 1.6 (ledger ids).
 """
@@ -18,15 +18,15 @@ NO_ENTRY: Final = EntryId(-1)
 """Last entry id of an empty ledger, and the initial last add confirmed."""
 
 LEDGER_ID_MAX: Final = (1 << 63) - 1
-"""A ledger with this id is read and repaired, but never created: with this id in the metadata, the garbage collector of
-an Apache bookie (seen with 4.17) treats every other ledger as deleted and discards its entries."""
+"""A ledger with this id is read and repaired, but never created. If the metadata contains this id, the garbage
+collector of an Apache bookie (seen with 4.17) treats every other ledger as deleted and discards its entries."""
 
 # The upstream class is written ``[a-zA-Z0-9:-_.\-]``; its ``:-_`` is a range (0x3A-0x5F), kept here on purpose.
 _BOOKIE_ID: Final = re.compile(r"[a-zA-Z0-9:-_.\-]+")
 
 
 class InvalidIdError(PermanentError):
-    """An identifier that no BookKeeper cluster accepts."""
+    """An identifier not accepted by any BookKeeper cluster."""
 
 
 def bookie_id(text: str) -> BookieId:

@@ -1,7 +1,7 @@
-"""What a finding means for the topics of Pulsar that the ledger belongs to (pure).
+"""The effect of a finding on the Pulsar topics of its ledger (pure).
 
-Source of the rules: docs/topics.md#what-a-finding-means. They describe a broker with default settings. A finding that
-costs no copy of any entry has no effect.
+Source of the rules: docs/topics.md#what-a-finding-means. They describe a broker with default settings. A finding
+without a missing copy has no effect.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bookie.model.severity import Severity
 
 
 class Effect(enum.Enum):
-    """What happens to clients if the entries of a ledger cannot be read. Worst first."""
+    """The effect on clients if the entries of a ledger cannot be read. Worst first."""
 
     NAMESPACE_DOWN = "no topic of the namespace loads: its topic policies cannot be read"
     SYSTEM_DOWN = "a part of Pulsar that topics depend on fails"
@@ -35,7 +35,7 @@ _RANKS = {effect: rank for rank, effect in enumerate(Effect)}
 
 
 class Standing(enum.Enum):
-    """Whether the effect is there. Worst first."""
+    """Whether the effect is present. Worst first."""
 
     NOW = "now"
     """Entries cannot be read, unless a bookie returns."""
@@ -46,13 +46,13 @@ class Standing(enum.Enum):
 
 
 def effect_of(component: Component, role: SystemRole | None, *, is_closed: bool) -> Effect:
-    """Return what it means if the ledger cannot be read.
+    """Return the effect if the ledger cannot be read.
 
     Args:
         component: what the ledger contains.
-        role: of its topic, if it is Pulsar's own.
-        is_closed: a topic's ledger that is not closed is its last one, which a broker has to recover before it can
-            load the topic.
+        role: the role of its topic, for a system topic of Pulsar.
+        is_closed: whether the ledger is closed. A topic's unclosed ledger is its last one: a broker must recover it
+            before it can load the topic.
     """
     if role is not None and component in (Component.MANAGED_LEDGER, Component.COMPACTED, Component.SCHEMA):
         return Effect.NAMESPACE_DOWN if role is SystemRole.TOPIC_POLICIES else Effect.SYSTEM_DOWN
@@ -72,7 +72,7 @@ def effect_of(component: Component, role: SystemRole | None, *, is_closed: bool)
 
 
 def is_unrecoverable(*, is_open_end: bool, copies_min: int, write_quorum: int, ack_quorum: int) -> bool:
-    """Return whether so few bookies of a write set are left that the end of an open ledger cannot be determined.
+    """Return whether too few bookies of a write set are left to determine the end of an open ledger.
 
     docs/formats.md#coverage: fewer than the ack quorum of each write set may be unknown.
     """
@@ -80,7 +80,7 @@ def is_unrecoverable(*, is_open_end: bool, copies_min: int, write_quorum: int, a
 
 
 def standing_of(severity: Severity, *, is_end_unknown: bool) -> Standing:
-    """Return whether the effect of a finding is there. ``is_end_unknown``: see ``is_unrecoverable``."""
+    """Return whether the effect of a finding is present. For ``is_end_unknown`` see ``is_unrecoverable``."""
     if severity <= Severity.NO_LIVE_COPY or is_end_unknown:
         return Standing.NOW
     return Standing.AT_RISK if severity <= Severity.BELOW_WRITE_QUORUM else Standing.NONE

@@ -1,14 +1,14 @@
-"""Pulsar's bookie groups: the bookies that a ledger's custom metadata allows.
+"""Pulsar's bookie groups: the bookies allowed by a ledger's custom metadata.
 
-The topology assigns bookies to named groups, and a ledger names its primary and secondary groups. The rule is that of
+The topology assigns bookies to named groups, and a ledger names its primary and secondary groups. The rule comes from
 Pulsar's ``IsolatedBookieEnsemblePlacementPolicy.replaceBookie``:
 
 - bookies of the primary groups, if they are enough for an ensemble;
 - otherwise also bookies of the secondary groups, and if these are still too few, bookies in no group at all;
-- never bookies that are only in other groups. A primary group ``*`` means every bookie. A ledger with the policy but
-  without a primary group gets its bookies by the same steps, in the end those in no group.
+- never bookies in other groups only. A primary group ``*`` means every bookie. For a ledger with the policy but without
+  a primary group, the same steps apply; the last one adds the bookies in no group.
 
-If the custom metadata cannot be understood, or the topology has no groups, every bookie is a candidate, as in Pulsar: a
+If the custom metadata is unreadable, or the topology has no groups, every bookie is a candidate, as in Pulsar: a
 missing copy is worse than a copy in the wrong place. ``isolation_problem`` returns the reason.
 """
 
@@ -24,7 +24,7 @@ from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
 
 POLICY_KEY: Final = "EnsemblePlacementPolicyConfig"
-"""Key of the custom metadata in which Pulsar's brokers store the policy of a ledger."""
+"""Key of the custom metadata for a ledger's policy, written by Pulsar's brokers."""
 ANY_GROUP: Final = "*"
 _POLICY_CLASS_END: Final = "IsolatedBookieEnsemblePlacementPolicy"
 """End of the current class name, and of the older one with the prefix ``Zk``."""
@@ -34,12 +34,12 @@ _SHOWN_MAX: Final = 200
 
 
 class UnreadableIsolationError(PermanentError):
-    """The custom metadata of a ledger asks for a placement that cannot be understood."""
+    """The custom metadata of a ledger requests a placement, but cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class BookieGroups:
-    """The members of each group. A bookie is named by its id, or by its host for every bookie on that host."""
+    """The members of each group. A name is a bookie id, or a host and then means every bookie on it."""
 
     names: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)
 
@@ -49,7 +49,7 @@ class BookieGroups:
         return frozenset(each for each in bookies if each in named or each.rpartition(":")[0] in named)
 
     def size(self, groups: Iterable[str]) -> int:
-        """Return how many names are in any of ``groups``, registered or not."""
+        """Return the number of names in any of ``groups``, registered or not."""
         return len(frozenset[str]().union(*(self.names.get(group, ()) for group in groups)))
 
 
@@ -58,7 +58,7 @@ NO_GROUPS: Final = BookieGroups()
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The groups that a ledger asks for."""
+    """The groups requested by a ledger."""
 
     primary: frozenset[str]
     secondary: frozenset[str] = frozenset()
@@ -69,10 +69,10 @@ class Isolation:
 
 
 def isolation_of(custom: Iterable[tuple[str, bytes]]) -> Isolation | None:
-    """Return the groups named in this custom metadata, or None if it does not restrict the bookies.
+    """Return the groups named in this custom metadata; None if it does not restrict the bookies.
 
     Raises:
-        UnreadableIsolationError: it contains a policy that cannot be read.
+        UnreadableIsolationError: it contains an unreadable policy.
     """
     data = next((value for key, value in custom if key == POLICY_KEY), None)
     return None if data is None else _decode(data)
@@ -81,14 +81,14 @@ def isolation_of(custom: Iterable[tuple[str, bytes]]) -> Isolation | None:
 def allowed_bookies(
     custom: Iterable[tuple[str, bytes]], groups: BookieGroups, bookies: Collection[BookieId], ensemble_size: int
 ) -> frozenset[BookieId]:
-    """Return the members of ``bookies`` that a ledger may use.
+    """Return the allowed bookies for a ledger among ``bookies``.
 
     Args:
         custom: custom metadata of the ledger.
         groups: the groups of the topology.
-        bookies: all candidates for the ledger's ensembles, including its present members, which count as well when
-            the candidates are compared with ``ensemble_size``.
-        ensemble_size: the number of bookies that is enough.
+        bookies: all candidates for the ledger's ensembles, including its present members: these also count in the
+            comparison with ``ensemble_size``.
+        ensemble_size: the sufficient number of bookies.
     """
     try:
         wish = isolation_of(custom)
@@ -100,7 +100,7 @@ def allowed_bookies(
 def allowed_for(
     wish: Isolation | None, groups: BookieGroups, bookies: Collection[BookieId], ensemble_size: int
 ) -> frozenset[BookieId]:
-    """As ``allowed_bookies``, for a ledger that asks for the groups ``wish``; None: for any bookie."""
+    """As ``allowed_bookies``, for a ledger with the requested groups ``wish``; None means any bookie."""
     everyone = frozenset(bookies)
     if wish is None or not groups.names:
         return everyone
@@ -113,12 +113,12 @@ def allowed_for(
 
 
 def strangers(members: Collection[BookieId], wish: Isolation | None, groups: BookieGroups) -> tuple[BookieId, ...]:
-    """Return the members of an ensemble that the rule would not permit if every bookie of the topology were available.
+    """Return the members of an ensemble that the rule would forbid if every bookie of the topology were available.
 
-    So only the topology counts: an outage makes nobody a stranger. A bookie of the secondary groups is one unless the
-    primary groups have fewer bookies than the ensemble, a bookie in no group is one unless all these groups together
-    have, and a bookie that is only in other groups always is. There are none without a primary group, or without groups
-    in the topology.
+    Only the topology counts: an outage makes no bookie a stranger. A bookie of the secondary groups is a stranger
+    unless the primary groups have fewer bookies than the ensemble. A bookie in no group is a stranger unless the
+    primary and secondary groups together have fewer. A bookie in other groups only is always a stranger. There are no
+    strangers without a primary group, or without groups in the topology.
     """
     if wish is None or not wish.primary or not groups.names:
         return ()
@@ -131,7 +131,7 @@ def strangers(members: Collection[BookieId], wish: Isolation | None, groups: Boo
 
 
 def strangers_text(found: Collection[BookieId], wish: Isolation, groups: BookieGroups) -> str:
-    """Return in words why these ``strangers`` are in the wrong place."""
+    """Return a text with the reason why these ``strangers`` are in the wrong place."""
     secondary = groups.among(found, wish.secondary)
     texts = []
     if others := sorted(set(found) - secondary):
@@ -146,7 +146,7 @@ def strangers_text(found: Collection[BookieId], wish: Isolation, groups: BookieG
 
 
 def isolation_problem(custom: Iterable[tuple[str, bytes]], groups: BookieGroups) -> str | None:
-    """Return why a ledger's groups cannot be respected, or None if they can or if the ledger names none."""
+    """Return why a ledger's groups cannot be respected; None if they can, or if it names none."""
     try:
         wish = isolation_of(custom)
     except UnreadableIsolationError as error:

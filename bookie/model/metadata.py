@@ -1,9 +1,9 @@
-"""Ledger metadata as immutable values whose constructors refuse impossible combinations.
+"""Ledger metadata as immutable values. Their constructors refuse impossible combinations.
 
 Invariants (docs/formats.md#metadata-rules): at least one fragment, strictly increasing first entries, ``E >= Qw >=
 Qa``, ``E`` members per fragment, a last entry and a length if and only if the ledger is closed. Two rules are not
-enforced, because real clusters have metadata that breaks them (the metadata lint reports it): the first fragment starts
-at entry 0, and the members of a fragment are distinct.
+enforced, because metadata in real clusters may break them (the metadata lint reports it): the first fragment starts at
+entry 0, and the members of a fragment are distinct.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bookie.model.ids import NO_ENTRY, BookieId, EntryId
 from bookie.model.schedule import Stripe
 
 METADATA_VERSION: Final = 3
-"""Metadata format that new ledgers are written with (docs/formats.md#field-rules)."""
+"""Metadata format of new ledgers (docs/formats.md#field-rules)."""
 
 
 class InvalidMetadataError(PermanentError):
@@ -100,22 +100,22 @@ class LedgerMetadata:
 
     @property
     def is_closed(self) -> bool:
-        """True if the ledger's end is final."""
+        """Whether the ledger's end is final."""
         return self.state is LedgerState.CLOSED
 
     @property
     def is_empty(self) -> bool:
-        """True if the ledger is closed without an entry. This is final, so it never has any."""
+        """Whether the ledger is closed without an entry. This is final: it will never have any."""
         return self.last_entry_id == NO_ENTRY
 
     @property
     def stripe(self) -> Stripe:
-        """How every fragment spreads its entries over its ensemble."""
+        """The distribution of every fragment's entries over its ensemble."""
         return Stripe(self.ensemble_size, self.write_quorum)
 
     @property
     def last_fragment(self) -> Fragment:
-        """The fragment that a writer would append to."""
+        """The fragment for a writer to append to."""
         return self.fragments[-1]
 
     @property
@@ -124,7 +124,7 @@ class LedgerMetadata:
         return dict(self.custom)
 
     def fragment_index(self, entry_id: EntryId) -> int:
-        """Return the index of the fragment that covers ``entry_id`` (greatest first entry not after it).
+        """Return the index of the fragment covering ``entry_id`` (greatest first entry not after it).
 
         Raises:
             InvalidMetadataError: the entry lies before the first fragment.
@@ -152,7 +152,7 @@ class LedgerMetadata:
         return replace(self, state=LedgerState.CLOSED, last_entry_id=last_entry_id, length=length)
 
     def with_last_fragment(self, first_entry_id: EntryId, members: tuple[BookieId, ...]) -> LedgerMetadata:
-        """Return this metadata with a new last fragment. It replaces the old last fragment if that one is empty."""
+        """Return this metadata with a new last fragment. An empty old last fragment is replaced."""
         kept = self.fragments[:-1] if self.last_fragment.first_entry_id == first_entry_id else self.fragments
         return replace(self, fragments=(*kept, Fragment(first_entry_id, members)))
 

@@ -1,8 +1,8 @@
-"""Faults of the metadata of one ledger: what it is, what it means and what to do. Pure.
+"""Faults of one ledger's metadata: kinds, meanings and advice. Pure.
 
-A fault is reported and changes nothing. Metadata that breaks a rule of docs/formats.md#metadata-rules cannot be
-decoded, so nothing of such a ledger is judged but the fault itself. The Spark pipeline computes the faults of readable
-metadata in SQL; a property test keeps the two equal.
+A fault is reported and changes nothing. Metadata in conflict with a rule of docs/formats.md#metadata-rules cannot be
+decoded, so the fault is the only verdict on such a ledger. The Spark pipeline computes the faults of readable metadata
+in SQL; a property test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bookie.model.metadata import LedgerMetadata
 
 
 class Weight(enum.StrEnum):
-    """How serious a fault is."""
+    """The weight of a fault."""
 
     ERROR = "error"
     """Entries may be unreadable, or have fewer copies than the write quorum."""
     WARNING = "warning"
-    """No entry is in danger because of it; something did not end as it should."""
+    """No entry is in danger because of it, but something is wrong."""
 
 
 class MetadataFault(enum.Enum):
@@ -121,11 +121,11 @@ class MetadataFault(enum.Enum):
 
 
 Found = tuple[MetadataFault, int | None]
-"""A fault, and the index of the fragment that has it; None: it is of the ledger as a whole."""
+"""A fault, and the index of its fragment; None for a fault of the whole ledger."""
 
 
 def faults(metadata: LedgerMetadata) -> Iterator[Found]:
-    """The faults of readable metadata, but ``STUCK_RECOVERY``, which needs the time of its last change."""
+    """Yield the faults of readable metadata, except ``STUCK_RECOVERY``, which needs the time of the last change."""
     for index, fragment in enumerate(metadata.fragments):
         if len(set(fragment.members)) < len(fragment.members):
             yield MetadataFault.DUPLICATE_MEMBER, index
@@ -136,7 +136,7 @@ def faults(metadata: LedgerMetadata) -> Iterator[Found]:
     last, length = metadata.last_entry_id, metadata.length
     if last is None or length is None:
         return
-    # A fragment without entries at the end is usual: the writer ended after a change of the ensemble.
+    # A last fragment without entries is usual: the writer ended after a change of the ensemble.
     if last < metadata.last_fragment.first_entry_id - 1:
         yield MetadataFault.LAST_ENTRY_TOO_LOW, None
     if length < 0 or (length == 0) != (last <= NO_ENTRY):
@@ -144,12 +144,12 @@ def faults(metadata: LedgerMetadata) -> Iterator[Found]:
 
 
 def is_stuck(changed_ms: int, now_ms: int, age_max_s: float) -> bool:
-    """Whether a ledger that is in recovery has been so for too long.
+    """Whether a ledger has been in recovery for too long.
 
     Args:
-        changed_ms: when its metadata was changed last, epoch milliseconds by the clock of ZooKeeper.
+        changed_ms: the time of its metadata's last change, epoch milliseconds by the clock of ZooKeeper.
         now_ms: the present, epoch milliseconds.
-        age_max_s: seconds that a recovery may take.
+        age_max_s: longest permitted time of a recovery, in seconds.
     """
     return now_ms - changed_ms > age_max_s * 1000
 
@@ -167,10 +167,10 @@ REASONS: Final = (
         r"^ledger metadata (lacks a required field|has an unknown digest|names )|^a key of the custom metadata ",
     ),
 )
-"""Errors of the decoder for metadata that it refuses: the first pattern that is found decides."""
+"""Patterns for the decoder's errors about refused metadata: the first matching pattern decides."""
 _REASONS: Final = [(fault, re.compile(pattern)) for fault, pattern in REASONS]
 
 
 def fault_of(reason: str) -> MetadataFault | None:
-    """The fault in the decoder's reason for refusing metadata; None: damaged bytes, or bytes that may not be read."""
+    """Return the fault in the decoder's reason for refusing metadata; None for damaged or inaccessible bytes."""
     return next((fault for fault, pattern in _REASONS if pattern.search(reason)), None)

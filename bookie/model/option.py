@@ -1,8 +1,8 @@
 """Options of a process, declared at the fields of its settings class.
 
-A field that an operator may set is annotated with an ``Option``, a field whose class has such fields with a ``Group``.
-The command line, the environment, the configuration file, their documents and the chart's schema follow from these
-annotations (``bookie.runtime.configuration.options``). A field with neither is for programs.
+A field for operators is annotated with an ``Option``; a field of a class with such fields is annotated with a
+``Group``. The command line, the environment, the configuration file, their documents and the chart's schema follow from
+these annotations (``bookie.runtime.configuration.options``). A field with neither is for programs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option for a field; its default is the field's."""
+    """An option for a field, with the field's default."""
 
     help: str
     name: str = ""
-    """The option in the configuration file, which is also the flag without its dashes; default: the field's name."""
+    """The name in the configuration file, and of the flag without its dashes; default: the field's name."""
     minimum: float | None = None
     """Lowest value, inclusive."""
     above: float | None = None
@@ -26,13 +26,13 @@ class Option:
     maximum: float | None = None
     """Highest value, inclusive."""
     is_file: bool = False
-    """The value is the path of a file that has to exist."""
+    """Whether the value is the path of a file, which must exist."""
     heading: str = ""
     """Heading in the help, in place of the group's."""
     default_text: str = ""
-    """A word for the default, if its value does not explain itself."""
+    """A text for the default, if its value is not self-explanatory."""
     is_live: bool = False
-    """Running processes follow a change in the configuration file."""
+    """Whether running processes follow a change in the configuration file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,5 +48,5 @@ class Group:
 
 
 def directories_in(text: str) -> tuple[Path, ...]:
-    """Return the directories in a text that separates them by commas."""
+    """Return the directories in a comma-separated text."""
     return tuple(Path(part.strip()) for part in text.split(",") if part.strip())

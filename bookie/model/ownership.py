@@ -1,8 +1,8 @@
-"""Which part of Pulsar a ledger belongs to, from the custom metadata that Pulsar stored in it (pure).
+"""The owner of a ledger in Pulsar, according to Pulsar's custom metadata in it (pure).
 
-The invariant: a name is either decoded in full or not at all. Custom metadata is written by others and may contain
-anything. A value that breaks a rule of docs/formats.md#custom-metadata-of-pulsar yields an owner without names, never
-an error, and never a part of a name: a wrong topic in a report is worse than none.
+The invariant: a name is either decoded in full or not at all. Custom metadata is written by other programs and may
+contain anything. If a value breaks a rule of docs/formats.md#custom-metadata-of-pulsar, the result is an owner without
+names, never an error, and never a partial name: a wrong topic in a report is worse than none.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SEGMENT: Final = "segment"
 _PARTITION: Final = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,9})", re.DOTALL)
 _PARTITION_MAX: Final = (1 << 31) - 1
 _ENCODED: Final = re.compile(r"(?:[A-Za-z0-9.*_+-]|%[0-9A-Fa-f]{2})+")
-"""What Java's URLEncoder writes."""
+"""The output of Java's URLEncoder."""
 
 
 class Component(enum.StrEnum):
-    """What a ledger of Pulsar contains."""
+    """The content of a Pulsar ledger."""
 
     MANAGED_LEDGER = "managed-ledger"
     """Messages of a topic."""
@@ -37,11 +37,11 @@ class Component(enum.StrEnum):
     DELAYED_INDEX = "delayed-index-bucket"
     """A part of the index of delayed messages of a subscription."""
     UNKNOWN = "unknown"
-    """Pulsar wrote it, and this release cannot decode what it is."""
+    """Written by Pulsar, but not decoded by this release."""
 
 
 class SystemRole(enum.StrEnum):
-    """What a topic of Pulsar's own is for. In the order of their importance."""
+    """The purpose of a system topic of Pulsar, in the order of importance."""
 
     TOPIC_POLICIES = "topic policies"
     TRANSACTIONS = "transactions"
@@ -52,7 +52,7 @@ class SystemRole(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """The name of a topic, in the forms that Pulsar's tools accept."""
+    """The name of a topic, in the forms accepted by Pulsar's tools."""
 
     tenant: str
     namespace: str
@@ -72,13 +72,13 @@ class Topic:
 
     @property
     def role(self) -> SystemRole | None:
-        """What the topic is for, if it is Pulsar's own."""
+        """The purpose of a system topic; None for topics of users."""
         return system_role(self.namespace, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The part of Pulsar that a ledger belongs to."""
+    """The owner of a ledger: a part of Pulsar."""
 
     component: Component
     topic: Topic | None = None
@@ -88,21 +88,21 @@ class Owner:
 UNKNOWN_OWNER: Final = Owner(Component.UNKNOWN)
 
 OWNER_COLUMNS: Final = ("tenant", "namespace", "topic", "component", "subscription")
-"""Columns of tables of ledgers and of findings: null where the custom metadata of a ledger does not name it."""
+"""Columns of tables of ledgers and of findings: null if not named by the custom metadata of a ledger."""
 OWNING_KEYS: Final = (
     "pulsar/managed-ledger",
     "pulsar/schemaId",
     "pulsar/compactedTopic",
     "pulsar/delayedIndexTopic",
 )
-"""Keys of the custom metadata whose values name the topic."""
+"""Keys of the custom metadata with the topic's name as the value."""
 OwnerNames = tuple[str | None, str | None, str | None, str | None, str | None]
 """Values of ``OWNER_COLUMNS``."""
 NO_OWNER: Final[OwnerNames] = (None, None, None, None, None)
 
 
 def owner_names(owner: Owner | None) -> OwnerNames:
-    """Return an owner as the values of ``OWNER_COLUMNS``."""
+    """Return the values of ``OWNER_COLUMNS`` for an owner."""
     if owner is None:
         return NO_OWNER
     if owner.topic is None:
@@ -116,18 +116,18 @@ def is_of_pulsar(custom: Mapping[str, bytes]) -> bool:
 
 
 def owner_of(custom: Iterable[tuple[str, bytes]]) -> Owner | None:
-    """Return the owner that custom metadata names; None if Pulsar did not write it."""
+    """Return the owner named by custom metadata; None if Pulsar did not write it."""
     values = dict(custom)
     if not is_of_pulsar(values):
         return None
     try:
         return _owner(values)
-    except ValueError:  # also what is not UTF-8
+    except ValueError:  # also for bytes other than UTF-8
         return UNKNOWN_OWNER
 
 
 def topic_of_managed_ledger(name: str) -> Topic:
-    """Return the topic of a managed ledger, whose name is also its path in ZooKeeper.
+    """Return the topic of a managed ledger. The ledger's name is also its path in ZooKeeper.
 
     Raises:
         ValueError: it is not the name of a topic's managed ledger.
@@ -154,10 +154,10 @@ def topic_of_schema(schema_id: str) -> Topic:
 
 
 def decoded(text: str) -> str:
-    """Return what Java's URLEncoder made ``text`` of.
+    """Return the text that Java's URLEncoder encoded as ``text``.
 
     Raises:
-        ValueError: it is not the text of that encoder.
+        ValueError: it is not the output of this encoder.
     """
     if not _ENCODED.fullmatch(text):
         raise ValueError("not an encoded name")
@@ -165,18 +165,18 @@ def decoded(text: str) -> str:
 
 
 def encoded(text: str) -> str:
-    """Return ``text`` as Java's URLEncoder writes it."""
+    """Return ``text`` encoded as by Java's URLEncoder."""
     return quote_plus(text, safe="*").replace("~", "%7E")
 
 
 def partitioned_name(topic: str) -> str:
-    """Return the name of a topic without the number of the partition, if it has one."""
+    """Return the name of a topic without its partition number, if any."""
     match = _PARTITION.fullmatch(topic)
     return match[1] if match and int(match[2]) <= _PARTITION_MAX else topic
 
 
 def system_role(namespace: str | None, topic: str | None) -> SystemRole | None:
-    """Return what a topic of Pulsar's own is for; None for topics of users. Both are names in full."""
+    """Return the purpose of a system topic; None for topics of users. Both arguments are full names."""
     if namespace is None or topic is None:
         return None
     _, _, path = partitioned_name(topic).partition("://")
@@ -210,7 +210,7 @@ def _owner(values: Mapping[str, bytes]) -> Owner:
 
 
 def _delayed_index(values: Mapping[str, bytes]) -> Owner:
-    """Pulsar's first form of it names only the bucket."""
+    """Return the owner of a delayed-index bucket. Pulsar's first form names only the bucket."""
     if "pulsar/delayedIndexTopic" not in values:
         return Owner(Component.DELAYED_INDEX)
     topic = _named(_text(values, "pulsar/delayedIndexTopic"))
@@ -220,7 +220,7 @@ def _delayed_index(values: Mapping[str, bytes]) -> Owner:
 
 
 def _named(name: str) -> Topic:
-    """A topic by its name in full. A name of four parts is one of version 1, which contains the cluster."""
+    """Return a topic by its full name. A name of four parts has the form of version 1, with the cluster."""
     domain, separator, path = name.partition("://")
     parts = path.split("/", 3)
     if not separator or domain not in _DOMAINS or len(parts) < 3:

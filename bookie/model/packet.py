@@ -1,4 +1,4 @@
-"""An entry as it is sent and stored: 32-byte header, digest, payload.
+"""An entry in its sent and stored form: 32-byte header, digest, payload.
 
 Bookies, repairs and recoveries pass these bytes on unchanged (safety rule S10); only a writer creates them.
 
@@ -16,11 +16,11 @@ from bookie.model.ids import EntryId, LedgerId
 
 HEADER_SIZE: Final = 32
 ENTRY_PAYLOAD_MAX: Final = 1 << 20
-"""Largest payload that a writer accepts, in bytes."""
+"""Largest payload accepted by a writer, in bytes."""
 PACKET_BYTES_MAX: Final = 5_300_000
-"""Largest stored entry that our bookies accept, in bytes; also the largest that is read and copied, unless longer
-frames are allowed (``BookieSecurity.frame_bytes_max``). Apache's writers create larger entries than ours, up to the
-size of a frame: 5 MiB by default, 5 MiB and 10 KiB under Pulsar."""
+"""Largest stored entry accepted by our bookies, in bytes. Also the largest entry read and copied, unless longer frames
+are allowed (``BookieSecurity.frame_bytes_max``). Apache's writers create larger entries than ours, up to the size of a
+frame: 5 MiB by default, 5 MiB and 10 KiB under Pulsar."""
 
 _HEADER: Final = struct.Struct(">qqqq")
 _IDS: Final = struct.Struct(">qq")
@@ -38,7 +38,7 @@ class Entry:
 
 
 class DamagedEntry(ValueError):  # noqa: N818 (a finding about stored bytes, not one of the error families)
-    """Bytes that are not the expected entry. Callers report them as corrupt, never as absent (S6)."""
+    """Bytes other than the expected entry. Callers report them as corrupt, never as absent (S6)."""
 
 
 def pack(
@@ -54,7 +54,7 @@ def unpack(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId
 
     Args:
         digest: the ledger's digest.
-        packet: bytes as a bookie returned them.
+        packet: bytes as returned by a bookie.
         ledger_id: the requested ledger.
         entry_id: the requested entry, or None for "last entry" reads.
 
@@ -69,9 +69,9 @@ def unpack(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId
 
 
 def damage_of(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId) -> str | None:
-    """Return what is wrong with the stored bytes of an entry, or None if they may be copied (S10)."""
+    """Return the damage of an entry's stored bytes; None if they may be copied (S10)."""
     body_start, size = HEADER_SIZE + digest.size, len(packet)
-    if size >= body_start:  # what nearly every entry passes, in few steps
+    if size >= body_start:  # a short check, passed by nearly every entry
         header, ids = packet[:HEADER_SIZE], _HEADER.unpack_from(packet)
         is_it = ids[0] == ledger_id and ids[1] == entry_id and ids[3] >= size - body_start
         if is_it and digest.compute(header, memoryview(packet)[body_start:]) == packet[HEADER_SIZE:body_start]:

@@ -1,9 +1,9 @@
 """The form of bkheal's records: JSON objects with a format number, read strictly.
 
 Every record under the state root has this form. A new field with a default does not change the format: an older release
-ignores it, and drops it if it rewrites the record. Any other change gives that kind of record a higher number. To an
-older release a record of a newer format is unreadable, like a damaged one: each kind of record has its own safe answer
-to that.
+ignores it, and drops it if it rewrites the record. Any other change gives that kind of record a higher number. For an
+older release a record of a newer format is unreadable, like a damaged one: each kind of record has its own safe
+reaction.
 
 Source: docs/failure-model.md#state-under-bkheal.
 """
@@ -18,16 +18,17 @@ import msgspec
 from bookie.model.errors import PermanentError
 
 FORMAT: Final = 1
-"""The format of records that never changed. A record without a number has it: the first releases wrote none."""
+"""The format of every kind of record that never changed. A record without a number has it: the first releases wrote
+none."""
 
 _SHOWN_MAX: Final = 80
-"""Bytes of an unreadable record that an error quotes."""
+"""Most bytes of an unreadable record quoted in an error."""
 
 T = TypeVar("T")
 
 
 class UnreadableRecordError(PermanentError):
-    """A record is damaged, or a newer release wrote it in a format that this one cannot read."""
+    """A record is damaged, or was written by a newer release in an unknown format."""
 
 
 def encode_record(record: Any, *, without: Collection[str] = (), number: int = FORMAT) -> bytes:
@@ -35,7 +36,7 @@ def encode_record(record: Any, *, without: Collection[str] = (), number: int = F
 
     Args:
         record: a dataclass with plain values, enums, sets and other such dataclasses.
-        without: names of fields that the node's path contains already.
+        without: names of fields already contained in the node's path.
         number: the format of this kind of record.
     """
     fields = msgspec.to_builtins(record, order="deterministic")
@@ -45,14 +46,14 @@ def encode_record(record: Any, *, without: Collection[str] = (), number: int = F
 def decode_record(
     data: bytes, kind: type[T], *, required: Collection[str] = (), newest: int = FORMAT, **known: object
 ) -> T:
-    """Return the record in a node's content. Fields that ``kind`` does not have are ignored.
+    """Return the record in a node's content. Fields unknown to ``kind`` are ignored.
 
     Args:
         data: the content of the node.
         kind: the dataclass of the record.
-        required: names of fields that must be present although they have defaults.
-        newest: the newest format of this kind of record; ``kind`` can hold the earlier ones too.
-        known: values of fields that the node does not contain.
+        required: names of fields with a default that must be present nevertheless.
+        newest: the newest format of this kind of record; ``kind`` can also hold earlier ones.
+        known: values of fields not contained in the node.
 
     Raises:
         UnreadableRecordError: the content is not a record of this kind, or has a newer format.

@@ -1,6 +1,6 @@
-"""Audit runs as values: what was started, by whom and why, the progress, and the result (pure).
+"""Audit runs as values: kind, requester, cause, progress and result (pure).
 
-Runs are recorded in ZooKeeper under the project's own root, so that a new leader, a command and a page show the same.
+Runs are recorded in ZooKeeper under the project's own root, so a new leader, a command and a page show the same.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from bookie.model.records import decode_record, encode_record
 from bookie.model.times import rfc3339_if_known
 
 PAUSE_S: Final = 3600
-"""Default of the option ``pause_s``: how long a run, or the schedule of a kind, stays paused. A forgotten pause must
-not keep a check from running."""
+"""Default of the option ``pause_s``: the time for which a run, or the schedule of a kind, stays paused. A forgotten
+pause must not prevent a check permanently."""
 PAUSE_S_MAX: Final = 7 * 86_400
 DETAIL_MAX: Final = 2_000
-"""Longest detail that is stored, in characters."""
+"""Longest stored detail, in characters."""
 
 
 class RunKind(enum.StrEnum):
-    """The check that a run does."""
+    """The check made by a run."""
 
     BOOKIES = "bookies"
     """Compare all ledger metadata with the registered bookies. This check follows the loss of a bookie."""
     PLACEMENT = "placement"
     """Compare all ensembles with the rack, zone and region policy."""
     REPLICAS = "replicas"
-    """Ask each registered bookie for every entry that it should hold."""
+    """Ask each registered bookie for every entry it should hold."""
     REFERENCES = "references"
-    """Compare all ledgers with what Pulsar's topics, subscriptions and schemas refer to."""
+    """Compare all ledgers with the references of Pulsar's topics, subscriptions and schemas."""
     EVERYTHING = "everything"
-    """The checks of bookies and of placement, and the metadata lint, with one reading of all ledger metadata."""
+    """The checks of bookies and of placement, and the metadata lint, with one read of all ledger metadata."""
 
     @property
     def contained(self) -> tuple[RunKind, ...]:
-        """The kinds whose checks a run of this kind does as well."""
+        """The other kinds of checks included in a run of this kind."""
         return (RunKind.BOOKIES, RunKind.PLACEMENT) if self is RunKind.EVERYTHING else ()
 
 
@@ -58,12 +58,12 @@ class RunState(enum.StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """True if the run has ended."""
+        """Whether the run has ended."""
         return self in (RunState.DONE, RunState.FAILED, RunState.CANCELLED, RunState.ABANDONED)
 
 
 class RunCause(enum.StrEnum):
-    """What started a run."""
+    """The cause of a run."""
 
     SCHEDULE = "schedule"
     BOOKIE_LOSS = "bookie loss"
@@ -74,19 +74,19 @@ class RunCause(enum.StrEnum):
 
 
 class Ended(enum.StrEnum):
-    """Why nothing is left to do for a mark, so that a run withdraws it."""
+    """The reason for which a run withdraws a mark: nothing is left to do."""
 
     LEDGER_DELETED = "ledger_deleted"
     REPLACED = "replaced"
-    """No ensemble of the ledger names the bookies of the mark any more."""
+    """No ensemble of the ledger names the mark's bookies any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run. Times are epoch milliseconds, 0 if not known (yet)."""
+    """One run. Times are epoch milliseconds, 0 if unknown (so far)."""
 
     run_id: str
-    """Begins with the start time, so that ids sort by time: ``20261120T101500Z-0a1b2c``."""
+    """Begins with the start time, so ids sort by time: ``20261120T101500Z-0a1b2c``."""
     kind: RunKind
     cause: RunCause
     owner: str
@@ -100,7 +100,7 @@ class RunRecord:
     total: int = 0
     """Total units of the phase, 0 if unknown."""
     phase_began_ms: int = 0
-    """When the first progress of the phase was recorded; 0 in records of earlier releases, and before any progress."""
+    """Time of the phase's first recorded progress; 0 in records of earlier releases, and before any progress."""
     phase_began_done: int = 0
     """``done`` at that time."""
     started_ms: int = 0
@@ -108,27 +108,27 @@ class RunRecord:
     finished_ms: int = 0
     verdict: str = ""
     exit_code: int = -1
-    """The exit code that a one-shot run would have; -1 until the run has ended."""
+    """The exit code of an equivalent one-shot run; -1 until the run has ended."""
     ledgers: int = 0
     """Number of ledgers checked."""
     findings: Mapping[str, int] = field(default_factory=dict)
     """Number of ledgers by severity name."""
     tasks_changed: int = 0
     held_back: Mapping[str, int] = field(default_factory=dict)
-    """Number of ledgers with findings of which nothing was marked yet, by reason."""
+    """Number of ledgers with findings but without a mark yet, by reason."""
     withdrawn: Mapping[str, int] = field(default_factory=dict)
-    """Number of marks that were deleted because their reason had ended, by ``Ended``."""
+    """Number of marks deleted because their reason had ended, by ``Ended``."""
     image: Mapping[str, int] = field(default_factory=dict)
-    """Of the image of ledger metadata: ``marked`` ledgers by the earlier one; ``written_from_ms`` (epoch milliseconds),
-    ``written_ledgers`` and ``written_bytes`` of the one that the run wrote, 0 if it wrote none."""
+    """Figures of the images of ledger metadata: ``marked`` ledgers by the earlier image; ``written_from_ms`` (epoch
+    milliseconds), ``written_ledgers`` and ``written_bytes`` of the image written by the run, 0 without one."""
     namespaces: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Number of ledgers by severity name and namespace of Pulsar: of a bounded number of namespaces, and ``other``."""
+    """Number of ledgers by severity name and namespace of Pulsar: for a bounded number of namespaces, and ``other``."""
     report: str = ""
-    """Path of the report's summary, as the process that wrote it sees it."""
+    """Path of the report's summary, as seen by its writer."""
     detail: str = ""
-    """Why the run failed, was held or was cancelled; who cancelled it."""
+    """The reason for which the run failed, was held or was cancelled; the person who cancelled it."""
     pause_ends_ms: int = 0
-    """When a paused run goes on by itself; 0: it is not paused."""
+    """Time at which a paused run goes on by itself; 0 if not paused."""
 
     @property
     def eta_ms(self) -> int | None:
@@ -140,13 +140,13 @@ class RunRecord:
         return self.updated_ms + passed_ms * (self.total - self.done) // gained
 
     def with_progress(self, phase: str, done: int, total: int, now_ms: int) -> RunRecord:
-        """The record with this progress; the rate is measured again from the beginning of a phase. Pure."""
+        """Return the record with this progress; the rate is measured from the beginning of a phase. Pure."""
         is_same = phase == self.phase and self.phase_began_ms and done >= self.done
         began_ms, began_done = (self.phase_began_ms, self.phase_began_done) if is_same else (now_ms, done)
         return replace(self, phase=phase, done=done, total=total, phase_began_ms=began_ms, phase_began_done=began_done)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values with snake_case names and RFC 3339 times, as ``/api/v1/runs`` returns them."""
+        """Return plain values with snake_case names and RFC 3339 times, as in ``/api/v1/runs``."""
         return {
             "run_id": self.run_id,
             "kind": self.kind.value,
@@ -185,7 +185,7 @@ def decode_run(data: bytes) -> RunRecord:
     """Return the record in a node's content.
 
     Raises:
-        UnreadableRecordError: the content is not a run record, or a newer release wrote it.
+        UnreadableRecordError: the content is not a run record, or was written by a newer release.
     """
     return decode_record(data, RunRecord)
 

@@ -1,4 +1,4 @@
-"""Round-robin placement of entries: the positions that store an entry, and the entries that a position stores.
+"""Round-robin placement of entries: the positions of an entry, and the entries of a position.
 
 Entry ``n`` goes to ensemble positions ``(n + i) mod E`` for ``i < Qw``, with absolute entry ids
 (docs/formats.md#schedule). Ranges are inclusive. All methods compute with groups of runs and never loop over entries,
@@ -18,13 +18,13 @@ from bookie.model.ids import EntryId
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """How a fragment spreads its entries over the positions of its ensemble."""
+    """The distribution of a fragment's entries over the positions of its ensemble."""
 
     ensemble_size: int
     write_quorum: int
 
     def write_set(self, entry_id: int) -> tuple[int, ...]:
-        """Return the ensemble positions that store ``entry_id``, in the order in which a reader asks them."""
+        """Return the ensemble positions of ``entry_id``, in the order in which a reader asks them."""
         return tuple((entry_id + i) % self.ensemble_size for i in range(self.write_quorum))
 
     def write_sets(self) -> list[tuple[int, ...]]:
@@ -34,7 +34,7 @@ class Stripe:
         return [self.write_set(start) for start in range(self.ensemble_size)]
 
     def starts(self, first: int, last: int | None) -> frozenset[int]:
-        """Return the first positions of the write sets that occur in ``first..last``; all if ``last`` is None.
+        """Return the first positions of the write sets in ``first..last``; all if ``last`` is None.
 
         A write set is named by its first position, ``entry_id mod E``. An empty range has no write sets.
         """
@@ -47,7 +47,7 @@ class Stripe:
         return (position - entry_id) % self.ensemble_size < self.write_quorum
 
     def count(self, position: int, first: int, last: int) -> int:
-        """Return how many entries of ``first..last`` the bookie at ``position`` stores."""
+        """Return the number of entries of ``position`` in ``first..last``."""
         if last < first:
             return 0
         whole, rest = divmod(last - first + 1, self.ensemble_size)
@@ -55,13 +55,13 @@ class Stripe:
         return whole * self.write_quorum + tail
 
     def held_count(self, position: int, held: EntryRuns, first: int, last: int) -> int:
-        """Return how many entries of ``first..last`` that the bookie at ``position`` stores are in ``held``."""
+        """Return the number of entries of ``position`` in ``first..last`` that are in ``held``."""
         return sum(self._count_in_group(position, group) for group in held.groups_within(first, last))
 
     def _count_in_group(self, position: int, group: RunGroup) -> int:
-        """Return how many entries of the group the bookie at ``position`` stores.
+        """Return the number of entries of ``position`` in the group.
 
-        The counts of its runs repeat: two runs whose starts have the same remainder have the same count.
+        The counts of its runs repeat: runs have the same count if their starts have the same remainder.
         """
         if not group.period:
             return self.count(position, group.first, group.last)
@@ -72,12 +72,12 @@ class Stripe:
         return whole * sum(counts) + sum(counts[:rest])
 
     def runs(self, position: int, first: int, last: int) -> EntryRuns:
-        """Return the entries of ``first..last`` that ``position`` stores."""
+        """Return the entries of ``position`` in ``first..last``."""
         if last < first:
             return EntryRuns()
         if self.write_quorum == self.ensemble_size:
             return EntryRuns(((first, last),))
-        start = first - (first - position + self.write_quorum - 1) % self.ensemble_size  # a run begins there
+        start = first - (first - position + self.write_quorum - 1) % self.ensemble_size  # a run begins here
         last_start = last - (last - start) % self.ensemble_size
         period = self.ensemble_size if last_start > start else 0
         builder = RunsBuilder()
@@ -86,17 +86,17 @@ class Stripe:
         return builder.built()
 
     def first_entry(self, position: int, first: int, last: int) -> EntryId | None:
-        """Return the first entry of ``first..last`` that ``position`` stores, or None."""
+        """Return the first entry of ``position`` in ``first..last``, or None."""
         candidates = range(first, min(last, first + self.ensemble_size - 1) + 1)
         return next((EntryId(entry_id) for entry_id in candidates if self.stores(position, entry_id)), None)
 
     def last_entry(self, position: int, first: int, last: int) -> EntryId | None:
-        """Return the last entry of ``first..last`` that ``position`` stores, or None."""
+        """Return the last entry of ``position`` in ``first..last``, or None."""
         candidates = range(last, max(first, last - self.ensemble_size + 1) - 1, -1)
         return next((EntryId(entry_id) for entry_id in candidates if self.stores(position, entry_id)), None)
 
     def entries(self, position: int, first: int, last: int) -> Iterator[EntryId]:
-        """Yield the entries of ``first..last`` that ``position`` stores, ascending."""
+        """Yield the entries of ``position`` in ``first..last``, ascending."""
         if self.write_quorum == self.ensemble_size:
             yield from cast(Iterable[EntryId], range(first, last + 1))
             return

@@ -19,28 +19,28 @@ class Severity(enum.IntEnum):
     LOST = 0
     """Every holder answered "no such entry", or an operator accepted the loss."""
     NO_LIVE_COPY = 1
-    """Some entry is on no registered bookie; a holder may return."""
+    """Some entry is on no registered bookie, but a holder may return."""
     CRITICAL = 2
     """Some entry has only one copy left of several."""
     BELOW_ACK_QUORUM = 3
     BELOW_WRITE_QUORUM = 4
     METADATA_ONLY = 5
-    """The metadata names an absent bookie, which stores no entry of the fragment."""
+    """The metadata names an unregistered bookie, but this bookie stores no entry of the fragment."""
     MISPLACED = 6
     DRAIN = 7
-    """The metadata names a bookie that is being drained; it serves its copies until they are elsewhere."""
+    """The metadata names a draining bookie; it serves its copies until they are elsewhere."""
 
     @property
     def label(self) -> str:
-        """Its name in documents, metrics and texts, such as ``no_live_copy``."""
+        """The name in documents, metrics and texts, such as ``no_live_copy``."""
         return self.name.lower()
 
     @classmethod
     def of_label(cls, label: str) -> Severity:
-        """Return the level of a name in a document, also of one that an earlier release wrote in upper case.
+        """Return the level for a name in a document; earlier releases wrote names in upper case.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such level.
         """
         return cls[label.upper()]
 
@@ -50,9 +50,9 @@ class FragmentHealth:
     """The verdict on one fragment."""
 
     missing_positions: tuple[int, ...]
-    """Ensemble positions whose bookie is not registered or is being drained, ascending."""
+    """Ensemble positions with an unregistered or draining bookie, ascending."""
     copies_min: int
-    """Number of copies of the entry with the fewest; the write quorum for a fragment without entries."""
+    """Number of copies of the entry with the fewest copies; the write quorum for a fragment without entries."""
     severity: Severity | None
     """None for a healthy fragment."""
 
@@ -65,7 +65,7 @@ def fragment_health(
     last_entry_id: int | None,
     is_draining: Sequence[bool] = (),
 ) -> FragmentHealth:
-    """Judge a fragment by which of its positions are registered.
+    """Judge a fragment by the registrations of its members.
 
     Args:
         is_live: per ensemble position, whether its bookie is registered.
@@ -73,7 +73,7 @@ def fragment_health(
         ack_quorum: Qa.
         first_entry_id: first entry of the fragment, inclusive.
         last_entry_id: last entry, inclusive; below the first for an empty fragment; None if unknown.
-        is_draining: per ensemble position, True if its bookie is being drained; empty if none is. Copies on a draining
+        is_draining: per ensemble position, whether its bookie is draining; empty if none is. Copies on a draining
             bookie count while it is registered.
     """
     stripe = Stripe(len(is_live), write_quorum)

@@ -24,7 +24,7 @@ class InvalidPolicyError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
-    """The failure domains that each write set must span. Two racks by default, if the cluster has them (as Apache)."""
+    """The failure domains each write set must span. By default two racks, if the cluster has them (as Apache)."""
 
     min_racks: Annotated[int, Option("Racks that each write set must span.", minimum=1, maximum=100)] = 2
     min_zones: Annotated[int, Option("Zones that each write set must span.", minimum=1, maximum=100)] = 1
@@ -32,9 +32,9 @@ class PlacementPolicy:
     is_strict: Annotated[
         bool, Option("Refuse less, also if the cluster cannot do better.", name="strict_placement")
     ] = False
-    """Refuse if this is impossible, instead of spreading the copies as far as possible."""
+    """Refuse if the policy cannot be met, instead of spreading the copies as far as possible."""
     weight_max: float = 3.0
-    """Most times that a bookie with much free space is chosen for each choice of the median one (Apache's factor)."""
+    """Highest weight of a bookie with much free space, relative to the median one (Apache's factor)."""
 
     def __post_init__(self) -> None:
         if min(self.min_racks, self.min_zones, self.min_regions) < 1 or not 1 <= self.weight_max <= 1e6:
@@ -44,12 +44,12 @@ class PlacementPolicy:
             )
 
     def needs(self, write_quorum: int) -> tuple[tuple[Level, int], ...]:
-        """Return the levels with more than one domain needed and the number needed, the largest domains first."""
+        """Return each level with more than one required domain, and their number, the largest domains first."""
         wanted = ((Level.REGION, self.min_regions), (Level.ZONE, self.min_zones), (Level.RACK, self.min_racks))
         return tuple((level, min(least, write_quorum)) for level, least in wanted if min(least, write_quorum) > 1)
 
     def at_most(self, domains: Mapping[Level, int]) -> PlacementPolicy:
-        """Return the policy with no more domains required than exist, according to ``domains``."""
+        """Return the policy limited to the existing number of domains, according to ``domains``."""
 
         def least(wanted: int, level: Level) -> int:
             return max(1, min(wanted, domains.get(level, 0)))
@@ -63,7 +63,7 @@ class PlacementPolicy:
 
 
 def count_domains(places: Iterable[Location]) -> dict[Level, int]:
-    """Return how many different domains of each level these locations are in."""
+    """Return the number of different domains of these locations, per level."""
     known = set(places)
     return {level: len({domain(where, level) for where in known}) for level in Level}
 
@@ -78,12 +78,12 @@ class ThinWriteSet:
     positions: tuple[int, ...]
     level: Level
     domains: tuple[str, ...]
-    """The domains that it spans."""
+    """The domains spanned by the write set."""
     needed: int
 
     @property
     def missing(self) -> int:
-        """The number of further domains that it needs."""
+        """The number of further domains needed."""
         return self.needed - len(self.domains)
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ class Adherence:
 
     @property
     def is_met(self) -> bool:
-        """True if every write set spans the required domains."""
+        """Whether every write set spans the required domains."""
         return not self.thin
 
     @property

@@ -1,4 +1,4 @@
-"""Times as text. Everywhere else a time is a number of epoch milliseconds."""
+"""Times as text. In all other modules a time is a number of epoch milliseconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 _LAST_MS: Final = 253_402_300_800_000
-"""The end of the year 9999, exclusive: the last that ``datetime`` can represent."""
+"""The end of the year 9999, exclusive: the end of the range of ``datetime``."""
 
 
 def rfc3339(epoch_ms: float, timespec: Literal["seconds", "milliseconds"] = "milliseconds") -> str:
@@ -15,16 +15,16 @@ def rfc3339(epoch_ms: float, timespec: Literal["seconds", "milliseconds"] = "mil
 
 
 def epoch_ms(text: str) -> int:
-    """Epoch milliseconds of a time that ``rfc3339`` wrote.
+    """Return the epoch milliseconds of a time written by ``rfc3339``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not such a time.
     """
     return round(datetime.fromisoformat(text).timestamp() * 1000)
 
 
 def rfc3339_if_known(epoch_ms: int, timespec: Literal["seconds", "milliseconds"] = "milliseconds") -> str | None:
-    """Return ``rfc3339`` of a time, or None if it is unknown: for 0 and below, and for a time after the year 9999."""
+    """Return ``rfc3339`` of a time; None if unknown: for 0 and below, and for a time after the year 9999."""
     return rfc3339(epoch_ms, timespec) if 0 < epoch_ms < _LAST_MS else None
 
 

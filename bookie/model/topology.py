@@ -1,8 +1,8 @@
-"""The locations of bookies: paths, the failure domains in them, and the distance of two bookies.
+"""The locations of bookies: paths, their failure domains, and the distance between two bookies.
 
 A location has Apache's form: ``/rack``, ``/region/rack`` (or ``/zone/rack``), or ``/region/zone/rack``. The whole path
-names the rack, so that ``/eu/r1`` and ``/us/r1`` are two racks. The first part of a longer path names the region, and
-the path without its last part the zone. Racks nest in zones, and zones in regions.
+names the rack, so ``/eu/r1`` and ``/us/r1`` are two racks. The first part of a longer path names the region, and the
+path without its last part the zone. Racks nest in zones, and zones in regions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bookie.model.ids import BookieId
 from bookie.model.isolation import NO_GROUPS, BookieGroups
 
 Location = NewType("Location", str)
-"""A location path in the normal form that ``location`` returns."""
+"""A location path in the normal form, as returned by ``location``."""
 
 DEFAULT_RACK: Final = Location("/default-rack")
 """Location of a bookie outside the topology if all locations have one part (Apache's name)."""
@@ -59,7 +59,7 @@ def location(text: str) -> Location:
 
 
 def domain(where: Location, level: Level) -> str:
-    """Return the name of the failure domain of ``level`` that contains a location; unique within its level."""
+    """Return the name of a location's failure domain of ``level``; unique within its level."""
     if level is Level.RACK:
         return where
     above, _, _ = where.rpartition("/")
@@ -98,7 +98,7 @@ class Topology:
         return self.known(bookie) or self.default
 
     def known(self, bookie: BookieId) -> Location | None:
-        """Return the location of a bookie by its id, else by its host, or None if the topology has neither."""
+        """Return the location of a bookie by its id, else by its host; None if the topology has neither."""
         where = self.locations.get(bookie)
         return where if where is not None else self.locations.get(bookie.rpartition(":")[0])
 

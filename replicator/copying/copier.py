@@ -1,30 +1,30 @@
 """Copy the entries of positions to their new bookies: exactly those entries, verified, byte for byte (S10).
 
-The invariant: if an outcome is complete, its target has acknowledged every entry of its position, apart from those that
-it listed before. Each was read with a correct digest and sent as stored, with the recovery flag (S3) and the target's
-incarnation, if it has one, so other disks refuse it (R30). An acknowledgement follows the target's sync (R29). An
-acknowledged copy does not count yet: the target must list it before the metadata names the target (S11,
+The invariant: if an outcome is complete, its target has acknowledged every entry of its position, except those listed
+by it before. Each entry was read with a correct digest and sent as stored, with the recovery flag (S3) and the target's
+incarnation, if any, so other disks refuse it (R30). An acknowledgement follows the target's sync (R29). An acknowledged
+copy does not count yet: the metadata names the target only after the target has listed the copy (S11,
 ``repair.install``).
 
-One copy may have several positions of the same fragment, each with a target of its own. An entry that several of them
-store is read and verified once, and sent to all of them. Each target has its own progress and its own end: one that
-refuses, or whose entries cannot be read, gets no more, and the others go on (``receiver``).
+One copy may have several positions of the same fragment, each with its own target. An entry of several positions is
+read and verified once, and sent to all their targets. Targets progress and end independently (``receiver``). If one
+refuses, or its entries cannot be read, it gets no more, and the others go on.
 
 Chunks may arrive in any order, because an add replaces an entry with the same id. A copy therefore runs in a few lanes.
-Each lane takes the next chunk, reads it, and sends it, so that reading and storing overlap, and several sources are
-read at the same time. So one position is copied in ranges side by side, and installed by one write of the metadata. A
-lane asks whether the copy may continue before it reads and before it sends, after each wait that may be long: for a
-place, for memory, for holders that do not answer, and for the rate (S7, R94). Lanes run ahead of a chunk that takes
-long only by ``AHEAD_BYTES_MAX`` (``receiver``), because an interruption costs what was copied after it again (R44).
-``Places`` bounds the chunks on their way to one bookie. ``ByteBudget`` bounds the memory: a lane holds the largest
-possible answer before it asks, and the true size from the answer until the last target has acknowledged it (R43). A
-pause before entries are asked for again holds neither. ``Pace`` bounds the bytes and requests per second; every attempt
-at every target counts.
+Each lane takes the next chunk, reads it, and sends it. Reading and storing overlap, and several sources are read at the
+same time. One position is copied in parallel ranges, and installed by one write of the metadata. A lane checks before
+it reads and before it sends whether the copy may continue, because the wait before may have been long: for a place, for
+memory, for unresponsive holders, or for the rate (S7, R94). Lanes run ahead of a slow chunk by at most
+``AHEAD_BYTES_MAX`` (``receiver``): after an interruption, everything after this chunk is copied again (R44). ``Places``
+bounds the chunks on their way to one bookie. ``ByteBudget`` bounds the memory (R43). A lane reserves the size of the
+largest possible answer before it asks, and holds the true size from the answer until the last acknowledgement. During a
+pause before a retry, it holds neither a place nor memory. ``Pace`` bounds the bytes and requests per second; every
+attempt at every target counts.
 
 A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so a hopeless position is
-not copied again and again (R38). After a crash or an early stop, the target has entries that no metadata names. They
-are harmless: the next attempt usually chooses the same target and replaces them, and a collector deletes the rest. The
-outcome is a value: nothing that a bookie does raises an exception here.
+not copied repeatedly (R38). After a crash or an early stop, the target has entries without metadata. They are harmless:
+the next attempt usually chooses the same target and replaces them, and a collector deletes the rest. The outcome is a
+value: no behaviour of a bookie raises an exception here.
 
 R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
@@ -66,12 +66,12 @@ from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 
 LANES_MAX: Final = 4
-"""Chunks of one copy on their way: enough to read, store and sync at the same time."""
+"""Most chunks of one copy under way: enough to read, store and sync at the same time."""
 CORRUPT_MAX: Final = 10_000
 """Damaged copies remembered per copy, to be replaced."""
 _ENTRY_BYTES_GUESS: Final = 1024
 _SOURCE_PAUSES_S: Final = (0.5, 2.0)
-"""Pauses before entries are asked for again whose holders did not answer."""
+"""Pauses before another request for entries of unresponsive holders."""
 
 MayContinue = Callable[[], Awaitable[bool]]
 """Asked before each read and each send: False stops the copy (disabled, session over, stopping)."""
@@ -87,8 +87,8 @@ class CopyOutcome:
     unreadable: tuple[UnreadableEntry, ...] = ()
     unreadable_count: int = 0
     corrupt: tuple[CorruptCopy, ...] = ()
-    """Damaged copies met on the way, whether or not another holder helped out, and for whichever of the positions that
-    were copied together. None if the digest is assumed."""
+    """Damaged copies found by the reads for any of the positions copied together, whether or not another holder had a
+    good one. Empty if the digest is assumed."""
     target_failure: Answer | None = None
     is_interrupted: bool = False
 
@@ -99,7 +99,7 @@ class CopyOutcome:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if every live holder refused some entry permanently."""
+        """Whether every live holder refused some entry permanently."""
         return any(entry.is_final for entry in self.unreadable)
 
 
@@ -121,7 +121,7 @@ class Copier:
         locate: Callable[[BookieId], Location] = _one_rack,
         pulls: Pulls | None = None,
     ) -> None:
-        """Prepare copying. Sources that ``is_avoided`` are asked last (R42). Without ``pulls``, nothing is pulled."""
+        """Prepare copying. Sources with ``is_avoided`` are asked last (R42). Without ``pulls``, nothing is pulled."""
         self.pulls = pulls
         self.is_avoided = is_avoided
         self.transport = transport
@@ -134,22 +134,22 @@ class Copier:
         """Entries acknowledged by targets, over all copies."""
         self.copied_bytes = 0
         self.pulled_bytes = 0
-        """Of these, entries read by the targets themselves."""
+        """The part of ``copied_bytes`` read by the targets themselves."""
 
     async def copy(
         self, ledger: Versioned, copies: Sequence[PositionCopy], may_continue: MayContinue, rank: int = 0
     ) -> list[CopyOutcome]:
-        """Copy positions of one fragment, each to a target of its own; what each of them lacks is read once.
+        """Copy positions of one fragment, each to its own target; read each missing entry once.
 
-        Copies of a smaller ``rank`` pass where copies wait for the rate, a place or memory.
+        Of the copies waiting for the rate, a place or memory, those of a smaller ``rank`` pass first.
 
-        The targets must still be asked for their lists afterwards: an outcome is what its target acknowledged.
+        An outcome contains acknowledgements only: the caller must still ask the targets for their lists.
 
         Returns:
             The outcome of each of ``copies``, in their order.
 
         Raises:
-            BkhealError: what ``may_continue`` raised.
+            BkhealError: as raised by ``may_continue``.
         """
         outcomes = await _CopyRun(self, ledger, copies, may_continue, rank).run()
         for copy, outcome in zip(copies, outcomes, strict=True):
@@ -202,7 +202,8 @@ class _CopyRun:
         self._source = EntrySource(self._reads, ledger.ledger_id, digest, length, speculation)
         self._reads.entry_bytes = HEADER_SIZE + digest.size + _average_payload(ledger.metadata)
         self._is_size_known = length is not None
-        """Whether ``entry_bytes`` is more than a guess. The pace of a pull has nothing else before its answer."""
+        """Whether ``entry_bytes`` is more than a guess. A pull depends on it, because its pace is applied before its
+        answer."""
         self._turn = int(ledger.ledger_id)
         self._suspects: set[BookieId] = set()
         self._receivers = [self._receiver(copy, ledger) for copy in copies]
@@ -225,7 +226,7 @@ class _CopyRun:
         return Receiver(copy, target)
 
     def _pull_of(self, ledger: Versioned) -> Pull | None:
-        """For a single target: of several, each would read the same entries from a source."""
+        """Return a pull for a single target; None for several ones: each would read the same entries from a source."""
         if self._copier.pulls is None or len(self._receivers) > 1:
             return None
         [receiver] = self._receivers
@@ -278,7 +279,7 @@ class _CopyRun:
     async def _wait_for_others(self) -> None:
         """Wait for the oldest unfinished chunk if much was copied after it: progress is recorded up to it (R44).
 
-        That chunk ends: its lane waits for nothing here, and its reads, sends and pauses are bounded.
+        The oldest chunk ends: its lane does not wait here, and its reads, sends and pauses are bounded.
         """
         while self._chunks_under_way and not self._is_over() and any(each.is_far_ahead for each in self._receivers):
             self._chunk_ended.clear()
@@ -302,9 +303,9 @@ class _CopyRun:
         return max(1, min(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX // self._reads.entry_bytes))
 
     async def _copy_chunk(self, chunk: Needs, turn: int) -> None:
-        """Copy a chunk in as many passes as its size needs, or until the copy is over.
+        """Copy a chunk in as many passes as needed for its size, unless the copy ends before.
 
-        Entries whose holders did not answer are asked for again a few times.
+        Entries without an answer from their holders are requested again a few times.
         """
         waiting, silences = chunk, 0
         while waiting := still_needed(waiting):
@@ -324,7 +325,7 @@ class _CopyRun:
                 await self._copier.clock.sleep(_SOURCE_PAUSES_S[silences - 1])
 
     async def _pulled(self, chunk: Needs, turn: int) -> Needs:
-        """Let the only target read by itself what it can, and return what is left."""
+        """Let the only target read entries by itself, and return the remaining ones."""
         if self._pull is None or not self._is_size_known:
             return chunk
         [receiver] = self._receivers
@@ -350,12 +351,12 @@ class _CopyRun:
             self._is_size_known = True
 
     def _within_budget(self, waiting: Needs) -> Needs:
-        """All of ``waiting``, or a single entry if the budget is smaller than their largest possible answer."""
+        """Return all of ``waiting``, or a single entry if the budget is smaller than their largest possible answer."""
         is_small_enough = self._source.answer_bytes_max(len(waiting)) <= self._copier.budget.limit_bytes
         return waiting if is_small_enough else dict(itertools.islice(waiting.items(), 1))
 
     async def _pass(self, asked: Needs, waiting: Needs, turn: int) -> FetchedEntries | None:
-        """Read what one pass can hold of ``asked``, and send it to who needs it; None if the copy is over."""
+        """Read as much of ``asked`` as one pass holds, and send it on; return None if the copy is over."""
         budget = self._copier.budget
         receivers = receivers_of(asked)
         targets = [each.bookie for each in receivers]
@@ -401,7 +402,7 @@ class _CopyRun:
                 self._corrupt.append(copy)
 
     def _orders(self, asked: Needs, targets: Sequence[BookieId], turn: int) -> Orders:
-        """Whom to ask for each entry, and in which order (``source_choice``)."""
+        """Return the holders to ask for each entry, in order (``source_choice``)."""
         known = self._known(targets)
         orders: dict[_Kind, Sequence[BookieId]] = {}
         found: dict[EntryId, Sequence[BookieId]] = {}
@@ -440,7 +441,7 @@ class _CopyRun:
         return [each for each, stored in zip(sent, storing, strict=True) if stored.result()]
 
     async def _store(self, receiver: Receiver, packets: Sequence[bytes], places: HeldPlaces) -> bool:
-        """Send copies. A failure after the end of the copy is not the target's."""
+        """Send entries to a target. A failure after the end of the copy is not counted against the target."""
         failure = await receiver.target.store(packets)
         await places.free(receiver.bookie)
         if failure is None:
@@ -452,7 +453,7 @@ class _CopyRun:
 
 
 _Kind = tuple[int, tuple[Receiver, ...]]
-"""``entry_id mod E`` and who needs the entry: entries of one kind have the same holders."""
+"""``entry_id mod E`` and the receivers of the entry: entries of one kind have the same holders."""
 
 
 def _holders(start: int, who: Sequence[Receiver]) -> tuple[BookieId, ...]:
@@ -460,7 +461,7 @@ def _holders(start: int, who: Sequence[Receiver]) -> tuple[BookieId, ...]:
 
 
 def _needing(known: Mapping[BookieId, HolderView], who: Sequence[Receiver]) -> Mapping[BookieId, HolderView]:
-    """What is known if these targets need the entry: one of them is asked for it after all who may have it."""
+    """Return ``known`` with the targets in need of the entry ranked after all other holders."""
     needing = {each.bookie for each in who} & known.keys()
     if not needing:
         return known
@@ -472,7 +473,7 @@ def _asked_late(view: HolderView) -> HolderView:
 
 
 def _average_payload(metadata: LedgerMetadata) -> int:
-    """A first guess, corrected by what is read: a closed ledger's length is its payload bytes, or 0.
+    """Return a first guess, corrected after the first reads: a closed ledger's length is its payload bytes, or 0.
 
     Source: docs/formats.md#recovery.
     """

@@ -1,7 +1,7 @@
-"""What one process has seen of each bookie a short time ago: its requests under way, and how long its reads took.
+"""The recent load of each bookie as seen by one process: its requests under way, and the times of its reads.
 
-This serves the choice of sources (``source_choice``). It is a property of the process, as circuits are: neither shared
-nor stored, and an outdated value costs time and changes no result. Memory is bounded: at most 1,000 bookies are kept.
+``source_choice`` uses this to choose sources. Like circuits, it belongs to the process and is neither shared nor
+stored. An outdated value costs time and changes no result. Memory is bounded: at most 1,000 bookies are kept.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 
 ASSUMED_S: Final = 0.01
-"""Seconds of a read of which nothing is known."""
+"""Assumed seconds of a read from a bookie without recent reads."""
 RECENT_S: Final = 30.0
-"""How long a measured time counts. Then the bookie is tried again: it may have become faster."""
+"""Validity of a measured time. Afterwards the bookie is tried again: it may have become faster."""
 _WEIGHT: Final = 0.3
-"""Of the newest read in the average: a few reads suffice to notice a change, and a single one does not decide."""
+"""Weight of the newest read in the average: a few reads show a change, and a single one does not decide."""
 _BOOKIES_MAX: Final = 1000
 
 
 @dataclass(slots=True)
 class _Seen:
     reads: dict[int, float] = field(default_factory=dict)
-    """When each read under way was sent, the oldest first."""
+    """Time of sending of each read under way, the oldest first."""
     adds: int = 0
     read_s: float = 0.0
     """Average of the last reads."""
@@ -39,7 +39,7 @@ class _Seen:
 
 
 class BookieLoads:
-    """Of all requests of one process's copies."""
+    """The load of each bookie, from all requests of one process's copies."""
 
     def __init__(self, clock: Clock) -> None:
         """Start with nothing known."""
@@ -50,7 +50,7 @@ class BookieLoads:
     def expected_s(self, bookie: BookieId) -> float:
         """Estimated seconds until the answer to a read sent now.
 
-        The answers of what is under way come first. A read that already takes longer than usual counts with its age.
+        Requests under way are answered first. A read already slower than usual counts with its age.
         """
         seen = self._seen.get(bookie)
         if seen is None:
@@ -62,7 +62,7 @@ class BookieLoads:
 
     @contextmanager
     def read(self, bookie: BookieId) -> Iterator[None]:
-        """Count a read while the context lasts, and note how long it took, whatever its outcome."""
+        """Count a read while the context lasts, and record its duration, whatever its outcome."""
         seen, number, sent_s = self._of(bookie), next(self._numbers), self._clock.monotonic_s()
         seen.reads[number] = sent_s
         try:

@@ -1,15 +1,15 @@
 """How fast a process copies: its own rate, its share of the cluster's limits, and a slower rate for slow bookies.
 
-The invariant: a request of a copy leaves only after every limit that applies to it has let it pass, and every attempt
-counts. The limits of the cluster are divided by the number of workers that copy (``share_of``), so all workers together
-keep them. Before a process has its share, its copies wait (``SharedLimits``).
+The invariant: a request of a copy is sent only after it has passed all its limits, and every attempt counts. The limits
+of the cluster are divided by the number of copying workers (``share_of``), so all workers together keep them. Before a
+process has its share, its copies wait (``SharedLimits``).
 
-Copies of ledgers with a single copy left have a rate of their own, the floor. What the floor lets pass does not wait
-for the other limits. It still counts against them, so other copies give way to it.
+Copies of ledgers with a single copy left have their own rate, the floor. Requests within the floor do not wait for the
+other limits. They still count against these limits, so other copies give way to them.
 
-A bookie that takes longer than the profile allows gets less. Its rate falls to 70 % of what it was sent, once a second,
-and never below a small rate, so every copy ends. While requests are quick again, the rate grows by a quarter each
-second until it is twice what the bookie accepted when it became slow. Then there is no such limit any more.
+A bookie slower than the profile allows gets less. Once a second, its rate falls to 70 % of the last measured rate, but
+never below a small rate, so every copy ends. While requests are quick again, the rate grows by a quarter each second.
+At twice the rate at which the bookie became slow, this limit ends.
 
 Memory is bounded: the rates of at most 1,000 bookies are kept.
 """
@@ -35,11 +35,11 @@ CRITICAL_RANK: Final = 1
 SLOW_S: Final = {CopyProfile.CLIENT_FIRST: 0.05, CopyProfile.BALANCED: 0.25, CopyProfile.RECOVERY_FIRST: 0.0}
 """Average seconds per copy request above which the rate of its bookie is reduced; 0: never."""
 SLOWED_BYTES_PER_SECOND_MIN: Final = 256 << 10
-"""What a slow bookie still gets from this process."""
+"""Lowest rate between this process and a slow bookie."""
 DECISION_S: Final = 1.0
 """Time between two changes of a bookie's rate."""
 _IDLE_S: Final = 30.0
-"""A longer time without a request is not part of what a rate is measured over."""
+"""A longer time without a request is excluded from the measurement of a rate."""
 _SLOWER: Final = 0.7
 _FASTER: Final = 1.25
 _BOOKIES_MAX: Final = 1000
@@ -47,7 +47,7 @@ _BOOKIES_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What one process may do. 0: no limit."""
+    """The limits of one process. 0: no limit."""
 
     bytes_per_second: int = 0
     requests_per_second: int = 0
@@ -55,7 +55,7 @@ class Rates:
     bookie_out_bytes_per_second: int = 0
     critical_bytes_per_second: int = 0
     slow_s: float = 0.0
-    """Average seconds of a request above which a bookie gets less; 0: it never does."""
+    """Average seconds per request above which the rate of its bookie is reduced; 0: never."""
 
 
 UNLIMITED: Final = Rates()
@@ -81,7 +81,7 @@ def share_of(limits: CopyLimits, workers: int) -> Rates:
 
 
 class _Direction:
-    """What one bookie is sent, or what is read from it."""
+    """The traffic to one bookie, or from it."""
 
     def __init__(self, clock: Clock) -> None:
         self.throttle = Throttle(clock)
@@ -136,7 +136,7 @@ class _Direction:
 
 
 class Pace:
-    """The limits of one process's copies. One for all of them."""
+    """The limits of one process's copies. One instance per process."""
 
     def __init__(self, clock: Clock, bytes_per_second: int = 0) -> None:
         """Start with the process's own rate (0: none) and no limits of the cluster."""
@@ -152,10 +152,10 @@ class Pace:
         self._is_open = asyncio.Event()
         self._is_open.set()
         self.wanted = asyncio.Event()
-        """Set by each request of a copy; cleared by the follower of the limits."""
+        """Set by each request of a copy; cleared by ``SharedLimits``."""
         self._waiting = 0
         self.loads = BookieLoads(clock)
-        """What the requests of this process show of each bookie."""
+        """The load of each bookie as seen by this process."""
 
     @property
     def bytes_per_second(self) -> int:
@@ -202,17 +202,17 @@ class Pace:
         await self._pass(self._reads, self._direction(self._out, bookie), size_bytes, rank)
 
     def added(self, bookie: BookieId, size_bytes: int, seconds: float) -> None:
-        """Note how long an add took, whatever its outcome."""
+        """Record the duration of an add, whatever its outcome."""
         self._direction(self._in, bookie).note(size_bytes, seconds, self._rates.slow_s)
 
     def was_added(self, bookie: BookieId, expected_bytes: int, size_bytes: int, seconds: float) -> None:
-        """Note what a bookie stored of what it read by itself; ``expected_bytes`` is what ``before_add`` waited for."""
+        """Record the bytes stored by a pulling bookie, and correct the ``expected_bytes`` passed to ``before_add``."""
         for throttle in (self._adds, self._direction(self._in, bookie).throttle):
             throttle.charge(size_bytes - expected_bytes)
         self.added(bookie, size_bytes, seconds)
 
     def was_read(self, bookie: BookieId, expected_bytes: int, size_bytes: int, seconds: float) -> None:
-        """Note what a read brought and how long it took; ``expected_bytes`` is what ``before_read`` waited for."""
+        """Record the size and duration of a read, and correct the ``expected_bytes`` passed to ``before_read``."""
         direction = self._direction(self._out, bookie)
         for throttle in (self._reads, direction.throttle):
             throttle.charge(size_bytes - expected_bytes)
@@ -260,7 +260,7 @@ class Pace:
 
 
 class PacedReads(Transport):
-    """A transport whose reads keep the pace. For the copies of one ledger."""
+    """A transport with paced reads. For the copies of one ledger."""
 
     def __init__(self, inner: Transport, pace: Pace, clock: Clock, rank: int) -> None:
         self._inner = inner
@@ -297,5 +297,5 @@ def _size_bytes(reply: object) -> int:
 
 
 def _smaller(one: int, other: int) -> int:
-    """The smaller of two limits of which 0 is none."""
+    """Return the smaller of two limits; 0 means no limit."""
     return min(one, other) if one and other else one or other

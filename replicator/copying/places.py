@@ -1,12 +1,12 @@
-"""How many chunks of copies are on their way to one bookie at a time, over all ledgers in flight.
+"""Bound the chunks of copies under way to one bookie at a time, over all ledgers in repair.
 
-A chunk is on its way from before it is read until its target has acknowledged it. It waits for its place before it
-holds memory, so copies to a slow bookie do not take the memory of others. A free place goes to the copy with the
-smallest rank. A copy never chooses another target because its own has no place: chunks are small, so it waits a moment
-where another target would get the whole position (R38).
+A chunk is under way from before it is read until its target has acknowledged it. It waits for its place before it holds
+memory, so copies to a slow bookie do not take the memory of others. A free place goes to the copy with the smallest
+rank. A copy never changes its target for lack of a place (R38): chunks are small, so the wait is short, whereas another
+target would need the whole position.
 
 A chunk for several targets takes its places in the order of their ids, so two copies never wait for each other. Each
-place is free again when its own target has the chunk.
+place is freed after its own target has acknowledged the chunk.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -22,9 +22,8 @@ from bookie.model.ids import BookieId
 from replicator.copying.throttle import RankedLock
 
 PLACES_MAX: Final = 8
-"""Chunks on their way to one bookie, unless an operator chooses another number: two positions with all their lanes.
-A chunk is 1 MiB at most, so an add of a client waits for at most 8 MiB of copies: less than 0.1 s of a disk that
-writes 100 MB/s."""
+"""Most chunks under way to one bookie by default: two positions with all their lanes. A chunk is 1 MiB at most, so an
+add of a client waits for at most 8 MiB of copies: less than 0.1 s at 100 MB/s."""
 
 
 class HeldPlaces:
@@ -44,7 +43,7 @@ class HeldPlaces:
 
 
 class Places:
-    """At most ``places_max`` chunks of copies on their way to each bookie. One for the whole process."""
+    """At most ``places_max`` chunks of copies under way to each bookie. One instance per process."""
 
     def __init__(self, places_max: int) -> None:
         """Prepare; nothing is held."""

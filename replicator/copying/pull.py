@@ -1,16 +1,16 @@
 """Pulling: the target of a copy reads entries directly from their holders, without a detour through this process.
 
-The invariant: pulling only removes entries from what is left to copy, and only those that the target has acknowledged.
-The target verifies and stores them as if this process had sent them (``bookie.server.copying``), so its acknowledgement
-is worth that of an add. Everything else stays: an entry that was refused or did not verify, what only silent holders
-have, and all that a target refuses. The copier then copies it through this process, from the same holders in the same
-order. So each finding (a damaged copy, an unreadable entry, a target that fails) rests on what this process itself was
-answered, and a fault while pulling costs one request.
+The invariant: pulling only removes acknowledged entries from the entries left to copy. The target verifies and stores
+them as if this process had sent them (``bookie.server.copying``), so its acknowledgement is worth that of an add. All
+other entries stay: refused or unverified ones, entries of silent holders only, and everything refused by the target.
+The copier then copies them through this process, from the same holders in the same order. So each finding (a damaged
+copy, an unreadable entry, a failing target) rests on answers to this process itself, and a fault while pulling costs
+one request.
 
-Entries are pulled only if both bookies can: the target registers that it copies, and the holder has a gRPC endpoint.
-A digest must be able to show damage, so ledgers with a DUMMY digest, and those whose metadata has no digest type, are
-not pulled. A target that fails to pull is not asked to again in the same copy. A holder that did not answer the target
-is left alone by this target for a minute: between two bookies there may be no path at all.
+Entries are pulled only if both bookies support it: the target is registered as able to copy, and the holder has a gRPC
+endpoint. Ledgers with a DUMMY digest or without a digest type in the metadata are not pulled, because no digest would
+show damage. After a failed pull, the target is not asked again in the same copy. After a missing answer of a holder,
+this target does not pull from it for a minute: there may be no network path between the two.
 
 S rules are defined in docs/invariants.md.
 """
@@ -38,32 +38,33 @@ NO_PATH_S: Final = 60.0
 _PAIRS_MAX: Final = 10_000
 
 LookUp = Callable[[BookieId], Awaitable[ServiceInfo | None]]
-"""What a bookie has registered; may be a few seconds old."""
+"""Returns the registered information of a bookie; may be a few seconds old."""
 
 
 @dataclass(slots=True)
 class Pulled:
-    """What a pull brought."""
+    """The result of a pull."""
 
     entries: int = 0
     bytes: int = 0
     later: list[EntryId] = field(default_factory=list)
-    """What did not fit into an answer, and what a silent holder has: to be pulled again, from another holder."""
+    """Entries that did not fit into an answer, and entries of a silent holder: to be pulled again, the latter from
+    another holder."""
     rest: list[EntryId] = field(default_factory=list)
-    """What this process has to copy."""
+    """Entries left for this process to copy."""
     silent: set[BookieId] = field(default_factory=set)
     """Holders without an answer to the target."""
 
 
 class Pulls:
-    """Who can pull from whom. One for the whole process."""
+    """Which bookies can pull from which. One instance per process."""
 
     def __init__(self, look_up: LookUp, clock: Clock) -> None:
-        """Prepare; bookies are looked up when they are needed."""
+        """Prepare; bookies are looked up when needed."""
         self._look_up = look_up
         self._clock = clock
         self._without_path: dict[tuple[BookieId, BookieId], float] = {}
-        """By target and holder, until when there is no path between them."""
+        """Per target and holder, the time until which no path between them is assumed."""
 
     async def can(self, target: BookieId, holder: BookieId) -> bool:
         """Whether ``target`` can read from ``holder``; False if unknown."""
@@ -90,7 +91,7 @@ class Pull:
     def __init__(
         self, pulls: Pulls, ledger: Versioned, bookie: BookieId, target: Target, goes_on: Callable[[], Awaitable[bool]]
     ) -> None:
-        """Prepare; nothing is pulled any more once ``goes_on`` returns False."""
+        """Prepare; nothing more is pulled after ``goes_on`` returned False."""
         self._pulls = pulls
         self._bookie = bookie
         self._target = target
@@ -106,12 +107,12 @@ class Pull:
     ) -> Pulled:
         """Let the target read entries from their first holders, with one request per holder if possible.
 
-        Each of ``entry_ids`` that the target has not acknowledged then is in ``later`` or ``rest`` of the result.
+        In the result, each unacknowledged one of ``entry_ids`` is in ``later`` or ``rest``.
 
         Args:
-            entry_ids: what to copy, ascending.
-            orders: the holders of each.
-            avoided: holders that are not worth a request now.
+            entry_ids: the entries to copy, ascending.
+            orders: the holders of each entry, in the order to ask them.
+            avoided: holders not worth a request now.
             entry_bytes: the expected size of an entry.
         """
         pulled = Pulled()

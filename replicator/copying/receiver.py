@@ -1,7 +1,7 @@
-"""One target of a copy with several: what it needs, how much of it is acknowledged, and why it gets no more.
+"""One of the targets of a copy: the entries it needs, their acknowledgements, and the reason for its end.
 
-The invariant: ``end`` never passes an entry of the position that the target has not acknowledged, whatever becomes of
-the other targets. An entry that its receivers need is read once and sent to all of them; each has its own end.
+The invariant: ``end`` never passes an unacknowledged entry of the position, whatever happens to the other targets. An
+entry is read once and sent to all its receivers; each receiver has its own end.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from replicator.knowledge.evidence import Answer, UnreadableEntry
 from replicator.plan.steps import CopyPosition
 
 REPORTED_MAX: Final = 100
-"""Unreadable entries kept with their answers; beyond it they are only counted."""
+"""Most unreadable entries kept with their answers; further ones are only counted."""
 AHEAD_BYTES_MAX: Final = 64 << 20
-"""As much is copied between two records of the progress (``repair.reservation_holder``)."""
+"""The amount copied between two records of the progress (``repair.reservation_holder``)."""
 
 NOTHING_HELD: Final = EntryRuns(())
 
 NoteProgress = Callable[[EntryId, int], Awaitable[None]]
-"""Called with (end, bytes): the target has every entry of the position before ``end``, and so many bytes more."""
+"""Called with (end, bytes): the target has every entry of the position before ``end``, and ``bytes`` more than at the
+last call."""
 
 
 async def note_nothing(end: EntryId, size_bytes: int) -> None:
-    """Note no progress."""
+    """Record no progress."""
     return
 
 
 @dataclass(frozen=True, slots=True)
 class PositionCopy:
-    """A position to copy, and what is known of its target."""
+    """A position to copy, and the known state of its target."""
 
     step: CopyPosition
     held: EntryRuns = NOTHING_HELD
-    """What the target has and need not get again."""
+    """Entries already on the target."""
     incarnation: str = ""
     note_progress: NoteProgress = note_nothing
 
@@ -65,20 +66,21 @@ class Receiver:
         self._waiting: dict[int, EntryId] = {}
         """The first unacknowledged entry of each chunk under way, by chunk number."""
         self._bytes_at_take: dict[int, int] = {}
-        """What was acknowledged when each of these chunks was taken."""
+        """Bytes acknowledged before each of these chunks was taken."""
         self._noted_bytes = 0
         self._holders = [frozenset(copy.step.holders(start)) for start in range(len(copy.step.sources))]
 
     @property
     def is_active(self) -> bool:
-        """Whether it gets what is read from now on."""
+        """Whether the receiver still gets entries."""
         return self.failure is None and not self.unreadable_count
 
     @property
     def is_far_ahead(self) -> bool:
         """Whether the first chunk under way is so far behind the acknowledged ones as to be waited for.
 
-        Progress is recorded up to the first entry that is not acknowledged, so an interruption costs all of this again.
+        Progress is recorded up to the first unacknowledged entry, so after an interruption all later entries are copied
+        again.
         """
         first = next(iter(self._waiting), None)
         ahead_bytes = 0 if first is None else self.target.bytes - self._bytes_at_take[first]
@@ -94,7 +96,7 @@ class Receiver:
         """Record the entries of a chunk before ``first_waiting`` (None: all entries) as acknowledged.
 
         Raises:
-            BkhealError: what noting the progress raised.
+            BkhealError: as raised by recording the progress.
         """
         if first_waiting is None:
             self._waiting.pop(turn, None)
@@ -106,7 +108,7 @@ class Receiver:
         await self._note_progress(end, size_bytes)
 
     def give_up(self, unreadable: Sequence[UnreadableEntry]) -> None:
-        """End, because these entries of the position cannot be read. The evidence is what its own holders answered."""
+        """End, because these entries of the position cannot be read; keep the answers of their holders as evidence."""
         self.unreadable_count += len(unreadable)
         for entry in unreadable[: max(0, REPORTED_MAX - len(self.unreadable))]:
             holders = self._holders[entry.entry_id % len(self._holders)]
@@ -115,13 +117,14 @@ class Receiver:
 
 
 Needs = dict[EntryId, tuple[Receiver, ...]]
-"""Entries, ascending, and who needs each of them."""
+"""Entries, ascending, each with its receivers."""
 
 
 def needs_of(receivers: Sequence[Receiver]) -> Iterator[tuple[EntryId, tuple[Receiver, ...]]]:
-    """Each entry wanted by any receiver, once, ascending, with its receivers.
+    """Yield each entry wanted by any receiver, once, ascending, with its receivers.
 
-    With several receivers, the entries of one that is not active any more end; with one, its copy ends.
+    With several receivers, an inactive one gets no further entries. A single receiver is not checked: its copy ends
+    with it.
     """
     if len(receivers) == 1:
         yield from zip(receivers[0].entry_ids, itertools.repeat((receivers[0],)))
@@ -144,12 +147,12 @@ def still_needed(needs: Needs) -> Needs:
 
 
 def receivers_of(needs: Needs) -> list[Receiver]:
-    """Who needs some of these entries, in the order of their bookies."""
+    """Return the receivers of these entries, in the order of their bookies."""
     return sorted({each for who in set(needs.values()) for each in who}, key=lambda each: each.bookie)
 
 
 def entries_without(step: CopyPosition, held: EntryRuns) -> Iterator[EntryId]:
-    """The entries of ``step`` to copy, without those held. Costs time per run, not per entry (10^8, maybe)."""
+    """Yield the entries of ``step`` except ``held``. Held entries (10^8, perhaps) cost time per run, not per entry."""
     first = step.first
     for run_first, run_last in held.runs:
         if run_first > step.last:

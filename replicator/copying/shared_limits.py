@@ -1,13 +1,13 @@
-"""Follow the cluster's limits on copying, and take this process's share of them.
+"""Follow the cluster's limits on copying, and apply this process's share.
 
-While limits are set, a worker that copies has an ephemeral node, and each worker's share is the limit divided by the
-number of nodes. A new worker first creates its node, and copies only after two seconds. By then the others have reduced
-their shares: they look again one second after a change. If a worker has not copied for ten seconds, it deletes its
-node, and the others' shares grow. A worker that has nothing to copy costs no request.
+While limits are set, each copying worker has an ephemeral node, and its share is the limit divided by the number of
+nodes. A new worker creates its node, and copies only after two seconds. By then the others have reduced their shares:
+they read the nodes again within a second of a change. If a worker has not copied for ten seconds, it deletes its node,
+and the others' shares grow. A worker with nothing to copy sends no requests.
 
-Without an answer from the store, the share stays as it is: if the session is lost, the worker stops copying anyway. If
-the limits cannot be decoded, they stay as they were; a process that has not read any before copies 1 MiB/s, because it
-cannot exclude that a strict limit is set.
+Without an answer from the store, the share stays unchanged: if the session is lost, the worker stops copying anyway. If
+the limits cannot be decoded, the last ones stay in force. A process without earlier limits then copies at 1 MiB/s,
+because a strict limit may be set.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from replicator.ports import RepairPorts
 _log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""Between two looks at the workers: at most one request per second, however many workers come and go."""
+"""Time between two reads of the workers' nodes: at most one request per second, however often workers change."""
 JOIN_S: Final = 2 * LOOK_S
-"""Between joining and copying."""
+"""Time between joining and copying."""
 IDLE_S: Final = 10.0
-"""After so long without a copy, a worker leaves."""
+"""Time without a copy after which a worker leaves."""
 STORE_PAUSE_S: Final = 5.0
-"""Before the store is asked again after it did not answer, or refused."""
+"""Pause after a missing answer or a refusal of the store."""
 UNREADABLE: Final = CopyLimits(bytes_per_second=1 << 20)
 """Assumed if the stored limits cannot be decoded."""
 
 
 class SharedLimits:
-    """Keeps ``pace`` at this process's share; closes it until the limits are known. ``follow`` is called once."""
+    """Keeps ``pace`` at this process's share; keeps it closed until the limits are known. ``follow`` is called once."""
 
     def __init__(self, limits: CopyLimitsStore, ports: RepairPorts, pace: Pace, owner: str) -> None:
         self._limits = limits
@@ -68,7 +68,7 @@ class SharedLimits:
         return seen
 
     async def _step(self, seen: SeenLimits) -> None:
-        """Apply the limits, and return when they have to be read again."""
+        """Apply the limits, and return when they must be read again."""
         if seen.limits is None:
             await self._leave()
             self._pace.set_share(UNLIMITED)

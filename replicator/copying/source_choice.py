@@ -1,11 +1,11 @@
-"""In which order the holders of entries are asked: a pure function of what is known of them.
+"""The order in which the holders of entries are asked: a pure function of their known state.
 
-The order decides about load and time, never about results: whatever it is, each entry is asked of one holder after
-another until one serves a verified copy, and the refusals of all of them are the evidence (S6).
+The order affects load and time, never results. In any order, the holders of an entry are asked one after another until
+one serves a verified copy, and the refusals of all of them are the evidence (S6).
 
-First come bookies that answered, then those whose expected time is shorter, then those near the target. Times count in
-steps: below ``QUICK_S`` all are equal, and above it only twice the time makes a difference. So a bookie in the rack of
-the target is preferred until it is clearly the slower one. Among equals the first one changes from chunk to chunk.
+Responsive bookies come first, then those with a shorter expected time, then those near the target. Times count in
+steps: below ``QUICK_S`` all are equal, and above it a step is a doubling of the time. So a bookie in the target's rack
+is preferred until it is clearly slower. Among equals the first one changes from chunk to chunk.
 
 S rules are defined in docs/invariants.md.
 """
@@ -22,22 +22,22 @@ from bookie.model.ids import BookieId
 from bookie.model.topology import Location, hops
 
 QUICK_S: Final = 0.05
-"""Below this expected time no other rack is asked: four chunks of 1 MiB from a disk of 100 MB/s."""
+"""Expected time below which bookies of other racks are not preferred: four chunks of 1 MiB at 100 MB/s."""
 
 
 class Standing(enum.IntEnum):
-    """Which holders are asked before others, whatever their load."""
+    """Which holders are asked first, whatever their load."""
 
     ANSWERS = 0
     NEEDS_IT = 1
     """Itself a target of the entry: asked only to complete the evidence."""
     SILENT = 2
-    """It did not answer, and may cost a deadline (R42)."""
+    """Unresponsive: a request may cost a whole deadline (R42)."""
 
 
 @dataclass(frozen=True, slots=True)
 class HolderView:
-    """What is known of one bookie."""
+    """The known state of one bookie."""
 
     standing: Standing = Standing.ANSWERS
     expected_s: float = 0.0

@@ -1,15 +1,15 @@
 """Read verified entries from their holders, in bulk if possible, otherwise one by one.
 
-An entry counts as read only when its digest and ids verify (S10). Each entry is asked of one holder after another
-until one serves it; every refusal on the way is kept as evidence. A DUMMY digest proves nothing, so there a copy
-counts when a second holder has the same, or when no other holder has one.
+An entry counts as read only after its digest and ids were verified (S10). Its holders are asked one after another until
+one serves it; every refusal before is kept as evidence. A DUMMY digest proves nothing. With it, a copy counts if a
+second holder has the same one, or if no other holder has a copy.
 
 Memory is bounded by ``answer_bytes_max``, whatever the sizes of the entries: the holders are asked one after another,
-and none is asked once a full batch was read. The rest is asked for again.
+until a full batch was read. The other entries are requested again later.
 
-A holder that has not answered for ``SLOW_S`` costs no deadline: the next holders are asked beside it, and the first
-answer counts (a speculative read). The second answer needs memory of its own. If the budget has no room for it at once,
-the first one is waited for.
+If a holder has not answered for ``SLOW_S``, the next holders are asked as well, and the first answer counts (a
+speculative read). So a slow holder costs no whole deadline. The second answer needs its own memory. If the budget has
+no room for it at once, the read waits for the first answer.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 
 READ_TIMEOUT_S: Final = 15.0
 _ROUND_BYTES_MAX: Final = BATCH_BYTES_MAX + READ_BYTES_MAX + PACKET_BYTES_MAX
-"""What one round brings at most: less than a batch, and one more answer."""
+"""Most bytes of one round: less than a batch, and one more answer."""
 _ROUNDS_WITHOUT_DIGEST: Final = 3
-"""Rounds whose copies are compared if no digest decides."""
+"""Rounds with copies to compare if no digest decides."""
 _LAC: Final = slice(16, 24)
 """Header bytes in which good copies may differ: Apache's recovery re-encodes the LAC field.
 
@@ -59,11 +59,11 @@ Answers = tuple[Answer, ...]
 
 @dataclass(slots=True)
 class FetchedEntries:
-    """What a round of reading brought. Every entry asked for is in exactly one of the first three."""
+    """The result of a round of reading. Every requested entry is in exactly one of the first three fields."""
 
     packets: dict[EntryId, bytes] = field(default_factory=dict, repr=False)
     rest: list[EntryId] = field(default_factory=list)
-    """Not read, because a bound on bytes was reached; ask again."""
+    """Not read, because a bound on bytes was reached; to be requested again."""
     unreadable: list[UnreadableEntry] = field(default_factory=list)
     corrupt: list[CorruptCopy] = field(default_factory=list)
     served_by: dict[EntryId, BookieId] = field(default_factory=dict)
@@ -72,13 +72,13 @@ class FetchedEntries:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of what was read."""
+        """The size of the entries read."""
         return sum(map(len, self.packets.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What speculative reads need."""
+    """The ports of speculative reads."""
 
     clock: Clock
     budget: ByteBudget
@@ -96,9 +96,9 @@ class EntrySource:
         payload_bytes_max: int | None = None,
         speculation: Speculation | None = None,
     ) -> None:
-        """Prepare; ``payload_bytes_max`` is the length of a closed ledger, None if it is not known.
+        """Prepare; ``payload_bytes_max`` is the length of a closed ledger, None if unknown.
 
-        Without ``speculation``, every holder is waited for until its deadline.
+        Without ``speculation``, each read waits for its holder until the deadline.
         """
         self.speculation = speculation
         self._transport = transport
@@ -107,7 +107,7 @@ class EntrySource:
         self._payload_bytes_max = payload_bytes_max
 
     def answer_bytes_max(self, entry_count: int) -> int:
-        """Upper bound of the bytes held by ``fetch`` for this many entries, whatever their sizes."""
+        """Return an upper bound of the bytes held by ``fetch`` for this many entries, whatever their sizes."""
         rounds = _ROUNDS_WITHOUT_DIGEST if self._digest.type is DigestType.DUMMY else 1
         size = min(entry_count * PACKET_BYTES_MAX, _ROUND_BYTES_MAX)
         if self._payload_bytes_max is not None:  # so copies of small ledgers hardly wait for each other
@@ -117,7 +117,7 @@ class EntrySource:
     async def fetch(self, orders: Orders) -> FetchedEntries:
         """Read the entries of ``orders``, or as many as one answer and a batch hold.
 
-        Never raises for what bookies do.
+        Never raises because of a bookie's answer.
         """
         fetched = await _Round(self, orders).run()
         if self._digest.type is DigestType.DUMMY:
@@ -125,16 +125,16 @@ class EntrySource:
         return fetched
 
     async def ask(self, bookie: BookieId, entry_ids: Sequence[EntryId]) -> ReadReply:
-        """One request to one bookie."""
+        """Send one read request to one bookie."""
         is_small = self.answer_bytes_max(len(entry_ids)) <= SMALL_READ_BYTES
         return await self._transport.ask(bookie, Read(self._ledger_id, entry_ids, is_small=is_small), READ_TIMEOUT_S)
 
     def verified(self, result: EntryResult, entry_id: EntryId) -> EntryResult:
-        """The result of reading an entry; CORRUPT if its bytes do not verify."""
+        """Return the result of reading an entry; CORRUPT if its bytes do not verify."""
         return verified(self._digest, self._ledger_id, entry_id, result)
 
     async def _compare(self, fetched: FetchedEntries, orders: Orders) -> None:
-        """Compare each copy with another holder's; if they differ, a third one decides."""
+        """Compare each copy with the copy of another holder; if they differ, a third one decides."""
         others = {
             entry_id: [bookie for bookie in orders[entry_id] if bookie != served_by]
             for entry_id, served_by in fetched.served_by.items()
@@ -217,7 +217,7 @@ class _Round:
         return sorted(refused)
 
     async def _ask(self, bookie: BookieId, ids: Sequence[EntryId]) -> list[EntryId]:
-        """Ask one holder, and others as well if it is slow; return the entries served by none of them."""
+        """Ask one holder, and others as well if it is slow; return the entries to ask the next holders for."""
         asked = asyncio.ensure_future(self._source.ask(bookie, ids))
         try:
             served = await self._speculate(bookie, ids, asked)
@@ -231,12 +231,12 @@ class _Round:
                 return []
             return self._sort_out(bookie, waiting, part)
         finally:
-            await cancel(asked)  # if the others were sooner
+            await cancel(asked)  # if the others were faster
 
     async def _speculate(
         self, bookie: BookieId, ids: Sequence[EntryId], asked: asyncio.Task[ReadReply]
     ) -> Collection[EntryId]:
-        """If ``asked`` takes long, ask the next holders; what they served. Ends at once with ``asked``."""
+        """If ``asked`` takes long, ask the next holders; return the entries served by them before ``asked`` ended."""
         speculation = self._source.speculation
         if speculation is None:
             return ()
@@ -262,7 +262,7 @@ class _Round:
                 await cancel(second)
 
     def _take(self, other: FetchedEntries) -> Collection[EntryId]:
-        """Take over what a speculative round has read."""
+        """Take over the entries read by a speculative round."""
         result = self._result
         result.packets |= other.packets
         result.served_by |= other.served_by
@@ -310,7 +310,7 @@ def _part(reply: ReadReply, ids: Sequence[EntryId], waiting: Sequence[EntryId]) 
 
 
 def _is_same(one: bytes, other: bytes) -> bool:
-    """Whether two copies are the same entry: equal but for the LAC field. Only for digests of size 0."""
+    """Whether two copies are equal except for the LAC field. Only for digests of size 0."""
     return (
         one[: _LAC.start] == other[: _LAC.start]
         and one[_LAC.stop : HEADER_SIZE] == other[_LAC.stop : HEADER_SIZE]

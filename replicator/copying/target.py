@@ -1,7 +1,7 @@
-"""Storing copies on their new bookie: in full batches, throttled, offered again while the bookie is busy.
+"""Store copies on their new bookie: in full batches, throttled, and again while the bookie is busy.
 
-A busy bookie is waited for, but not for ever: another one would get the whole position again (R44). Then one lane
-asks, and the others wait.
+The wait for a busy bookie is bounded, but long, because another bookie would need the whole position again (R44).
+During this wait one lane retries, and the other lanes wait.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -27,11 +27,11 @@ from replicator.knowledge.evidence import Answer
 
 ADD_TIMEOUT_S: Final = 15.0
 PULL_TIMEOUT_S: Final = 20.0
-"""For a pull by the target: an add, and 5 s of waiting for memory and for its source."""
+"""For a pull by the target: an add, and 5 s of waiting for memory and for the source."""
 BUSY_S_MAX: Final = 60.0
-"""How long a target may be busy without accepting anything. Another target would get the whole position again."""
+"""Longest time for which a target may answer only "busy": another target would need the whole position again."""
 LONG_S: Final = 1.0
-"""After a longer wait for the rate, the need for the copy is checked again."""
+"""Wait for the rate after which the need for the copy is checked again."""
 _BROKEN_ATTEMPTS_MAX: Final = 3
 """Attempts at an unresponsive target: enough for a broken connection, not for a dead bookie."""
 _BROKEN: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE})
@@ -44,7 +44,7 @@ _NOT_SENT: Final = "not sent: the copy must end"
 
 @dataclass(frozen=True, slots=True)
 class LedgerDigest:
-    """What a bookie needs to verify the entries of a ledger."""
+    """The digest type and key for verifying the entries of a ledger."""
 
     type: DigestType
     key: bytes = field(repr=False)
@@ -68,10 +68,10 @@ class Target:
         rank: int = 0,
         goes_on: Callable[[], Awaitable[bool]] = _always,
     ) -> None:
-        """Prepare a target; other disks under its name than those of ``incarnation`` refuse (R30).
+        """Prepare a target; if its disks are not those of ``incarnation``, it refuses (R30).
 
-        Once ``goes_on`` returns False, a busy target is not waited for any longer, and nothing is sent that has waited
-        for the rate for longer than ``LONG_S`` (R94).
+        After ``goes_on`` returned False, retries at a busy target end, and a request is not sent if it waited for the
+        rate for longer than ``LONG_S`` (R94).
         """
         self._rank = rank
         self._goes_on = goes_on
@@ -86,12 +86,13 @@ class Target:
         """Entries acknowledged, so durable there (S11)."""
         self.bytes = 0
         self._busy_since_s: float | None = None
-        """Start of the time in which the target answered nothing but "busy"."""
+        """Start of the current period of "busy" answers only; None if the last answer was another one."""
         self._waiting = asyncio.Lock()
-        """Held by the one lane which retries a busy target. The other lanes wait, so few batches are refused."""
+        """Held by the lane retrying a busy target. Other lanes with a refused batch wait, so few batches are
+        refused."""
 
     async def store(self, packets: Sequence[bytes]) -> Answer | None:
-        """Store copies, as they are and with the recovery flag (S3, S10); the refusal, if there was one."""
+        """Store copies unchanged and with the recovery flag (S3, S10); return the refusal, if any."""
         for batch in batches(packets):
             size = sum(map(len, batch))
             reply = await self._add(batch, size)
@@ -104,10 +105,10 @@ class Target:
     async def pull(
         self, source: BookieId, entry_ids: Sequence[EntryId], digest: LedgerDigest, expected_bytes: int
     ) -> CopyReply:
-        """Let the target read entries from ``source`` by itself and store them; one request, unless it is busy.
+        """Let the target read entries from ``source`` by itself and store them: one request, unless the target is busy.
 
-        The target verifies and stores what it reads as if it had been sent from here (S3, S10, S11). Both bookies are
-        asked at their pace.
+        The target verifies and stores the entries as if this process had sent them (S3, S10, S11). The request waits
+        for the pace of both bookies.
         """
         copy = Copy(self._ledger_id, entry_ids, source, self._master_key, digest.type, digest.key, self._incarnation)
         reply = await self._until_not_busy(lambda: self._offer_copy(copy, expected_bytes))
@@ -154,13 +155,13 @@ class Target:
         sent_s = self._clock.monotonic_s()
         reply = await self._transport.ask(self._bookie, copy, PULL_TIMEOUT_S)
         seconds = self._clock.monotonic_s() - sent_s
-        if reply.status not in _BROKEN:  # else nothing is known of what was read and sent
+        if reply.status not in _BROKEN:  # otherwise the traffic between the two is unknown
             self._pace.was_read(copy.source, expected_bytes, reply.stored_bytes, reply.read_s)
             self._pace.was_added(self._bookie, expected_bytes, reply.stored_bytes, max(0.0, seconds - reply.read_s))
         return reply
 
     async def _offer(self, batch: AddBatch, size_bytes: int) -> AddReply:
-        """Send a batch, and again if the connection broke."""
+        """Send a batch, and again after a timeout or a broken connection."""
         for attempt in itertools.count(1):
             wait = self._pace.before_add(self._bookie, size_bytes, self._rank)  # each attempt is traffic
             if not await self._may_send(wait):

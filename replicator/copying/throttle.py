@@ -1,4 +1,4 @@
-"""Two bounds shared by the copies of a process: units per second, and bytes in memory."""
+"""Two bounds shared by the copies of a process: bytes or requests per second, and bytes in memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Final
 from bookie.runtime.clock import Clock
 
 BURST_S: Final = 0.25
-"""Seconds of unused rate which may accumulate: few, so the rate also holds within any single second."""
+"""Seconds of unused rate that may accumulate: a short time, so the rate also holds within any single second."""
 _SLICE_S: Final = 0.5
 """Longest single sleep: a new rate takes effect after at most this time."""
 _NAP_S: Final = 0.001
-"""Shortest one: a sleep of a rounding error might not advance the clock."""
+"""Shortest single sleep: a shorter one, left by rounding, might not advance the clock."""
 
 
 class RankedLock:
-    """A lock whose waiters enter by rank, the smallest first, then in the order of their arrival."""
+    """A lock entered by rank, the smallest first, then in the order of arrival."""
 
     def __init__(self, holders_max: int = 1) -> None:
         """Prepare; ``holders_max`` tasks may hold it at a time."""
@@ -39,7 +39,7 @@ class RankedLock:
             try:
                 await entered
             except asyncio.CancelledError:
-                if entered.done() and not entered.cancelled():  # it was handed over at the same moment
+                if entered.done() and not entered.cancelled():  # the lock was handed over at the same moment
                     self._hand_over()
                 raise
         try:
@@ -60,7 +60,7 @@ class Throttle:
     """A token bucket of bytes. The smallest rank is served first; safe to share between tasks of one loop.
 
     Over any span of ``t`` seconds at most ``rate * (t + BURST_S)`` bytes plus one request pass. A request larger than
-    the bucket passes once the bucket is not empty and leaves a debt that later ones wait out.
+    the bucket passes as soon as the bucket is not in debt, and later requests wait until its debt is paid.
     """
 
     def __init__(self, clock: Clock, bytes_per_second: int = 0) -> None:
@@ -80,7 +80,7 @@ class Throttle:
     def set_rate(self, bytes_per_second: int) -> None:
         """Change the rate (0: unlimited). Waiting tasks apply it within half a second.
 
-        A debt is paid at the new rate; one of before an unlimited time is forgiven.
+        A debt is paid at the new rate. A change to unlimited cancels it.
 
         Raises:
             ValueError: negative.
@@ -91,7 +91,7 @@ class Throttle:
             self._tokens = 0.0
 
     async def take(self, size_bytes: int, rank: int = 0) -> None:
-        """Wait until ``size_bytes`` more may pass. Cancelled while waiting, it takes nothing."""
+        """Wait until ``size_bytes`` more may pass. A cancelled call takes nothing."""
         if self._rate == 0:
             return
         async with self._turn.held(rank):
@@ -103,14 +103,14 @@ class Throttle:
                 self._tokens -= size_bytes
 
     def passes(self, size_bytes: int) -> bool:
-        """Take ``size_bytes`` if they may pass at once; False, and nothing taken, if not or if there is no rate."""
+        """Take ``size_bytes`` if they may pass at once; otherwise, or without a rate, take nothing and return False."""
         if self._rate == 0 or self._wait_s() > 0:
             return False
         self._tokens -= size_bytes
         return True
 
     def charge(self, size_bytes: int) -> None:
-        """Add to an earlier ``take``, or give back a part of it if ``size_bytes`` is negative. Does not wait."""
+        """Correct an earlier ``take`` without waiting; a negative ``size_bytes`` gives a part of it back."""
         if self._rate:
             self._tokens -= size_bytes
 
@@ -126,7 +126,7 @@ class Throttle:
 
 
 class HeldBytes:
-    """A share of a budget. It can become smaller while it is held."""
+    """A share of a budget. It can shrink while it is held."""
 
     def __init__(self, size_bytes: int) -> None:
         """Start with ``size_bytes``."""
@@ -140,10 +140,10 @@ class HeldBytes:
 
 
 class ByteBudget:
-    """At most ``limit`` bytes held at a time, by the smallest rank first. One request above the limit counts as it.
+    """At most ``limit_bytes`` held at a time, by the smallest rank first. A larger request counts as ``limit_bytes``.
 
-    A task must hold one share at a time. It can give back a part, but never asks for more while it holds some, so no
-    task waits for another one that waits for it.
+    A task holds one share at a time. It can give back a part, but never asks for more while it holds one, so no two
+    tasks wait for each other.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -186,7 +186,7 @@ class ByteBudget:
             self.reduce(share, 0)
 
     def reduce(self, share: HeldBytes, size_bytes: int) -> None:
-        """Keep only ``size_bytes`` of a share, if it is more, and give the rest to those who wait."""
+        """Shrink a share to ``size_bytes``, if it is larger, and free the rest for waiting tasks."""
         self._held -= share.keep(size_bytes)
         self._freed.set()
 

@@ -1,5 +1,5 @@
-"""Find out which entries each bookie of a ledger has, and keep the evidence.
+"""Determine which entries each bookie of a ledger has, and keep the evidence.
 
-Not here: what follows from it (``replicator.plan``).
+Not here: decisions based on it (``replicator.plan``).
 Start with ``holdings``.
 """

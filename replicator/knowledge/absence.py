@@ -1,17 +1,17 @@
 """Which unregistered members of a ledger count as lost, in addition to those named by its task.
 
-An auditor names a bookie in a task after the delay for lost bookies. A member that no task names is perhaps restarting,
-and replacing it would copy everything that it stores. It counts as lost in two cases: it has no cookie, so no bookie
-will return under its id; or its delay is over, counted from when an auditor first saw it down, and no maintenance
-window names it (R71). Until then it is awaited: its position stays as it is, nothing is read from it, and the task can
-end without it, because the auditor marks the ledger afterwards. An auditor that names a bookie earlier, because the
-ledger has one copy left (R70), decides for the worker.
+An auditor names a bookie in a task after the lost-bookie delay. An unregistered member not named by any task may be
+restarting, and replacing it would copy all of its data. It counts as lost in two cases. Either it has no cookie, so no
+bookie will return under its id. Or its delay, counted from an auditor's first sight of its absence, has passed, and no
+maintenance window names it (R71). Until then it is awaited: its position stays unchanged, nothing is read from it, and
+the task can end without it, because the auditor marks the ledger afterwards. If an auditor names a bookie earlier,
+because the ledger has one copy left (R70), the worker follows.
 
-Nothing is concluded from an absence while more bookies are missing than a cluster loses at once (S12), or soon after
-this process was without the store: bookies register again only after they have noticed the end of their sessions.
+An absence counts for nothing while more bookies are missing than a cluster loses at once (S12), or soon after this
+process was disconnected from the store: bookies register again only after they have noticed the end of their sessions.
 
-What this rests on is read for all turns together and kept for a short time, at most until a bookie comes or goes. That
-a bookie has no cookie is always read again.
+These facts are read once for all turns and kept for a short time, at most until a bookie registers or disappears. A
+missing cookie is always read again.
 
 Source: R39, docs/failure-model.md#R39.
 """
@@ -35,7 +35,7 @@ from replicator.ports import RepairPorts
 _log = logging.getLogger(__name__)
 
 SETTLE_S: Final = 60.0
-"""After an outage of the store, and after the start: longer than a bookie's session and its return usually take."""
+"""Wait after an outage of the store, and after the start: usually longer than a bookie's session and its return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class _Facts:
     known: frozenset[BookieId]
     """Bookies with a cookie."""
     delay_s: int | None
-    """None if it cannot be read."""
+    """None if unreadable."""
     noted: Mapping[BookieId, Down]
     windows: Sequence[Window] = ()
-    """The maintenance windows, as last read."""
+    """The maintenance windows last read."""
 
     def in_maintenance(self, now_ms: int) -> frozenset[BookieId]:
         return frozenset(bookie for window in self.windows if window.is_open(now_ms) for bookie in window.bookies)
 
 
 class Absences:
-    """Decides for all repairs of one process."""
+    """Decides which absent bookies are lost, for all repairs of one process."""
 
     def __init__(self, ports: RepairPorts) -> None:
         self._ports = ports
@@ -64,7 +64,7 @@ class Absences:
         self.note_outage()
 
     def note_outage(self) -> None:
-        """Conclude nothing from absences for ``SETTLE_S``: registrations may have ended although the bookies live."""
+        """Ignore absences for ``SETTLE_S``: registrations of live bookies may have ended."""
         self._settled_at_s = self._ports.clock.monotonic_s() + SETTLE_S
         self._facts.forget()
 
@@ -73,7 +73,7 @@ class Absences:
         self._facts.forget()
 
     async def lost(self, bookies: Bookies, unregistered: Collection[BookieId]) -> frozenset[BookieId]:
-        """Return the ``unregistered`` bookies which count as lost without being named by a task.
+        """Return the bookies of ``unregistered`` to be treated as lost although no task names them.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -105,7 +105,7 @@ class Absences:
         return len(facts.known - bookies.registered) > MISSING_SHARE_MAX * len(facts.known)
 
     async def _read(self) -> _Facts:
-        """The cookies first: a bookie has one before it registers, and the bookies were listed before this call."""
+        """Read the cookies first: a bookie has one before it registers. The bookies were listed before this call."""
         known = await self._ports.registrations.known()
         try:
             delay_s = await self._ports.tasks.switches.lost_bookie_delay_s()

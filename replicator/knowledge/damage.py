@@ -1,13 +1,13 @@
 """Damaged copies met by repairs of this process and not replaced yet.
 
-A copy is damaged if its bookie serves bytes that do not verify, or finds so itself. It is noted here only if another
-bookie served a good copy of the same entry. The plan then treats its bookie as one that lacks the entry: a good copy is
-stored in its place, and read back. An add replaces an entry with the same id, on our bookies and on Apache's. If the
-bookie still serves the damaged copy, or refuses, its position gets another bookie.
+A copy is damaged if its bytes do not verify, or if its bookie reports damage itself. It is noted here only if another
+bookie served a good copy of the same entry. The plan then treats the entry as missing on the bookie: a good copy is
+stored there, and read back. An add replaces an entry with the same id, on our bookies and on Apache's. If the bookie
+still serves the damaged copy, or refuses, another bookie takes the position.
 
-A damaged entry without a good copy is not noted. It parks the position that needs it (R23).
+A damaged entry without a good copy is not noted. It parks its position (R23).
 
-The notes outlive a turn, because a turn may end before it can act on them: a bookie is silent, or a recovery comes
+The notes outlive a turn, because a turn may end before it can act on them: a bookie is unreachable, or a recovery comes
 first. They do not outlive the process. They are hints: storing a good copy once too often has no effect.
 
 Source: R41, docs/failure-model.md#R41.
@@ -34,7 +34,7 @@ _Positions = dict[PositionKey, set[EntryId]]
 
 
 class KnownDamage:
-    """Shared by all turns of a process."""
+    """The damaged copies known to a process. Shared by all its turns."""
 
     def __init__(self) -> None:
         self._ledgers: dict[LedgerId, _Positions] = {}
@@ -57,7 +57,7 @@ class KnownDamage:
         return frozenset(copy.bookie for copy in copies) if count >= LEDGER_COPIES_MAX else frozenset()
 
     def of(self, ledger_id: LedgerId) -> Mapping[PositionKey, Collection[EntryId]]:
-        """Return the damaged entries of a ledger by position; never an empty set of them."""
+        """Return the damaged entries of a ledger by position; positions without damage are omitted."""
         return self._ledgers.get(ledger_id, {})
 
     def copies(self, ledger_id: LedgerId) -> frozenset[tuple[BookieId, EntryId]]:
@@ -66,7 +66,7 @@ class KnownDamage:
         return frozenset((key.bookie, entry_id) for key, entries in positions for entry_id in entries)
 
     def replaced(self, ledger_id: LedgerId, key: PositionKey) -> int:
-        """The position has good copies now, in place or on another bookie; return how many copies were damaged."""
+        """Forget a position with good copies by now, in place or elsewhere; return how many copies were damaged."""
         positions = self._ledgers.get(ledger_id, {})
         entries = positions.pop(key, set())
         if not positions:
@@ -90,7 +90,7 @@ def without(held: EntryRuns, entry_ids: Iterable[EntryId]) -> EntryRuns:
 
 
 def _positions(metadata: LedgerMetadata, copy: CorruptCopy) -> Iterator[PositionKey]:
-    """Where the metadata places the copy. Nowhere, if the bookie is not a member there any more."""
+    """Yield the positions of the copy in the metadata; none if the bookie is no longer a member there."""
     fragment = metadata.fragments[metadata.fragment_index(copy.entry_id)]
     for position, member in enumerate(fragment.members):
         if member == copy.bookie and metadata.stripe.stores(position, copy.entry_id):

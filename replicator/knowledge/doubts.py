@@ -1,24 +1,23 @@
-"""A transport that accepts denials only from bookies that have their entries.
+"""A transport that accepts denials only from bookies with all their entries.
 
 The invariant: "no such entry" reaches a recovery as LIMBO, which means "unknown" (S6), unless the bookie was judged
-before the recovery and is still registered as it was then (R91). Entries that a bookie serves are accepted: their
-digest proves them.
+before the recovery and its registration is still the same (R91). Served entries are accepted: their digest proves them.
 
-A bookie that returned with empty disks denies everything, and an Apache bookie cannot answer otherwise. A recovery
-takes enough denials as proof that an entry was never acknowledged, and closes the ledger before it. From a bookie that
-lacks entries which other members of its write sets have, a denial proves nothing. With LIMBO in its place the denials
-are too few: the recovery stops, and the ledger stays in recovery until another member answers.
+A bookie with empty disks denies everything, and an Apache bookie cannot answer otherwise. A recovery takes enough
+denials as proof that an entry was never acknowledged, and closes the ledger before it. If a bookie lacks entries of its
+write sets held by other members, its denials prove nothing. With LIMBO in their place the denials are too few: the
+recovery stops, and the ledger stays in recovery until another member answers.
 
 The repair (``repair.ledger_repair``) records the doubt in ZooKeeper first, and only then copies to the bookie or begins
-a recovery: after either, the bookie has entries again, and its loss cannot be seen any more. So a crash at any point
-leaves a record that the next worker reads before its own recovery. When nothing of the ledger is missing, the record is
-deleted in one transaction with the task and the lock, so that it cannot be one that another worker wrote later.
-If a member of an unclosed ledger is awaited (not registered, within its lost-bookie delay), the record stays when the
-task goes: that member may have entries that only it and a doubted member had. A record without a task is deleted once
-the ledger is closed or deleted (``queue.task_queue``).
+a recovery: after either, the bookie has entries again, and its loss is no longer visible. So after a crash at any
+point, the next worker reads the record before its own recovery. When nothing of the ledger is missing, the record is
+deleted in one transaction with the task and the lock, so a later record of another worker is never deleted. If a member
+of an unclosed ledger is awaited (not registered, within its lost-bookie delay), the record outlives the task: that
+member may have entries otherwise held only by a doubted member. A record without a task is deleted after the ledger was
+closed or deleted (``queue.task_queue``).
 
-A member that is not registered when the members are judged, or restarts later, may answer from empty disks in the
-middle of the recovery. Its denials are unknown in this turn, and the next turn judges it.
+A member unregistered at the time of the judgement, or restarted later, may answer from empty disks in the middle of the
+recovery. Its denials count as unknown in this turn, and the next turn judges it.
 
 S rules are defined in docs/invariants.md, R rules in docs/failure-model.md.
 """
@@ -50,20 +49,20 @@ from replicator.knowledge.recent import Shared
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What a recovery may believe of whom."""
+    """The bookies whose denials a recovery accepts."""
 
     members: frozenset[BookieId]
-    """Members of the fragments that the recovery reads."""
+    """Members of the fragments read by the recovery."""
     doubted: frozenset[BookieId]
-    """Bookies whose loss is recorded."""
+    """Bookies with a recorded loss."""
     judged: Mapping[BookieId, int]
-    """Bookies proven to have all they acknowledged, each with its registration at the time of the proof."""
+    """Bookies proven to have all their acknowledged entries, each with its registration at the time of the proof."""
 
 
 class DoubtingTransport(Transport):
     """Another transport, without denials from untrusted bookies and without adds to untrusted members.
 
-    An untrusted member gets no entries before its loss is recorded: they would hide the loss from the next
+    An untrusted member gets no entries before its loss is recorded: new entries would hide the loss from the next
     judgement.
     """
 
@@ -74,7 +73,7 @@ class DoubtingTransport(Transport):
         registrations: Callable[[Collection[BookieId]], Awaitable[Mapping[BookieId, int]]],
         clock: Clock,
     ) -> None:
-        """Wrap ``transport``; ``registrations`` reads those of bookies, no older than its call."""
+        """Wrap ``transport``; ``registrations`` reads the current registrations of bookies."""
         self._transport = transport
         self._trust = trust
         self._registered = Shared(lambda: registrations(trust.judged.keys()), clock, 0.0)
@@ -97,7 +96,7 @@ class DoubtingTransport(Transport):
         await self._transport.close()
 
     async def _is_trusted(self, bookie: BookieId) -> bool:
-        """Whether it is still registered as it was when it was judged. Read after its answer, so it was so then."""
+        """Whether the bookie is registered as judged. Read after its answer, so it was so at the time of the answer."""
         judged = self._trust.judged.get(bookie)
         if judged is None:
             return False
@@ -108,7 +107,7 @@ class DoubtingTransport(Transport):
 
 
 def _without_denials(reply: ReplyT) -> ReplyT:
-    """Return the reply with LIMBO for each denial: of an entry, of a last entry, or of what is confirmed."""
+    """Return the reply with LIMBO for each denial of an entry, a last entry, or a last add confirmed."""
     status = Status.LIMBO if reply.status.is_absent else reply.status
     if isinstance(reply, ReadReply):
         results = [replace(each, status=Status.LIMBO) if each.status.is_absent else each for each in reply.results]

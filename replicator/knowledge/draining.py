@@ -1,9 +1,8 @@
-"""What repair knows of bookies beside their registrations: Pulsar's groups, and which members are to leave for a drain.
+"""What repair adds to the registrations of bookies: Pulsar's groups, and the draining members.
 
-Groups are those of the current topology; drains are read only if they can matter.
-
-A drain marks the ledgers of its bookie as lacking that bookie, in the field that all clients read. If a task names no
-registered bookie, or no step replaces one, there is no drain to look for, and the store is not asked.
+Groups are those of the current topology. Drains are read only if they can matter: a drain marks the ledgers of its
+bookie in the field read by all clients, as if the bookie were missing. If a task names no registered bookie, or no step
+replaces one, no drain can concern it, and the store is not asked.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ async def with_draining(
     """Add groups and draining bookies to ``bookies``; also return checks against drains begun or ended since.
 
     Args:
-        ports: see ``RepairPorts``.
-        bookies: as listed.
-        named: bookies to be replaced; if none of them is registered, nothing is read.
+        ports: the ports of repair.
+        bookies: the registered bookies as listed.
+        named: bookies to be replaced; if none of them is registered, no drains are read.
 
     Raises:
         StoreUnavailableError: no answer.

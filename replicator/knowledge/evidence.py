@@ -1,4 +1,4 @@
-"""The answers of bookies about unreadable entries: the reasons to end or park a repair."""
+"""Bookies' answers about unreadable entries: the reasons to end or park a repair."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import Status
 
 SHOWN_MAX: Final = 5
-"""Entries named in a text; the rest is counted."""
+"""Most entries named in a text; the others are counted."""
 
 DETAIL_MAX: Final = 160
-"""Characters of a bookie's own words in a text, which has several of them."""
+"""Most characters of one bookie's message in a text with several messages."""
 
 _FINAL: Final = frozenset({Status.NO_ENTRY, Status.NO_LEDGER, Status.CORRUPT, Status.LIMBO, Status.UNAUTHORIZED})
 
@@ -27,18 +27,18 @@ class Answer:
 
     @property
     def is_final(self) -> bool:
-        """Whether asking the same bookie again soon is pointless. Only then may a task be parked over it (S6)."""
+        """Whether asking the same bookie again soon is pointless. A task may be parked only for final answers (S6)."""
         return self.status in _FINAL
 
     def __str__(self) -> str:
-        """The status, and in brackets the beginning of what is known besides."""
+        """Return the status, and in brackets the beginning of the detail."""
         told = f"{self.bookie}={self.status.name}"
         return f"{told} ({shortened(self.detail, DETAIL_MAX)})" if self.detail else told
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableEntry:
-    """An entry not served by any live holder, with the answer of each."""
+    """An entry not served by any live holder, with all their answers."""
 
     entry_id: EntryId
     answers: tuple[Answer, ...]
@@ -54,7 +54,7 @@ class UnreadableEntry:
 
 @dataclass(frozen=True, slots=True)
 class CorruptCopy:
-    """A stored copy with a wrong digest: a finding about the disk of its bookie."""
+    """A stored copy with a wrong digest: a finding about its bookie's disk."""
 
     bookie: BookieId
     entry_id: EntryId
@@ -67,7 +67,7 @@ def shortened(text: str, length_max: int) -> str:
 
 
 def describe(unreadable: tuple[UnreadableEntry, ...], count: int) -> str:
-    """Text for people: the first entries with their answers, and how many there are in all."""
+    """Return a text for people: the first entries with their answers, and the number of the others."""
     shown = "; ".join(str(entry) for entry in unreadable[:SHOWN_MAX])
     more = count - min(len(unreadable), SHOWN_MAX)
     return f"{shown}; and {more} more" if more > 0 else shown

@@ -1,12 +1,12 @@
 """How far an open ledger is written, according to its bookies: the entries every member should have.
 
-Entries up to the last add confirmed are final. After it, an entry that some member has may have been acknowledged, and
-a recovery would keep it. An entry that no member has was not acknowledged, nor was any later one, because adds are
-acknowledged in order. So the written part ends before the first entry that every member lacks.
+Entries up to the last add confirmed are final. After it, an entry held by some member may have been acknowledged, and a
+recovery would keep it. An entry held by no member was not acknowledged, nor was any later one, because adds are
+acknowledged in order. So the written part ends before the first entry missing on every member.
 
-A bookie that came back on empty disks denies entries that it once acknowledged. Apache's bookies do so without knowing
-it, and a recovery would believe them: ours does not (``doubts``). Filling such a bookie up to this point changes no
-metadata and takes nothing from the writer.
+A bookie that returned with empty disks denies entries it once acknowledged. Apache's bookies give no sign of this, and
+Apache's recovery accepts their denials; ours does not (``doubts``). Filling such a bookie up to the end of the written
+part changes no metadata and does not affect the writer.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from replicator.knowledge.evidence import Answer
 
 _TIMEOUT_S: Final = 15.0
 _GROWING: Final = 2
-"""Fragments whose ends are not settled: the last two."""
+"""Fragments without a settled end: the last two."""
 _WINDOW: Final = READ_ENTRIES_MAX
-"""Entries asked for at a time."""
+"""Entries requested at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What members know."""
+    """The extent of a ledger according to its members."""
 
     last: EntryId
     """The last entry known to be written, -1 for none."""
     silent: tuple[Answer, ...]
-    """Members without an answer; more than ``last`` may be written (S6)."""
+    """Members without an answer: entries after ``last`` may be written (S6)."""
     confirmed: EntryId
-    """The last entry proven to be acknowledged by the copies of a member, -1 for none; at most ``last``."""
+    """The last entry proven acknowledged by a member's copies, -1 for none; at most ``last``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class _MemberAnswer:
 
 
 class Frontier:
-    """Asks the members of an unclosed ledger."""
+    """Asks the members of an unclosed ledger for its written part."""
 
     def __init__(self, transport: Transport, held: HeldEntries) -> None:
         self._transport = transport
         self._held = held
 
     async def of(self, ledger: Versioned, bookies: Bookies) -> Written:
-        """How far ``ledger`` is written. Never raises for what bookies do."""
+        """Return how far ``ledger`` is written. Never raises because of a bookie's answer."""
         fragments = ledger.metadata.fragments[-_GROWING:]
         members = sorted({member for fragment in fragments for member in fragment.members} & bookies.registered)
         confirmed: int = NO_ENTRY
@@ -81,7 +81,7 @@ class Frontier:
         return Written(EntryId(confirmed), tuple(silent), acknowledged)
 
     async def _last(self, ledger: Versioned, bookie: BookieId) -> _MemberAnswer | Answer:
-        """Evaluate the last entry of a member; a damaged one was written as well."""
+        """Ask a member for its last entry, and evaluate the answer; a damaged entry counts as written."""
         reply = await self._transport.ask(bookie, ReadLast(ledger.ledger_id), _TIMEOUT_S)
         result = reply.results[0] if reply.results else EntryResult(EntryId(NO_ENTRY), reply.status)
         if result.status.is_absent or result.status is Status.LIMBO:
@@ -96,7 +96,7 @@ class Frontier:
     async def _up_to_a_gap(
         self, ledger: Versioned, members: Sequence[BookieId], wanted: Sequence[EntryId]
     ) -> tuple[EntryId, list[Answer]]:
-        """The entry before the first of ``wanted`` not served by its write set, and possible holders of that one."""
+        """Return the entry before the first gap in ``wanted``, and the members that may hold the missing entry."""
         probes = (self._held.probed(member, ledger.ledger_id, wanted) for member in members)
         replies = dict(zip(members, await asyncio.gather(*probes), strict=True))
         for entry_id in wanted:
@@ -112,7 +112,7 @@ class Frontier:
 
 
 def _write_set(metadata: LedgerMetadata, entry_id: EntryId) -> set[BookieId]:
-    """Who stores an entry. What others have of it was given up with them, and never acknowledged through them."""
+    """Return the write set of an entry. Copies on replaced members do not count: no acknowledgement relied on them."""
     members = metadata.fragments[metadata.fragment_index(entry_id)].members
     return {members[position] for position in metadata.stripe.write_set(entry_id)}
 
@@ -122,7 +122,7 @@ def _serves(reply: ListReply, entry_id: EntryId) -> bool:
 
 
 def proven(ledger: Versioned, result: EntryResult) -> Entry | None:
-    """The entry in a result, verified as far as the metadata allows; None if it is missing or damaged."""
+    """Return the verified entry in a result; None if it is missing, damaged, or not verifiable with this metadata."""
     metadata = ledger.metadata
     if result.status is not Status.OK or metadata.password is None or metadata.digest_type is None:
         return None

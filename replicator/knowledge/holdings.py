@@ -1,22 +1,22 @@
-"""Compare the entries listed by bookies with the entries assigned to them by the metadata.
+"""Compare the entries listed by bookies with the entries assigned to these bookies by the metadata.
 
-The invariant: a bookie counts as complete only if it lists every id that the metadata assigns to it (R24), or serves
-each of them if it has no lists. A bookie that does not answer is unknown, neither complete nor incomplete (S6).
+The invariant: a bookie counts as complete only if it lists every id assigned to it (R24), or serves each of these
+entries if it does not support lists. An unreachable bookie is unknown, neither complete nor incomplete (S6).
 
-This is used for two questions. A target must list every entry before the metadata may name it (S11, I17). And a
-registered bookie that a task names is asked whether it is complete, because it may have returned with empty disks
-(R31). In a fragment that may still grow, it should have what the other members show to be written (``frontier``). This
-end is determined once per turn, so a writer that continues does not keep the turn from ending.
+The comparison has two uses. A target must list every entry before the metadata may name it (S11, I17). And a registered
+bookie named by a task is checked for completeness, because it may have returned with empty disks (R31). In a growing
+fragment, it should have every entry written according to the other members (``frontier``). This end is determined once
+per turn, so a continuing writer does not prolong the turn.
 
-A listing of a new target after the reservation clears a pending mark of the target's collector, so no deletion that was
-decided earlier removes what the metadata will name (S16). Each add does the same. So a target that gets the first
-entries of a small ledger, and has listed others a moment ago, is asked once: after the last copy. This listing is the
-proof. Every other new target is asked before the first copy as well (``pin``): it may get nothing, because the position
-has no entries or because they are recorded as copied, or it should first show that it can list. No target of an empty
+A listing of a new target after the reservation clears a pending mark of the target's collector. So no deletion decided
+earlier removes entries of the future member (S16). Each add does the same. If a small ledger is copied from its first
+entry, and its target listed another ledger a moment ago, the target is asked once: after the last copy. This listing is
+the proof. Every other new target is asked before the first copy as well (``pin``). It may get no entries, because the
+position has none or they are recorded as copied, or it must first show its support for lists. No target of an empty
 ledger is asked (R118). The entries of the first listing are not verified. Apache's bookies have no such marks; their
-collectors take the ledger's lock before they delete anything.
+collectors take the ledger lock before they delete anything.
 
-Nothing is recorded here. A crash loses answers only, and the next worker asks again.
+Nothing is recorded here. After a crash, the next worker asks again.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -49,35 +49,36 @@ from replicator.plan.steps import CopyPosition
 LIST_TIMEOUT_S: Final = 15.0
 _ATTEMPTS_MAX: Final = 4
 _HAS_ENTRIES: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
-"""Answers without a reason for doubt: a bookie in limbo denies nothing, and one with a damaged copy has its disks."""
+"""Answers without a reason for doubt: a bookie in limbo denies nothing, and a bookie with a damaged copy has its
+disks."""
 _LISTS: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.LIMBO, Status.CORRUPT})
-"""Answers whose list counts. One that serves entries and has no lists is CORRUPT if some are damaged: these are missing
-from its list, and are copied to it again. What a bookie in limbo lists it has: one that lists all it should is whole.
-Everything that it does not list is missing and is copied to it again; it is not read from this bookie."""
+"""Answers with a valid list. A bookie without support for lists is CORRUPT if some of its entries are damaged: they are
+missing from its list, and are copied to it again. The list of a bookie in limbo is correct, so the bookie is healthy if
+it lists every entry. Its unlisted entries count as missing. They are copied to it again, and not read from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Registered members of the growing fragments whose denials a recovery must ignore."""
+    """The registered members of the growing fragments, by the value of their denials for a recovery."""
 
     lost: frozenset[BookieId] = frozenset()
     """Members with a loss of acknowledged entries."""
     unknown: frozenset[BookieId] = frozenset()
-    """Members with a possible loss: they did not answer, or joined later without an entry to prove their disks."""
+    """Members with a possible loss: no answer, or joined later and without an entry to prove their disks."""
     whole: frozenset[BookieId] = frozenset()
     """The other registered members."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Incomplete registered bookies, by position, with the entries they list; and unknown ones."""
+    """Incomplete registered bookies, by position, with their listed entries; and bookies without an answer."""
 
     positions: frozenset[PositionKey] = frozenset()
     doubtful: frozenset[PositionKey] = frozenset()
-    """Positions of growing fragments for which only a recovery can determine the missing entries: the bookie lost its
-    data, or a recovery found it incomplete and died."""
+    """Positions of growing fragments with missing entries to be determined by a recovery: the bookie lost its data, or
+    a recovery found it incomplete and died."""
     lagging: tuple[tuple[PositionKey, EntryId], ...] = ()
-    """Positions of growing fragments without entries of the other members, and the last such entry."""
+    """Positions of growing fragments without entries held by the other members, each with the last such entry."""
     held: tuple[tuple[BookieId, EntryRuns], ...] = ()
     silent: tuple[Answer, ...] = ()
 
@@ -86,12 +87,12 @@ class Shortfall:
         return frozenset(key.bookie for key in (*self.positions, *(key for key, _ in self.lagging)))
 
     def held_by(self, bookie: BookieId) -> EntryRuns:
-        """What an incomplete bookie listed."""
+        """Return the entries listed by an incomplete bookie."""
         return next((runs for name, runs in self.held if name == bookie), EntryRuns(()))
 
 
 class Holdings:
-    """Asks bookies what they hold. For one turn of one task."""
+    """Asks bookies for their entries. For one turn of one task."""
 
     def __init__(self, transport: Transport, clock: Clock) -> None:
         self._transport = transport
@@ -101,13 +102,13 @@ class Holdings:
         self._pinned: dict[BookieId, ListReply] = {}
 
     async def pin(self, ledger_id: LedgerId, target: BookieId) -> Answer | None:
-        """Ask a target for its list before anything is copied to it, which keeps its collector from the ledger.
+        """Ask a target for its list before anything is copied to it, so that its collector leaves the ledger alone.
 
-        None if it answered, else its answer. Its list alone is no reason to copy less, because it is not verified;
-        ``already_copied`` combines it with what was recorded.
+        Return None if the target answered with a list or does not support lists, else its answer. Its list alone is no
+        reason to copy less, because it is not verified; ``already_copied`` combines it with the recorded progress.
 
-        Apache's bookies know no pins, whether or not they list: what protects there is the under-replication lock,
-        which Apache's collector takes as well before it deletes anything (S16).
+        Apache's bookies have no pins, whether or not they support lists. There the under-replication lock protects the
+        copies, because Apache's collector takes it as well before it deletes anything (S16).
         """
         reply = await self._held.listed(target, ledger_id)
         self._pinned[target] = reply
@@ -115,9 +116,10 @@ class Holdings:
         return None if is_answer else Answer(target, reply.status, reply.detail)
 
     def already_copied(self, target: BookieId, first: EntryId, end: EntryId) -> EntryRuns:
-        """The entries from ``first`` to before ``end``, recorded as copied, which a pinned target still lists.
+        """Return the entries from ``first`` (inclusive) to ``end`` (exclusive) still listed by a pinned target.
 
-        All of them if it has no lists: it must serve each of them before the metadata names it.
+        These entries are recorded as copied. Without support for lists, all of them are returned: the target must serve
+        each of them before the metadata names it.
         """
         reply = self._pinned.get(target)
         if reply is None or end <= first:
@@ -127,9 +129,9 @@ class Holdings:
         return reply.entries.between(first, end - 1)
 
     def already_copied_for(self, position: int, step: CopyPosition, end: EntryId) -> EntryRuns:
-        """The entries of ``position`` before ``end``, recorded as copied to the pinned target of ``step``.
+        """Return the entries of ``position`` before ``end``, recorded as copied to the pinned target of ``step``.
 
-        Positions of a striped fragment share entries. None of them if the target does not list all of them.
+        Positions of a striped fragment share entries. The result is empty unless the target lists all of these entries.
         """
         recorded = step.stripe.runs(position, step.first, end - 1)
         listed = self.already_copied(step.target, step.first, end)
@@ -137,7 +139,7 @@ class Holdings:
         return recorded if is_whole else EntryRuns(())
 
     async def missing_on_target(self, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
-        """None if the target lists every entry of ``step``, or serves each if it has no lists; else its answer."""
+        """Return None if the target lists (or, without lists, serves) every entry of ``step``; else its answer."""
         reply = await self._held.held(step.target, ledger_id, step.entries())
         if reply.status in _LISTS:
             held = await _held_count(step.stripe, step.position, reply.entries, step.first, step.last)
@@ -147,9 +149,9 @@ class Holdings:
         return Answer(step.target, reply.status, reply.detail)
 
     async def shortfall(self, ledger: Versioned, named: Collection[BookieId], bookies: Bookies) -> Shortfall:
-        """Which of the registered members among ``named`` lack entries of closed fragments, or may of others.
+        """Return which registered members among ``named`` lack entries, or may lack entries of growing fragments.
 
-        A draining bookie is not asked: it is replaced if possible, whatever it holds.
+        Draining bookies are not asked: they are replaced if possible, whatever they hold.
         """
         metadata = ledger.metadata
         positions: set[PositionKey] = set()
@@ -188,13 +190,13 @@ class Holdings:
     ) -> Judgement:
         """Ask every registered member of the growing fragments for a sample of its acknowledged entries.
 
-        Apache's bookies come back on empty disks and do not mention it, whether or not a task names them.
+        Apache's bookies return with empty disks without any sign of it, whether or not a task names them.
 
         Args:
             ledger: an unclosed ledger.
-            bookies: who is registered; the others are not judged.
-            joined_later: members whose disks may be newer than the ledger. Such a member shows that it has its entries
-                for each growing fragment apart: a repair may have copied those of another fragment to it. If a
+            bookies: the registered bookies; other members are not judged.
+            joined_later: members with disks possibly newer than the ledger. Such a member must show its entries for
+                each growing fragment separately: a repair may have copied those of another fragment to it. If a
                 fragment has no entry in the sample, the member is unknown (R92).
         """
         metadata = ledger.metadata
@@ -212,7 +214,7 @@ class Holdings:
         return Judgement(frozenset(lost), frozenset(unknown), frozenset(asked) - lost - unknown)
 
     async def _written_so_far(self, ledger: Versioned, bookies: Bookies) -> Written:
-        """As first read in this turn: a writer which continues must not prolong the turn."""
+        """Return the written part as first read in this turn: a continuing writer must not prolong the turn."""
         if self._written is not None:
             return self._written
         written = await self._frontier.of(ledger, bookies)
@@ -221,7 +223,7 @@ class Holdings:
         return written
 
     async def is_tail_written(self, ledger: Versioned, bookies: Bookies) -> bool:
-        """Whether some bookie serves a verified entry of the last fragment. Also False if this cannot be determined."""
+        """Whether some bookie serves a verified entry of the last fragment. False if unknown."""
         metadata = ledger.metadata
         if metadata.password is None or metadata.digest_type is None:
             return False
@@ -235,7 +237,7 @@ class Holdings:
 
 
 def growing_members(metadata: LedgerMetadata) -> frozenset[BookieId]:
-    """Members of the fragments of an unclosed ledger whose ends only a recovery determines."""
+    """Return the members of the growing fragments of an unclosed ledger: only a recovery determines their ends."""
     return frozenset(member for index in _growing(metadata) for member in metadata.fragments[index].members)
 
 
@@ -266,7 +268,7 @@ def _growing_positions(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[P
 async def _behind_positions(
     metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns, frontier: EntryId
 ) -> AsyncIterator[tuple[PositionKey, EntryId]]:
-    """Incomplete positions of growing fragments, each with the last entry it should have up to ``frontier``."""
+    """Yield incomplete positions of growing fragments, each with the last entry it should have, up to ``frontier``."""
     for key in _growing_positions(metadata, bookie):
         end = metadata.fragment_last_entry_id(metadata.fragment_index(key.first_entry_id))
         last = frontier if end is None else EntryId(min(frontier, end))
@@ -275,7 +277,7 @@ async def _behind_positions(
 
 
 def _wanted_entries(metadata: LedgerMetadata, bookie: BookieId, frontier: EntryId) -> Iterator[EntryId]:
-    """The entries of the bookie in the judged fragments."""
+    """Yield the entries of the bookie in the judged fragments."""
     for index in range(len(metadata.fragments)):
         last = closed_fragment_last(metadata, index, is_tail_written=True)
         last = frontier if last is None else last
@@ -284,7 +286,7 @@ def _wanted_entries(metadata: LedgerMetadata, bookie: BookieId, frontier: EntryI
 
 
 async def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns) -> AsyncIterator[PositionKey]:
-    """Includes the last fragment but one of an unclosed ledger: the plan needs it once its end is known."""
+    """Yield incomplete positions, also of an unclosed ledger's last fragment but one, for a plan with its end known."""
     for index, fragment in enumerate(metadata.fragments):
         last = closed_fragment_last(metadata, index, is_tail_written=True)
         for position, member in enumerate(fragment.members):
@@ -298,7 +300,7 @@ async def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: E
 
 
 async def lacking_count(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> int:
-    """How many entries of the position in ``first..last`` are not listed; yields as ``_lacks_some`` does."""
+    """Count the unlisted entries of the position in ``first..last``, with pauses as in ``_lacks_some``."""
     lacking = 0
     for start in range(first, last + 1, COMPARED_AT_ONCE):
         end = EntryId(min(last, start + COMPARED_AT_ONCE - 1))
@@ -308,7 +310,7 @@ async def lacking_count(stripe: Stripe, position: int, listed: EntryRuns, first:
 
 
 async def _lacks_some(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:
-    """As ``_lacks``; gives way to others between parts, as a striped ledger has a run for each few entries."""
+    """As ``_lacks``, in parts with a pause for other tasks: a striped ledger has a run for every few entries."""
     for start in range(first, last + 1, COMPARED_AT_ONCE):
         if _lacks(stripe, position, listed, EntryId(start), EntryId(min(last, start + COMPARED_AT_ONCE - 1))):
             return True
@@ -318,7 +320,7 @@ async def _lacks_some(stripe: Stripe, position: int, listed: EntryRuns, first: E
 
 
 async def _held_count(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> int:
-    """How many entries of the position in ``first..last`` are listed; yields as ``_lacks_some`` does."""
+    """Count the listed entries of the position in ``first..last``, with pauses as in ``_lacks_some``."""
     count = 0
     for start in range(first, last + 1, COMPARED_AT_ONCE):
         count += stripe.held_count(position, listed, start, min(last, start + COMPARED_AT_ONCE - 1))
@@ -328,5 +330,5 @@ async def _held_count(stripe: Stripe, position: int, listed: EntryRuns, first: E
 
 
 def _lacks(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:
-    """Whether any entry of the position in ``first..last`` is not listed: every id counts (R24)."""
+    """Whether any entry of the position in ``first..last`` is unlisted: every id counts (R24)."""
     return stripe.held_count(position, listed, first, last) < stripe.count(position, first, last)

@@ -1,9 +1,9 @@
-"""Signs of lost acknowledged entries on a member. Pure.
+"""Detect lost acknowledged entries on a member. Pure.
 
-A member that is merely slow has the beginning of what it should store, and lacks the end. A member that came back on
-empty disks lacks the beginning; if a writer continued with it, it has only what was written after its return. So a
-member that holds nothing, or lacks an entry before one that it holds, lost entries. A few entries from both ends of a
-few fragments are enough to see that, and keep the question cheap for a large ledger.
+A slow member has its first entries and lacks the last ones. A member that returned with empty disks lacks the first
+ones; if a writer continued with it, it has only entries written after its return. So a member has lost entries if it
+holds nothing, or if it lacks an entry before one it holds. A few entries from both ends of a few fragments are enough
+to show this, so the question stays cheap for a large ledger.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ENTRIES_AT_AN_END: Final = 8
 def acknowledged_sample(metadata: LedgerMetadata, bookie: BookieId, confirmed: EntryId) -> list[EntryId]:
     """Return a sample of the entries of ``bookie`` up to ``confirmed`` (inclusive), ascending.
 
-    They come from both ends of the first and the last fragments of which the bookie is a member: at most 64.
+    They come from both ends of the bookie's first and last fragments: at most 64.
     """
     mine: list[list[EntryId]] = []
     for index, fragment in enumerate(metadata.fragments):
@@ -38,9 +38,9 @@ def acknowledged_sample(metadata: LedgerMetadata, bookie: BookieId, confirmed: E
 
 
 def shows_loss(sample: Sequence[EntryId], held: EntryRuns) -> bool:
-    """Return whether a bookie with only ``held`` of ``sample`` (ascending) lost entries.
+    """Return whether a bookie lost entries if it holds only ``held`` of ``sample`` (ascending).
 
-    It did not if it holds a beginning of the sample that is not empty, or if the sample is empty.
+    It did not if ``held`` is a non-empty beginning of the sample, or if the sample is empty.
     """
     is_held = [entry_id in held for entry_id in sample]
     return bool(is_held) and (not is_held[0] or is_held != sorted(is_held, reverse=True))

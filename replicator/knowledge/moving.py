@@ -1,7 +1,7 @@
-"""When no copy is moved for better placement, whatever the marks ask for.
+"""Reasons to move no copy for better placement, whatever the marks request.
 
-A move needs a topology to be judged by. And it copies entries that no bookie lacks, so it waits while more bookies are
-missing than a cluster loses at once (S12): what looks like a better place may be the only one that is left.
+A move needs a topology to judge placement. It copies entries although no bookie lacks them, so it waits while more
+bookies are missing than a cluster loses at once (S12): an apparently better place may be the only one left.
 
 S rules are defined in docs/invariants.md.
 """

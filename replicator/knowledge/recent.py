@@ -1,26 +1,25 @@
-"""What this process read of the cluster a short time ago, shared by all its turns.
+"""Recent answers of the cluster to this process, shared by all its turns.
 
 Most repairs ask the same questions: which bookies are registered, is repair disabled, which disks does a bookie have.
 One answer serves every turn for a bounded time (``BOOKIES_AGE_S``, ``SWITCH_AGE_S``), or until a watch of the worker
-reports a change. So the requests for these answers grow with time and not with the number of ledgers.
+reports a change. So the number of these requests grows with time and not with the number of ledgers.
 
 An outdated answer must not change what happens to data. Each question has its own argument:
 
-* Registered bookies. Metadata first, bookies second (R2): an answer that is older than the metadata may lack a bookie
-  that joined since. So a kept answer serves only if it contains every member that the task does not name;
-  otherwise the bookies are listed again. A member that the task names may have returned since: the installation reads
-  its registration again (R5), and so it does for each target. A member that disappeared since is found by the auditor,
-  whose mark changes the task (R13). Members that the task names and that are registered are checked by the transaction
-  that deletes the task (I18).
-* The switch (S7). A read without ``sync`` is as new as the server of this session, and the watch is sent by the same
-  server before it answers a later read. So an answer under a watch is at most one notification older than a new read.
-  It is read again after a second in any case.
-* Whether a target lists entries. It saves a question before a small copy. The list after the copy is the proof, so a
-  wrong answer costs a copy that is not named.
-* The disks of a bookie. Copies carry the incarnation, so other disks refuse them, and the transaction that names the
-  target checks the recorded incarnation again (R30).
+* Registered bookies. Metadata first, bookies second (R2): an answer older than the metadata may lack a bookie that
+  joined since. So a kept answer is used only if it contains every member not named by the task; otherwise the bookies
+  are listed again. A member named by the task may have returned since: the installation reads its registration again
+  (R5), and those of the targets. A member that disappeared since is found by the auditor, whose mark changes the task
+  (R13). Registered members named by the task are checked by the transaction that deletes the task (I18).
+* The switch (S7). A read without ``sync`` is as new as the state of this session's server, and the same server sends
+  the watch event before it answers a later read. So an answer under a watch is at most one notification older than a
+  new read. The switch is read again after a second in any case.
+* Whether a target lists entries. The kept answer saves a request before a small copy. The list after the copy is the
+  proof, so a wrong answer costs one unused copy.
+* The disks of a bookie. Copies carry the incarnation, so other disks refuse them, and the transaction of the
+  installation checks the recorded incarnation again (R30).
 
-What absences rest on is kept in the same way by ``absence``.
+``absence`` keeps its facts in the same way.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -38,9 +37,9 @@ from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 
 BOOKIES_AGE_S: Final = 2.0
-"""Longest time for which a list of bookies, or the disks of one, serves further turns."""
+"""Longest time for which a list of bookies, or a bookie's disks, are used by further turns."""
 SWITCH_AGE_S: Final = 1.0
-"""The same for the switch. Without a watch, this is how long copies may start after ``disable`` (S7)."""
+"""The same for the switch. Without a watch, copies may start for this long after ``disable`` (S7)."""
 
 T = TypeVar("T")
 
@@ -56,7 +55,7 @@ class Shared(Generic[T]):
         self._generation = 0
         self._lock = asyncio.Lock()
         self._begun = 0
-        """Number of reads begun; a waiting caller accepts one begun after its call."""
+        """Number of reads begun; a waiting caller accepts a read begun after its call."""
 
     def forget(self) -> None:
         """Let the next caller read again; a read under way is not kept."""
@@ -64,18 +63,18 @@ class Shared(Generic[T]):
         self._generation += 1
 
     def kept(self) -> T | None:
-        """The value, if it is not too old."""
+        """Return the kept value; None if it is too old."""
         if self._kept is None or self._clock.monotonic_s() - self._kept[0] >= self._age_s:
             return None
         return self._kept[1]
 
     async def get(self) -> T:
-        """The value as it was at most the permitted time ago."""
+        """Return the value, at most ``age_s`` old."""
         value = self.kept()
         return await self.fresh() if value is None else value
 
     async def fresh(self) -> T:
-        """The value from a read begun after this call. Waiting callers share reads."""
+        """Return the value of a read begun after this call. Waiting callers share reads."""
         wanted = self._begun + 1
         async with self._lock:
             if self._kept is not None and self._begun >= wanted:
@@ -89,7 +88,7 @@ class Shared(Generic[T]):
 
 
 class Recent:
-    """For all turns of one process."""
+    """The recent answers, for all turns of one process."""
 
     def __init__(self, registrations: Registrations, switches: RecoverySwitches, clock: Clock) -> None:
         self._registrations = registrations
@@ -100,7 +99,7 @@ class Recent:
         self._listed_s: dict[BookieId, float] = {}
 
     async def bookies(self, expected: Collection[BookieId] = ()) -> Bookies:
-        """The registered bookies. A kept list serves only if it contains all of ``expected`` (R2).
+        """Return the registered bookies. A kept list is used only if it contains all of ``expected`` (R2).
 
         Raises:
             NotAClusterError: see ``Registrations.list``.
@@ -112,7 +111,7 @@ class Recent:
         return await self._bookies.fresh()
 
     async def list_bookies(self) -> Bookies:
-        """The registered bookies, no older than this call.
+        """Return the registered bookies, no older than this call.
 
         Raises:
             NotAClusterError: see ``Registrations.list``.
@@ -129,11 +128,11 @@ class Recent:
         return await self._disabled.get()
 
     def kept_switch(self) -> bool | None:
-        """What ``is_disabled`` would return without a request; None if it would read."""
+        """Return the kept answer of ``is_disabled``; None if a request would be needed."""
         return self._disabled.kept()
 
     async def incarnation(self, bookie: BookieId) -> str | None:
-        """The registered incarnation of a bookie; None if it is not registered.
+        """Return the registered incarnation of a bookie; None if it is not registered.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -142,7 +141,7 @@ class Recent:
         return None if info is None else info.incarnation
 
     async def service_info(self, bookie: BookieId) -> ServiceInfo | None:
-        """What a bookie has registered; None if it is not registered.
+        """Return the registered information of a bookie; None if it is not registered.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -151,19 +150,19 @@ class Recent:
         return await self._infos.setdefault(bookie, Shared(read, self._clock, BOOKIES_AGE_S)).get()
 
     def note_listing(self, bookie: BookieId, *, is_answered: bool) -> None:
-        """Note whether a bookie listed the entries of some ledger when it was asked to."""
+        """Record whether a bookie answered a request for its list of entries."""
         if is_answered:
             self._listed_s[bookie] = self._clock.monotonic_s()
         else:
             self._listed_s.pop(bookie, None)
 
     def has_listed(self, bookie: BookieId) -> bool:
-        """Whether a bookie has listed entries a short time ago, and answered each time since."""
+        """Whether a bookie listed entries a short time ago, and answered each such request since."""
         listed_s = self._listed_s.get(bookie)
         return listed_s is not None and self._clock.monotonic_s() - listed_s < BOOKIES_AGE_S
 
     def note_bookies_changed(self) -> None:
-        """Forget the bookies and their disks: a bookie came, went, or registered again."""
+        """Forget the bookies and their disks: a registration changed."""
         self._bookies.forget()
         self._infos.clear()
         self._listed_s.clear()

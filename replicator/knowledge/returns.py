@@ -1,13 +1,13 @@
-"""Lost bookies which return while their copies are replaced, once or repeatedly.
+"""Count the returns of lost bookies during the replacement of their copies.
 
-A copy for a lost bookie ends when the bookie registers again: the next round asks it what it has. A bookie that keeps
-leaving and returning would end each copy, and its ledgers would never be repaired. So after ``RETURNS_MAX`` returns
-within ``WINDOW_S`` a bookie counts as *flapping*: copies for it run to their end, and the metadata then names the
-target although the bookie may be registered at that moment. That is safe, because the target has every entry.
+A copy for a lost bookie ends when the bookie registers again: the next round asks for its entries. A bookie that
+leaves and returns repeatedly would end each copy, and its ledgers would never be repaired. So after ``RETURNS_MAX``
+returns within ``WINDOW_S`` a bookie counts as *flapping*: copies for it run to their end, and the metadata then names
+the target, even if the bookie is registered at that moment. This is safe, because the target has every entry.
 
-Copies of many ledgers end by the same return, and one that waits for its rate ends minutes later. So a return counts
-only if a plan has found the bookie absent since the last one. Each process counts the returns that it has seen itself.
-A restart forgets them, which costs some more returns.
+The same return ends copies of many ledgers, some of them minutes later because they wait for the rate. So a return
+counts only if a plan has found the bookie absent since the last return. Each process counts only returns seen by
+itself. After a restart it counts from zero, which costs some more returns.
 
 Source: R55, docs/failure-model.md#R55.
 """
@@ -26,22 +26,22 @@ RETURNS_MAX: Final = FLAPPING_RETURNS
 """
 WINDOW_S: Final = float(FLAPPING_WINDOW_S)
 SAME_RETURN_S: Final = 10.0
-"""How long after a return a plan may still use a list of bookies from before it."""
+"""Time after a return during which a plan may still use an older list of bookies."""
 _BOOKIES_MAX: Final = 1000
 """Most bookies remembered of each kind; the oldest is forgotten."""
 
 
 class Returns:
-    """For all turns of one process."""
+    """The returns of lost bookies, for all turns of one process."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._seen: dict[BookieId, list[float]] = {}
         self._absent_s: dict[BookieId, float] = {}
-        """When a plan found the bookie absent for the last time."""
+        """The last time a plan found the bookie absent."""
 
     def note_absent(self, bookies: Iterable[BookieId]) -> None:
-        """Record ``bookies`` as found absent by a plan, which may copy for them."""
+        """Record ``bookies`` as found absent by a plan; it may copy for them."""
         now_s = self._clock.monotonic_s()
         for bookie in bookies:
             self._absent_s.pop(bookie, None)
@@ -49,7 +49,7 @@ class Returns:
         _forget_oldest(self._absent_s)
 
     def note(self, bookie: BookieId) -> None:
-        """Record the return of a bookie which ended a copy for it."""
+        """Record the return of a bookie after it ended a copy."""
         now_s = self._clock.monotonic_s()
         times = self._seen.pop(bookie, [])
         if not times or self._absent_s.get(bookie, 0.0) - times[-1] >= SAME_RETURN_S:
@@ -58,7 +58,7 @@ class Returns:
         _forget_oldest(self._seen)
 
     def flapping(self, bookies: Iterable[BookieId]) -> frozenset[BookieId]:
-        """The flapping bookies among ``bookies``."""
+        """Return the flapping bookies among ``bookies``."""
         since_s = self._clock.monotonic_s() - WINDOW_S
         return frozenset(
             bookie

@@ -1,12 +1,11 @@
-"""Which bookies this process uses as targets: how many positions it copies to each, and which it chose for a ledger.
+"""The use of bookies as targets by this process: the number of positions per bookie, and the choices per ledger.
 
-The counts let the next repair choose a target that is less busy (``plan.target_chooser``). So the choice changes with
-time, and the next attempt at a ledger could choose another target, where the copies would begin again (R38). Therefore
-the last choice for each position is kept until the ledger is repaired, and is preferred. A choice that was forgotten
-costs effort only.
+The counts let the next repair choose a less busy target (``plan.target_chooser``). But the choice then changes with
+time, and the next attempt at a ledger could choose another target, and begin its copies again (R38). Therefore the last
+choice for each position is kept until the ledger is repaired, and is preferred. A forgotten choice costs effort only.
 
-Nothing is stored: a copy that matters (R44) is recorded in the reservation. Memory is bounded: the choices of at most
-10,000 ledgers are kept, those used last.
+Nothing is stored: the progress of larger copies (R44) is recorded in the reservation. Memory is bounded: the choices
+for the last 10,000 ledgers are kept.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -30,17 +29,17 @@ _NO_CHOICES: Final[Choices] = MappingProxyType({})
 
 
 class TargetUse:
-    """For all turns of one process."""
+    """The target use of one process, for all its turns."""
 
     def __init__(self) -> None:
         """Start with no use."""
         self._positions: Counter[BookieId] = Counter()
         self._chosen: dict[LedgerId, Choices] = {}
         self.positions: Mapping[BookieId, int] = MappingProxyType(self._positions)
-        """Positions being copied to each bookie, or waiting for it in a round under way."""
+        """Positions per bookie with a copy to it under way, or waiting in a current round."""
 
     def chosen(self, ledger_id: LedgerId) -> Choices:
-        """The targets of the last attempt at a ledger; empty if they are not known."""
+        """Return the targets of the last attempt at a ledger; empty if unknown."""
         return self._chosen.get(ledger_id, _NO_CHOICES)
 
     @contextmanager

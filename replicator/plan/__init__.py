@@ -1,5 +1,5 @@
-"""Decide how to repair a ledger. Pure: metadata and knowledge about copies in, a plan out.
+"""Decide how to repair a ledger. Pure: from metadata and knowledge about copies to a plan.
 
-``planner`` decides, ``steps`` are the values that a plan consists of. Not here: any I/O.
+``planner`` decides, ``steps`` defines the parts of a plan. Not here: any I/O.
 Start with ``planner``.
 """

@@ -1,17 +1,17 @@
-"""Which copies of a ledger to move for better placement: a pure function of its metadata, the bookies and the topology.
+"""Plan moves of copies for better placement: a pure function of a ledger's metadata, the bookies and the topology.
 
 The invariant: each step replaces a registered member, which stays a source and a member until the metadata names the
-other bookie, so no entry has fewer copies at any time. As in ``planner``, each step changes one position, and any
-subset may be carried out; the next round plans the rest. A fragment that may still grow is left to its writer: no
-ledger is fenced for its placement (S2). A new member is writable, in a group that the ledger may use, in the topology,
-and not a member of the fragment (S9). Positions are kept.
+other bookie, so no entry ever has fewer copies. As in ``planner``, each step changes one position, and any subset may
+be carried out; the next round plans the rest. A growing fragment is left to its writer: no ledger is fenced for its
+placement (S2). A new member is writable, in an allowed group of the ledger, in the topology, and not a member of the
+fragment (S9). Positions are kept.
 
-The plan has the fewest replacements that make each closed fragment adhere to the policy. If none does, it has the
-fewest that bring it as near as it can be brought, and the fragment is blocked beside them; without a better bookie, it
-is only blocked. Up to ``TOGETHER_MAX`` members are replaced together, and up to ``TRIALS_MAX`` ensembles are compared.
-That is exact for ensembles of up to nine bookies that need no more than three replacements; the next round continues.
+The plan makes each closed fragment adhere to the policy with the fewest replacements. If this is impossible, it has the
+fewest replacements for the best possible placement, and a ``Blocked`` for the fragment; without any better bookie, only
+the latter. Up to ``TOGETHER_MAX`` members are replaced together, and up to ``TRIALS_MAX`` ensembles are compared. This
+is exact for ensembles of up to nine bookies with at most three replacements; the next round continues.
 
-Begun copies are preferred, so what an earlier attempt copied is not copied to another bookie (R38, R44).
+Begun copies are preferred, so the entries of an earlier attempt are not copied again to another bookie (R38, R44).
 
 R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
@@ -69,10 +69,10 @@ def plan_moves(
 
     Args:
         ledger: metadata, read before ``bookies`` were listed (R2).
-        bookies: who is registered, and the groups.
+        bookies: the registered bookies, and the groups.
         placement: policy, topology and free space.
-        knowledge: what earlier rounds found out.
-        begun: copies that were begun before.
+        knowledge: results of earlier rounds.
+        begun: targets of copies begun before.
     """
     moves = _Moves(ledger, bookies, placement, knowledge, begun)
     steps: list[Step] = []
@@ -97,7 +97,7 @@ def is_adhering(metadata: LedgerMetadata, judge: EnsembleJudge) -> bool:
 
 
 def has_entries(metadata: LedgerMetadata, index: int) -> bool:
-    """Whether a fragment has entries, or may get some. Without any, it has no copies to be placed."""
+    """Whether a fragment has entries, or may get some. Without entries, it has no copies to place."""
     last = metadata.fragment_last_entry_id(index)
     if last is None:
         return True
@@ -146,7 +146,7 @@ class _Moves:
             yield self._blocked(index, changed[0], ParkReason.MISPLACED, detail)
 
     def _better(self, index: int, now: Faults) -> _Better | None:
-        """The best ensemble with the fewest replacements; None if none is better than what there is."""
+        """Return the best ensemble with the fewest replacements; None if none is better than the present one."""
         candidates = self._candidates(index)
         answering = [candidate for candidate in candidates if candidate not in self.knowledge.avoided]
         best: _Better | None = None
@@ -169,7 +169,7 @@ class _Moves:
         return best
 
     def _choices(self, index: int) -> Iterator[tuple[int, ...]]:
-        """Positions to be replaced together: few first, those with begun copies first, otherwise in random order."""
+        """Yield positions to replace together: few first, those with begun copies first, otherwise in random order."""
         fragment = self.ledger.metadata.fragments[index]
         movable = [position for position in range(len(fragment.members)) if self._is_movable(index, position)]
         self._rng(index).shuffle(movable)
@@ -179,7 +179,7 @@ class _Moves:
                 yield tuple(sorted(chosen))
 
     def _is_movable(self, index: int, position: int) -> bool:
-        """An unregistered bookie may be restarting, and its entries cannot be read."""
+        """Whether a position may move. An unregistered bookie may be restarting, and its entries cannot be read."""
         key = self._key(index, position)
         return key.bookie in self.bookies.staying and self.knowledge.evidence(key) is None
 
@@ -242,7 +242,7 @@ class _Moves:
         return known
 
     def _rng(self, index: int) -> random.Random:
-        """Spreads load only; the same again for a repeated plan."""
+        """Return a generator to spread load only, with the same seed for a repeated plan."""
         ledger = self.ledger
         return random.Random(f"{ledger.ledger_id}/{ledger.metadata.fragments[index].first_entry_id}")
 

@@ -1,23 +1,23 @@
-"""What to do about one ledger: a pure function of its metadata and of the registered bookies.
+"""Plan the repair of one ledger: a pure function of its metadata and the registered bookies.
 
-The invariant: any subset of a plan's steps may be carried out at the version of the metadata from which it was made.
-Each step gives one position a bookie with the entries that the position stores, and changes nothing else. Therefore:
+The invariant: any subset of a plan's steps may be carried out at the planned version of the metadata. Each step gives
+one position a bookie with the position's entries, and changes nothing else. Therefore:
 
-- A fragment that may still grow keeps its members and its end: they belong to the writer. A member that lacks entries
-  or has damaged copies is filled in place; everything else waits for the writer or for a recovery (S2). Ends come from
-  the metadata alone (S19).
-- A new target is writable, in a group that the ledger may use, not a member of the fragment (S9) and not planned for
+- A growing fragment keeps its members and its end: they belong to the writer. An incomplete member, or one with damaged
+  copies, is filled in place; everything else waits for the writer or for a recovery (S2). Ends come from the metadata
+  alone (S19).
+- A new target is writable, in an allowed group of the ledger, not a member of the fragment (S9) and not planned for
   another position of it. Positions are kept. Read-only bookies are sources, not targets, and not missing (S8).
-- While a position waits for a recovery, the plan fills no member in place. The missing entries are the evidence that
-  this member lost what it had acknowledged, and its denials would otherwise decide the end of the ledger (S6).
-- A position that cannot be repaired now becomes a ``Blocked`` with its reason, beside the steps for the others.
+- While a position waits for a recovery, the plan fills no member in place. The missing entries are the evidence of this
+  member's loss of acknowledged entries. Without the evidence, its denials could decide the end of the ledger (S6).
+- A position without a possible repair becomes a ``Blocked`` with a reason, beside the steps for the others.
 
-The task is a hint and no argument (R1): every unregistered member counts unless it is awaited (``absence``), and so
-does every member that is being drained. The metadata is read before the bookies are listed, so a bookie that registers
-during this time does not look lost (R2). Steps do not depend on each other: after a crash between two of them, the next
-plan contains the rest. An empty plan means that nothing is missing (I18).
+The task is a hint, not an input (R1): every unregistered member counts unless it is awaited (``absence``), and so does
+every draining member. The metadata is read before the bookies are listed, so a bookie that registers then does not
+look lost (R2). Steps do not depend on each other: after a crash between two of them, the next plan contains the rest.
+An empty plan means that nothing is missing (I18).
 
-Whether copies can be read is not decided here. Copying determines this and reports it through ``Knowledge``.
+Whether copies are readable is not decided here. Copying determines this and reports it through ``Knowledge``.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -44,7 +44,7 @@ from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A position to be given another bookie which cannot be repaired now."""
+    """A position in need of another bookie but without a possible repair now."""
 
     fragment_index: int
     position: int
@@ -63,7 +63,7 @@ class PositionKey:
 
 
 _IN_PLACE: Final = (Cause.INCOMPLETE, Cause.DAMAGED)
-"""Causes for which the bookie of a position keeps it if possible."""
+"""Causes repaired in place if possible."""
 
 Choose = Callable[[PositionKey, Sequence[BookieId], Sequence[BookieId]], BookieId | None]
 """Picks a target for a position: (position, members of its fragment, sorted candidates) -> a candidate, or None."""
@@ -82,26 +82,26 @@ class Knowledge:
     lagging: tuple[tuple[PositionKey, EntryId], ...] = ()
     """Positions of growing fragments with an incomplete bookie, each with the last entry the bookie should have."""
     damaged: Mapping[PositionKey, EntryId] = field(default_factory=dict)
-    """Positions whose registered bookie has damaged copies with good ones elsewhere, and the last of these entries."""
+    """Positions whose registered bookie has damaged copies with good ones elsewhere, each with the last such entry."""
     unreadable: tuple[tuple[PositionKey, str], ...] = ()
-    """Positions with an entry denied by every live holder, and the evidence."""
+    """Positions with an entry denied by every live holder, each with the evidence."""
     failed_targets: frozenset[BookieId] = frozenset()
-    """Bookies which refused copies of this ledger a moment ago."""
+    """Bookies that refused copies of this ledger in this turn."""
     flapping: frozenset[BookieId] = frozenset()
     """Flapping bookies: their return does not end copies for them (R55)."""
     continued: Mapping[PositionKey, BookieId] = field(default_factory=dict)
-    """Incomplete positions with a begun copy elsewhere, more complete than on their own bookie."""
+    """Incomplete positions with a begun copy elsewhere, more complete than the entries on their own bookie."""
     avoided: frozenset[BookieId] = frozenset()
     """Bookies unreachable for a while: targets only if there is no other one (R42)."""
 
     def behind_up_to(self, key: PositionKey) -> EntryId | None:
-        """The last entry to store on the position's bookie, in place, although its fragment may still grow."""
+        """Return the last entry to store in place, for a position of a growing fragment."""
         lagging = next((last for known, last in self.lagging if known == key), None)
         damaged = self.damaged.get(key)
         return lagging if damaged is None else max(damaged, damaged if lagging is None else lagging)
 
     def evidence(self, key: PositionKey) -> str | None:
-        """Why the position's entries cannot be read, if known."""
+        """Return why the position's entries cannot be read; None if unknown."""
         return next((text for known, text in self.unreadable if known == key), None)
 
 
@@ -118,21 +118,21 @@ class Plan:
 
     @property
     def is_nothing_missing(self) -> bool:
-        """Whether every position of every fragment has its bookie; the task is done then (I18)."""
+        """Whether every position of every fragment has its bookie, so the task is done (I18)."""
         return not self.steps and not self.blocked
 
 
 def plan_repair(ledger: Versioned, bookies: Bookies, choose: Choose, knowledge: Knowledge = NOTHING_KNOWN) -> Plan:
-    """Decide which entries to copy to which bookie, and which positions must wait.
+    """Decide which entries to copy to which bookies, and which positions must wait.
 
-    No copy is made in place while the ledger needs a recovery: the missing entries are the recovery's evidence that a
-    bookie lost its disks.
+    No copy is made in place while the ledger needs a recovery: for the recovery, missing entries are the evidence of
+    lost disks.
 
     Args:
         ledger: metadata, read before ``bookies`` were listed (R2).
-        bookies: who is registered.
+        bookies: the registered bookies.
         choose: picks targets; called once per step.
-        knowledge: what earlier rounds found out.
+        knowledge: results of earlier rounds.
     """
     metadata = ledger.metadata
     steps: list[Step] = []
@@ -151,7 +151,7 @@ def plan_repair(ledger: Versioned, bookies: Bookies, choose: Choose, knowledge: 
 
 
 def growing_losses(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[PositionKey]:
-    """Lost positions which may need a recovery: those of an unclosed ledger's last two fragments."""
+    """Yield lost positions with a possible need for a recovery: those of an unclosed ledger's last two fragments."""
     if metadata.is_closed:
         return
     for index, position in lost_positions(metadata, bookies):
@@ -161,7 +161,7 @@ def growing_losses(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[Posit
 
 
 def lost_positions(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[tuple[int, int]]:
-    """(fragment index, position) of every unregistered member, except awaited ones."""
+    """Yield (fragment index, position) of every unregistered member, except awaited ones."""
     whole = bookies.registered | bookies.awaited
     for index, fragment in enumerate(metadata.fragments):
         for position, member in enumerate(fragment.members):
@@ -170,11 +170,10 @@ def lost_positions(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[tuple
 
 
 def closed_fragment_last(metadata: LedgerMetadata, index: int, *, is_tail_written: bool) -> EntryId | None:
-    """Last entry of a final fragment, or None if the fragment may still change (S2, S19).
+    """Return the last entry of a final fragment, or None if the fragment may still change (S2, S19).
 
-    The last fragment of an unclosed ledger belongs to its writer. The one before it counts as unclosed too while the
-    last one is not known to hold an entry: with the old protocol its end may not be confirmed yet
-    (docs/formats.md#sampling, #3917).
+    The last fragment of an unclosed ledger belongs to its writer. The one before counts as unclosed too until the last
+    one is known to hold an entry: with the old protocol its end may be unconfirmed (docs/formats.md#sampling, #3917).
     """
     if not metadata.is_closed and index >= len(metadata.fragments) - (1 if is_tail_written else 2):
         return None
@@ -187,7 +186,7 @@ def closed_fragment_last(metadata: LedgerMetadata, index: int, *, is_tail_writte
 def needs_tail_evidence(
     metadata: LedgerMetadata, bookies: Bookies, doubtful: frozenset[PositionKey] = frozenset()
 ) -> bool:
-    """Whether the plan depends on an entry in the last fragment of an unclosed ledger."""
+    """Whether the plan depends on the existence of an entry in an unclosed ledger's last fragment."""
     before_last = len(metadata.fragments) - 2
     if metadata.is_closed or before_last < 0:
         return False
@@ -258,7 +257,7 @@ class _FragmentPlan:
         )
 
     def _filled_up(self, position: int, last: EntryId) -> Step | Blocked:
-        """In place and in no other way: end and members of the fragment are the writer's (S2), not what is written."""
+        """Copy in place only: the fragment's end and members belong to the writer (S2), its written entries do not."""
         fragment = self.metadata.fragments[self.index]
         member, first = fragment.members[position], fragment.first_entry_id
         refusal = self._unreadable(position, first, last)
@@ -274,7 +273,7 @@ class _FragmentPlan:
         return CopyPosition(self.index, position, member, member, cause, first, last, quorum, sources=sources)
 
     def _may_grow(self, position: int, cause: Cause) -> Blocked:
-        """No ledger is fenced for a drain, but a recovery begun by another client is completed."""
+        """Block the position. No ledger is fenced for a drain, but a recovery begun by another client is completed."""
         if cause is Cause.DRAINING and self.metadata.state is LedgerState.OPEN:
             detail = "is left to the writer, who leaves a drained bookie with the next write"
             return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
@@ -320,7 +319,7 @@ class _FragmentPlan:
         return self.bookies.writable - used - self.knowledge.failed_targets
 
     def _allowed(self, spare: frozenset[BookieId]) -> frozenset[BookieId]:
-        """The spare bookies in the groups of the ledger. One that failed recently counts while it is registered."""
+        """Return the spare bookies in the ledger's groups. A group also counts its bookies with recent failures."""
         if not self.metadata.custom or not self.bookies.groups.names:
             return spare
         staying = self.bookies.staying.intersection(self.metadata.fragments[self.index].members)
@@ -357,10 +356,10 @@ _ANYWHERE: Final = Placement()
 
 
 Begun = Mapping[tuple[EntryId, int], BookieId]
-"""Targets to which a part of a position was copied before, by the fragment's first entry and the position."""
+"""Targets of earlier partial copies, by the fragment's first entry and the position."""
 
 PositionCounts = Mapping[BookieId, int]
-"""How many positions this process copies to each bookie now."""
+"""Number of positions under copy by this process, per bookie."""
 
 
 def target_chooser(
@@ -372,12 +371,12 @@ def target_chooser(
 ) -> Choose:
     """Choose targets by the placement policy, free space and ``positions``.
 
-    Bookies are drawn with their free space as the weight. If the first one drawn gets copies already, a second one is
-    drawn, and takes its place if it gets fewer in proportion to its weight and the policy rates it no worse. Among
-    equals, repeated repairs of a position choose the same one.
+    Bookies are drawn with their free space as the weight. If the first bookie drawn already receives copies, a second
+    one is drawn. The second one is chosen if it receives fewer in proportion to its weight and the policy rates it no
+    worse. Among equals, repeated repairs of a position choose the same bookie.
 
-    A target in ``begun`` is preferred, if the policy rates it no worse than any other. So the next attempt uses the
-    copies of one that failed, and they do not pile up elsewhere (R38, R44, #2166).
+    A target in ``begun`` is preferred if the policy rates it no worse. So the next attempt uses the copies of a failed
+    one, and copies do not accumulate elsewhere (R38, R44, #2166).
     """
 
     def choose(key: PositionKey, members: Sequence[BookieId], candidates: Sequence[BookieId]) -> BookieId | None:

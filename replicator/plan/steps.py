@@ -1,4 +1,4 @@
-"""What a repair consists of: copies of positions, and changes of metadata alone. Values, no decisions."""
+"""The steps of a repair: copies of positions, and changes of metadata alone. Values, no decisions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Cause(enum.Enum):
     UNREGISTERED = "unregistered"
     """Its bookie is not registered."""
     FLAPPING = "flapping"
-    """Its bookie is not registered, and returned and left again several times: its return changes nothing (R55)."""
+    """Its bookie is not registered, and has returned and left several times: a further return changes nothing (R55)."""
     INCOMPLETE = "incomplete"
     """Its bookie is registered and lists fewer entries than it should store (R31)."""
     DAMAGED = "damaged"
-    """Its bookie is registered and has damaged copies, of which other bookies have good ones (R41)."""
+    """Its bookie is registered and has damaged copies, with good ones on other bookies (R41)."""
     DRAINING = "draining"
-    """Its bookie is registered and whole, and is to be taken out of the cluster."""
+    """Its bookie is registered and healthy, and is to be taken out of the cluster."""
     MISPLACED = "misplaced"
-    """Its bookie is registered and whole, and the ensemble breaks the placement policy."""
+    """Its bookie is registered and healthy, and the ensemble breaks the placement policy."""
 
 
 _OF_LOST_BOOKIE = frozenset({Cause.UNREGISTERED, Cause.DRAINING})
@@ -32,7 +32,7 @@ _OF_LOST_BOOKIE = frozenset({Cause.UNREGISTERED, Cause.DRAINING})
 
 @dataclass(frozen=True, slots=True)
 class CopyPosition:
-    """Copy to ``target`` what ``position`` stores of ``first..last`` (inclusive), then let it take the place."""
+    """Copy the entries of ``position`` in ``first..last`` (inclusive) to ``target``, then give it the position."""
 
     fragment_index: int
     position: int
@@ -44,12 +44,12 @@ class CopyPosition:
     last: EntryId
     write_quorum: int
     sources: tuple[BookieId | None, ...]
-    """Per ensemble position the registered bookie to read from; None if it is missing, and at ``position`` unless its
-    bookie is being drained, is misplaced, or has damaged copies."""
+    """Per ensemble position the registered bookie to read from; None without one. At ``position`` None, unless its
+    bookie is draining, misplaced, or has damaged copies."""
 
     @property
     def entry_count(self) -> int:
-        """How many entries the position stores."""
+        """The number of entries of the position."""
         return self.stripe.count(self.position, self.first, self.last)
 
     @property
@@ -59,12 +59,12 @@ class CopyPosition:
 
     @property
     def is_of_lost_bookie(self) -> bool:
-        """Whether the position lost its bookie, or is to lose it for a drain; if it is back, nothing is to be done."""
+        """Whether the position's bookie is lost or draining. If this ends, the step is obsolete."""
         return self.cause in _OF_LOST_BOOKIE
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the metadata stays as it is."""
+        """Whether the metadata stays unchanged."""
         return self.old == self.target
 
     def entries(self) -> Iterator[EntryId]:
@@ -72,11 +72,11 @@ class CopyPosition:
         return self.stripe.entries(self.position, self.first, self.last)
 
     def holders(self, start: int) -> tuple[BookieId, ...]:
-        """Who may be read for entries with ``entry_id mod E == start``: distinct, nearest position above ours first.
+        """Return the sources of entries with ``entry_id mod E == start``: distinct, from the next higher position on.
 
-        The order starts after our own position, not at the first of the write set, so that neighbouring entries have
-        the same first holder if possible, and one request covers a run of entries. Our own position comes last: a
-        bookie that is drained or misplaced is read only if no other bookie has the entry.
+        The order starts after the step's own position, not at the first position of the write set. So neighbouring
+        entries have the same first holder if possible, and one request covers a run of entries. The own position comes
+        last: a draining or misplaced bookie is read only if no other bookie has the entry.
         """
         stripe, size = self.stripe, len(self.sources)
         around = ((self.position + step) % size for step in range(1, size + 1))
@@ -86,7 +86,7 @@ class CopyPosition:
 
 @dataclass(frozen=True, slots=True)
 class SwapMember:
-    """Name ``target`` instead of ``old``, which stores nothing of the fragment: a change of metadata alone."""
+    """Name ``target`` instead of ``old``, which has no entries of the fragment: a change of metadata alone."""
 
     fragment_index: int
     position: int
@@ -96,7 +96,7 @@ class SwapMember:
 
     @property
     def is_of_lost_bookie(self) -> bool:
-        """As of ``CopyPosition``."""
+        """As in ``CopyPosition``."""
         return self.cause in _OF_LOST_BOOKIE
 
 

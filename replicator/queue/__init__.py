@@ -1,5 +1,5 @@
-"""Choose the next task: order by severity, delays, parked tasks; and who looks for tasks.
+"""Choose the next task: order by severity, delays, parked tasks; and choose the workers that look for tasks.
 
-Not here: how a task is locked (``bookie.metadata.tasks.locks``); the repair itself (``replicator.repair``).
+Not here: locking a task (``bookie.metadata.tasks.locks``); the repair itself (``replicator.repair``).
 Start with ``task_queue``, and with ``duty`` for fleets.
 """

@@ -1,9 +1,9 @@
-"""The delay queue: unclosed ledgers with a lost member wait here before they are taken from their writer.
+"""The delay queue: unclosed ledgers with a lost member wait here before their recovery.
 
-A writer that lives replaces a lost bookie itself, so a ledger is recovered only after one of its positions was missing
-for a whole grace period (R3, R37). The period is counted by this process's clock from the moment when the position was
-first seen missing, and starts again if it was whole for a time. Waiting is a note in memory: no worker sleeps over it
-and no lock is held. A worker that dies takes its notes along, and the next one waits the full period.
+A live writer replaces a lost bookie itself, so a ledger is recovered only after one of its positions was missing for a
+whole grace period (R3, R37). The period is measured by this process's clock from the first sight of the missing
+position, and starts again if the position was healthy for a time. A waiting ledger is only a note in memory: no worker
+blocks and no lock is held. If a worker dies, its notes are lost, and the next worker waits the full period.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from replicator.queue.parking import Seen
 @dataclass(slots=True)
 class _Waiting:
     lost: dict[PositionKey, float] = field(default_factory=dict)
-    """Positions with an unregistered bookie, each with the time it was first seen."""
+    """Positions with an unregistered bookie, each with the time of its first sight."""
     doubtful: dict[PositionKey, float] = field(default_factory=dict)
-    """Positions whose bookie is registered and may lack entries; listings omit them, because only a close look can find
-    them."""
+    """Positions whose registered bookie may lack entries. Listings omit them, because only a turn finds them."""
     rests_on: Seen | None = None
-    """The circumstances under which its last turn ended."""
+    """The circumstances at the end of its last turn."""
     failed_with: frozenset[BookieId] | None = None
     """Bookies registered at the time of a failed recovery."""
 
@@ -41,12 +40,12 @@ class Delays:
         self._waiting: dict[LedgerId, _Waiting] = {}
 
     def observe(self, ledger_id: LedgerId, lost: Iterable[PositionKey]) -> None:
-        """Note which positions of an unclosed ledger a listing showed as lost; it does not show doubtful ones."""
+        """Record the lost positions of an unclosed ledger according to a listing; a listing omits doubtful ones."""
         known = self._waiting.setdefault(ledger_id, _Waiting())
         known.lost = self._noted(known.lost, lost)
 
     def remaining_s(self, ledger_id: LedgerId, lost: Iterable[PositionKey], doubtful: Iterable[PositionKey]) -> float:
-        """Record the result of a close look; return the seconds until a recovery is allowed, 0 or less for now."""
+        """Record the positions found by a turn; return the seconds until a recovery is allowed, 0 or less for now."""
         known = self._waiting.setdefault(ledger_id, _Waiting())
         known.lost, known.doubtful = self._noted(known.lost, lost), self._noted(known.doubtful, doubtful)
         return self.due_in_s(ledger_id)
@@ -58,10 +57,10 @@ class Delays:
     def is_resting(
         self, ledger_id: LedgerId, circumstances: Seen, ledger: Versioned | Unreadable | None, choose: Choose
     ) -> bool:
-        """Whether its last turn ended because of the delay, the grace period goes on, and a turn would do nothing new.
+        """Whether the last turn ended in the grace period, which goes on, and a new turn would change nothing.
 
-        Bookies that come and go elsewhere are no reason for a turn; a member that is back, or a bookie that can take
-        a copy of an older fragment, is.
+        Changes of unrelated bookies are no reason for a turn. Reasons are a returned member, or a bookie able to take a
+        copy of an older fragment.
         """
         known = self._waiting.get(ledger_id)
         before = known.rests_on if known is not None else None
@@ -82,7 +81,7 @@ class Delays:
         return True
 
     def due_in_s(self, ledger_id: LedgerId) -> float:
-        """Seconds until the end of the grace period of the position missing for the longest time."""
+        """Return the seconds until the end of the grace period of the position missing for the longest time."""
         known = self._waiting.get(ledger_id)
         since_s = min((*known.lost.values(), *known.doubtful.values()), default=None) if known is not None else None
         return 0.0 if since_s is None else since_s + self._grace_s - self._clock.monotonic_s()
@@ -92,12 +91,12 @@ class Delays:
         self._waiting.setdefault(ledger_id, _Waiting()).failed_with = bookies.registered
 
     def has_new_bookie(self, ledger_id: LedgerId, bookies: Bookies) -> bool:
-        """Return whether a failed recovery is worth another attempt before the end of its pause."""
+        """Return whether a bookie registered since the failed recovery, so that another attempt need not wait."""
         known = self._waiting.get(ledger_id)
         return known is not None and known.failed_with is not None and bool(bookies.registered - known.failed_with)
 
     def forget(self, ledger_id: LedgerId) -> None:
-        """The ledger is closed, gone, or misses nothing."""
+        """Forget a ledger after it was closed, deleted or found healthy."""
         self._waiting.pop(ledger_id, None)
 
     def keep_only(self, ledger_ids: Collection[LedgerId]) -> None:

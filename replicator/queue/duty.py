@@ -1,18 +1,18 @@
-"""Lookouts: a few idle workers look for work for all the others, so a task does not wake the whole fleet.
+"""Lookouts: a few idle workers look for work for all others, so a task does not wake the whole fleet.
 
-A worker without work enters a line (``bookie.metadata.tasks.standby``). The first few in line are lookouts: they list
-the tasks as soon as something changes, start what they can, and call workers from the end of the line for the rest.
-A worker that was called looks by itself until it finds nothing more to do or to wait for, and enters the line again.
+A worker without work enters a line (``bookie.metadata.tasks.standby``). The first few in line are lookouts: after each
+change they list the tasks, start as many as they can, and call workers from the end of the line for the others. A
+called worker lists tasks by itself until it finds nothing more to do or to wait for, and enters the line again.
 
-What an event costs, in requests of the whole fleet:
+The cost of an event, in requests of the whole fleet:
 
-* a task, or a bookie that comes or goes: a listing of each lookout, and the registrations for each worker that is at
-  work. A worker in line has no watch on either, so the number of idle workers does not matter;
-* a call: one request for all who are called, and their listings;
-* a worker that ends: two requests of the next one, to read its new place and to watch again.
+* a task or a change of registrations: a listing by each lookout, and a read of the registrations by each active worker.
+  A worker in line watches neither, so the number of idle workers does not matter;
+* a call: one request for all called workers, and their listings;
+* the end of a worker in line: two requests of the next one, to read its new place and to watch again.
 
-A worker in line looks by itself after ``LONELY_S``, or later if the line is long. So nothing waits for ever if the
-lookouts cannot work, and a long line does not cost more than a short one.
+A worker in line looks by itself after ``LONELY_S``, or later if the line is long. So no task waits without end if the
+lookouts cannot work, and a long line costs no more than a short one.
 
 Source: R46, docs/failure-model.md#R46.
 """
@@ -35,7 +35,7 @@ from bookie.runtime.waiting import first_of
 _log = logging.getLogger(__name__)
 
 LONELY_S: Final = 60.0
-"""After so long in line a worker looks by itself."""
+"""Time in line after which a worker looks by itself."""
 LONELY_S_PER_WORKER: Final = 1.0
 """The same per worker in line, if longer: one look per second, however many workers are in line."""
 _TOKEN_BITS: Final = 48
@@ -55,7 +55,7 @@ class Duty:
         self._is_refused = False
         self._epoch = -1
         self.is_lookout = False
-        """Whether this worker reacts to every change: for the others, or because it cannot use the line."""
+        """Whether this worker reacts to every change: on behalf of the others, or because it cannot use the line."""
 
     @property
     def is_in_line(self) -> bool:
@@ -63,15 +63,15 @@ class Duty:
         return bool(self._name or self._is_refused) and self._epoch == self._store.session.epoch
 
     async def wait_for_work(self, stop: asyncio.Event, note_waiting: Callable[[], None]) -> bool:
-        """Take a place in line; return at once in the place of a lookout, otherwise when there may be work.
+        """Take a place in line; return at once as a lookout, otherwise after a call or a long wait.
 
         Args:
             stop: set it to end the wait.
-            note_waiting: called before each wait, and after a call: what was seen before it may be outdated.
+            note_waiting: called before each wait, and after a call: earlier observations may be outdated.
 
         Returns:
             Whether this worker was called, or has waited for too long. False for a lookout, and at ``stop``. If the
-            line cannot be used, the worker does not wait, and looks by itself.
+            line cannot be used, the worker does not wait, and acts as a lookout.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting.
@@ -80,7 +80,7 @@ class Duty:
         while True:
             try:
                 place = await self._enter()
-            except PermanentError as error:  # looking costs more without the line, and works
+            except PermanentError as error:  # without the line, looking costs more but works
                 _log.warning("the line of idle workers cannot be used", extra={"error": str(error)})
                 self.is_lookout = self._is_refused = True
                 return False
@@ -102,9 +102,9 @@ class Duty:
                 return True
 
     async def _enter(self) -> Place | None:
-        """The place in line, entered if need be; None if this worker was in line and has been called."""
+        """Return the place in line, entering it if necessary; None if this worker was called."""
         if not self.is_in_line:
-            if self._name:  # perhaps it was entered in the session which has just begun
+            if self._name:  # perhaps the entry was made in the new session
                 await self._line.leave(self._name)
             self._name, self._is_refused = "", False
             self._epoch = self._store.session.epoch

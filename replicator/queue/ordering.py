@@ -1,12 +1,12 @@
-"""Which task comes first: the one closest to losing data, then the one waiting longest.
+"""The order of tasks: first the one closest to data loss, then the one waiting longest.
 
 A failure delays a task (``parking``) and does not change its rank: after the delay it comes before every task with more
 copies left. Two kinds of tasks come last, because an attempt seldom changes anything: ledgers that lack only entries
-without any copy, and parked tasks that are tried again only because time has passed.
-A boost (``bookie.metadata.tasks.boosts``) puts a task before the others of its rank, and before no task of another.
-Among the rest of a rank, ledgers of Pulsar's system topics come first (A18): many topics depend on each of them.
-Tasks that only request better placement come after all others: their ledgers lack nothing.
-Tasks of equal rank come in random order: workers that look at the same list then rarely reach for the same lock.
+without any copy, and parked tasks retried only because time has passed. A boost (``bookie.metadata.tasks.boosts``) puts
+a task before the others of its rank, but before no task of another rank. Among the rest of a rank, ledgers of Pulsar's
+system topics come first (A18): many topics depend on each of them. Requests for better placement come after all other
+tasks: their ledgers lack nothing. Tasks of equal rank come in random order, so workers with the same list rarely
+compete for the same lock.
 """
 
 from __future__ import annotations
@@ -25,51 +25,51 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.ownership import owner_of
 
 AGE_STEP_MS: Final = 60_000
-"""Ages within one minute count as equal: marks of one audit have no order among themselves."""
+"""Ages within the same minute count as equal: marks of one audit have no order among themselves."""
 NOTHING_LOST: Final = 1 << 30
 """Rank of a deleted, unreadable or healthy ledger: quick to clear, and waiting costs nothing."""
 NO_COPY_LEFT: Final = 1 << 31
-"""Rank of a ledger whose only losses are entries without any copy: nothing can be repaired until a bookie returns."""
+"""Rank of a ledger missing only entries without any copy: nothing can be repaired until a bookie returns."""
 MISPLACED: Final = 1 << 32
 """Rank of a healthy ledger with copies to move: after every unhealthy ledger."""
 
 SMALL_BYTES: Final = 1 << 20
-"""Largest small ledger: as many of them as a worker repairs at a time fit into the memory for copies."""
+"""Size of the largest small ledger: the small ledgers repaired at a time fit into the memory for copies."""
 SMALL_ENTRIES: Final = 1000
-"""Entries of a small ledger are fewer: one request reads them."""
+"""A small ledger has fewer entries: one request reads them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What the order depends on."""
+    """A task with the properties that determine the order."""
 
     ledger_id: LedgerId
     rank: int
     """Smaller comes first; see ``rank``."""
     ctime_ms: int
-    """When it was marked; -1 (not stored) counts as the oldest."""
+    """Time of the mark; -1 (not stored) counts as the oldest."""
     is_recheck: bool = False
     """Parked, and tried again although nothing has changed."""
     is_parked: bool = False
     is_boosted: bool = False
-    """An operator asked for its repair before the others of its rank."""
+    """Whether an operator put it before the others of its rank."""
     parked_attempts: int = 0
     is_large: bool = False
-    """As the function ``is_large`` decides it."""
+    """See the function ``is_large``."""
     is_of_system_topic: bool = False
-    """As the function ``is_of_system_topic`` decides it."""
+    """See the function ``is_of_system_topic``."""
 
 
 def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:
     """Return the smallest number of copies left of any repairable entry.
 
-    A copy is left on a registered member, unless the task names the member: then the bookie lost its copies, and has
-    perhaps returned without them. A bookie that is being drained is named as well, and has its copies.
+    A registered member has a copy, unless the task names the member: then the bookie lost its copies, and may have
+    returned without them. A draining bookie is named as well, but has its copies.
 
     Args:
         ledger: its metadata; None if it was deleted.
-        named: the bookies that its task names as missing.
-        bookies: who is registered, and who is being drained.
+        named: the missing bookies according to its task.
+        bookies: the registered bookies, and the draining ones.
 
     Returns:
         The number of copies, 1 or more, or one of the ranks above.
@@ -82,9 +82,9 @@ def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], boo
 
 
 def is_large(ledger: Versioned | Unreadable | None) -> bool:
-    """Return whether a repair may copy more than ``SMALL_BYTES`` or ``SMALL_ENTRIES``, as far as the metadata shows.
+    """Return whether a repair may copy more than ``SMALL_BYTES`` or ``SMALL_ENTRIES``, according to the metadata.
 
-    A ledger that is not closed may have any size.
+    An unclosed ledger may have any size.
     """
     if not isinstance(ledger, Versioned):
         return False
@@ -93,7 +93,7 @@ def is_large(ledger: Versioned | Unreadable | None) -> bool:
 
 
 def is_of_system_topic(ledger: Versioned | Unreadable | None) -> bool:
-    """Return whether the custom metadata of a ledger names a topic of Pulsar's own."""
+    """Return whether the custom metadata of a ledger names a system topic of Pulsar."""
     if not isinstance(ledger, Versioned) or not ledger.metadata.custom:
         return False
     owner = owner_of(ledger.metadata.custom)
@@ -102,20 +102,20 @@ def is_of_system_topic(ledger: Versioned | Unreadable | None) -> bool:
 
 _Key = tuple[bool, bool, int, bool, bool, int, float, LedgerId]
 _SORTED_AT_ONCE: Final = 5000
-"""Candidates sorted between two turns of the loop: some milliseconds."""
+"""Candidates sorted between two turns of the event loop: some milliseconds."""
 
 
 def in_order(candidates: Iterable[Candidate], rng: random.Random) -> list[Candidate]:
-    """Return the candidates in the order in which they should be repaired."""
+    """Return the candidates in the order of their repair."""
     return [candidate for _, candidate in _ranked(candidates, rng)]
 
 
 class Order:
-    """Candidates in the order in which they should be repaired: sorted in parts, and merged as they are taken."""
+    """Candidates in the order of their repair: sorted in parts, and merged as they are taken."""
 
     def __init__(self) -> None:
         self._parts: list[list[tuple[_Key, Candidate]]] = []
-        """Each sorted in reverse: the next candidate is the last one."""
+        """Each part sorted in reverse: its next candidate is the last element."""
         self._heads: list[tuple[_Key, int]] = []
         """A heap of the next candidate of each part, with its part."""
         self._count = 0
@@ -134,7 +134,7 @@ class Order:
 
     @classmethod
     async def of(cls, candidates: Sequence[Candidate], rng: random.Random) -> Order:
-        """Sort the candidates; gives way to others between parts."""
+        """Sort the candidates; other tasks may run between parts."""
         order = cls()
         async for part in in_steps(candidates, _SORTED_AT_ONCE):
             ranked = _ranked(part, rng)

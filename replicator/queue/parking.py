@@ -1,11 +1,10 @@
 """When to try a parked or failed task again. Nothing is ever retried in a hot loop.
 
-A parked task is worth another try when the planner, a pure function, would now do something else than block: that
-covers new bookies, members that came back, and metadata that changed. Unreadable entries and recoveries that are not
-possible are no matter of planning, so there a bookie must have come that was not there before. One that takes no copies
-counts as well, because it may have the entries (R93). In either case the same process does not try the same state
-twice, except after half an hour: a disk may have been mended, or the tail of an open ledger been written, without any
-trace in the store.
+A parked task is worth another try if the planner, a pure function, would now do something other than block: because of
+new bookies, returned members, or changed metadata. Planning cannot judge unreadable entries and impossible recoveries,
+so these need a newly registered bookie. It need not accept copies, because it may have the entries (R93). In either
+case the same process does not try the same state twice, except after half an hour: a disk may have been repaired, or
+the tail of an open ledger been written, without any trace in the store.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -31,12 +30,12 @@ from replicator.plan.moves import plan_moves
 from replicator.plan.planner import Choose, Plan, plan_repair
 
 RECHECK_S: Final = 1800.0
-"""How long a parked task rests without a change visible in the store."""
+"""Time for which a parked task rests without a change visible in the store."""
 SOON_S: Final = 300.0
-"""The same if the cause often ends without a trace in the store: a bookie answers again, or accepts copies again."""
+"""The same for causes that often end without a trace in the store: a bookie answers or accepts copies again."""
 ATTEMPTS_MAX: Final = 5
-"""Failures in a row after which a task is parked if the cause has a name, and after which a run that should end
-(``once``) does not wait for it any more."""
+"""Failures in a row after which a task is parked if there is a reason to park, and after which a run with ``once`` no
+longer waits for it."""
 _BACKOFF_S: Final = 5.0
 _BACKOFF_S_MAX: Final = 300.0
 _DOUBLINGS_MAX: Final = 10
@@ -48,7 +47,7 @@ _MAY_END_UNSEEN: Final = frozenset({ParkReason.SILENT_BOOKIES, ParkReason.TARGET
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the store shows of a task's circumstances. The same again promises the same outcome."""
+    """The circumstances of a task visible in the store. Equal circumstances promise the same outcome."""
 
     task_version: int
     ledger_version: int
@@ -59,7 +58,7 @@ class Seen:
 
 
 def seen(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies, topology: str = "") -> Seen:
-    """The comparable part of what was listed; holds no metadata, as there may be a million tasks."""
+    """Return the comparable circumstances, without metadata because there may be a million tasks."""
     return Seen(task.version, ledger.version if isinstance(ledger, Versioned) else -1, bookies, topology)
 
 
@@ -90,8 +89,8 @@ def would_act(
 def would_move(task: Task, ledger: Versioned, bookies: Bookies, parked: ParkedTask, placement: Placement) -> bool:
     """As ``would_act``, for a task with a request for better placement only.
 
-    There may be many of them after a change of the topology, so closed ledgers are not planned again: a new bookie,
-    another topology or another policy is a reason to try. The attempt plans from a new look.
+    There may be many such tasks after a change of the topology, so closed ledgers are not planned here: a new bookie,
+    another topology or another policy is a reason to try. The attempt makes a new plan.
     """
     if task.version != parked.task_version or parked.topology != placement.judge().fingerprint:
         return True
@@ -108,7 +107,7 @@ def would_move(task: Task, ledger: Versioned, bookies: Bookies, parked: ParkedTa
 
 
 def _may_be_left(ledger: Versioned, plan: Plan) -> bool:
-    """Return whether the cause has changed, or the writer has continued with another ensemble; a close look decides."""
+    """Return whether the cause has changed, or the writer has continued with another ensemble; a turn decides."""
     last = len(ledger.metadata.fragments) - 1
     return any(block.reason is not ParkReason.OPEN_LEDGER or block.fragment_index < last for block in plan.blocked)
 
@@ -118,11 +117,11 @@ class _Failures:
     count: int
     until_s: float
     noted_s: float
-    """Listings of records from then on have the record, or it was deleted; infinity while it is being written."""
+    """Listings begun from this time on contain the record unless it was deleted; infinity while it is being written."""
     token: str
-    """That of the record."""
+    """The token of the record."""
     is_own: bool
-    """Whether this process is among those whose attempts failed."""
+    """Whether an attempt of this process failed as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +129,14 @@ class _Resting:
     seen: Seen
     since_s: float
     attempts: int
-    """Of the parked record."""
+    """The attempts in the parked record."""
 
 
 class Memory:
     """Memory of failed and parked tasks. Bounded by the number of tasks.
 
     All workers share the records of failures and of parked tasks. Each measures pauses and rests by its own clock, from
-    the moment when it first saw the record. So the next attempt, by whichever worker, starts them again for all.
+    its first sight of the record. So the next attempt by any worker starts them again for all.
     """
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
@@ -163,7 +162,7 @@ class Memory:
             self._failures[record.ledger_id] = replace(known, noted_s=self._clock.monotonic_s())
 
     def note_shared(self, record: FailedTask) -> None:
-        """Note a record as it was read, of this process or another."""
+        """Record a failure as read from the store, of this process or another."""
         known = self._failures.get(record.ledger_id)
         if known is None or known.token != record.token:
             now_s, pause_s = self._clock.monotonic_s(), min(max(record.pause_s, 0.0), 2 * _BACKOFF_S_MAX)
@@ -198,12 +197,12 @@ class Memory:
         self._resting.pop(ledger_id, None)
 
     def failures(self, ledger_id: LedgerId) -> int:
-        """Failures in a row."""
+        """Return the number of failures in a row."""
         known = self._failures.get(ledger_id)
         return known.count if known is not None else 0
 
     def is_given_up(self, ledger_id: LedgerId) -> bool:
-        """Whether a run with an end stops waiting: many attempts failed, at least one of them here."""
+        """Whether a run with ``once`` stops waiting: many attempts failed, at least one of them here."""
         known = self._failures.get(ledger_id)
         return known is not None and known.is_own and known.count >= ATTEMPTS_MAX
 
@@ -213,18 +212,18 @@ class Memory:
         return known.until_s - self._clock.monotonic_s() if known is not None else 0.0
 
     def is_resting(self, ledger_id: LedgerId, circumstances: Seen, reason: ParkReason) -> bool:
-        """Whether the task was noted as parked under the same circumstances, and its rest is not over."""
+        """Whether the task was recorded as parked under the same circumstances, and its rest goes on."""
         known = self._resting.get(ledger_id)
         return known is not None and known.seen == circumstances and not self.is_rested(ledger_id, reason)
 
     def is_rested(self, ledger_id: LedgerId, reason: ParkReason) -> bool:
-        """Whether the task was parked long enough ago to be tried for this reason alone."""
+        """Whether the rest of the task has ended, so that it is tried without any change."""
         known = self._resting.get(ledger_id)
         rest_s = SOON_S if reason in _MAY_END_UNSEEN else RECHECK_S
         return known is not None and self._clock.monotonic_s() - known.since_s >= rest_s
 
     def forget_parked(self) -> None:
-        """Forget the rests of parked tasks. Pauses after failures go on, or each new look would begin them again."""
+        """Forget the rests of parked tasks. Pauses after failures stay, or each new listing would begin them again."""
         self._resting.clear()
 
     def keep_only(self, ledger_ids: Collection[LedgerId]) -> None:

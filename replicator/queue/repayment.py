@@ -1,17 +1,17 @@
-"""Marks the ledgers with placement debts for better placement, as soon as a better place appears.
+"""Mark the ledgers with placement debts for better placement, as soon as a better place appears.
 
-The invariant: a debt ends only if its ledger is gone, or adheres to the policy and has no task. A repair records a
-debt before the metadata names the bad place (R57), so as long as it has a task, a ledger that adheres may soon adhere
-no more. The tasks are read after the debts and before the metadata. So if there is no task, the repair that recorded
-the debt has ended, and the metadata is at least as new as its end.
+The invariant: a debt ends only if its ledger was deleted, or adheres to the policy and has no task. A repair records a
+debt before the metadata names the bad place (R57). So as long as a ledger has a task, it may adhere now and violate the
+policy soon. The tasks are read after the debts and before the metadata. If there is no task, the repair with the debt
+has ended, and the metadata is at least as new as its end.
 
-Marking is idempotent, and the mark is an ordinary one: a worker that takes it plans again from fresh metadata (R1), and
-moves what can be moved.
+Marking is idempotent, and the mark is an ordinary one: its worker plans again from fresh metadata (R1), and makes the
+possible moves.
 
-Only lookouts look (``queue.duty``), so the number of idle workers does not matter. A look reads all debts, which are
-bounded, and the metadata of their ledgers. It is made when the writable bookies or the topology have changed, at most
-once in ``PAUSE_S``, and otherwise once in ``ROUND_S``, for debts that ended in another way. Ledgers of the same shape
-are planned once.
+Only lookouts look (``queue.duty``), so the number of idle workers does not matter. A look reads all debts (their number
+is bounded) and the metadata of their ledgers. It follows a change of the writable bookies or the topology, at most once
+in ``PAUSE_S``. Otherwise it is made once in ``ROUND_S``, for debts ended in another way. Ledgers of the same shape are
+planned once.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -38,19 +38,19 @@ from replicator.ports import RepairPorts
 _log = logging.getLogger(__name__)
 
 PAUSE_S: Final = 60.0
-"""Between two looks, however often bookies come and go."""
+"""Time between two looks, however often registrations change."""
 ROUND_S: Final = 600.0
-"""Between two looks if nothing changes."""
+"""Time between two looks if nothing changes."""
 _AT_ONCE: Final = 500
 """Ledgers read at a time."""
 _PLANNED_AT_ONCE: Final = 20
-"""Ledgers between two turns of the loop."""
+"""Ledgers planned between two turns of the event loop."""
 
 _Shape = tuple[object, ...]
 
 
 class Repayment:
-    """For one worker."""
+    """Looks for repayable placement debts, for one worker."""
 
     def __init__(self, ports: RepairPorts, absences: Absences) -> None:
         self._ports = ports
@@ -62,11 +62,11 @@ class Repayment:
         """Debts at the last look."""
 
     def forget(self) -> None:
-        """Forget the last look, because others look from now on."""
+        """Forget the last look, because other workers look from now on."""
         self._seen, self.count = None, 0
 
     async def look(self) -> int:
-        """Mark ledgers whose copies can be moved now; how many. Returns at once if nothing has changed.
+        """Mark ledgers with movable copies; return their number. Returns at once if nothing has changed.
 
         Raises:
             StoreUnavailableError: no answer; the next look begins again.
@@ -104,7 +104,7 @@ class Repayment:
     async def _better(
         self, debts: Sequence[PlacementDebt], bookies: Bookies, known: dict[_Shape, bool]
     ) -> list[LedgerId]:
-        """The ledgers with movable copies. Debts of deleted ledgers end, and of well-placed ones without a task."""
+        """Return ledgers with movable copies; end debts of deleted ledgers, and of well-placed ones without a task."""
         ports, better = self._ports, []
         ids = [debt.ledger_id for debt in debts]
         tasks = await ports.tasks.read_many(ids)
@@ -128,6 +128,6 @@ class Repayment:
 
 
 def _shape(metadata: LedgerMetadata) -> _Shape:
-    """What decides whether a ledger has moves. The attempt plans each ledger again, so an error costs an attempt."""
+    """Return the properties that decide whether a ledger has moves. An error costs one attempt: it plans again."""
     members = (fragment.members for at, fragment in enumerate(metadata.fragments) if has_entries(metadata, at))
     return frozenset(members), metadata.write_quorum, metadata.custom, metadata.is_closed

@@ -1,23 +1,23 @@
-"""The tasks of the cluster as this worker sees them: which one to take next, and which ones must wait.
+"""The tasks of the cluster as seen by this worker: the next one to take, and those that must wait.
 
-The invariant: a listing decides the order of work and nothing else. The lock and a new look at the ledger decide what
-is done, so an outdated list costs requests and no data (R1). The ledger with the fewest copies left comes first, and a
-failure delays a task but does not change its rank (R40).
+The invariant: a listing decides the order of work and nothing else. The work itself is decided under the lock from
+fresh metadata, so an outdated list costs requests and no data (R1). The ledger with the fewest copies left comes first,
+and a failure delays a task but does not change its rank (R40).
 
-The ids of all tasks are listed first, then tasks, parked records and metadata are read in bulk, a part at a time, and
-the order of the reads matters in one place: the bookies are listed after the metadata of each part, so a bookie that
-registers during this time does not look lost (R2). A parked ledger without a task loses its record at once, and so does
-a reservation, because a write that relies on a deleted reservation is refused. A doubt outlives its task while the
-ledger is open, because the list may be minutes old by then, and a worker with a newer one may have recorded the doubt.
-This cleans up after workers that died between the completion of a task and the deletion of its records, and after
-Apache's workers, which do not have such records.
+The ids of all tasks are listed first. Then tasks, parked records and metadata are read in bulk, a part at a time. The
+order of the reads matters in one place: the bookies are listed after the metadata of each part, so a bookie that
+registers during this time does not look lost (R2). A parked record without a task is deleted at once, and so is a
+reservation, because a write based on a deleted reservation is refused. A doubt outlives its task while the ledger is
+open, because the list may be minutes old by then, and a worker with a newer list may have recorded the doubt. The
+deletions concern records of workers that died between the completion of a task and the deletion of its records, and of
+tasks completed by Apache's workers, which do not have such records.
 
 A task waits if it is locked, parked or failed recently, or if its ledger is open and in its grace period. No lock is
-held while it waits. Parked and failed tasks have a record in ZooKeeper, which all workers respect: whichever worker
-tries again, the pause begins again for all. A worker with an outdated list sees under the lock that another one has
-tried (``is_outdated``). Grace periods are noted in memory; a crash loses them, and another worker begins them again.
+held while it waits. Parked and failed tasks have a record in ZooKeeper, respected by all workers: an attempt by any
+worker begins the pause again for all. A worker with an outdated list detects attempts of others under the lock
+(``is_outdated``). Grace periods are kept in memory; after a crash another worker begins them again.
 
-A list may have 100,000 tasks. It is read, judged and sorted in steps that give way to other work.
+A list may have 100,000 tasks. It is read, judged and sorted in steps, with pauses for other work.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -56,15 +56,15 @@ from replicator.telemetry.events import Ending, Outlook
 _log = logging.getLogger(__name__)
 
 READ_LEDGERS: Final = 1000
-"""Ledgers whose metadata is read at a time: bounds memory, and how long the loop is kept from other work."""
+"""Ledgers with metadata read at a time: bounds memory, and the time for which the event loop is blocked."""
 JUDGED_AT_ONCE: Final = 25
-"""Ledgers judged between two turns of the loop: some milliseconds if each is parked and planned again."""
+"""Ledgers judged between two turns of the event loop: some milliseconds if each is parked and planned again."""
 REFRESH_SHARE: Final = 0.05
 """Largest share of time spent on renewing the list while there is other work."""
 _RESERVED_S: Final = 600.0
-"""Time between two listings of reservations, which look for those without a task."""
+"""Time between two searches for reservations without a task."""
 _NAP_S: Final = 0.01
-"""Shortest wait for the end of a grace period: a wait of a rounding error might not advance the clock."""
+"""Shortest wait for the end of a grace period: a shorter one, left by rounding, might not advance the clock."""
 
 _UNCHANGED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.FAILED})
 _COMPLETED: Final = frozenset({Ending.REPAIRED, Ending.MOVED, Ending.NOTHING_MISSING, Ending.LEDGER_DELETED})
@@ -73,7 +73,7 @@ _COMPLETED: Final = frozenset({Ending.REPAIRED, Ending.MOVED, Ending.NOTHING_MIS
 class _Verdict(enum.Enum):
     ELIGIBLE = enum.auto()
     RECHECK = enum.auto()
-    """Parked long ago, and tried again without a change visible in the store."""
+    """Parked long ago, and retried without a change visible in the store."""
     LOCKED = enum.auto()
     BACKING_OFF = enum.auto()
     DELAYED = enum.auto()
@@ -85,7 +85,7 @@ _TRIED: Final = frozenset({_Verdict.ELIGIBLE, _Verdict.RECHECK})
 
 
 class _Tally:
-    """The verdicts of one listing, counted while they are made: another loop over all of them would take long."""
+    """The verdicts of one listing, counted while they are made: another loop over all tasks would take long."""
 
     def __init__(self) -> None:
         self.ledger_ids: set[LedgerId] = set()
@@ -112,13 +112,13 @@ class Turn:
     rank: int = NO_COPY_LEFT
     """Smaller is more urgent (``ordering.rank``)."""
     failures: int = 0
-    """Failed turns before this one, in a row."""
+    """Failed turns in a row before this one."""
     is_parked: bool = False
     parked_attempts: int = 0
     failure_token: str = ""
-    """The last failure, as listed."""
+    """The token of the last failure, as listed."""
     is_large: bool = False
-    """Whether there may be much to copy (``ordering.is_large``)."""
+    """Whether there may be many entries to copy (``ordering.is_large``)."""
 
 
 class TaskQueue:
@@ -136,17 +136,18 @@ class TaskQueue:
         self._memory = Memory(ports.clock, ports.rng)
         self._order = Order()
         self._failures_noted: set[LedgerId] = set()
-        """Recorded failures of turns which are not settled yet."""
+        """Recorded failures of turns not settled yet."""
         self._seen: dict[LedgerId, Seen] = {}
         self._bookies = Bookies(frozenset(), frozenset())
         self._unsettled_locks: set[LedgerId] = set()
         self.unmarked_locks: frozenset[LedgerId] = frozenset()
-        """Locks possibly left by this worker, of ledgers without a task at the last listing: no turn settles them."""
+        """Possibly remaining locks of this worker on ledgers without a task at the last listing: no turn settles
+        them."""
         self._completed: set[LedgerId] = set()
-        """Completed since the present listing began, so it may still contain them."""
+        """Tasks completed since the current listing began; it may still contain them."""
         self._is_changed = True
         self._left_because = ""
-        """Why placement marks were left at the last listing."""
+        """Why the last listing left placement marks alone."""
         self._told_of_left: set[str] = set()
         self._changes_noted = 0
         self._renew_after_change_s = -1.0
@@ -160,12 +161,12 @@ class TaskQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the list has nothing to do, now or later, without another change."""
+        """Whether the list has no work, now or later, without another change."""
         outlook = self.outlook
         return not (self.is_stale or self._order or outlook.backing_off or outlook.delayed or self._unsettled_locks)
 
     def forget(self) -> None:
-        """Forget what is known of the tasks: others look from now on, and changes are not noticed here."""
+        """Forget all known tasks: other workers look from now on, and changes are not noticed here."""
         self._memory.forget_parked()
         self._delays.keep_only(())
         self._order.clear()
@@ -181,7 +182,7 @@ class TaskQueue:
 
     @property
     def next_look_s(self) -> float:
-        """Seconds until the list is stale, if nothing happens before."""
+        """Seconds until the list is stale without another event."""
         return max(0.0, self._renewal_in_s())
 
     def _renewal_in_s(self) -> float:
@@ -208,7 +209,7 @@ class TaskQueue:
             self._renew_anyway_s = self._renew_after_change_s
 
     def take(self) -> Turn | None:
-        """The next task to work on, or None."""
+        """Return the next task to work on, or None."""
         if not self._order:
             return None
         candidate = self._order.take_last() if fault_point("queue.take_last") else self._order.take()
@@ -235,7 +236,7 @@ class TaskQueue:
         return bool(self._order) and self._order.first.is_large
 
     def settle(self, turn: Turn, ending: Ending) -> None:
-        """Note how a turn ended."""
+        """Record the end of a turn."""
         if ending is Ending.FAILED:
             if turn.ledger_id not in self._failures_noted:
                 self._memory.recorded(self._memory.failed(turn.ledger_id))
@@ -252,9 +253,9 @@ class TaskQueue:
         self._is_changed |= ending not in _UNCHANGED
 
     def is_outdated(self, turn: Turn, parked: Node | None, failure: Node | None) -> bool:
-        """Whether another worker has tried and failed, or parked the task, since it was listed.
+        """Whether another worker has failed at the task or parked it since it was listed.
 
-        Both nodes are as read under the lock.
+        Both nodes were read under the lock.
         """
         failed = self._ports.failures.decode(turn.ledger_id, failure)
         if failed is not None and failed.token != turn.failure_token:
@@ -275,7 +276,7 @@ class TaskQueue:
         self._memory.recorded(record)
 
     def note_lock(self, ledger_id: LedgerId, *, is_settled: bool) -> None:
-        """Record whether an attempt to lock was answered. If not, the lock may be ours: another attempt shows it."""
+        """Record whether an attempt to lock was answered. If not, the lock may be ours: the next attempt shows this."""
         if is_settled:
             self._unsettled_locks.discard(ledger_id)
             self.unmarked_locks -= {ledger_id}
@@ -286,7 +287,7 @@ class TaskQueue:
         """List everything again.
 
         Raises:
-            StoreUnavailableError: no answer; the old list stands.
+            StoreUnavailableError: no answer; the old list stays.
         """
         started_s, changes_noted = self._ports.clock.monotonic_s(), self._changes_noted
         self._is_changed = False
@@ -351,11 +352,11 @@ class TaskQueue:
         await asyncio.sleep(0)
         await self._forget_orphans(parked_ids, failed, doubted, reserved, tally.ledger_ids)
         self._plan_renewal(started_s, tally)
-        if changes_noted != self._changes_noted:  # and part of the list may be older than the change
+        if changes_noted != self._changes_noted:  # part of the list may be older than the change
             self._renew_anyway_s = self._renew_after_change_s
 
     async def _why_left(self, tasks: Sequence[Task], bookies: Bookies) -> str:
-        """Why no copy is moved now; empty if copies may be moved, or no task asks for it."""
+        """Return why no copy is moved now; empty if copies may be moved, or no task requests it."""
         if all(task.missing for task in tasks):
             return ""
         why = await why_not_moved(self._ports, self._absences, bookies)
@@ -363,14 +364,14 @@ class TaskQueue:
         return why
 
     def _observe(self, task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> None:
-        """Let the grace period of an unclosed ledger begin as soon as its loss is seen, however long its turn takes."""
+        """Begin the grace period of an unclosed ledger with the first listing of its loss, not with its turn."""
         if isinstance(ledger, Versioned) and not ledger.metadata.is_closed:
             self._delays.observe(task.ledger_id, growing_losses(ledger.metadata, bookies))
         else:
             self._delays.forget(task.ledger_id)
 
     def _same_if_equal(self, bookies: Bookies) -> Bookies:
-        """The object of the last listing if nothing changed: a million comparisons with it then cost nothing."""
+        """Return the object of the last listing if nothing changed: a million comparisons with it then cost nothing."""
         if bookies != self._bookies:
             self._bookies = bookies
         return self._bookies
@@ -425,7 +426,7 @@ class TaskQueue:
             _log.info("placement marks are left to Apache's workers", extra=extra)
 
     def _plan_renewal(self, started_s: float, tally: _Tally) -> None:
-        """Renew after a poll interval or when a waiting task is due, within a small share of the time."""
+        """Renew the list after a poll interval or when a waiting task is due, within a small share of the time."""
         now_s = self._ports.clock.monotonic_s()
         due_in_s = min(self._due_in_s(tally), default=self._poll_interval_s)
         if fault_point("queue.renew_early"):
@@ -440,7 +441,7 @@ class TaskQueue:
             yield max(_NAP_S, self._delays.due_in_s(ledger_id))
 
     async def _failed(self) -> AbstractSet[LedgerId]:
-        """Ledgers with a record of a failure, by whichever worker. The records are noted."""
+        """Return the ledgers with a record of a failure by any worker; remember the records."""
         started_s = self._ports.clock.monotonic_s()
         records = await self._ports.failures.list()
         async for part in in_steps(records):
@@ -451,7 +452,7 @@ class TaskQueue:
         return ledger_ids
 
     async def _reserved(self) -> AbstractSet[LedgerId]:
-        """Ledgers with reservations; empty if they were listed a short time ago: leftovers are rare and harmless."""
+        """Return the ledgers with reservations; empty if listed a short time ago: leftovers are rare and harmless."""
         now_s = self._ports.clock.monotonic_s()
         if now_s < self._reserved_due_s:
             return frozenset()
@@ -468,11 +469,11 @@ class TaskQueue:
         reserved: AbstractSet[LedgerId],
         marked: AbstractSet[LedgerId],
     ) -> None:
-        """Delete records of ledgers whose task another program finished.
+        """Delete records of ledgers with a task completed by another program.
 
-        The tasks were listed some time ago: since then a ledger may have been marked again, and a worker may have
-        written a new record. A lost parked record costs one attempt. A lost doubt may cost an acknowledged entry, so
-        doubts stay until the ledger is closed or deleted; after that they are never needed and never written.
+        Since the tasks were listed, a ledger may have been marked again, and a worker may have written a new record. A
+        lost parked record costs one attempt. A lost doubt may cost an acknowledged entry, so doubts stay until the
+        ledger is closed or deleted; after that they are never needed and never written.
         """
         for ledger_id in sorted(parked - marked):
             await self._ports.parked.unpark(ledger_id)
@@ -491,9 +492,9 @@ class TaskQueue:
 
 
 def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> bool:
-    """Whether a task asks only for moving copies: it names no bookie, and none is missing.
+    """Whether a task only requests moves of copies: it names no bookie, and none is missing.
 
-    Repair would find nothing to do and complete the task, and the copies would never be moved.
+    Without this check, repair would find nothing to do and complete the task, and no copy would ever be moved.
 
     Source: docs/formats.md#auditor-checks.
     """

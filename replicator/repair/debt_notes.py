@@ -1,12 +1,11 @@
 """Record copies in places forbidden by the placement policy before a repair makes them.
 
-The invariant: a fragment that a repair makes or leaves misplaced has a debt before the metadata names the new bookie.
-So a crash leaves a debt too many, which ends with the next look at it, and none too few. A debt never hinders a repair:
-if the store does not answer, or if there are too many debts, the repair goes on, and the next placement check finds the
-ledger.
+The invariant: a fragment made or left misplaced by a repair has a debt before the metadata names the new bookie. So a
+crash may leave an unnecessary debt, deleted by the next look at it, but never a missing one. A debt never hinders a
+repair: if the store does not answer, or if there are too many debts, the repair goes on, and the next placement check
+finds the ledger.
 
-Nothing is recorded without a topology, or for an ensemble with a member whose location is not known: there is no
-verdict.
+Nothing is recorded without a topology, or for an ensemble with a member at an unknown location: there is no verdict.
 
 Source: docs/placement.md#placement-debts.
 """
@@ -27,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 async def note_debts(ports: RepairPorts, ledger: Versioned, steps: Sequence[Step]) -> None:
-    """Record what is misplaced after ``steps``, which were planned for ``ledger``."""
+    """Record the fragments of ``ledger`` misplaced after its planned ``steps``."""
     judge, metadata = ports.placement.judge(), ledger.metadata
     if not judge.has_topology:
         return

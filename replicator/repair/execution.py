@@ -1,12 +1,12 @@
-"""Carrying out one round's plan: reserve it, let targets pin the ledger, copy, and install what is ready.
+"""Carry out one round's plan: reserve it, let targets pin the ledger, copy, and install completed steps.
 
-The positions of one fragment are one copy: what several of them store is read once (``copying.copier``). A few
-fragments are copied side by side, because a small one has too few chunks to keep a bookie busy. An installation goes on
-beside the copies of other fragments: it changes the members of finished positions only.
+The positions of one fragment are one copy: an entry of several positions is read once (``copying.copier``). A few
+fragments are copied concurrently, because a small one has too few chunks to keep a bookie busy. An installation runs
+beside the copies of other fragments: it changes only the members of finished positions.
 
-Problems with bookies go into the log of the turn. If a lost bookie registers again while its copy is under way, the
-round ends early (R55): the next one asks the bookie what it has, and continues the copy if the bookie lacks more than
-the target.
+Problems with bookies go into the log of the turn. If a lost bookie registers again during its copy, the round ends
+early (R55). The next one asks the bookie for its entries, and continues the copy if the bookie lacks more than the
+target.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -52,14 +52,14 @@ _log = logging.getLogger(__name__)
 FRAGMENTS_AT_ONCE: Final = 4
 """Fragments of one ledger copied concurrently: as many as the chunks in flight of one large fragment."""
 INSTALL_BYTES: Final = 64 << 20
-"""Copied bytes between two installations: an interruption costs no more than these."""
+"""Copied bytes between two installations: the most lost by an interruption."""
 STEPS_MAX: Final = 1000
-"""Steps of one round, as their reservation is one node: a ledger may have many thousand fragments. The next round plans
-what is left."""
+"""Most steps of one round, because their reservation is one node and a ledger may have thousands of fragments. The next
+round plans the others."""
 
 
 class Execution:
-    """What one turn of one task does to the cluster, over all its rounds."""
+    """The changes made to the cluster by one turn of one task, over all its rounds."""
 
     def __init__(
         self,
@@ -91,12 +91,12 @@ class Execution:
         self._installer = Installer(ports, copier, holdings, lease)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
         self._returned: set[BookieId] = set()
-        """Lost bookies whose return ended a copy of this round, even if they have left again."""
+        """Lost bookies with a return that ended a copy of this round, even if they have left again."""
         self.is_completed = False
-        """Whether the last installation deleted the task, its lock and the reservation as well."""
+        """Whether the last installation also deleted the task, its lock and the reservation."""
 
     async def run(self, plan: Plan, shortfall: Shortfall, completing: Sequence[Operation] | None = None) -> bool:
-        """Copy and install ``STEPS_MAX`` steps; False if the worker may not go on. See ``_run``."""
+        """Copy and install up to ``STEPS_MAX`` steps; return False if the worker may not go on. See ``_run``."""
         ledger = plan.ledger
         keys = ((_key(ledger, step), step) for step in plan.steps[:STEPS_MAX] if isinstance(step, CopyPosition))
         targets = {(key.first_entry_id, key.position): step.target for key, step in keys}
@@ -104,13 +104,13 @@ class Execution:
             return await self._run(plan, shortfall, completing)
 
     async def _run(self, plan: Plan, shortfall: Shortfall, completing: Sequence[Operation] | None) -> bool:
-        """Copy and install ``STEPS_MAX`` steps; False if the worker may not go on.
+        """Copy and install up to ``STEPS_MAX`` steps; return False if the worker may not go on.
 
         Args:
-            plan: what to do.
-            shortfall: what incomplete members hold.
-            completing: if nothing is missing after the plan: what must hold for the task to be deleted with the last
-                installation (``is_completed``).
+            plan: the plan to carry out.
+            shortfall: the entries held by incomplete members.
+            completing: the conditions for deleting the task with the last installation (``is_completed``), if nothing
+                is missing after the plan.
 
         Raises:
             MetadataConflictError, PreconditionFailedError, NoSuchLedgerError, LeaseLostError: see ``Installer``.
@@ -145,16 +145,16 @@ class Execution:
         return True
 
     def _is_without_damage(self, ledger: Versioned) -> bool:
-        """Whether no damaged copy is left for another round to replace."""
+        """Whether no damaged copy is left to be replaced by another round."""
         return not self._damage.of(ledger.ledger_id)
 
     async def _prepare(self, ledger: Versioned, steps: Sequence[Step]) -> dict[BookieId, str]:
         """Reserve the plan, then let targets pin the ledger; return the incarnations of the targets.
 
-        An empty ledger needs neither (R118): there is no copy that a collector could delete.
+        An empty ledger needs neither (R118): it has no copies for a collector to delete.
 
-        A target that gets the first entries of a small ledger, and has listed others a short time ago, needs no pin:
-        each add clears the mark of a collector as a list does, and the list that is the proof comes after the last add.
+        If a target gets the first entries of a small ledger, and has listed another ledger a short time ago, it needs
+        no pin: like a list, each add clears the mark of a collector, and the list for the proof follows the last add.
         """
         incarnations: dict[BookieId, str] = {}
         for target in dict.fromkeys(step.target for step in steps):
@@ -167,7 +167,7 @@ class Execution:
             return incarnations
         there = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
         await self._reserving.reserve(ledger, there)
-        # Even if nothing is copied: a collector may have begun with the ledger; its bookie must not become a member.
+        # Even if nothing is copied: if a collector has begun with the ledger, its bookie must not become a member.
         fresh = dict.fromkeys(s.target for s, incarnation in there if self._needs_pin(ledger, s, incarnation))
         refusals = await asyncio.gather(*(self._holdings.pin(ledger.ledger_id, target) for target in fresh))
         for target, refusal in zip(fresh, refusals, strict=True):
@@ -177,7 +177,7 @@ class Execution:
         return incarnations
 
     def _needs_pin(self, ledger: Versioned, step: Step, incarnation: str) -> bool:
-        """Whether the target is asked for its list before the copy, because it may get no entry or cannot list."""
+        """Whether the target must list its entries before the copy: it may get no entry, or may not support lists."""
         if isinstance(step, SwapMember):
             return True
         has_some = self._reserving.end_entry_id(ledger, step, incarnation) > step.first
@@ -188,7 +188,7 @@ class Execution:
     def _copies(
         self, ledger: Versioned, steps: Sequence[Step], shortfall: Shortfall, incarnations: Mapping[BookieId, str]
     ) -> Iterator[Coroutine[Any, Any, tuple[bool, list[CopiedStep]]]]:
-        """Yield the copies of each fragment in turn, without the targets failed by then."""
+        """Yield the copies of each fragment in turn, without targets failed by then."""
         fragments: dict[int, list[CopyPosition]] = {}
         for step in steps:
             if isinstance(step, CopyPosition):
@@ -207,7 +207,7 @@ class Execution:
     ) -> tuple[bool, list[CopiedStep]]:
         """Copy positions of one fragment together. Return whether all were copied, and the copied ones.
 
-        Why others were not is noted for the next plan.
+        The reasons of the others are recorded for the next plan.
         """
         damaged = self._damage.of(ledger.ledger_id)
         done: list[CopiedStep] = []
@@ -217,7 +217,7 @@ class Execution:
             before = self._copied.get((key, step.target, step.last))
             overwritten = tuple(sorted(damaged.get(key, ()))) if step.is_in_place else ()
             if before is not None and before.incarnation == incarnation and not overwritten:
-                done.append(replace(before, step=step))  # copied by an earlier round whose write met a conflict
+                done.append(replace(before, step=step))  # copied by an earlier round, but its write met a conflict
             else:
                 wanted.append((step, overwritten))
         if not wanted:
@@ -254,7 +254,7 @@ class Execution:
                 self._log.silence.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
 
     async def _are_wanted(self, steps: Sequence[CopyPosition]) -> bool:
-        """Whether the next chunk may start: the worker may go on, and no lost bookie of them has returned (R55).
+        """Whether the next chunk may start: the worker may go on, and no lost bookie of ``steps`` has returned (R55).
 
         Raises:
             StoreUnavailableError: see ``Lease.may_continue``.
@@ -267,7 +267,7 @@ class Execution:
         return self._returned.isdisjoint(step.old for step in steps)
 
     async def _is_back(self, bookie: BookieId) -> bool:
-        """Whether a lost bookie is registered, according to the list shared by all turns; False if unknown."""
+        """Whether a lost bookie is registered again, according to the list shared by all turns; False if unknown."""
         try:
             return bookie in (await self._recent.bookies()).registered
         except (TransientError, PermanentError) as error:
@@ -283,7 +283,7 @@ class Execution:
             )
 
     def _note_damage(self, ledger: Versioned, outcomes: Sequence[CopyOutcome]) -> None:
-        """Report damaged copies met by one copy; note those with a good copy elsewhere for the next plan."""
+        """Report damaged copies found by one copy; record those with a good copy elsewhere for the next plan."""
         met = outcomes[0].corrupt
         known = self._damage.copies(ledger.ledger_id) if met else frozenset()
         fresh = [copy for copy in met if (copy.bookie, copy.entry_id) not in known]
@@ -301,7 +301,7 @@ class Execution:
         incarnation: str,
         overwritten: Collection[EntryId],
     ) -> EntryRuns:
-        """The entries already on the target: its own copies, or those of an interrupted copy."""
+        """Return the entries already on the target: its own copies, or those of an interrupted copy."""
         if step.is_in_place:
             return without(_held(step, shortfall), overwritten)
         end = self._reserving.end_entry_id(ledger, step, incarnation)
@@ -335,7 +335,7 @@ class Execution:
 
 
 def _held(step: CopyPosition, shortfall: Shortfall) -> EntryRuns:
-    """What the target has, whether or not its copies are good."""
+    """Return the entries on the target, including damaged copies."""
     is_all = step.cause is Cause.DAMAGED and step.is_in_place and step.target not in dict(shortfall.held)
     return EntryRuns(((step.first, step.last),)) if is_all else shortfall.held_by(step.target)
 

@@ -1,27 +1,27 @@
-"""The moment from which a copy counts: listed by its target, checked once more, and named by compare-and-set.
+"""Install copies in the metadata: listed by the target, checked once more, and named by compare-and-set.
 
 The invariant: metadata names a bookie for a position only if this bookie has all entries of the position on its disks
-(S11, I17), and only by a write whose grounds were checked in the same transaction (S4, I20).
+(S11, I17), and only by a write with its conditions checked in the same transaction (S4, I20).
 
 The order is the safety argument. First the target lists every entry. Then, after a ``sync``, one request reads the
-lock, the task, the registrations and the target's incarnation: a lost bookie that has returned keeps its position (R5),
-and a target on other disks gets a new copy. Last, one transaction writes the metadata at the version from which the
-plan was made. It also checks the reservation, which was made before the first byte was copied: while it stands, no
-collector of bkheal deletes what was listed (S16). An empty ledger has none, as nothing is copied (R118). And it checks
-that each target is registered as writable, and that no other disks were recorded under its name (R30). A registration
-may outlive its disks by a session timeout, and new disks search the metadata for what the old ones may have held only
-after they were recorded; so this write is either found by the search or refused. Apache's bookies record no disks, and
-their collectors are kept away by the ledger's lock, which the same transaction checks: one of Apache's programs may
-have deleted our lock, and a collector may have its own since.
+lock, the task, the registrations and the target's incarnation. A returned bookie keeps its position (R5), and a target
+on other disks gets a new copy. Last, one transaction writes the metadata at the planned version. It also checks the
+reservation, made before the first byte was copied: while it exists, no collector of bkheal deletes the listed entries
+(S16). An empty ledger has no reservation, because nothing is copied (R118). And it checks that each target is
+registered as writable, and that no other disks were recorded under its name (R30). A registration may outlive its disks
+by a session timeout. New disks are recorded first, and only then search the metadata for entries possibly held by the
+old ones. So this write is either found by the search or refused. Apache's bookies record no disks, and the ledger lock
+keeps their collectors away. The same transaction checks it: one of Apache's programs may have deleted our lock, and a
+collector may have locked the ledger since.
 
-If the plan repairs everything that is missing, the same transaction deletes the task, the lock and the reservation
-(I18). A separate look afterwards would find the metadata that this transaction writes, the targets that it checks, and
-the other members, which the round has judged by the metadata and the bookies that the checks hold fixed. If any part of
-this is refused, nothing is written; the steps are then installed alone, and another round looks again.
+If the plan repairs everything, the same transaction deletes the task, the lock and the reservation (I18). A separate
+look afterwards would add nothing. It would find the metadata written by this transaction, the targets checked by it,
+and the other members, already judged by the round from metadata and bookies kept fixed by the checks. If a deletion or
+one of its conditions is refused, nothing is written; the steps are then installed alone, and another round looks again.
 
-A crash before the write leaves copies that nothing names: the next worker copies again, or their collectors delete them
-once the reservation is removed. A crash after it leaves the task, and the next worker finds nothing missing. A step
-whose grounds have changed is dropped; if the transaction is refused, nothing was written.
+A crash before the write leaves copies without metadata: the next worker copies again, or collectors delete them after
+the reservation was removed. A crash after it leaves the task, and the next worker finds nothing missing. A step is
+dropped if its conditions have changed; if the transaction is refused, nothing was written.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -54,33 +54,34 @@ from replicator.repair.lease import Lease
 _log = logging.getLogger(__name__)
 
 _TARGETS_MAX: Final = 200
-"""Targets named by one write, as each needs two checks in its transaction. The next round names what is left."""
+"""Most targets named by one write, because each needs two checks in its transaction. The next round names the
+others."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedStep:
-    """A step whose entries the target acknowledged, and the target's incarnation ("" if it has none)."""
+    """A step with all entries acknowledged by the target, and the target's incarnation ("" if it has none)."""
 
     step: Step
     incarnation: str = ""
     entries: int = 0
     bytes: int = 0
     overwritten: tuple[EntryId, ...] = ()
-    """Entries of which the target had damaged copies. It lists them in any case, so they are read back."""
+    """Entries previously damaged on the target. Its list contains them in any case, so they are read back."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstallResult:
-    """What came of an installation."""
+    """The result of an installation."""
 
     ledger: Versioned
-    """The metadata now."""
+    """The current metadata."""
     done: tuple[CopiedStep, ...]
     """Completed steps: named by the metadata, or copied in place."""
     refusals: tuple[Answer, ...] = ()
     """Targets found incomplete or unregistered."""
     is_completed: bool = False
-    """Whether the task, its lock and the reservation were deleted as well."""
+    """Whether the task, its lock and the reservation were also deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +108,21 @@ class Installer:
         reserved: LedgerReservations | None,
         completing: Sequence[Operation] | None = None,
     ) -> InstallResult:
-        """Install ``copied`` in one write of the metadata, on condition that ``reserved`` still stands (S16).
+        """Install ``copied`` in one write of the metadata, on condition that ``reserved`` still exists (S16).
 
         Args:
-            ledger: the metadata that the steps were planned for.
+            ledger: the metadata used to plan the steps.
             copied: the steps.
-            reserved: the reservation of the steps; None is permitted if everything was filled in place, and for an
-                empty ledger (R118).
-            completing: if nothing is missing after these steps: what must hold for the task to be deleted with them.
+            reserved: the reservation of the steps; may be None if everything was filled in place, and for an empty
+                ledger (R118).
+            completing: the conditions for deleting the task with these steps, if nothing is missing after them.
 
         Raises:
-            MetadataConflictError: the metadata is not at ``ledger.version`` any more; nothing was changed.
-            PreconditionFailedError: the reservation does not exist any more, another worker has the ledger, or a target
-                has other disks; nothing was changed.
+            MetadataConflictError: the metadata is no longer at ``ledger.version``; nothing was changed.
+            PreconditionFailedError: the reservation no longer exists, another worker has the ledger, or a target has
+                other disks; nothing was changed.
             NoSuchLedgerError: the ledger was deleted.
-            LeaseLostError: the lock is not ours any more; nothing was changed.
+            LeaseLostError: the lock is no longer ours; nothing was changed.
             TransientError: the store did not answer; nothing was changed.
             OutcomeUnknownError: the write was sent and its outcome is unknown.
         """
@@ -148,7 +149,7 @@ class Installer:
             wanted = with_steps(ledger.metadata, changes)
             if reserved is None and not ledger.metadata.is_empty:
                 raise InvariantError(f"ledger {ledger.ledger_id} was to be changed without a reservation")
-            await note_debts(self._ports, ledger, changes)  # what was refused may have been what made it adhere
+            await note_debts(self._ports, ledger, changes)  # refused steps may have been needed to adhere
             named = sorted({step.target for step in changes})
             checks: list[Operation] = [registrations.check_writable(target) for target in named]
             checks += [seen.latest[target].check for target in named if target in seen.latest]
@@ -175,7 +176,7 @@ class Installer:
             raise self._lease.lost() from error
 
     async def _complete_with(self, write: _Write, completing: Sequence[Operation]) -> tuple[Versioned, bool]:
-        """Write the metadata, and delete the task, the lock and the reservation with it, or write it alone."""
+        """Write the metadata and delete the task, its lock and reservation; if refused, write the metadata alone."""
         self._lease.ensure_session()
         ledger, reserved = write.ledger, write.reserved
         deletes = [] if reserved is None else self._ports.reservations.deletes(reserved)
@@ -204,7 +205,7 @@ class Installer:
 
 
 def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadata:
-    """The metadata with every step's target in its place, and nothing else changed.
+    """Return the metadata with every step's target in its place, and nothing else changed.
 
     Raises:
         InvariantError: a step does not fit the metadata, or its target is a member of the fragment already (S9).
@@ -218,7 +219,7 @@ def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadat
 
 
 def _dead_disks(copied: Iterable[CopiedStep], seen: BookieLook) -> Iterator[Answer]:
-    """Targets which are no longer registered as before. A target back on new disks gets a new copy."""
+    """Yield a refusal for each target with replaced disks, unless the new disks are registered: they get a new copy."""
     for copy in copied:
         target = copy.step.target
         if isinstance(copy.step, SwapMember) or (known := seen.latest.get(target)) is None:
@@ -230,12 +231,12 @@ def _dead_disks(copied: Iterable[CopiedStep], seen: BookieLook) -> Iterator[Answ
 def _is_still_wanted(copy: CopiedStep, bookies: Bookies, seen: BookieLook) -> bool:
     step = copy.step
     if _replaces(copy) and step.old in bookies.staying:
-        return False  # R5: it came back, with its copies; or its drain was withdrawn
+        return False  # R5: it returned with its copies, or its drain was withdrawn
     if step.target not in bookies.writable:
         return False
     if isinstance(step, SwapMember):
         return True
-    # R30: other disks under the target's name would not hold what was copied.
+    # R30: other disks under the target's name would not have the copies.
     known = seen.latest.get(step.target)
     return copy.incarnation == (_incarnation(step.target, seen) if known is None else known.uuid)
 
@@ -246,7 +247,7 @@ def _incarnation(bookie: BookieId, seen: BookieLook) -> str | None:
 
 
 def _replaces(copy: CopiedStep) -> bool:
-    """True if it replaces a lost or draining bookie."""
+    """Whether the step replaces a lost or draining bookie."""
     return copy.step.is_of_lost_bookie
 
 
@@ -267,9 +268,9 @@ def _with_few_targets(copied: Sequence[CopiedStep]) -> list[CopiedStep]:
 def without_worse_moves(
     metadata: LedgerMetadata, copied: Sequence[CopiedStep], judge: EnsembleJudge
 ) -> list[CopiedStep]:
-    """Leave out moves in fragments whose placement would become worse (R57).
+    """Leave out moves in fragments with a worse placement afterwards (R57).
 
-    Members that are moved together may depend on each other, and some may not have been copied.
+    Moves planned together may depend on each other, and some may be missing here.
     """
     worse = set()
     for index in {copy.step.fragment_index for copy in copied if copy.step.cause is Cause.MISPLACED}:

@@ -1,10 +1,10 @@
-"""The lock of one task, as long as it is ours: the right to go on, asked again and again.
+"""The lock of one task, while it is ours: the permission to go on, checked repeatedly.
 
-The lock ends with the store's session (S14), whether or not this process has noticed, so nothing is decided from the
-lock alone: every change is a compare-and-set (S16). What this adds is that work stops soon when it has become
-pointless or unwanted, and that a new session never continues what an old one began.
+The lock ends with the store's session (S14), whether or not this process has noticed. So no decision rests on the lock
+alone: every change is a compare-and-set (S16). In addition, this module stops work soon after it has become pointless
+or unwanted, and a new session never continues the work of an old one.
 
-What a turn reads first is read together with the task under the lock (``Beside``), in the same request.
+The first reads of a turn (``Beside``) are part of the request that reads the task under the lock.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from replicator.ports import RepairPorts
 
 
 async def verdict_checks(ports: RepairPorts, ledger: Versioned, task: Task, bookies: Bookies) -> list[Check]:
-    """Checks which hold until one of these nodes changes. To be called before the bookies are asked.
+    """Return checks that hold until one of these nodes changes. To be called before the bookies are asked.
 
-    Bookies that are being drained need none: as long as a member is, something is left to do.
+    Draining bookies need none: while a member is draining, something is left to do.
 
     Args:
-        ports: see ``RepairPorts``.
-        ledger: as the verdict sees it.
+        ports: the ports of repair.
+        ledger: the metadata used for the verdict.
         task: as seen under the lock.
         bookies: listed after the ledger was read.
 
@@ -57,20 +57,21 @@ async def verdict_checks(ports: RepairPorts, ledger: Versioned, task: Task, book
 _log = logging.getLogger(__name__)
 
 _SUSPENDED_S_MAX: Final = 60.0
-"""A session is either back or lost well before; ZooKeeper's largest usual session timeout is 40 s."""
+"""Longest wait for the connection. The session is back or lost well before: ZooKeeper's largest usual session timeout
+is 40 s."""
 _PATIENCE: Final = Backoff(attempts=5)
-"""One lost answer of the store must not cost a copy of many gigabytes."""
+"""Retries: one lost answer of the store must not cost a copy of many gigabytes."""
 _RELEASE_ATTEMPTS: Final = 4
 _RELEASE_PAUSE_S: Final = 0.5
 
 
 class LeaseLostError(ConflictError):
-    """The lock is not ours any more: nothing may be changed on its ground."""
+    """The lock is no longer ours: nothing may be changed on its basis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What was read together with the task, under its lock."""
+    """Nodes read together with the task, under its lock."""
 
     metadata: Node | None
     reservation: Node | None
@@ -79,7 +80,7 @@ class Beside:
 
 
 def beside_paths(ports: RepairPorts, ledger_id: LedgerId) -> list[str]:
-    """The nodes of ``Beside``, in its order."""
+    """Return the paths of the nodes of ``Beside``, in its order."""
     own = (ports.reservations, ports.parked, ports.failures)
     return [ports.ledgers.path(ledger_id), *(records.path(ledger_id) for records in own)]
 
@@ -92,7 +93,7 @@ class Lease:
         self._ports = ports
         self.held = held
         self.beside = Beside(*held.beside) if held.beside else None
-        """None if the lock was taken without reading anything else."""
+        """None if the lock was taken without further reads."""
         self._epoch = epoch
         self._is_given_back = False
 
@@ -105,20 +106,20 @@ class Lease:
     async def may_continue(self) -> bool:
         """Whether the next copy may start: same session, connected, and repair not disabled (S7).
 
-        Waits while the connection is down, as the session may survive that.
+        Waits while the connection is down, because the session may survive.
 
         Raises:
-            StoreUnavailableError: whether repair is disabled could not be read.
+            StoreUnavailableError: the switch could not be read.
         """
         if not await self.wait_connected():
             return False
-        if (known := self._ports.recent.kept_switch()) is not None:  # else each chunk would pay for the retries
+        if (known := self._ports.recent.kept_switch()) is not None:  # otherwise each chunk would wait for the retries
             return not known
         is_disabled = self._ports.recent.is_disabled
         return not await retry_transient(is_disabled, _PATIENCE, self._ports.clock, self._ports.rng)
 
     async def wait_connected(self) -> bool:
-        """Wait while the connection is down; whether it is back in the session of the lock. Sends no request."""
+        """Wait while the connection is down; return whether it is back in the lock's session. Sends no request."""
         store = self._ports.store
         try:
             while not self.is_session_over and not store.session.is_connected:
@@ -153,7 +154,7 @@ class Lease:
         return look
 
     def lost(self) -> LeaseLostError:
-        """The error for a lock which no longer exists."""
+        """Return the error for a lock that no longer exists."""
         return LeaseLostError(
             f"the lock of ledger {self.held.task.ledger_id} no longer exists; the repair starts again later"
         )
@@ -168,11 +169,11 @@ class Lease:
             raise LeaseLostError(f"the session that held ledger {self.held.task.ledger_id} has ended; the task stays")
 
     def check(self) -> Check:
-        """Part of a transaction right after ``look``: it fails if one of Apache's programs has the lock, or none."""
+        """Return a check for right after ``look``: it fails if one of Apache's programs has the lock, or none has."""
         return self._ports.tasks.locks.check(self.held.task.ledger_id)
 
     def completion(self) -> list[Operation]:
-        """What deletes the task and the lock in a transaction right after ``look``; see ``TaskLocks.completion``."""
+        """Return operations to delete the task and the lock right after ``look``; see ``TaskLocks.completion``."""
         return self._ports.tasks.locks.completion(self.held)
 
     def note_completed(self) -> None:
@@ -181,10 +182,10 @@ class Lease:
         self._is_given_back = True
 
     async def complete(self, checks: Sequence[Check | Delete] = (), *, absent: Sequence[str] = ()) -> bool:
-        """Delete the task as it was seen under the lock (S5); False if it stays. The lock is given back either way.
+        """Delete the task as seen under the lock (S5); return False if it stays. The lock is released either way.
 
         Args:
-            checks: what else must still hold for the task to go (I18), and what goes with it.
+            checks: further conditions for the deletion of the task (I18), and nodes to delete with it.
             absent: nodes that must not exist.
 
         Raises:
@@ -196,10 +197,10 @@ class Lease:
         return is_deleted
 
     async def release(self) -> bool:
-        """Give the lock back; True if it is not held any more, be it by the end of its session.
+        """Release the lock; return True if it is no longer held, perhaps because its session has ended.
 
-        False if the store does not answer. The caller must call it again: a remaining lock would keep every other
-        worker off the ledger for the life of this process. Raises nothing.
+        Returns False if the store does not answer. The caller must then call it again: a remaining lock would keep all
+        other workers off the ledger during the life of this process. Raises nothing.
         """
         for _ in range(_RELEASE_ATTEMPTS):
             if self._is_given_back or self.is_session_over:

@@ -1,31 +1,31 @@
-"""The repair of one ledger under its lock: look, plan, reserve, copy, install, and look again until nothing is left.
+"""Repair one ledger under its lock: look, plan, reserve, copy, install, and look again until nothing is left.
 
 The invariant: the task is deleted only by a round that found no ledger, found nothing missing, or repairs everything
-that is missing. The same transaction checks the versions of the ledger, of the bookies in the task and of their disks
-as the round read them (I18). The usual repair of a closed ledger ends with its last installation, in the same
-transaction (``install``). A round that repairs only a part, or an open ledger, is always followed by another look.
+missing. The same transaction checks the versions of the ledger, of the bookies in the task and of their disks read by
+the round (I18). The usual repair of a closed ledger ends with its last installation, in the same transaction
+(``install``). After a partial repair, or the repair of an open ledger, another look always follows.
 
-Each round reads the metadata under the lock and then lists the bookies (R2). The first round uses the metadata that was
-read together with the task, and each round a list of bookies that is recent enough for R2 (``recent``). The order of
-its steps is the safety argument. Members that lack entries of an unclosed ledger are recorded as doubted before
-anything is copied to them: a copy hides the loss, and a recovery must not believe their denials (S6). The plan is
-reserved before the first copy, so no collector deletes a copy before the metadata names it (S16). The metadata names a
-target only after the target has listed its entries (S11). The reservation is removed before the task is deleted: a
-write that a former holder of the lock still has under way is then refused. An empty ledger has no copies, so nothing is
-reserved or asked for it (R118).
+Each round reads the metadata under the lock and then lists the bookies (R2). The first round uses the metadata read
+together with the task, and each round uses a list of bookies recent enough for R2 (``recent``). The order of the steps
+is the safety argument. Incomplete members of an unclosed ledger are recorded as doubted before anything is copied to
+them: a copy hides the loss, and a recovery must not accept their denials (S6). The plan is reserved before the first
+copy, so no collector deletes a copy before the metadata names it (S16). The metadata names a target only after the
+target has listed its entries (S11). The reservation is removed before the task is deleted, so a write still under way
+from a former holder of the lock is refused. An empty ledger has no copies, so nothing is reserved or listed for it
+(R118).
 
 A crash releases the lock with the session (S14) and leaves the task. The next worker replaces or removes the
-reservation, plans from the metadata as it is now, and copies again what no metadata names; the collectors of bookies
-that it does not choose delete their copies. Doubts and the parked record are deleted after the task. If a crash
-prevents this, the next listing (``queue.task_queue``) deletes them.
+reservation, plans from the current metadata, and copies again any entries not named by it; collectors delete the copies
+on bookies no longer chosen. Doubts and the parked record are deleted after the task. If a crash prevents this, the next
+listing (``queue.task_queue``) deletes them.
 
-The results of a round (targets that refuse, entries that no bookie serves, bookies that returned incomplete, damaged
-copies) go into the next plan.
+The results of a round (refusing targets, entries not served by any bookie, incomplete returned bookies, damaged copies)
+go into the next plan.
 
-A task that names no bookie requests better placement. If its ledger lacks nothing, its copies are moved by the same
-steps, in a turn of their own after every ledger that lacks a copy. The member that is replaced is a source, and is
-named until the metadata names the other one. The task is deleted if every ensemble adheres to the policy. It is left,
-also for Apache's workers, if this worker has no topology to judge by.
+A task without a bookie requests better placement. If its ledger lacks nothing, its copies are moved by the same steps,
+in a separate turn after all ledgers with missing copies. The replaced member is a source, and stays a member until the
+metadata names the other one. The task is deleted if every ensemble adheres to the policy. Without a topology for
+judging, the task stays, also for Apache's workers.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -90,9 +90,10 @@ from replicator.telemetry.events import Ending, EventSink, TaskResult
 _log = logging.getLogger(__name__)
 
 ROUNDS_MAX: Final = 12
-"""Each round repairs or learns something; after more rounds, the ledger changes faster than it is repaired."""
+"""Most rounds of a turn. Each round repairs or learns something; if these are not enough, the ledger changes faster
+than it is repaired."""
 STORE_PAUSES: Final = Backoff(attempts=5)
-"""Before the store is asked again in the same turn."""
+"""Pauses before the store is asked again in the same turn."""
 
 
 _WORST_FIRST: Final = (
@@ -107,16 +108,16 @@ _WORST_FIRST: Final = (
 
 
 _ANY_BOOKIE_HELPS: Final = (ParkReason.NEEDS_RECOVERY, ParkReason.SILENT_BOOKIES, ParkReason.UNREADABLE_ENTRIES)
-"""Park reasons which a registered bookie may end, writable or not (R93)."""
+"""Park reasons that a newly registered bookie may end, writable or not (R93)."""
 _EVIDENCE_MAX: Final = 2_000
-"""Characters kept of a traceback."""
+"""Most characters kept of a traceback."""
 _WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER, ParkReason.MISPLACED)
-"""Park reasons which a bookie may end by accepting copies again."""
+"""Park reasons that a bookie may end by accepting copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairContext:
-    """What all turns of a process share."""
+    """The context shared by all turns of a process."""
 
     ports: RepairPorts
     copier: Copier
@@ -130,12 +131,12 @@ class RepairContext:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a round starts from, read under the lock."""
+    """The starting point of a round, read under the lock."""
 
     ledger: Versioned
     bookies: Bookies
     checks: tuple[Check, ...]
-    """What must still hold when a verdict made from this view deletes the task (I18)."""
+    """Conditions for deleting the task after a verdict based on this view (I18)."""
     shortfall: Shortfall
 
 
@@ -143,7 +144,7 @@ class LedgerRepair:
     """One turn of one task. Made for the turn, used once."""
 
     def __init__(self, context: RepairContext, lease: Lease, turn: Turn) -> None:
-        """Prepare a turn whose task is locked by ``lease``."""
+        """Prepare a turn for the task locked by ``lease``."""
         self._context = context
         self._ports = context.ports
         self._lease = lease
@@ -170,10 +171,10 @@ class LedgerRepair:
         )
 
     async def run(self) -> TaskResult:
-        """Work on the task until its turn ends. The result contains the answers of the store and the bookies."""
+        """Work on the task until its turn ends. Refusals of the store and the bookies are part of the result."""
         try:
             result = await self._rounds()
-            if result.ending is Ending.MARKED_AGAIN:  # else the next look at the record starts its pause again (R95)
+            if result.ending is Ending.MARKED_AGAIN:  # else the next listing of the record starts its pause again (R95)
                 await self._forget_failures()
             return result
         except InvariantError as error:  # this ledger alone is set aside: a restart would only meet it again
@@ -200,14 +201,14 @@ class LedgerRepair:
                 pause_s = next(pauses, None)
                 if pause_s is None:
                     return self._ended(Ending.FAILED, detail=str(error))
-                await self._ports.clock.sleep(pause_s)  # the next round looks afresh and keeps what was copied
+                await self._ports.clock.sleep(pause_s)  # the next round looks again and keeps the copies
                 continue
             if result is not None:
                 return result
         return self._ended(Ending.FAILED, detail=f"not settled after {ROUNDS_MAX} rounds; the ledger keeps changing")
 
     async def _round(self) -> TaskResult | None:
-        """Look, plan, and take one action; None if the ledger has to be looked at again."""
+        """Look, plan, and take one action; return None if another round must look at the ledger."""
         if not await self._lease.wait_connected():
             return self._stopped()
         try:
@@ -239,8 +240,9 @@ class LedgerRepair:
             return None
 
     async def _look(self) -> View:
-        """Read the metadata, then the bookies, then what the members hold: in this order a verdict is never older than
-        the metadata that it is about (R2).
+        """Read the metadata, then the bookies, then the members' entries.
+
+        In this order the facts about bookies are never older than the metadata (R2).
         """
         ledger = await self._read()
         if fault_point("replicator.reread"):
@@ -257,14 +259,14 @@ class LedgerRepair:
         return View(ledger, bookies, checks, shortfall)
 
     async def _read(self) -> Versioned:
-        """The metadata as read together with the task the first time, then as it is now."""
+        """Return the metadata: the first time as read together with the task, then the current one."""
         if self._is_first_look and self._lease.beside is not None:
             self._is_first_look = False
             return self._ports.ledgers.versioned(self._task.ledger_id, self._lease.beside.metadata)
         return await self._ports.ledgers.read(self._task.ledger_id)
 
     async def _knowledge(self, view: View) -> Knowledge:
-        """What this turn has learned, for a plan."""
+        """Return the knowledge of this turn for a plan."""
         ledger, bookies, shortfall = view.ledger, view.bookies, view.shortfall
         damaged = {
             key: max(entries)
@@ -289,7 +291,7 @@ class LedgerRepair:
         )
 
     async def _continued(self, view: View) -> dict[PositionKey, BookieId]:
-        """Incomplete positions with a begun copy elsewhere, more complete than on their own bookie (R44, R55)."""
+        """Return incomplete positions with a begun copy elsewhere, more complete than their own bookie (R44, R55)."""
         found: dict[PositionKey, BookieId] = {}
         metadata = view.ledger.metadata
         if not view.shortfall.positions or not await self._reserving.begun():
@@ -309,7 +311,7 @@ class LedgerRepair:
         return found
 
     async def _plan(self, view: View, knowledge: Knowledge) -> Plan:
-        """Plan from the view and from what this turn has learned."""
+        """Plan from the view and the knowledge of this turn."""
         ledger, bookies = view.ledger, view.bookies
         ledger_id, write_quorum, placement = ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement
         chosen, positions = self._context.use.chosen(ledger_id), self._context.use.positions
@@ -324,7 +326,7 @@ class LedgerRepair:
         return plan_repair(ledger, bookies, choose, knowledge)
 
     async def _place(self, view: View, knowledge: Knowledge) -> TaskResult | None:
-        """Move copies of a healthy ledger, or end the turn; None: look again."""
+        """Move copies of a healthy ledger, or end the turn; return None for another look."""
         why = await why_not_moved(self._ports, self._context.absences, view.bookies)
         if why:
             return self._ended(Ending.LEFT, detail=f"a placement mark, which is left to Apache's workers: {why}")
@@ -346,12 +348,12 @@ class LedgerRepair:
         return await self._complete(Ending.MOVED if self._log.moved_copies else Ending.NOTHING_MISSING, view)
 
     async def _is_moved_too_often(self) -> bool:
-        """Whether another move could be one of an endless series, by programs whose policies differ."""
+        """Whether another move could be part of an endless series, caused by programs with different policies."""
         return await self._ports.moves.count(self._task.ledger_id, self._started_ms) >= MOVES_MAX
 
     async def _execute(self, plan: Plan, view: View, *, is_move: bool = False) -> TaskResult | None:
-        """Copy and install what can be; None: look again."""
-        if not view.ledger.metadata.is_closed:  # before a copy hides what they lack, or may lack (S6)
+        """Copy and install the steps of the plan; return None for another look."""
+        if not view.ledger.metadata.is_closed:  # before a copy hides missing entries (S6)
             in_place = (step for step in plan.steps if isinstance(step, CopyPosition) and step.is_in_place)
             await self._unclosed.doubt({step.target for step in in_place})
         if not await self._execution.run(plan, view.shortfall, self._completing(plan, view, is_move)):
@@ -362,10 +364,11 @@ class LedgerRepair:
         return await self._fail_or_park(ParkReason.SILENT_BOOKIES, silence, view.bookies) if silence else None
 
     def _completing(self, plan: Plan, view: View, is_move: bool) -> Sequence[Operation] | None:
-        """What must hold for the task to go with the last step of the plan; None if another round has to look.
+        """Return the conditions for deleting the task with the last step of the plan; None if another round must look.
 
-        Not for an open ledger, whose members may lack entries that the writer adds. Not if a task without a name
-        requests better placement, unless this plan is for that, nor if a position is blocked or a bookie silent.
+        Another round must look at an open ledger, because its members may lack entries added by the writer. The same
+        holds if a task without a bookie requests better placement and this plan makes no moves, or if a position is
+        blocked or a bookie did not answer.
         """
         if plan.blocked or view.shortfall.silent or not view.ledger.metadata.is_closed:
             return None
@@ -377,7 +380,7 @@ class LedgerRepair:
         return [check for check in view.checks if check.path != own]
 
     async def _conclude(self, plan: Plan, view: View) -> TaskResult:
-        """End a turn with nothing left to copy: for a reason, or because nothing is missing."""
+        """End a turn with nothing left to copy: give up, or complete the task because nothing is missing."""
         if plan.blocked:
             return await self._give_up(plan.blocked, view.bookies)
         if view.shortfall.silent:
@@ -404,7 +407,7 @@ class LedgerRepair:
         return await self._park(reason, detail, bookies)
 
     async def _fail_or_park(self, reason: ParkReason, detail: str, bookies: Bookies) -> TaskResult:
-        """The cause may end soon, so the first attempts end as failures and are repeated after short delays."""
+        """Fail or park: the cause may end soon, so the first attempts count as failures with short delays."""
         if self._turn.failures + 1 < ATTEMPTS_MAX:
             return self._ended(Ending.FAILED, detail=detail)
         return await self._park(reason, detail, bookies)
@@ -425,10 +428,10 @@ class LedgerRepair:
         return self._ended(Ending.PARKED, reason=reason, detail=detail)
 
     async def _complete(self, ending: Ending, view: View | None = None) -> TaskResult:
-        """Delete the task, unless the verdict from ``view`` is outdated (None: the ledger was deleted).
+        """Delete the task, unless the verdict based on ``view`` is outdated (None: the ledger was deleted).
 
-        The record of doubted members goes too, unless a member of an unclosed ledger is awaited. It may have entries
-        that a doubted member had acknowledged and lost, and nobody else has (S6).
+        The record of doubted members is deleted too, unless a member of an unclosed ledger is awaited. This member may
+        be the only holder of entries acknowledged and lost by a doubted member (S6).
         """
         await self._reserving.release()
         checks = () if view is None else view.checks
@@ -440,13 +443,13 @@ class LedgerRepair:
         return await self._completed(ending)
 
     async def _completed(self, ending: Ending) -> TaskResult:
-        """Forget what is known of a ledger whose task was deleted."""
+        """Forget a ledger after the deletion of its task."""
         self._context.damage.forget(self._task.ledger_id)
         self._context.use.forget(self._task.ledger_id)
         try:
-            if self._turn.is_parked:  # a record written since is cleared with a later listing
+            if self._turn.is_parked:  # a record written since is deleted after a later listing
                 await self._ports.parked.unpark(self._task.ledger_id)
-        except (TransientError, OutcomeUnknownError) as error:  # the queue forgets records without a task later
+        except (TransientError, OutcomeUnknownError) as error:  # the queue deletes records without a task later
             _log.info("parked record stays for now", extra={"ledger_id": self._task.ledger_id, "error": str(error)})
         await self._forget_failures()
         if self._turn.rank == MISPLACED and ending is not Ending.LEDGER_DELETED:
@@ -454,7 +457,7 @@ class LedgerRepair:
         return self._ended(ending)
 
     async def _note_moved(self) -> None:
-        """Record moved copies for all workers: a ledger is not moved back and forth. Best effort."""
+        """Record moved copies for all workers, so that a ledger is not moved back and forth. Best effort."""
         note = self._ports.moves.note(self._task.ledger_id, self._started_ms)
         await self._best_effort(note, "move is not recorded")
 
@@ -465,7 +468,7 @@ class LedgerRepair:
             _log.info(problem, extra={"ledger_id": self._task.ledger_id, "error": str(error)})
 
     async def _forget_failures(self) -> None:
-        """Delete the record of earlier failures, if there is one. Best effort: a listing deletes it later."""
+        """Delete the record of earlier failures, if any. Best effort: a listing deletes it later."""
         if self._lease.beside is None or self._lease.beside.failure is None:
             return
         await self._best_effort(self._ports.failures.forget(self._task.ledger_id), "record of failures stays for now")

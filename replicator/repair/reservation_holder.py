@@ -1,14 +1,14 @@
-"""The reservation of one ledger's repair: made before the first byte is copied, given back before the task goes (S16).
+"""The reservation of a ledger's repair: made before the first copy, removed before the task is deleted (S16).
 
-While it exists, no collector of bkheal deletes the new copies, and the write that names the targets checks that it
-exists. It also records how far each copy is, so another worker can continue it (R44): once in ``PROGRESS_BYTES`` or
-``PROGRESS_S``, so small ledgers cost nothing. A reservation with such a record stays when a turn ends early.
+While it exists, no collector of bkheal deletes the new copies, and the write of the installation checks that it exists.
+It also records the progress of each copy, so another worker can continue it (R44): once in ``PROGRESS_BYTES`` or
+``PROGRESS_S``, so small ledgers cost nothing. A reservation with progress stays if a turn ends early.
 
-There is one at most per ledger, and it belongs to the holder of the ledger's lock, who replaces or removes what
-a dead worker left. Removing that before a task is completed also stops a worker that lost the lock without noticing:
-the write it may still have under way is refused. If there was none when the lock was taken, nothing is removed; the
-completion then looks once more that there is none. The transaction that installs the last copies and completes the task
-deletes the reservation itself.
+There is at most one per ledger. It belongs to the holder of the ledger lock, who replaces or removes the reservation of
+a dead worker. Its removal before the completion of a task also stops a worker that lost the lock without noticing: a
+write still under way is refused. If there was none when the lock was taken, nothing is removed, and the completion
+checks again that there is none. The transaction that installs the last copies and completes the task deletes the
+reservation itself.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _log = logging.getLogger(__name__)
 _TOKEN_BITS: Final = 96
 _RELEASE_ATTEMPTS: Final = 2
 KEPT_BYTES_MIN: Final = 8 << 20
-"""Bytes copied since the last record for which the end of a turn makes another one. Less is copied again."""
+"""Bytes since the last record from which the end of a turn writes another one. Fewer bytes are copied again."""
 PROGRESS_BYTES: Final = 64 << 20
 PROGRESS_S: Final = 10.0
-"""How much is copied, and how much time passes, between two records of the progress: what a fault can cost again."""
+"""Bytes and time between two records of the progress: the most copied again after a fault."""
 
 
 class _Fragment(NamedTuple):
-    """A fragment on the disks of one target."""
+    """A fragment on one target's disks."""
 
     first_entry_id: EntryId
     target: BookieId
@@ -58,37 +58,37 @@ class _Fragment(NamedTuple):
 
 
 class ReservationHolder:
-    """Used by one turn of one task."""
+    """Holds the reservation for one turn of one task."""
 
     def __init__(self, ports: RepairPorts, lease: Lease) -> None:
         self._ports = ports
         self._lease = lease
         self._ledger_id: LedgerId = lease.held.task.ledger_id
         self._is_clear = lease.beside is not None and lease.beside.reservation is None
-        """Whether neither this turn nor an earlier one reserved anything for this ledger, as far as it is known."""
+        """Whether the ledger is known to have no reservation, by this turn or an earlier one."""
         self._is_read = lease.beside is None
-        """Whether what was read under the lock has been used, or was not read."""
+        """Whether the reservation read under the lock was used already, or none was read."""
         self.current: LedgerReservations | None = None
-        """What this turn has reserved, as far as it stands."""
+        """The reservation of this turn, if it is known to exist."""
         self._before: tuple[Reservation, ...] | None = None
-        """What an earlier worker reserved; None if it is not known."""
+        """The reservations of an earlier worker; None if unknown."""
         self._progress: dict[_Fragment, dict[int, EntryId]] = {}
-        """How far each copy is: the exclusive end by position."""
+        """The progress of each copy: the exclusive end by position."""
         self._left_targets: dict[tuple[EntryId, int], BookieId] = {}
-        """The targets reserved by an earlier worker, with copies or without."""
+        """The targets reserved by an earlier worker, with or without copies."""
         self._noted_at_s = ports.clock.monotonic_s()
         self._bytes_since = 0
         self._is_noting = False
 
     @property
     def is_clear(self) -> bool:
-        """Whether the ledger has no reservation, as far as it is known: not by this turn nor by an earlier one."""
+        """Whether the ledger is known to have no reservation, by this turn or an earlier one."""
         return self._is_clear
 
     async def begun(self) -> Mapping[tuple[EntryId, int], BookieId]:
-        """The targets of copies reserved, or partly made in this turn, by first entry and position.
+        """Return the targets of reserved copies, and of partial copies of this turn, by first entry and position.
 
-        The record of an earlier worker is read once, before the first reservation. An outdated answer costs effort.
+        An earlier worker's record is read once, before the first reservation. An outdated answer only costs effort.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -108,7 +108,7 @@ class ReservationHolder:
         return {**self._left_targets, **copied}
 
     def recorded(self, first_entry_id: EntryId, position: int) -> tuple[Reservation, EntryId] | None:
-        """The copy of a position of which most is done, with its exclusive end; None without one. After ``begun``."""
+        """Return the most advanced copy of a position, with its exclusive end; None without one. After ``begun``."""
         mine = [
             (on.copy_of(position), ends[position])
             for on, ends in self._progress.items()
@@ -123,14 +123,14 @@ class ReservationHolder:
         return self._ports.reservations.decode(self._ledger_id, self._lease.beside.reservation)
 
     def end_entry_id(self, ledger: Versioned, step: Step, incarnation: str) -> EntryId:
-        """Exclusive end of the position's entries acknowledged by these disks; 0 if unknown."""
+        """Return the exclusive end of the position's entries acknowledged by these disks; 0 if unknown."""
         return self._end(_reservation(ledger, step, incarnation)) or EntryId(0)
 
     def other_position(self, ledger: Versioned, step: Step, incarnation: str) -> tuple[int, EntryId] | None:
-        """Another position of the fragment of which these disks acknowledged most, with its exclusive end.
+        """Return the fragment's other position most advanced on these disks, with its exclusive end.
 
-        In a striped ledger, positions share entries. A bookie that was the target of one position may be the target of
-        another one after an interruption.
+        In a striped ledger, positions share entries. After an interruption, the target of one position may become the
+        target of another one.
         """
         wanted = _reservation(ledger, step, incarnation)
         position = self._other_position(wanted)
@@ -144,16 +144,16 @@ class ReservationHolder:
         return self._progress.get(_Fragment.of(copy), {}).get(copy.position)
 
     def forget_progress(self, target: BookieId) -> None:
-        """Drop the record of copies which a target does not have."""
+        """Drop the progress of copies found missing on a target."""
         self._progress = {on: ends for on, ends in self._progress.items() if on.target != target}
         self._left_targets = {key: each for key, each in self._left_targets.items() if each != target}
 
     async def note_progress(
         self, ledger: Versioned, step: CopyPosition, incarnation: str, end: EntryId, size_bytes: int
     ) -> None:
-        """Record ``size_bytes`` more as acknowledged by the target, and every entry before ``end``.
+        """Record ``size_bytes`` more acknowledged bytes, and every entry before ``end`` as acknowledged by the target.
 
-        Writes the record if it is due. A failure to write it is harmless.
+        Writes the record if due. A failure to write it is harmless.
         """
         key = _reservation(ledger, step, incarnation)
         self._bytes_since += size_bytes
@@ -181,10 +181,10 @@ class ReservationHolder:
         return tuple(_without_progress(each) if end is None else replace(each, end_entry_id=end) for each, end in known)
 
     async def reserve(self, ledger: Versioned, steps: Sequence[tuple[Step, str]]) -> None:
-        """Reserve every step that changes the metadata, each with its target's incarnation; durable on return.
+        """Reserve every step with a change of the metadata, each with its target's incarnation; durable on return.
 
         Raises:
-            LeaseLostError: the lock is not ours any more; what is reserved is another's.
+            LeaseLostError: the lock is no longer ours; any reservation is another worker's.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer.
         """
         wanted = tuple(
@@ -208,10 +208,10 @@ class ReservationHolder:
         )
 
     async def _reserve_first(self, wanted: tuple[Reservation, ...]) -> bool:
-        """Reserve if the ledger is locked and has no reservation; False if not.
+        """Reserve if the ledger is locked and has no reservation; return False if not.
 
-        The transaction cannot check that the lock is ours. It needs no more: it replaces no reservation, so at worst
-        the next holder of the lock finds this one and replaces it.
+        The transaction cannot check that the lock is ours. This is enough: it replaces no reservation, so at worst the
+        next holder of the lock finds this one and replaces it.
         """
         self._lease.ensure_session()
         checks = [self._ports.tasks.locks.check(self._ledger_id)]
@@ -226,18 +226,18 @@ class ReservationHolder:
         return True
 
     def lost(self) -> None:
-        """The reservation turned out not to stand any more."""
+        """Record the loss of the reservation."""
         self.current = None
 
     def note_deleted(self) -> None:
-        """Record the deletion of the reservation by the transaction which completed the task."""
+        """Record the deletion of the reservation by the completing transaction."""
         self.current, self._is_clear = None, True
 
     async def release(self) -> None:
-        """Prevent any further reservation for the ledger by this worker or by a former holder of the lock.
+        """Remove any reservation for the ledger, by this worker or by a former holder of the lock.
 
         Raises:
-            LeaseLostError: the lock is not ours any more, and we have reserved nothing.
+            LeaseLostError: the lock is no longer ours, and we have reserved nothing.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer.
         """
         if self._is_clear:
@@ -253,9 +253,9 @@ class ReservationHolder:
         self.current, self._is_clear = None, True
 
     async def release_quietly(self) -> None:
-        """``release`` as well as it goes: what stays is replaced or removed by the next holder of the lock.
+        """As ``release``, best effort: the next holder of the lock replaces or removes a remaining reservation.
 
-        A reservation that records progress stays, so that the copy is continued.
+        A reservation with progress stays, so that the copy is continued.
         """
         for _ in range(_RELEASE_ATTEMPTS):
             if self._lease.is_session_over:
@@ -271,7 +271,7 @@ class ReservationHolder:
                 return
 
     async def _is_kept(self, reserved: LedgerReservations) -> bool:
-        """Keep a reservation with progress, as far as it is known now: one request, as a release is."""
+        """Keep a reservation with progress, and record the latest progress: one request, as for a release."""
         wanted = self._with_progress(reserved.reservations) if reserved is self.current else reserved.reservations
         is_recorded = any(each.has_progress for each in reserved.reservations)
         if not any(each.has_progress for each in wanted) or not (is_recorded or self._bytes_since >= KEPT_BYTES_MIN):
@@ -291,7 +291,7 @@ class ReservationHolder:
 
 
 def is_progress_due(size_bytes: int, seconds: float) -> bool:
-    """Whether the progress is recorded again, so many bytes and seconds after the last time."""
+    """Whether to record the progress again, after this many bytes and seconds."""
     return size_bytes >= PROGRESS_BYTES or seconds >= PROGRESS_S
 
 

@@ -1,6 +1,7 @@
-"""What one turn of one task has learned and done, over all its rounds.
+"""The results of one turn of one task, over all its rounds.
 
-The steps of a turn write it. The next plan, the reason of a parked ledger and the result of the turn are made from it.
+Written by the steps of a turn. The next plan, the reason of a parked ledger and the result of the turn are made from
+it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from replicator.plan.planner import PositionKey
 
 @dataclass(slots=True)
 class TurnLog:
-    """Empty at the start of a turn."""
+    """The log of one turn. Empty at its start."""
 
     failed_targets: dict[BookieId, Answer] = field(default_factory=dict)
-    """Bookies which refused copies, with their last answers."""
+    """Bookies that refused copies, with their last answers."""
     unreadable: dict[PositionKey, str] = field(default_factory=dict)
-    """Positions with an entry denied by every live holder, and the evidence."""
+    """Positions with an entry denied by every live holder, each with the evidence."""
     silence: list[str] = field(default_factory=list)
-    """Entries which the last round could not read, and a later one may."""
+    """Evidence of entries unreadable in the last round but possibly readable later."""
     fragments: set[int] = field(default_factory=set)
     """First entries of the repaired fragments."""
     entries: int = 0
@@ -33,6 +34,6 @@ class TurnLog:
     is_recovered: bool = False
     """Whether this turn closed the ledger."""
     recovery_failure: str = ""
-    """Why the ledger could not be recovered in this turn; empty without a failed attempt."""
+    """The reason for a failed recovery in this turn; empty without one."""
     is_recovery_hopeless: bool = False
     """Whether another attempt has no point before the bookies change."""

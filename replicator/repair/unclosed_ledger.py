@@ -1,9 +1,9 @@
-"""Positions of an unclosed ledger in need of a recovery: wait, look again, fence and close.
+"""Handle positions of an unclosed ledger in need of a recovery: wait, look again, fence and close.
 
-The last fragment of an unclosed ledger belongs to its writer and is never copied (S2). When one of its bookies stays
-away for the grace period, the writer is taken to be gone: the ledger is recovered, after which it is closed and is
-repaired like any other. Recovery is safe even if the writer lives (it is fenced), if another recovery runs, and if the
-lock is lost (R36).
+The last fragment of an unclosed ledger belongs to its writer and is never copied (S2). If one of its bookies is missing
+for the whole grace period, the writer is assumed dead: the ledger is recovered, which closes it, and then repaired like
+any other. Recovery is safe even if the writer lives (it is fenced), if another recovery runs, or if the lock is lost
+(R36).
 
 Source: docs/formats.md#apache-worker.
 """
@@ -39,11 +39,11 @@ _log = logging.getLogger(__name__)
 
 
 _NEVER_KNOWS: Final = frozenset({Status.LIMBO, Status.CORRUPT, Status.UNAUTHORIZED})
-"""Answers which another request would not improve."""
+"""Answers not improved by another request."""
 
 
 class UnclosedLedgerRepair:
-    """Used by one turn of one task."""
+    """Recovers an unclosed ledger in one turn of one task."""
 
     def __init__(self, ports: RepairPorts, lease: Lease, delays: Delays, holdings: Holdings, log: TurnLog) -> None:
         self._ports = ports
@@ -56,7 +56,7 @@ class UnclosedLedgerRepair:
         self._hint = ""
 
     async def doubt(self, members: Collection[BookieId]) -> None:
-        """Record incomplete members. No recovery accepts their denials, in this turn or a later one.
+        """Record incomplete members as doubted. No recovery accepts their denials, in this turn or a later one.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: the store did not answer; nothing may be copied in place.
@@ -67,14 +67,14 @@ class UnclosedLedgerRepair:
 
     @property
     def has_doubts(self) -> bool:
-        """Whether this turn recorded or read doubted members, whose record goes with the task."""
+        """Whether this turn recorded or read doubted members; their record is deleted with the task."""
         return bool(self._doubted)
 
     async def doubts_deletion(self) -> Delete | None:
-        """Return the deletion of the record of doubted members, for the completing transaction; None: no record.
+        """Return the deletion of the record of doubted members, for the completing transaction; None without a record.
 
-        Of an open ledger the record goes in the same transaction as the lock. Later, another worker may have locked
-        the ledger and written a new record. For a closed ledger no worker writes one.
+        The record of an open ledger is deleted in the same transaction as the lock. Later, another worker might have
+        locked the ledger and written a new record. For a closed ledger no worker writes a record.
 
         Raises:
             StoreUnavailableError: the store did not answer.
@@ -82,7 +82,7 @@ class UnclosedLedgerRepair:
         return await self._ports.doubts.deletion(self._ledger_id) if self._doubted else None
 
     def remaining_s(self, plan: Plan, bookies: Bookies) -> float | None:
-        """Seconds until a recovery is allowed, 0 or less for now; None if the ledger needs no recovery."""
+        """Return the seconds until a recovery is allowed, 0 or less for now; None if the ledger needs no recovery."""
         fragments = plan.ledger.metadata.fragments
         keys = [
             PositionKey(fragments[block.fragment_index].first_entry_id, block.position, block.bookie)
@@ -101,7 +101,7 @@ class UnclosedLedgerRepair:
 
         Raises:
             NoSuchLedgerError: it was deleted.
-            LeaseLostError: the lock is not ours any more; nothing was begun.
+            LeaseLostError: the lock is no longer ours; nothing was begun.
             TransientError, OutcomeUnknownError: the store did not answer; recovering again is safe.
         """
         current = await self._ports.ledgers.current(self._ledger_id)
@@ -109,7 +109,7 @@ class UnclosedLedgerRepair:
             raise NoSuchLedgerError(f"ledger {self._ledger_id} does not exist")
         if current.version != ledger.version:
             return True  # its writer lives, or another client recovers it
-        if ledger.metadata.password is None:  # a fence with a wrong key would lock out every client with the right key
+        if ledger.metadata.password is None:  # a fence with a wrong key would lock out every client with the right one
             self._fail(
                 "its metadata carries no password: recover it by hand, with the password it was created with",
                 is_hopeless=True,
@@ -153,7 +153,7 @@ class UnclosedLedgerRepair:
         return Trust(members, frozenset(self._doubted), {bookie: registered[bookie] for bookie in trusted})
 
     async def _joined_later(self, members: Collection[BookieId]) -> frozenset[BookieId]:
-        """Members with a cookie newer than the ledger: other disks, or a bookie which joined since (R92)."""
+        """Return members with a cookie newer than the ledger: other disks, or a bookie that joined since (R92)."""
         asked = sorted(members)
         root = self._ports.cluster.root
         paths = [self._ports.ledgers.path(self._ledger_id), *(cookie_path(root, bookie) for bookie in asked)]

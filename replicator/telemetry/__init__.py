@@ -1,4 +1,4 @@
-"""What a worker reports about itself: events, status and metrics.
+"""The telemetry of a worker: events, status and metrics.
 
 Not here: the metrics of the auditor (``auditor.metrics``).
 """

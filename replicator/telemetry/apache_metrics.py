@@ -1,7 +1,7 @@
 """The metric names of Apache's replication worker, for existing Grafana boards. Off by default.
 
-As close as our figures allow: summaries have ``_sum`` and ``_count`` and no quantiles, times are in milliseconds as
-Apache has them, and what was read for a copy counts once it was written.
+As close as our figures allow: summaries have ``_sum`` and ``_count`` and no quantiles, times are in milliseconds as in
+Apache's metrics, and reads for a copy count after it was written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _IGNORED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.DELAYED})
 
 
 class ApacheEvents(Collector, EventSink):
-    """An ``EventSink`` and a collector in one."""
+    """Counts events, and collects them under Apache's names."""
 
     def __init__(self) -> None:
         self._turns = {True: (0, 0.0), False: (0, 0.0)}
@@ -62,7 +62,7 @@ class ApacheEvents(Collector, EventSink):
         pass
 
     def sample(self, now: Load) -> None:
-        """Take over what a worker carries."""
+        """Store the current load of a worker."""
         self._load = now
 
     def describe(self) -> Iterable[Metric]:

@@ -1,4 +1,4 @@
-"""What a replicator reports: how each task ended, and damaged copies it met."""
+"""The events of a replicator: the end of each task's turn, and damaged copies."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ class Ending(enum.Enum):
     """How the work on one task ended."""
 
     REPAIRED = "repaired"
-    """Something was repaired, nothing is missing any more, the task is deleted."""
+    """The ledger was repaired, nothing is missing any more, and the task is deleted."""
     NOTHING_MISSING = "nothing_missing"
-    """There was nothing to do (any more); the task is deleted."""
+    """Nothing was left to do; the task is deleted."""
     LEFT = "left"
-    """Nothing is missing, and the task names no bookie: a placement mark that cannot be judged, or not now. It stays,
-    also for Apache's workers."""
+    """Nothing is missing, and the task names no bookie: a placement mark that cannot be judged now, or at all. It
+    stays, also for Apache's workers."""
     MOVED = "moved"
     """Nothing was missing, copies were moved, every ensemble adheres to the placement policy, and the task is
     deleted."""
     LEDGER_DELETED = "ledger_deleted"
     """The ledger was deleted, and so is its task (S15)."""
     PARKED = "parked"
-    """What could be repaired is; the rest waits for the cluster to change."""
+    """Everything repairable is repaired; the rest waits for a change of the cluster."""
     DELAYED = "delayed"
     """The ledger is not closed and a bookie of its last fragment is missing: it waits for the end of the grace
     period."""
     MARKED_AGAIN = "marked_again"
-    """Nothing is missing, but the task stays and has its turn again: it was marked again, the ledger changed, or the
-    lock went."""
+    """Nothing is missing, but the task stays for another turn: it was marked again, the ledger changed, or the lock was
+    lost."""
     BUSY = "busy"
     """Another worker has the lock, or has finished the task."""
     STOPPED = "stopped"
-    """Left as it was: repair was disabled, the lock or the session ended, or the process stops."""
+    """The task stays unchanged: repair was disabled, the lock or the session ended, or the process stops."""
     FAILED = "failed"
     """A temporary failure; retried after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """The end of one task's turn. Figures count what metadata names now, not what was copied in vain."""
+    """The end of one task's turn. Figures count installed copies only."""
 
     ledger_id: LedgerId
     ending: Ending
@@ -60,14 +60,14 @@ class TaskResult:
     reason: ParkReason | None = None
     detail: str = ""
     marked_ms: int = field(default=0, compare=False)
-    """When the ledger was last marked, epoch milliseconds; 0 or less: not known."""
+    """Time of the ledger's last mark, epoch milliseconds; 0 or less: unknown."""
     replaced_copies: int = 0
     """Damaged copies replaced by good ones, in place or on another bookie."""
     moved_copies: int = 0
     """Positions moved to another bookie for better placement."""
 
     def fields(self) -> dict[str, str | int | float]:
-        """As plain values for logs and JSON, without empty ones."""
+        """Return plain values for logs and JSON, without empty ones."""
         values: dict[str, str | int | float] = {"ledger_id": self.ledger_id, "ending": self.ending.value}
         if self.fragments:
             values |= {"fragments": self.fragments, "entries": self.entries, "bytes": self.bytes}
@@ -86,29 +86,29 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What the last listing showed."""
+    """The result of the last listing."""
 
     eligible: int = 0
     locked: int = 0
     backing_off: int = 0
-    """Failed a while ago, to be tried again."""
+    """Tasks failed a while ago, to be retried."""
     given_up: int = 0
-    """Of those, the ones which failed so often that a run with an end does not wait for them."""
+    """The part of them with so many failures that a run with ``once`` does not wait for them."""
     delayed: int = 0
     """Unclosed ledgers waiting for the end of the grace period."""
     parked: int = 0
     left: int = 0
-    """Placement marks this worker cannot judge now, or at all; Apache's workers may act on them."""
+    """Placement marks not judged by this worker now, or at all; Apache's workers may act on them."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether every task is parked or left to others, or fails again and again."""
+        """Whether every task is parked, left to others, or fails repeatedly."""
         return not self.eligible and not self.locked and not self.delayed and self.backing_off == self.given_up
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker carries now, and totals since its start."""
+    """The current load of a worker, and totals since its start."""
 
     ledgers_in_flight: int = 0
     bytes_in_flight: int = 0
@@ -119,28 +119,28 @@ class Load:
     """Entries acknowledged by targets, whether or not their repair succeeded."""
     copied_bytes: int = 0
     throttled_s: float = 0.0
-    """Time in which the throttle held copying up."""
+    """Seconds during which the throttle delayed copying."""
     unreachable_bookies: int = 0
-    """Bookies whose circuit is open: they have not answered for a while."""
+    """Bookies with an open circuit: without an answer for a while."""
     pulled_bytes: int = 0
-    """Of the copied bytes, those pulled by targets from their sources."""
+    """The part of the copied bytes pulled by targets from their sources."""
     placement_debts: int = 0
-    """Ledgers with copies in a bad place because of a repair, as last read by this worker."""
+    """Ledgers with copies in a bad place after a repair, as last read by this worker."""
 
 
 class EventSink(Protocol):
     """Receives every event. Must not block or raise."""
 
     def tasks_listed(self, outlook: Outlook) -> None:
-        """The tasks were listed."""
+        """Handle a new listing of the tasks."""
         ...
 
     def task_ended(self, result: TaskResult) -> None:
-        """The turn of a task has ended."""
+        """Handle the end of a task's turn."""
         ...
 
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
-        """A stored copy does not verify; another one was used if there is one."""
+        """Handle a stored copy with a wrong digest; another copy was used if there is one."""
         ...
 
 

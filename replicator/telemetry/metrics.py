@@ -1,4 +1,4 @@
-"""The metrics of a replicator process, and the event sink which updates them."""
+"""The metrics of a replicator process, and the event sink that updates them."""
 
 from __future__ import annotations
 
@@ -137,18 +137,18 @@ REPLICATOR: Final = (
         watch="it is old while ledgers are in flight",
     ),
 )
-"""What a replicator shows beside what every process shows."""
+"""The metrics of a replicator, in addition to those of every process."""
 
 _NO_PROGRESS: Final = frozenset({Ending.BUSY, Ending.FAILED, Ending.STOPPED})
 
 
 def replicator_metrics(version: str) -> MetricSet:
-    """The metrics of one replicator process, all 0."""
+    """Return the metrics of one replicator process, all 0."""
     return MetricSet(COMPONENT, version, REPLICATOR)
 
 
 class MetricsEvents(EventSink):
-    """An ``EventSink`` of counters, and ``sample`` for values without events. All is called on the event loop."""
+    """Counts events in metrics; ``sample`` sets values without events. To be called on the event loop only."""
 
     def __init__(self, metrics: MetricSet, clock: Clock) -> None:
         self._clock = clock
@@ -180,7 +180,7 @@ class MetricsEvents(EventSink):
     def tasks_listed(self, outlook: Outlook) -> None:
         for state, gauge in self._tasks.items():
             gauge.set(getattr(outlook, state))
-        self._tasks["backing_off"].set(outlook.backing_off - outlook.given_up)  # the outlook counts those twice
+        self._tasks["backing_off"].set(outlook.backing_off - outlook.given_up)  # the outlook counts given-up ones twice
 
     @override
     def task_ended(self, result: TaskResult) -> None:
@@ -206,7 +206,7 @@ class MetricsEvents(EventSink):
         self._corrupt.inc()
 
     def sample(self, now: Load) -> None:
-        """Take over what a worker carries."""
+        """Set the metrics of a worker's load."""
         ledgers, held_bytes = self._in_flight
         ledgers.set(now.ledgers_in_flight)
         held_bytes.set(now.bytes_in_flight)

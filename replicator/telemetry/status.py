@@ -35,7 +35,7 @@ _LEVELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Counters since the process started, and the tasks as they were listed last."""
+    """Counters since the start of the process, and the last listing of the tasks."""
 
     endings: tuple[tuple[Ending, int], ...]
     parked: tuple[tuple[ParkReason, int], ...]
@@ -48,7 +48,7 @@ class Snapshot:
     outlook: Outlook
 
     def count(self, ending: Ending) -> int:
-        """How many turns ended so."""
+        """Return the number of turns with this ending."""
         return dict(self.endings).get(ending, 0)
 
 
@@ -84,7 +84,7 @@ class Progress(EventSink):
         self._corrupt_copies += 1
 
     def snapshot(self) -> Snapshot:
-        """The counters now."""
+        """Return the current counters."""
         return Snapshot(
             tuple(self._endings.items()),
             tuple(self._parked.items()),
@@ -105,7 +105,7 @@ class LogEvents(EventSink):
 
     @override
     def tasks_listed(self, outlook: Outlook) -> None:
-        """Logged when it differs from the last one."""
+        """Log the outlook if it differs from the last one."""
         if outlook != self._outlook:
             _log.info("tasks listed", extra=asdict(outlook))
         self._outlook = outlook
@@ -120,10 +120,10 @@ class LogEvents(EventSink):
 
 
 class JsonEvents(EventSink):
-    """Writes one JSON object per line, for programs which watch a run. Turns on a task taken by others are left out.
+    """Writes one JSON object per line, for programs that watch a run. Turns with the ending BUSY are omitted.
 
-    Events of one step of the event loop are written together: with thousands of small ledgers a second, each write
-    costs more than its text. To be used on a loop.
+    Events of one step of the event loop are written together: with thousands of small ledgers per second, each write
+    costs more than its text. To be used on an event loop.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -133,7 +133,7 @@ class JsonEvents(EventSink):
 
     @override
     def tasks_listed(self, outlook: Outlook) -> None:
-        """Written when it differs from the last one."""
+        """Write the outlook if it differs from the last one."""
         if outlook != self._outlook:
             self._write({"event": "tasks_listed", **asdict(outlook)})
         self._outlook = outlook
