@@ -1,7 +1,8 @@
 """Facts about kinds and runs beside their records: success, pauses, and requests to end a run.
 
-last-success/<kind> beginning of the last complete run of this kind; outlives the records paused/<kind> until its end:
-no scheduled run of this kind begins requests/<run_id> present: the end of this run was requested; its process looks
+last-success/<kind>   beginning of the last complete run of this kind; outlives the records
+paused/<kind>         until its end: no scheduled run of this kind begins
+requests/<run_id>     present: the end of this run was requested; its process looks for it
 """
 
 from __future__ import annotations
