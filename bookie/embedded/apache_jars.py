@@ -19,7 +19,7 @@ from bookie.runtime.kept_files import cache_folder
 APACHE_VERSION: Final = "4.17.3"
 """The version in ``.ci/apache/pom.xml``."""
 LIB_VARIABLE: Final = "BKHEAL_APACHE_LIB"
-"""Environment variable with another folder of jars, for example of another version."""
+"""Environment variable that names another folder with the jars, for example of another version."""
 
 _OPENED: Final = ("java.base/java.io=ALL-UNNAMED", "java.base/java.util.zip=ALL-UNNAMED")
 """Packages opened by Apache's own start scripts: file descriptors for page cache hints, and fast checksums."""

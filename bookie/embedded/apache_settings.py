@@ -29,7 +29,7 @@ _TEXT_ALONE: Final = "%m%replace{ %X}{^ [{][}]$}{}%n%rEx{12}"
 _WITH_TIME: Final = "%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %p %c{1} " + _TEXT_ALONE
 
 _TOLD: Final = ("org.apache.bookkeeper.common.component.ComponentStarter",)
-"""Logger of the line printed after a complete start."""
+"""Logger of the line that is printed once everything has started."""
 _TOLD_BY_SHELL: Final = ("org.apache.bookkeeper.tools", "org.apache.bookkeeper.bookie.BookieShell")
 """Apache's shell prints most of its answers to the log."""
 

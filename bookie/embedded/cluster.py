@@ -43,7 +43,7 @@ class EmbeddedBookie:
     metadata_uri: str
     process: ManagedProcess | None = None
     known_as: BookieId | None = None
-    """Its id, after it was first ready."""
+    """Its id; None until it was ready for the first time."""
     port: int = 0
     serves_metrics: bool = False
     metrics_url: str = ""

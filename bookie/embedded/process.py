@@ -1,4 +1,4 @@
-"""A child process to be watched, paused and killed by its owner, and never outliving it.
+"""A child process that its owner can watch, pause and kill, and that never outlives its owner.
 
 **Own session.** Ctrl-C in a terminal reaches only the owner, which then stops its children in order.
 
@@ -128,7 +128,7 @@ class ManagedProcess:
         return code
 
     async def wait_until(self, predicate: Callable[[], Awaitable[bool]], what: str, deadline_s: float) -> None:
-        """Wait until ``predicate`` holds; ``what`` is its name in the error.
+        """Wait until ``predicate`` holds; ``what`` describes it in the error.
 
         Raises:
             EmbeddedProcessError: the process ended first, or ``deadline_s`` seconds passed.
@@ -199,7 +199,7 @@ class ManagedProcess:
 
 
 class _LineSearch:
-    """Reads a growing log file once, and keeps the first match."""
+    """Reads a growing log file once, and keeps the first line that matches."""
 
     def __init__(self, path: Path, offset: int, pattern: re.Pattern[str]) -> None:
         self.found: re.Match[str] | None = None

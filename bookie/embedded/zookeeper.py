@@ -95,7 +95,7 @@ class ZooKeeperSecurity:
     ca: Path
     """PEM file of the authority for clients' certificates, required on the second port."""
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Passwords by name, for logins by SASL (DIGEST-MD5). Empty for no such logins."""
+    """Passwords by name, for logins by SASL (DIGEST-MD5). Empty if there are none."""
     is_login_required: bool = False
     """Whether sessions without a login are closed, on both ports."""
     kerberos: ZooKeeperKerberos | None = None

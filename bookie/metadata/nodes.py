@@ -254,7 +254,7 @@ async def prune(store: MetadataStore, parents: Sequence[str]) -> None:
 
 
 async def _empty_prefix(store: MetadataStore, parents: Sequence[str]) -> list[Delete | None]:
-    """Return deletes of the parents to become empty; None for an already deleted parent."""
+    """Return deletes of the parents that become empty; None for an already deleted parent."""
     empty: list[Delete | None] = []
     for parent, node in zip(parents, await store.get_many(parents), strict=True):
         going = 1 if empty and empty[-1] is not None else 0

@@ -1,4 +1,4 @@
-"""The metadata store port: a small tree of versioned nodes with sessions, in our own words.
+"""The metadata store port: a small tree of versioned nodes with sessions, in this project's words.
 
 Semantics are ZooKeeper's: linearizable writes, possibly stale reads (``sync`` first if that matters), ephemeral nodes
 with the life of the session, versions that restart at 0 when a node is created again. The adapter over kazoo and the
@@ -95,7 +95,7 @@ class Stat:
     ephemeral_owner: int
     """Session owning the node, 0 for a persistent node."""
     children_zxid: int = 0
-    """Last transaction to create or delete a child; a change of a child's data does not count."""
+    """Transaction that last created or deleted a child; a change of a child's data does not count."""
 
 
 @dataclass(frozen=True, slots=True)

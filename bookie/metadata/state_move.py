@@ -149,7 +149,7 @@ async def _check_target(store: MetadataStore, cluster: Cluster, source: str, tar
 
 
 async def _check_idle(store: MetadataStore, cluster: Cluster, source: str) -> None:
-    """Refuse the move if a process of bkheal is running. The record refuses processes started later."""
+    """Refuse the move if a process of bkheal is running. Processes started later are refused because of the record."""
     if names := await candidates(store, cluster.root):
         raise _busy("auditors", names)
     registrations = Registrations(store, cluster)

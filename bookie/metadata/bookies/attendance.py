@@ -1,4 +1,4 @@
-"""Whether a bookie unregistered now can have been registered since an earlier moment.
+"""Whether a bookie that is not registered now can have been registered since an earlier moment.
 
 If a bookie returned, got copies, and left again, two lists of registrations do not show this. But ZooKeeper counts all
 registrations ever created (docs/formats.md#registration). If all registrations created since then still exist, and all
@@ -26,8 +26,8 @@ class Turnover:
     """ZooKeeper's counters of one of the two parents of registrations; all 0 if it does not exist.
 
     Attributes:
-        czxid: the parent's creating transaction.
-        newest_zxid: last transaction to create or delete a registration.
+        czxid: transaction that created the parent.
+        newest_zxid: transaction that last created or deleted a registration.
         created: number of registrations ever created.
     """
 
@@ -58,7 +58,7 @@ NOT_KNOWN: Final = Attendance()
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A parent of registrations at a later moment, with the creating transaction of each registration."""
+    """A parent of registrations at a later moment, with the transaction that created each registration."""
 
     czxid: int = 0
     created: int = 0

@@ -2,7 +2,7 @@
 
 A bookie deletes nothing if an implausibly large part of its ledgers would be deleted (S12): their metadata may be lost,
 and the entries would be the last trace of them. The bookie records the held collection. If the ledgers were deleted on
-purpose, an operator allows it, up to a number of ledgers and for a limited time.
+purpose, an operator allows the collection, up to a number of ledgers and for a limited time.
 
 The invariant: a record allows a collection only if it is readable, the bookie's clock is within its time, and the
 number of ledgers to delete is within its bound. So a forgotten, damaged or outdated record keeps the data.
@@ -87,7 +87,7 @@ class HeldCollections:
         return (None if data is None else _decode(bookie, data)) or held
 
     async def end(self, bookie: BookieId) -> None:
-        """Remove the record of a bookie with no held collection any more, unless it changes during the call.
+        """Remove the record of a bookie that no longer holds a collection back, unless it changes during the call.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending it again is safe.

@@ -41,7 +41,7 @@ class CookieConflictError(ConflictError):
 
 
 class ForeignClusterError(PermanentError):
-    """The cluster has Apache bookies: their clients would also choose bkheal's bookies, without a common protocol."""
+    """The cluster has Apache bookies. Their clients would also choose bkheal's bookies, but cannot speak to them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Beginning of each bookie's loss, and the audits of it: ``/bkheal/first-seen-down/<root>/<id>``.
+"""When each lost bookie was first seen down, and when it was audited: ``/bkheal/first-seen-down/<root>/<id>``.
 
 Kept in the store, so the lost-bookie delay continues across a change of leader, and across independent one-shot audits.
 Losing a node only restarts a delay: the mark is late, and never too early.
@@ -35,11 +35,11 @@ class Down:
     since_ms: int
     """When an auditor first saw the bookie unregistered."""
     audited_ms: int = 0
-    """Complete end of an audit with this bookie counted as lost; 0 if there was none."""
+    """End of a complete audit that counted the bookie as lost; 0 if there was none."""
     is_delay_waived: bool = False
     """An immediate audit was requested: the delay for lost bookies does not apply to this loss."""
     critical_audited_ms: int = 0
-    """Complete end of an audit allowed to mark the bookie's critical ledgers; 0 if there was none."""
+    """End of a complete audit that was allowed to mark the bookie's critical ledgers; 0 if there was none."""
     held_until_ms: int = 0
     """End of the hold by an auditor's rule; 0 if there is none. Workers follow it (``due_ms``)."""
 
@@ -73,7 +73,7 @@ class FirstSeenDown:
         return {bookie: down for bookie, down in found.items() if down is not None}
 
     async def reconcile(self, lost: AbstractSet[BookieId], now_ms: int) -> Mapping[BookieId, Down]:
-        """Record each new bookie of ``lost``, forget the others, and return the records then.
+        """Record each new bookie of ``lost``, forget all others, and return the resulting records.
 
         A loss in the future was recorded by a wrong clock: it is changed to begin now, or its delay might never end.
         Two concurrent calls agree, because the first record of a bookie stays. An audited loss is recorded as ended

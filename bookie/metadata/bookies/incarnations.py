@@ -49,8 +49,8 @@ class Latest:
     check: Check
     """Valid until other disks are recorded.
 
-    New disks are recorded before they look for the entries of earlier disks. So a write naming the bookie under this
-    condition is either seen by that look, or refused.
+    A bookie records new disks before it searches for entries that its earlier disks may have held. So a write that
+    names the bookie under this condition is either seen by that search, or refused.
     """
 
 

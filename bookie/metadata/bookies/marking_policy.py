@@ -83,7 +83,7 @@ class MarkingPolicies:
         return rack_outages(losses, await self._topology(), self._rules.rack_outage_delay_s)
 
     async def _topology(self) -> Topology:
-        """Return the topology; an unreadable one has no racks, so the rule of racks holds nothing back."""
+        """Return the topology; an unreadable one has no racks, so the rack rule holds nothing back."""
         try:
             if (text := topology_text(self._rules.topology_file)) is not None:
                 return parse_topology(text)

@@ -80,7 +80,7 @@ class MarkingPolicy:
 
     @property
     def held_until_ms(self) -> Mapping[BookieId, int]:
-        """Ends of the rules not visible to workers."""
+        """Ends of the rules that workers cannot evaluate themselves."""
         ends = dict(self.flapping_until_ms)
         for bookie, outage in self.outages.items():
             ends[bookie] = max(outage.until_ms, ends.get(bookie, 0))

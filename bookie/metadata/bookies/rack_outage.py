@@ -3,8 +3,8 @@
 If every known bookie of a rack disappears within a short time, copying the rack's data would fill the other racks, and
 the original copies may be back soon. So it counts as an outage of the rack. Nothing is marked because of its bookies
 until ``delay_s`` after the last loss, not even ledgers with one copy left (R72). The return of one bookie ends the
-outage; the others are then ordinary lost bookies. An operator may waive the delay (``bkheal recover``); the rule does
-not hold waived losses.
+outage; the others are then ordinary lost bookies. An operator may waive the delay (``bkheal recover``); waived losses
+are not held back.
 
 The invariant: the rule holds no bookie of the rack longer than ``RACK_OUTAGE_DELAY_S_MAX`` after the last loss. Bookies
 without a location in the topology are in no rack. The rule needs a registered bookie in another rack: without one,
@@ -26,7 +26,7 @@ from bookie.model.ids import BookieId
 from bookie.model.topology import Location, Topology
 
 RACK_OUTAGE_DELAY_S: Final = 3600.0
-"""Within an hour, people notice and repair the power or the switch of a rack, or know they cannot."""
+"""Within an hour, people notice and repair the power or the switch of a rack, or know that they cannot."""
 RACK_OUTAGE_DELAY_S_MAX: Final = 7 * 86_400
 AT_ONCE_S: Final = 600
 """Longest time between the first and the last loss of a rack. Sessions end within a minute of each other. An auditor

@@ -112,7 +112,7 @@ class BookieLook:
     bookies: Bookies
     """The registered ones among them."""
     infos: Mapping[BookieId, ServiceInfo]
-    """Content of each one's registration."""
+    """Contents of their registrations."""
     latest: Mapping[BookieId, Latest]
     """Current disks of each bookie with a history, registered or not."""
 
@@ -153,7 +153,7 @@ class Registrations:
         return " ".join(f"{node.stat.czxid:x}:{node.stat.children_version}" if node else "-" for node in nodes)
 
     async def numbers(self, bookies: Iterable[BookieId]) -> dict[BookieId, int]:
-        """Return the creating transaction of each bookie's current registration; no older than this call.
+        """Return the transaction that created each bookie's current registration; no older than this call.
 
         The number of a bookie changes with each registration: after a restart, on other disks, or between writable and
         read-only. A bookie missing in the result is not registered.
@@ -179,7 +179,7 @@ class Registrations:
         return found
 
     async def disks(self, bookies: Sequence[BookieId]) -> dict[BookieId, int]:
-        """Return the last transaction to change each bookie's cookie, 0 without a cookie; no older than this call.
+        """Return the transaction that last changed each bookie's cookie, 0 without a cookie; no older than this call.
 
         A bookie, Apache's included, starts on other disks only after its cookie was changed or deleted. After a restart
         on the same disks, the number is the same.
@@ -271,7 +271,7 @@ class Registrations:
         return BookieLook(Bookies(frozenset(writable), frozenset(read_only)), infos, latest)
 
     def check_writable(self, bookie: BookieId) -> Check:
-        """Return a check for a transaction, valid only while the bookie is registered as writable."""
+        """Return a check that fails a transaction unless the bookie is registered as writable."""
         return Check(bookie_path(self._root, bookie, is_read_only=False))
 
     def _look_paths(self, bookie: BookieId) -> tuple[str, str, str, str]:
@@ -352,7 +352,7 @@ class Registrations:
             )
 
     async def _list(self) -> _Listing:
-        """List read-only, writable, and read-only again: one of the lists shows a bookie changing either way."""
+        """List read-only, writable, and read-only again, so that a bookie changing either way is found."""
         before = await self._children(is_read_only=True)
         for attempt in range(1, _STABLE_LISTING_ATTEMPTS + 1):
             writable = await self._children(is_read_only=False)

@@ -1,11 +1,11 @@
 """Flapping bookies: ``/bkheal/returned/<ledgers root>/<id>`` contains the losses ended by a return.
 
-If a bookie is lost for longer than its delay, marked, and returns, this costs marks and perhaps copies each time. After
-``FLAPPING_RETURNS`` such losses within ``FLAPPING_WINDOW_S`` it counts as flapping, and the next losses wait longer
-(R74). Losses ended within the delay cost nothing and are not counted.
+Each time a bookie is lost for longer than its delay, is marked, and returns, this costs marks and perhaps copies. After
+``FLAPPING_RETURNS`` such losses within ``FLAPPING_WINDOW_S`` the bookie counts as flapping, and its next losses wait
+longer (R74). Losses ended within the delay cost nothing and are not counted.
 
-A loss is identified by its beginning, so noting it twice changes nothing. After a lost or damaged record, the next
-losses of the bookie are marked as if it had not returned before.
+A loss is identified by its beginning, so noting it twice changes nothing. If the record is lost or damaged, the
+bookie's next losses are marked as if it had not returned before.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -80,7 +80,7 @@ class ReturnedBookies:
         await change(self._store, self._path(bookie), noted)
 
     async def of(self, bookies: Collection[BookieId]) -> Mapping[BookieId, tuple[EndedLoss, ...]]:
-        """Return the ended losses of each of ``bookies`` with any.
+        """Return the ended losses of those of ``bookies`` that have any.
 
         Raises:
             StoreUnavailableError: no answer.

@@ -1,6 +1,6 @@
 """Bookie locations, declared by people: in a file, in a node of bkheal, or in Pulsar's ``bookies`` node.
 
-All have one JSON format. Pulsar writes (``pulsar-admin bookies set-bookie-rack``) groups of bookies: ``{"default":
+All use the same JSON format. Pulsar writes (``pulsar-admin bookies set-bookie-rack``) groups of bookies: ``{"default":
 {"bk1:3181": {"rack": "/region1/rack1", "hostname": "bk1"}}}``. In a shorter form, a location replaces the object, and
 groups are left out: ``{"bk1:3181": "/region1/rack1", "bk2": "/region1/rack2"}``. A name is a bookie id, or a host for
 every bookie on it. Ledgers may ask for groups: see ``bookie.model.isolation``.
@@ -52,7 +52,7 @@ class StoredTopology:
 
 
 class TopologyStore:
-    """The topology of one cluster in the metadata store: our own node if there is one, else Pulsar's."""
+    """The topology of one cluster in the metadata store: bkheal's own node if there is one, else Pulsar's."""
 
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
         self._store = store

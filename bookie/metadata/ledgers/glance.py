@@ -1,4 +1,4 @@
-"""The few fields of ledger metadata needed for most ledgers by a scan, at a fraction of the cost of decoding.
+"""The few metadata fields that a scan over all ledgers needs for most of them, cheaper than full decoding.
 
 Only for format 3. It stores bookie names verbatim: a bookie missing in the bytes is not a member.
 """

@@ -48,7 +48,7 @@ class IdGenerator:
         self._long = f"{cluster.root}/{IDGEN_LONG}"
 
     async def next_id(self) -> LedgerId:
-        """Return a new id.
+        """Return an id that was never assigned before.
 
         Raises:
             IdsExhaustedError: there is none left.

@@ -62,11 +62,11 @@ class LedgerExistsError(ConflictError):
 
 
 class MetadataConflictError(ConflictError):
-    """The metadata has another version than the change was decided on."""
+    """The metadata no longer has the version that the change was decided on."""
 
 
 class PreconditionFailedError(ConflictError):
-    """The node ``path``, another condition of the change, has changed. The ledger was not changed."""
+    """Another node that the change depends on has changed; ``path`` names it. The ledger was not changed."""
 
     def __init__(self, ledger_id: LedgerId, path: str) -> None:
         super().__init__(f"ledger {ledger_id} was not changed: {path} is not as it was when that was decided")
@@ -109,7 +109,7 @@ class LedgerStore:
         return ledger_path(self._cluster.kind, self._cluster.root, ledger_id)
 
     async def new_id(self) -> LedgerId:
-        """Return a new id.
+        """Return an id that was never assigned before.
 
         Raises:
             ReadOnlyLayoutError: the cluster has the flat layout.
@@ -123,7 +123,7 @@ class LedgerStore:
         """Create a ledger's metadata, with a creator token if its format has one.
 
         Raises:
-            InvalidIdError: the greatest possible id, harmful in Apache's bookies (``LEDGER_ID_MAX``).
+            InvalidIdError: the greatest possible id, which does harm in Apache's bookies (``LEDGER_ID_MAX``).
             LedgerExistsError: another ledger has this id.
             ReadOnlyLayoutError: the cluster has the flat layout.
             UnwritableMetadataError: its format cannot hold it.
@@ -184,7 +184,7 @@ class LedgerStore:
         return self.versioned(ledger_id, await find(self._store, self.path(ledger_id)))
 
     def versioned(self, ledger_id: LedgerId, node: Node | None) -> Versioned:
-        """Return the ledger in a node read at ``path``; None stands for no node.
+        """Return the ledger in a node that the caller read at ``path`` (None: no node).
 
         Raises:
             NoSuchLedgerError: it does not exist.

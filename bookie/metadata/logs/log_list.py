@@ -31,7 +31,7 @@ class LogList:
     writer: str = ""
     """Token of the writer of the last listed ledger; no other writer may list a ledger."""
     trimming: tuple[LedgerId, ...] = ()
-    """Ledgers removed from the list, with metadata perhaps still to be deleted."""
+    """Ledgers removed from the list whose metadata may still have to be deleted."""
     truncated_through: LedgerId = NO_LEDGER
     """Greatest ledger dropped by a truncation."""
     last_listed: LedgerId = NO_LEDGER

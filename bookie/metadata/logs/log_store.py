@@ -3,7 +3,7 @@
 A node holds one log as JSON with a format number, and is changed by compare-and-set only. Rules kept here:
 
 - A change is a pure function of the node's content, and returns None if it has taken effect already. So a lost answer
-  is resolved by a read: the writer's token and the ledger's id in the node identify an own change.
+  is resolved by a read: the writer's token and the ledger's id in the node identify the process's own change.
 - A ledger's metadata is created and listed by one transaction: no ledger is ever listed and missing, or existing and
   unlisted.
 - Ids grow along the list, also over deleted ledgers: positions compare by (ledger, entry).
@@ -54,7 +54,7 @@ CONFLICTS_MAX: Final = 20
 
 
 class InvalidLogNameError(PermanentError):
-    """An impossible name of a log."""
+    """No log can have this name."""
 
 
 class NoSuchLogError(ConflictError):
@@ -263,7 +263,7 @@ class LogLists:
         return listed
 
     async def _mend(self, error: MultiFailedError, create: Create | None) -> None:
-        """After a refused transaction: create the ledger's missing parents.
+        """Create the ledger's missing parents after a refused transaction.
 
         The next read shows the rest.
         """

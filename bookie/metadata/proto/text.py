@@ -1,7 +1,7 @@
 """Protobuf's text form as Apache stores it: exact when written, tolerant when read.
 
-Text is written by own code, because it must not change with the protobuf release. It is read by the library, which
-accepts every escape, comment and spacing of any Apache release.
+This project's own code writes the text, because stored text must not change with the protobuf release. It is read by
+the library, which accepts every escape, comment and spacing of any Apache release.
 
 Source: docs/formats.md#text-form, #under-replication-nodes.
 """

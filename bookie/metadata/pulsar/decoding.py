@@ -29,7 +29,7 @@ M = TypeVar("M", bound=Message)
 _MAGIC: Final = b"\x47\x78"
 _HEAD_AT: Final = len(_MAGIC) + 4
 _SIZE_MAX: Final = 64 << 20
-"""Most bytes of a decompressed node: far more than in any store, and a bound against damage."""
+"""Largest size of a decompressed node in bytes: far more than in any store, and a bound against damage."""
 _CODECS: Final = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
 _COMPACTED: Final = "CompactedTopicLedger"
 _BUCKET: Final = "#pulsar.internal.delayed.bucket"

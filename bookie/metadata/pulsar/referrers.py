@@ -1,7 +1,7 @@
 """References to Pulsar's ledgers: from a node to its ledgers, and from a ledger to the nodes. Pure.
 
-The invariant: ``referrers_of`` returns every node with a possible reference to an owner's ledger, or none at all.
-Without any, there is no verdict on the ledger. A node is decoded in full, or is refused (``decoding``).
+The invariant: ``referrers_of`` returns every node that may refer to a ledger of an owner, or none at all. Without any,
+there is no verdict on the ledger. A node is decoded in full, or is refused (``decoding``).
 
 Source: docs/formats.md#references-of-pulsar.
 """
@@ -31,12 +31,12 @@ from bookie.model.ownership import (
 )
 
 COMPACTION: Final = "__compaction"
-"""The cursor with the reference to the compacted ledger of its topic."""
+"""The cursor that refers to the compacted ledger of its topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Referrer:
-    """A node with possible references to ledgers."""
+    """A node that may refer to ledgers."""
 
     root: str
     """Root of the brokers' metadata, without a slash at its end."""
@@ -63,7 +63,7 @@ class Referrer:
 
 
 def references_of(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
-    """Return the ledgers in a node's references.
+    """Return the ledgers that a node refers to.
 
     Raises:
         UndecodableNodeError: the node cannot be decoded in full.
@@ -79,7 +79,7 @@ def references_of(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
 
 
 def ledger_with_reference(cursor: str | None, data: bytes) -> int | None:
-    """Return the ledger with the reference to a compacted ledger; None if only this node may contain it.
+    """Return the ledger that contains the reference to a compacted ledger; None if only this node may contain it.
 
     Raises:
         UndecodableNodeError: the node cannot be decoded in full.
@@ -88,7 +88,7 @@ def ledger_with_reference(cursor: str | None, data: bytes) -> int | None:
 
 
 def refers(referrer: Referrer, data: bytes | Denied | None, ledger_id: int) -> bool:
-    """Return whether a node with this content refers to the ledger; ``data`` is None without a node.
+    """Return whether a node with this content (None: no node) refers to the ledger.
 
     Raises:
         UndecodableNodeError: the node cannot be decoded in full, or may not be read.

@@ -35,7 +35,7 @@ _SCHEMA_PARENT_DEPTH: Final = 2
 
 
 class NodeKind(enum.Enum):
-    """Kind of a node's object."""
+    """Kind of object described by a node."""
 
     MANAGED_LEDGER = "managed-ledger"
     CURSOR = "cursor"
@@ -44,7 +44,7 @@ class NodeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PulsarNode:
-    """A node with possible references to ledgers."""
+    """A node that may refer to ledgers."""
 
     kind: NodeKind
     name: str
@@ -119,7 +119,7 @@ class PulsarTree:
 
         Args:
             parent: its path.
-            share: number of the share of topics; a topic's share depends on its name alone.
+            share: index of the share of topics to read; a topic's share depends only on its name.
             shares: number of shares.
 
         Raises:
@@ -202,8 +202,7 @@ DENIED: Final = Denied.DENIED
 
 
 async def read_contents(store: MetadataStore, paths: Sequence[str]) -> Sequence[bytes | Denied | None]:
-    """Return the content of each node; ``DENIED`` if its ACL does not let this session read it, None if it does not
-    exist.
+    """Return the content of each node; ``DENIED`` if its ACL forbids this session to read it, None if it is missing.
 
     Raises:
         StoreUnavailableError: no answer.

@@ -43,7 +43,7 @@ class CheckTimes:
         return NO_TIME if node is None else decode_check_time(kind, node.data)
 
     async def write(self, kind: CheckKind, time_ms: int) -> None:
-        """Store ``time_ms`` as the check's completion. Unconditional, as Apache's write.
+        """Store ``time_ms`` as the check's completion. Unconditional, like Apache's write.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; writing again is safe.

@@ -1,9 +1,9 @@
 """The election of the leading auditor, common to Apache's auditors and bkheal's (docs/formats.md#election).
 
 The invariant: at most one auditor leads at a time (A1), and a stalled process stops leading before another one begins
-(A2). A vote is an ephemeral sequential node, and the lowest number leads, whether Apache's or bkheal's. Auditors of
-Pulsar's driver elect their leader by another node, so the candidate with the lowest vote leads only while it holds this
-node as well (R87, ``pulsar_leader``). Votes come first: only the candidate with the lowest vote takes the node, so
+(A2). A vote is an ephemeral sequential node, and the lowest number leads, whichever kind of auditor cast it. Auditors
+of Pulsar's driver elect their leader by another node, so the candidate with the lowest vote leads only while it holds
+this node as well (R87, ``pulsar_leader``). Votes come first: only the candidate with the lowest vote takes the node, so
 bkheal's candidates never block each other. During a migration of the metadata, no candidate votes (R88).
 
 A leadership is bounded twice: by the session, because the vote ends with it (S14), and by the candidate's own clock. It
@@ -63,16 +63,16 @@ _log = logging.getLogger(__name__)
 
 FRESH_SHARE: Final = 0.6
 """Share of the session timeout. ZooKeeper ends a session at the earliest a whole timeout after its last answered
-``sync``, less half a tick, because servers report their live sessions so often. The rest of the timeout covers this,
-and work begun while the leadership was fresh."""
+``sync``, less half a tick, the interval at which servers report live sessions. The rest of the timeout covers this, and
+work begun while the leadership was fresh."""
 _CONFIRM_SHARE: Final = 0.15
 """Share of the session timeout: four confirmations fit into the validity of one."""
 _RETRY_S: Final = 1.0
 """Pause after an attempt foiled by the store or another candidate; a new session is used at once."""
 _REFUSED_RETRY_S_MAX: Final = 60.0
-"""Longest pause after attempts refused by the store, doubled each time: only a person can end the cause."""
+"""Longest pause after attempts refused by the store, doubled each time: only a person can remove the cause."""
 CANDIDATES_MAX: Final = 10
-"""Candidates with names read at once; services have two or three auditors, and Apache has one per pod."""
+"""Most candidates whose names are read; services have two or three auditors, and Apache has one per pod."""
 _LISTINGS_MAX: Final = 5
 _VOTE: Final = re.compile(r"V_(-?[0-9]{1,11})")
 
@@ -294,7 +294,7 @@ class Election:
             return
         with contextlib.suppress(
             StoreUnavailableError, WriteOutcomeUnknownError, AccessDeniedError
-        ):  # read by people alone
+        ):  # only people read it
             await self._store.set(self._base, encode_vote(self._name), ANY_VERSION)
         while self._is_session(vote.session):
             await self._pause_while_held(vote.session, self._timeout_s * _CONFIRM_SHARE)

@@ -52,7 +52,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class RunLane:
-    """The runs excluding each other: the marking runs of a kind, or its dry runs."""
+    """Runs that exclude each other: the marking runs of a kind, or its dry runs."""
 
     kind: RunKind
     is_dry_run: bool = False

@@ -80,7 +80,7 @@ class RunNotes:
         await remove(self._store, self._path("paused", kind.value))
 
     async def paused_kinds(self, now_ms: int) -> Mapping[RunKind, KindPause]:
-        """Return the kinds with a schedule paused at ``now_ms``.
+        """Return the kinds whose schedule is paused at ``now_ms``.
 
         Raises:
             StoreUnavailableError: no answer.

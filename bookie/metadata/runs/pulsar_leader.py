@@ -5,8 +5,8 @@ waits for its deletion. So bkheal's auditor leads only while its session owns th
 session does. The node of another session is never deleted, because a delete names the version. bkheal's node has
 version 1 or more (it is written once after its creation), and Pulsar's always has version 0.
 
-The content is a JSON string. Pulsar's elector ends permanently if it cannot parse the content, and deletes another
-session's node with its own bookie id. So the content is a valid but unused bookie id.
+The content is a JSON string. Pulsar's elector ends permanently if it cannot parse the content, and deletes the node of
+another session if it contains the elector's own bookie id. So the content is a valid bookie id that no bookie has.
 
 Source: docs/formats.md#election.
 """
@@ -107,7 +107,7 @@ class LeaderNode:
             await self._store.delete(self.path, found.stat.version)
 
     def deletion(self, stat: Stat) -> Delete:
-        """Return an operation to give up exactly this node in a transaction."""
+        """Return the operation that gives up this node, and no other, in a transaction."""
         return Delete(self.path, stat.version)
 
     def _holder(self, node: Node, session: Session) -> Holder:

@@ -4,15 +4,15 @@ A worker repairs many ledgers at a time, with small requests for each. Waiting i
 ``multi``, single reads become one bulk read, and a ``sync`` serves every caller waiting for one at that time. ``lane``
 explains why each request has the same result as alone. In addition:
 
-* Transactions are joined only if none of them changes a node changed or checked by another one. So the order inside a
+* Transactions are joined only if none of them changes a node that another one changes or checks. So the order inside a
   joint transaction does not matter, and no node is created twice by it.
 * If the joint transaction is refused, the server names the operation at fault. The request with this operation is sent
   alone and gets its own error. The others are joined again, a few times at most.
 * A joint read or ``sync`` begins after each of its requests was made. So a joint read right after a ``sync``
   (``get_many_current``) sees every write completed before any of its requests.
 
-Watches, sequential nodes, ``set`` and ``stat`` are not joined: they need an answer missing in the port's ``multi``, or
-another permission. Long scans are large already.
+Watches, sequential nodes, ``set`` and ``stat`` are not joined: they need an answer that the port's ``multi`` does not
+return, or another permission. Long scans are large already.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ JOINED_BYTES_MAX: Final = 256 * 1024
 JOINED_PATHS_MAX: Final = 500
 """Paths of a joint read: one request of the bulk reader."""
 _ATTEMPTS: Final = 4
-"""Joint attempts before each request is sent alone: after many conflicts, other clients are changing the same nodes."""
+"""Joint attempts before each request is sent alone: many conflicts mean that other clients change the same nodes."""
 
 
 class CombiningStore(MetadataStore):
@@ -157,7 +157,7 @@ class CombiningStore(MetadataStore):
 
 
 class _Joinable:
-    """A transaction to be joined with others."""
+    """A transaction that may be joined with others."""
 
     __slots__ = ("changed", "operations", "size", "touched")
 

@@ -5,8 +5,8 @@ nothing here blocks the event loop, and no callback blocks kazoo. kazoo only rec
 used: it would send a compare-and-set twice and report the failure of the second one.
 
 Each write records whether it was sent (``_Write``). This separates "certainly nothing happened" from "outcome unknown".
-It also allows withdrawing an overdue write from kazoo's queue, and prevents sending a write of a lost session in the
-next one, whenever this process learns of the loss (S14).
+It also allows withdrawing an overdue write from kazoo's queue, and keeps a write of a lost session from being sent in
+the next one, no matter when this process learns of the loss (S14).
 """
 
 from __future__ import annotations
@@ -153,14 +153,14 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     def __init__(
         self, access: ZooKeeperAccess, prepare: Callable[[], None], refused: Callable[[Address, str, bool], None]
     ) -> None:
-        """Call ``prepare`` before each connection, ``refused`` after a failure with reason and certainty."""
+        """Call ``prepare`` before each connection, and ``refused`` after a failure, with its reason and certainty."""
         super().__init__()
         self._access = access
         self._prepare = prepare
         self._refused = refused
 
     def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
-        """Start a thread with a quiet end: kazoo stops reconnecting by an uncaught ``InterruptedError``."""
+        """Start a thread that ends quietly: kazoo stops reconnecting by an uncaught ``InterruptedError``."""
 
         def run() -> None:
             try:

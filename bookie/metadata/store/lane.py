@@ -6,9 +6,9 @@ request is unknown, it is unknown for each of them, and none is sent again.
 
 A request waits for the end of the event loop's current step, which takes no time, and for a place: at most
 ``BATCHES_MAX`` requests of the lane are in flight. So a lone request is sent at once, and batches grow with the load. A
-request is only sent in the session it was made in (S14). A request is not sent if its caller is cancelled before; if
-all callers of a batch are cancelled, so is the batch. Each request to the store has the store's deadline, so a caller
-waits at most for its own request and the batches before it.
+request is only sent in the session it was made in (S14). A request whose caller was cancelled while it waited is not
+sent; if all callers of a batch are cancelled, so is the batch. Each request to the store has the store's deadline, so a
+caller waits at most for its own request and the batches before it.
 
 S rules are defined in docs/invariants.md.
 """
@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 
 class Apart(enum.Enum):
-    """The answer to a request not sent with others."""
+    """The answer to a request that was not sent with others."""
 
     ALONE = enum.auto()
     """Nothing was done: the caller sends the request alone."""
@@ -108,14 +108,15 @@ class Lane(abc.ABC, Generic[W, R]):
 
     @abc.abstractmethod
     def _take(self, queue: deque[Waiting[W, R]]) -> list[Waiting[W, R]]:
-        """Remove and return the first requests to be sent together, in their order; at least one."""
+        """Remove and return the first requests that may be sent together, in their order; at least one."""
 
     @abc.abstractmethod
     async def _send(self, batch: Sequence[Waiting[W, R]]) -> None:
         """Send the requests as one, and complete each of them.
 
         Raises:
-            BkhealError: the error of each uncompleted request, if no answer came. After other errors, nothing was done.
+            BkhealError: the error of each uncompleted request, if no answer came. Other errors mean that nothing was
+                done.
         """
 
     def ensure_session(self, made_in: Session) -> None:

@@ -87,7 +87,7 @@ class MemoryCell:
             self._remove(path)
 
     def signal(self, path: str) -> Signal:
-        """Return a signal of changes of the node or its list of children."""
+        """Return a signal that fires when the node or its list of children changes."""
         return self._signals[path]
 
     def deny(self, path: str) -> None:

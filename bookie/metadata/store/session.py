@@ -1,6 +1,6 @@
 """The client's view of its session, shared by the kazoo adapter and the in-memory twin.
 
-A request belongs to the session it was made in (S14). ``SessionTracker.ready`` lets it wait for an interrupted
+A request belongs to the session it was made in (S14). ``SessionTracker.ready`` lets it wait out an interrupted
 connection, and fails it once its session is lost. So no decision of one session is carried out in the next.
 """
 

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 PIPELINED_READS_MAX: Final = 1000
 """Single reads in flight if the server does not support ``multiRead``."""
 _WATCH_RETRY_S: Final = 1.0
-"""Pause of a wait after a failed read; a session change ends it sooner."""
+"""Pause before a wait reads again after a failed read; a session change shortens it."""
 
 T = TypeVar("T")
 

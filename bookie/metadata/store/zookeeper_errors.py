@@ -23,7 +23,7 @@ _RUNTIME_INCONSISTENCY: Final = -2
 
 
 class RequestUnknownError(RequestRefusedError):
-    """The request is unknown to an older server. The server closes the connection as well."""
+    """The server is too old to support the request. It closes the connection as well."""
 
 
 _NO_PERMISSION: Final = -102

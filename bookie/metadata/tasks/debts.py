@@ -1,4 +1,4 @@
-"""Placement debts: ``/bkheal/debts/<ledgers root>/<ledger id>``, a copy put by repair in a forbidden place.
+"""Placement debts: ``/bkheal/debts/<ledgers root>/<ledger id>``, copies that repair placed against the policy.
 
 Repair puts a copy in a bad place rather than nowhere, because too few copies are worse. The record is written before
 the metadata names the new bookie. So a crash may leave an unneeded debt, but never a missing one. The debt ends once

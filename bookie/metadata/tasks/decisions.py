@@ -1,5 +1,4 @@
-"""Decisions of operators about dead letters: ``/bkheal/decisions/<ledgers root>/<ledger id>``, with operator, time and
-reason.
+"""Operators' decisions about dead letters: ``/bkheal/decisions/<ledgers root>/<ledger id>``, with who, when and why.
 
 An operator accepts the loss of entries without any live copy, or drops the task of a ledger without accepting anything.
 A record changes no metadata and deletes no entry. An audit does not mark a ledger again for positions with an accepted
@@ -55,12 +54,12 @@ class Denial:
     position: int
     bookie: BookieId
     entries: int
-    """Entries of the fragment missing on the bookie."""
+    """Number of the fragment's entries that are missing on the bookie."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostFragment:
-    """A fragment with entries on no registered bookie."""
+    """A fragment with entries that no registered bookie has."""
 
     first_entry_id: EntryId
     last_entry_id: EntryId

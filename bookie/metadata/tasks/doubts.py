@@ -34,8 +34,9 @@ class DoubtedMembers:
         self._parent = own_path("doubts", ledgers_root)
 
     async def get(self, ledger_id: LedgerId) -> frozenset[BookieId] | None:
-        """Return the doubted members of a ledger, no older than this call. None: the record is damaged, and every
-        member of the ledger must be doubted.
+        """Return the doubted members of a ledger, no older than this call.
+
+        None: the record is damaged, so every member of the ledger must be doubted.
 
         Raises:
             StoreUnavailableError: no answer.

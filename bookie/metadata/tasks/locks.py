@@ -5,9 +5,10 @@ by its session. Among bkheal's own processes a lock only saves work: reservation
 But only the lock keeps the collectors of Apache's bookies away from copies not yet in the metadata.
 
 A worker first creates the lock, an ephemeral node, and then reads the task, so the task is at least as new as the lock.
-To complete the task, it compares both nodes with those it saw, by their creating transactions, because a recreated node
-has the version of the first one. One transaction then deletes the lock and the task at its version, with the caller's
-checks. So no other worker finds the task without its lock. A later mark changes the task, so the task stays.
+To complete the task, it compares both nodes with those it saw, by the transactions that created them, because a
+recreated node has the version of the first one. One transaction then deletes the lock and the task at its version, with
+the caller's checks. So no other worker finds the task without its lock. A later mark changes the task, so the task
+stays.
 
 Apache's workers delete locks without a check of the owner, and a collector may then create the lock before bkheal's
 next write arrives. So the transaction creating a lock of bkheal also writes its data once. The lock then has version 1,
@@ -17,7 +18,7 @@ If the process dies before the transaction, the task stays and the lock ends wit
 the creation of a lock is lost, the ledger is remembered here, and the next attempt takes over the lock if this session
 owns it. If the answer to the completion is lost, both nodes are read again: if neither exists, it was carried out. The
 task's directory, used by no other ledger, is deleted in the same transaction if nothing else is in it. The other empty
-parents are deleted afterwards, or later for many tasks at once (``prune``). A crash leaves them behind, which is
+parents are deleted afterwards, or later for many tasks at once (``prune``). A crash leaves them in place, which is
 harmless.
 
 S rules are defined in docs/invariants.md.
@@ -228,7 +229,7 @@ class TaskLocks:
             held: the task.
             checks: further conditions of the verdict, such as the version of the ledger's metadata (I18), and nodes to
                 be written or deleted with the task; part of the same transaction.
-            absent: paths of nodes required to be missing; read together with the lock and the task right before the
+            absent: paths of nodes that must not exist; read together with the lock and the task right before the
                 transaction.
             is_pruned_later: the caller calls ``prune`` for many tasks at once.
 
@@ -261,8 +262,7 @@ class TaskLocks:
         return HeldLook(is_ours, task is not None and _is_seen(task, held), tuple(nodes))
 
     def completion(self, held: HeldTask) -> list[Operation]:
-        """Return operations to delete the task with its lock in the caller's transaction; it fails if either has
-        changed.
+        """Return operations that delete the task with its lock, and fail their transaction if either has changed.
 
         The version of a recreated node begins at 0 again. So ``look`` must have found both nodes unchanged right
         before. After the transaction, call ``note_completed``.
@@ -296,7 +296,7 @@ class TaskLocks:
         self._forget_holder(held.task.ledger_id, held.session_id)
 
     def check(self, ledger_id: LedgerId) -> Check:
-        """Return a check for a transaction, valid only while a process of bkheal has the lock of the ledger."""
+        """Return a check that fails a transaction unless a process of bkheal has the lock of the ledger."""
         return Check(lock_path(self._root, ledger_id), LOCK_VERSION)
 
     def _forget_holder(self, ledger_id: LedgerId, session_id: int) -> None:
@@ -399,7 +399,7 @@ class TaskLocks:
             return False
         task, lock, *others = await self._store.get_many_current([path, unlock.path, *absent])
         if lock is None and task is None:
-            return is_unknown  # deleted by an own transaction with a lost answer
+            return is_unknown  # by an own transaction whose answer was lost
         if lock is None or not _is_ours(lock.stat, held.lock_czxid, held.session_id):
             return False
         if task is None:
@@ -407,7 +407,7 @@ class TaskLocks:
             return True
         if not _is_seen(task, held) or any(node is not None for node in others):
             return False
-        if self._store.session.session_id != held.session_id:  # changed during the read; nothing runs in between now
+        if self._store.session.session_id != held.session_id:  # changed during the read; the next line does not yield
             return False
         delete = Delete(path, held.task.version)
         try:

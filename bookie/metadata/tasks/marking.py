@@ -3,7 +3,7 @@
 After a bookie loss nearly all tasks are new. So many are first created together with their directories, without a read;
 refused ones are then read and merged. Marking never removes anything from a task, so it is idempotent, and two
 concurrent auditors lose nothing: each change is a create or a compare-and-set, and the later one merges again. A task
-with all the bookies already is not touched, its version included, because a worker may be about to complete it.
+that already names all the bookies is not touched, its version included, because a worker may be about to complete it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class TaskMarking:
         self._root = root
         self._clock = clock
         self._branches: set[str] = set()
-        """Parents of task directories, known to have existed.
+        """Parents of task directories that existed once.
 
         They may be deleted: then creates are refused.
         """

@@ -168,7 +168,7 @@ class ParkedTasks:
     async def read_many(
         self, ledger_ids: Sequence[LedgerId], lists: dict[str, frozenset[BookieId]]
     ) -> builtins.list[ParkedTask]:
-        """Return the parked ones of many ledgers; ``lists`` keeps the lists of bookies between calls.
+        """Return those of many ledgers that are parked; ``lists`` keeps the lists of bookies between calls.
 
         Raises:
             StoreUnavailableError: no answer.

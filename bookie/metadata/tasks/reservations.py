@@ -1,6 +1,6 @@
 """Copies being made: ``/bkheal/reservations/<ledgers root>/<ledger id>``.
 
-A repair reserves before it looks at the target or copies to it. The write putting the target into the ensemble checks
+A repair reserves before it looks at the target or copies to it. The write that puts the target into the ensemble checks
 that the reservation still stands. A collector counts reservations as membership. So a bookie never deletes a copy after
 a worker has found it and before the metadata names it, whatever happens to the locks.
 
@@ -135,7 +135,7 @@ class Reservations:
         return None if node is None else self._decode(ledger_id, node.data)
 
     async def ensure_parent(self) -> None:
-        """Create the parent of reservations, for callers with their own transaction for a reservation. Idempotent.
+        """Create the parent of reservations, for callers that reserve in their own transaction. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; calling again is safe.
@@ -155,7 +155,7 @@ class Reservations:
 
         For the holder of the ledger's lock only.
 
-        Existing reservations belong to a dead worker, or one without the lock. ``token`` is unique for each set of
+        Existing reservations belong to a worker that died or has lost the lock. ``token`` is unique for each set of
         reservations; the same token for the same set is a retry. With ``is_first`` the caller has just seen no
         reservation, which saves a request, and an existing one is not replaced. ``checks`` are part of the transaction.
 

@@ -5,8 +5,8 @@ for all others. Each other worker waits for the deletion of its own node, a call
 which may make it a lookout. So a change wakes one worker and not all of them, and a call costs one request for each
 called worker.
 
-Only the start time of a repair depends on these nodes. A lost node costs its worker two requests, and a worker looks by
-itself after a while without a call. Nodes end with their sessions.
+Only the start time of a repair depends on these nodes. A lost node costs its worker two requests, and a worker reads
+the list itself after a while without a call. Nodes end with their sessions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 LOOKOUTS: Final = 3
 """Workers watching for all others. More than one, because one may be slow, or unable to reach some bookies."""
 CALLED_MAX: Final = 100
-"""Workers called at a time. They take work, so the next look may call fewer."""
+"""Workers called at a time. They take work, so the next call may be smaller."""
 _NUMBER_DIGITS: Final = 10
 
 

@@ -5,8 +5,9 @@ same node at the same version (S5). All other changes only add: marking creates 
 tree is Apache's, so its auditors and workers share the same tasks, locks and switches.
 
 Any number of processes may mark and complete at once. Each mark is a create or a compare-and-set, repeated after a
-conflict; a task with all the bookies already is not touched (``marking``). A worker first creates the lock and then
-reads the task. A mark during the repair changes the task's version, so the completion fails and the task stays (R13).
+conflict; a task that already names all the bookies is not touched (``marking``). A worker first creates the lock and
+then reads the task. A mark during the repair changes the task's version, so the completion fails and the task stays
+(R13).
 
 A crash while many ledgers are being marked leaves some of them marked, and the next audit marks the rest (R21, R22). A
 crash of a worker leaves the task; the lock ends with the session (S14). If the answer to a lock request is lost, a lock
@@ -137,8 +138,7 @@ class UnderReplication:
         return await self._scan()
 
     async def page(self, after: LedgerId | None, places_max: int) -> TaskPart:
-        """Return the tasks in the next places of the tree, by ledger id. The cost does not depend on the number of
-        tasks.
+        """Return the tasks in the next places of the tree, by ledger id. Its cost is independent of their number.
 
         Args:
             after: start after this ledger; None: at the first.
@@ -158,7 +158,7 @@ class UnderReplication:
         return TaskPart(await self._tasks_of(ids), None)
 
     async def _places(self, path: str, digits: str, first: str) -> AsyncIterator[LedgerId]:
-        """Yield the ledgers with a directory in the tree from ``first`` on, ascending: its path is their digits."""
+        """Yield the ledgers with a directory in the tree from ``first`` on, ascending; its path spells their digits."""
         if len(digits) == _DIGITS:
             yield LedgerId(int(digits, 16))
             return
