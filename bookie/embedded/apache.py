@@ -1,8 +1,8 @@
 """A real Apache BookKeeper cluster on this machine: its bookies, its auto-recovery and its shell, as processes.
 
-Needs Apache's jars (``apache_jars``), which this project does not ship. The metadata is on our embedded ZooKeeper.
-Layout: ``zookeeper/``, ``apache-1/{bookie.conf,journal,ledgers,log.txt}``, ``auto-recovery-1/``, ``shell/``. Everything
-listens on 127.0.0.1 alone, is owned by this process and ends with it. Nothing here belongs to an event loop.
+Needs Apache's jars (``apache_jars``), not shipped with this project. The metadata is on the embedded ZooKeeper. Layout:
+``zookeeper/``, ``apache-1/{bookie.conf,journal,ledgers,log.txt}``, ``auto-recovery-1/``, ``shell/``. Everything listens
+only on 127.0.0.1, is owned by this process and ends with it. Nothing here is bound to an event loop.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _RECOVERY_MAIN: Final = "org.apache.bookkeeper.replication.AutoRecoveryMain"
 _SHELL_MAIN: Final = "org.apache.bookkeeper.bookie.BookieShell"
 _BOOKIE_READY: Final = r"Started component (bookie-server|.*component=bookie-server)"
 _RECOVERY_READY: Final = r"Started component (auto ?recovery|.*component=auto ?recovery)"
-"""The second form is that of 4.18."""
+"""The second form is from 4.18."""
 
 
 class ApacheShellError(EmbeddedProcessError):
-    """A command of Apache's shell failed; the text quotes what it printed."""
+    """A command of Apache's shell failed; the text quotes its output."""
 
 
 @dataclass(slots=True)
 class ApacheServer:
-    """One Java process of Apache's with a configuration file. Keeps its port and directories over restarts."""
+    """One Java process of Apache's with a configuration file. Keeps its port and directories across restarts."""
 
     name: str
     directory: Path
@@ -55,12 +55,12 @@ class ApacheServer:
     main_class: str
     ready_line: str
     settings: dict[str, str]
-    """By Apache's names; a change counts from the next start."""
+    """By Apache's names; a change takes effect at the next start."""
     jaas: Path | None = None
     process: ManagedProcess | None = None
 
     def launch(self) -> None:
-        """Write the configuration and start the process; ``wait_ready`` returns when it serves."""
+        """Write the configuration and start the process; ``wait_ready`` returns once it is ready."""
         configuration = self.directory / "bookie.conf"
         write_settings(configuration, self.settings)
         write_log_settings(self.directory / "log4j2.properties", is_shell=False)
@@ -69,7 +69,7 @@ class ApacheServer:
         self.process = ManagedProcess.start(self.name, command, log_path=self.directory / "log.txt")
 
     async def wait_ready(self) -> None:
-        """Wait until it has started, which for a bookie means registered and listening.
+        """Wait until it has started: a bookie is then registered and listening.
 
         Raises:
             EmbeddedProcessError: it ended or took too long; quotes its log.
@@ -77,7 +77,7 @@ class ApacheServer:
         await self.running.wait_for_line(self.ready_line, _READY_DEADLINE_S)
 
     async def start(self) -> None:
-        """Start and wait until ready; at once if it runs."""
+        """Start and wait until ready; do not start a running process again."""
         if self.process is None or not self.process.is_running:
             self.launch()
         await self.wait_ready()
@@ -89,18 +89,18 @@ class ApacheServer:
 
     @property
     def running(self) -> ManagedProcess:
-        """The process that was started last."""
+        """The last started process."""
         if self.process is None:
             raise RuntimeError(f"{self.name} was never started")
         return self.process
 
     async def stop(self) -> None:
-        """SIGTERM and wait. The registration goes at once."""
+        """Send SIGTERM and wait. The registration ends at once."""
         if self.process is not None:
             await self.process.stop(_STOP_GRACE_S)
 
     async def kill9(self) -> None:
-        """SIGKILL and wait for the end of the process. The registration stays until its session has expired."""
+        """Send SIGKILL and wait for the end of the process. The registration stays until its session expires."""
         self.running.kill9()
         await self.running.wait(_STOP_GRACE_S)
 
@@ -111,13 +111,13 @@ class ApacheBookie(ApacheServer):
 
     @property
     def bookie_id(self) -> BookieId:
-        """The id that it registers with, known before the first start."""
+        """The id of its registration, known before the first start."""
         return BookieId(self.settings.get("bookieId") or self.address)
 
 
 @dataclass(slots=True)
 class ApacheCluster:
-    """An Apache bookie as a child process. Use ``start``, then ``async with``."""
+    """A cluster of Apache's programs as child processes. Use ``start``, then ``async with``."""
 
     directory: Path
     zookeeper: EmbeddedZooKeeper
@@ -145,21 +145,21 @@ class ApacheCluster:
         """Start ZooKeeper and ``bookies`` bookies on free loopback ports, and wait until all are registered.
 
         Args:
-            directory: holds everything.
-            bookies: how many; more with ``add_bookies``. 0 for a cluster of metadata alone.
+            directory: contains all files.
+            bookies: number of bookies; more with ``add_bookies``. 0 for a cluster with only metadata.
             options: configuration of every program; ``add_bookies`` may add to it.
             is_formatted_by_apache: whether Apache's shell or ``format_cluster`` creates the root.
             is_zookeeper_durable: False leaves out ZooKeeper's fsync, for tests and benchmarks.
             zookeeper_heap_mib: Java heap of ZooKeeper.
             heap_mib: Java heap of each program of Apache's.
             jvm_options: further options of their Java machines.
-            java: the runtime; default the one that ``find_java`` returns.
-            lib: folder with the jars; default the one that ``find_apache_lib`` returns.
+            java: the runtime; by default the result of ``find_java``.
+            lib: folder with the jars; by default the result of ``find_apache_lib``.
 
         Raises:
             ApacheJarsMissingError: no jars of Apache's.
             JavaNotFoundError: no Java.
-            EmbeddedProcessError: something did not start; quotes its log.
+            EmbeddedProcessError: a process did not start; quotes its log.
         """
         lib = find_apache_lib() if lib is None else lib
         runtime = await asyncio.to_thread(find_java) if java is None else java
@@ -180,12 +180,12 @@ class ApacheCluster:
 
     @property
     def metadata_uri(self) -> str:
-        """How clients reach the cluster, ours and Apache's."""
+        """URI of the cluster for bkheal's and Apache's clients."""
         return f"zk+hierarchical://{self.zookeeper.connect_string}{LEDGERS_ROOT}"
 
     @property
     def jaas(self) -> Path | None:
-        """File that Java's login reads, if bookies ask for a name and password; Apache's clients need it as well."""
+        """File for Java's login, if bookies demand a name and password; Apache's clients need it as well."""
         if self.options.sasl is None:
             return None
         path = self.directory / "jaas.conf"
@@ -196,15 +196,15 @@ class ApacheCluster:
     async def add_bookies(
         self, count: int, *, options: ApacheOptions | None = None, extra: Mapping[str, str] | None = None
     ) -> Sequence[ApacheBookie]:
-        """Start ``count`` more bookies, side by side, and return them once all are registered.
+        """Start ``count`` more bookies concurrently, and return them once all are registered.
 
         Args:
-            count: how many.
-            options: instead of the cluster's.
-            extra: settings by Apache's names that win over all others.
+            count: number of bookies.
+            options: replace the cluster's options.
+            extra: settings by Apache's names, which override all others.
 
         Raises:
-            EmbeddedProcessError: one did not start; quotes its log.
+            EmbeddedProcessError: a bookie did not start; quotes its log.
         """
         added = []
         for _ in range(count):
@@ -220,7 +220,7 @@ class ApacheCluster:
         return added
 
     async def start_auto_recovery(self, extra: Mapping[str, str] | None = None) -> ApacheServer:
-        """Start Apache's auditor and replication worker in a process of their own, and wait until they run.
+        """Start Apache's auditor and replication worker in a separate process, and wait until they run.
 
         Args:
             extra: settings by Apache's names (docs/formats.md#settings), for example ``lostBookieRecoveryDelay``.
@@ -229,7 +229,7 @@ class ApacheCluster:
             EmbeddedProcessError: it did not start; quotes its log.
         """
         name = f"auto-recovery-{len(self.auto_recoveries) + 1}"
-        port = self._free_port()  # it does not listen there; its vote needs a name that no bookie has
+        port = self._free_port()  # it does not listen there; its vote needs a name different from any bookie's
         settings = self.options.bookie(self.metadata_uri, port, self.directory / name) | dict(extra or {})
         server = ApacheServer(
             name, self.directory / name, port, self.jvm, _RECOVERY_MAIN, _RECOVERY_READY, settings, self.jaas
@@ -245,16 +245,16 @@ class ApacheCluster:
         extra: Mapping[str, str] | None = None,
         deadline_s: float = SHELL_DEADLINE_S,
     ) -> str:
-        """Run a command of Apache's shell (``bin/bookkeeper shell ...``) and return what it printed.
+        """Run a command of Apache's shell (``bin/bookkeeper shell ...``) and return its output.
 
         Args:
             *arguments: the command and its options, for example ``"ledgermetadata", "-ledgerid", "7"``.
-            bookie: whose configuration it reads, for commands that look into a bookie's directories.
-            extra: settings by Apache's names that win over all others.
-            deadline_s: how long it may take.
+            bookie: a bookie whose configuration is used, for commands on its directories.
+            extra: settings by Apache's names, which override all others.
+            deadline_s: seconds until it is killed.
 
         Raises:
-            ApacheShellError: it ended with another exit code than 0.
+            ApacheShellError: its exit code is not 0.
             TimeoutError: it took longer; it was killed.
         """
         where = self.directory / "shell" / f"{next(self._shell_runs):04}-{arguments[0]}"
@@ -309,7 +309,7 @@ class ApacheCluster:
 
 
 def java_properties(log_settings: Path, jaas: Path | None) -> dict[str, str]:
-    """Java system properties that Apache's programs, and drivers of its client, are started with."""
+    """Return the Java system properties for Apache's programs, and for drivers of its client."""
     properties = {
         "log4j2.configurationFile": str(log_settings),
         "io.netty.leakDetectionLevel": "disabled",

@@ -1,7 +1,7 @@
-"""The location of the jars of a real Apache BookKeeper, and the start of a program in them.
+"""The location of the jars of a real Apache BookKeeper, and commands to start its programs.
 
-They are not dependencies of this project: tests and comparisons alone use them. ``.ci/apache/pom.xml`` names the
-version, Maven fetches it.
+The jars are not dependencies of this project: only tests and comparisons use them. ``.ci/apache/pom.xml`` names the
+version, and Maven fetches it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from bookie.runtime.java import Java
 from bookie.runtime.kept_files import cache_folder
 
 APACHE_VERSION: Final = "4.17.3"
-"""The version that ``.ci/apache/pom.xml`` asks for."""
+"""The version in ``.ci/apache/pom.xml``."""
 LIB_VARIABLE: Final = "BKHEAL_APACHE_LIB"
 """Environment variable that names another folder with the jars, for example of another version."""
 
 _OPENED: Final = ("java.base/java.io=ALL-UNNAMED", "java.base/java.util.zip=ALL-UNNAMED")
-"""What Apache's own start scripts open: file descriptors for page cache hints, and the fast checksums."""
+"""Packages opened by Apache's own start scripts: file descriptors for page cache hints, and fast checksums."""
 
 
 class ApacheJarsMissingError(PermanentError):
-    """The jars of Apache BookKeeper are not on this machine; the text contains the way to get them."""
+    """The jars of Apache BookKeeper are missing on this machine; the text explains how to get them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApacheJvm:
-    """How a Java program of Apache's is started."""
+    """How to start a Java program of Apache's."""
 
     java: Java
     lib: Path
@@ -42,7 +42,7 @@ class ApacheJvm:
     """Further options of the Java machine."""
 
     def command(self, main_class: str, *arguments: str, properties: Mapping[str, str] | None = None) -> list[str]:
-        """The command line that runs ``main_class``; ``properties`` are Java system properties."""
+        """Return the command line for ``main_class``; ``properties`` are Java system properties."""
         return [
             str(self.java.executable),
             f"-Xmx{self.heap_mib}m",
@@ -58,7 +58,7 @@ class ApacheJvm:
 
 
 def default_apache_lib(environment: Mapping[str, str] | None = None) -> Path:
-    """Folder of the jars, whether or not it exists: ``BKHEAL_APACHE_LIB``, or one in the cache."""
+    """Return the folder of the jars, existing or not: ``BKHEAL_APACHE_LIB``, or one in the cache."""
     env = os.environ if environment is None else environment
     if given := env.get(LIB_VARIABLE):
         return Path(given)
@@ -66,10 +66,10 @@ def default_apache_lib(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def find_apache_lib(environment: Mapping[str, str] | None = None) -> Path:
-    """Folder with the jars of Apache BookKeeper's server and all that it needs.
+    """Return the folder with the jars of Apache BookKeeper's server and their dependencies.
 
     Raises:
-        ApacheJarsMissingError: they are not there.
+        ApacheJarsMissingError: the folder has no such jars.
     """
     lib = default_apache_lib(environment)
     if not any(lib.glob("bookkeeper-server-*.jar")):
@@ -82,6 +82,6 @@ def find_apache_lib(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def apache_version(lib: Path) -> str:
-    """Version of the server jar in ``lib``."""
+    """Return the version of the server jar in ``lib``."""
     jar = min(lib.glob("bookkeeper-server-*.jar"))
     return jar.stem.removeprefix("bookkeeper-server-")

@@ -1,4 +1,4 @@
-"""Configuration files for Apache's programs: small caches, loopback only, every write on the disk before its answer."""
+"""Configuration files for Apache's programs: small caches, loopback only, every write on disk before its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from bookie.model.errors import PermanentError
 
 SESSION_TIMEOUT_MS: Final = 6000
-"""Short, so that a killed bookie is known to be gone within seconds; three ticks of the embedded ZooKeeper."""
+"""Short, so a killed bookie is unregistered within seconds; three ticks of the embedded ZooKeeper."""
 
 _LOG4J: Final = """\
 status = error
@@ -25,13 +25,13 @@ rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
 """
 _TEXT_ALONE: Final = "%m%replace{ %X}{^ [{][}]$}{}%n%rEx{12}"
-"""The message and its attributes, if there are any: 4.18 logs values as attributes of a constant message."""
+"""The message and its attributes, if any: 4.18 logs values as attributes of a constant message."""
 _WITH_TIME: Final = "%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %p %c{1} " + _TEXT_ALONE
 
 _TOLD: Final = ("org.apache.bookkeeper.common.component.ComponentStarter",)
-"""The line printed when everything has started."""
+"""Logger of the line that is printed once everything has started."""
 _TOLD_BY_SHELL: Final = ("org.apache.bookkeeper.tools", "org.apache.bookkeeper.bookie.BookieShell")
-"""Apache's shell prints most of its answers through the log."""
+"""Apache's shell prints most of its answers to the log."""
 
 
 class ApacheStorage(enum.Enum):
@@ -40,16 +40,16 @@ class ApacheStorage(enum.Enum):
     SORTED = "org.apache.bookkeeper.bookie.SortedLedgerStorage"
     """Apache's default."""
     DB = "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage"
-    """Indexes in RocksDB, what large deployments use.
+    """Indexes in RocksDB, as in large deployments.
 
-    Such a bookie never answers a request for a list of entries: its storage does not support it, and its exception
-    reaches no client. The client waits for its own deadline.
+    Such a bookie never answers a request for a list of entries: its storage does not support it, and no error reaches
+    the client. The client waits for its own deadline.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ApacheTls:
-    """Certificates, as PEM files, that bookies serve TLS with."""
+    """Certificates for the bookies' TLS, as PEM files."""
 
     certificate: Path
     private_key: Path
@@ -59,7 +59,7 @@ class ApacheTls:
     asks_clients: bool = False
 
     def settings(self) -> dict[str, str]:
-        """What Apache calls it (docs/formats.md#settings)."""
+        """Return the settings by Apache's names (docs/formats.md#settings)."""
         return {
             "tlsProvider": "JDK",
             "tlsProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory",
@@ -74,14 +74,14 @@ class ApacheTls:
 
 @dataclass(frozen=True, slots=True)
 class ApacheSasl:
-    """Names and passwords that bookies ask clients for (DIGEST-MD5), and which of them Apache's own clients give."""
+    """Names and passwords accepted by bookies (DIGEST-MD5), and the one used by Apache's own clients."""
 
     passwords: Mapping[str, str] = field(repr=False)
     own_name: str
-    """The name in ``passwords`` that auto-recovery, the shell and Apache's client log in with."""
+    """The name in ``passwords`` for logins of auto-recovery, the shell and Apache's client."""
 
     def jaas(self) -> str:
-        """Content of the file that Java's login reads."""
+        """Return the content of the file for Java's login."""
         users = "\n".join(f"  user_{name}={_quoted(password)}" for name, password in self.passwords.items())
         name, password = _quoted(self.own_name), _quoted(self.passwords[self.own_name])
         module = "org.apache.zookeeper.server.auth.DigestLoginModule required"
@@ -89,7 +89,7 @@ class ApacheSasl:
         return f"Bookie {{\n  {module}\n{users};\n}};\nBookKeeper {{\n{own}}};\nAuditor {{\n{own}}};\n"
 
     def settings(self) -> dict[str, str]:
-        """What Apache calls it (docs/formats.md#settings)."""
+        """Return the settings by Apache's names (docs/formats.md#settings)."""
         return {
             "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory",
             "clientAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLClientProviderFactory",
@@ -99,16 +99,16 @@ class ApacheSasl:
 
 @dataclass(frozen=True, slots=True)
 class ApacheOptions:
-    """What every program of one cluster is configured with; each may add settings of its own."""
+    """Configuration of all programs of one cluster; each may add its own settings."""
 
     storage: ApacheStorage = ApacheStorage.SORTED
     tls: ApacheTls | None = None
     sasl: ApacheSasl | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
-    """Any setting, by Apache's name; wins over ours."""
+    """Any setting, by Apache's name; overrides the ones made here."""
 
     def shared(self, metadata_uri: str) -> dict[str, str]:
-        """Settings of servers and clients alike."""
+        """Return the settings of servers and clients alike."""
         return {
             "metadataServiceUri": metadata_uri,
             "zkTimeout": str(SESSION_TIMEOUT_MS),
@@ -121,7 +121,7 @@ class ApacheOptions:
         }
 
     def bookie(self, metadata_uri: str, port: int, directory: Path) -> dict[str, str]:
-        """Settings of the bookie whose directories are in ``directory``. It calls itself ``127.0.0.1:port``."""
+        """Return the settings of a bookie with its directories in ``directory``. Its id is ``127.0.0.1:port``."""
         return {
             **self.shared(metadata_uri),
             "bookiePort": str(port),
@@ -131,7 +131,7 @@ class ApacheOptions:
             "ledgerStorageClass": self.storage.value,
             "journalSyncData": "true",
             "journalPreAllocSizeMB": "4",
-            # A nearly full disk will do: Apache's defaults stop at 95 %, and below a few free gigabytes.
+            # A nearly full disk is enough: Apache's defaults stop at 95 %, and below a few free gigabytes.
             "diskUsageThreshold": "0.999",
             "diskUsageLwmThreshold": "0.998",
             "diskUsageWarnThreshold": "0.998",
@@ -153,18 +153,18 @@ def write_settings(path: Path, settings: Mapping[str, str]) -> None:
     """Write a configuration file.
 
     Raises:
-        PermanentError: a value holds a line break, which such a file cannot.
+        PermanentError: a value contains a line break, which is impossible in such a file.
     """
     for name, value in settings.items():
         if "\n" in name + value:
             raise PermanentError(f"the value of {name} holds a line break: write it in one line")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The reader takes a backslash as an escape and splits values at commas, which Apache's lists rely on.
+    # The reader treats a backslash as an escape and splits values at commas, as needed for Apache's lists.
     path.write_text("".join(f"{name}={value.replace(chr(92), chr(92) * 2)}\n" for name, value in settings.items()))
 
 
 def write_log_settings(path: Path, *, is_shell: bool) -> None:
-    """Write a log configuration: warnings, and the lines that announce a started server or a shell's answer."""
+    """Write a log configuration: warnings, and the lines about a started server or with a shell's answer."""
     text = _LOG4J.replace("{pattern}", _TEXT_ALONE if is_shell else _WITH_TIME)
     for number, name in enumerate(_TOLD_BY_SHELL if is_shell else _TOLD):
         text += f"logger.l{number}.name = {name}\nlogger.l{number}.level = info\n"

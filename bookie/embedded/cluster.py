@@ -26,37 +26,37 @@ LEDGERS_ROOT: Final = "/ledgers"
 _READY_DEADLINE_S: Final = 60.0
 _STOP_GRACE_S: Final = 15.0
 _READ_ONLY_BELOW_BYTES: Final = 128 << 20
-"""A try-out should work on a nearly full laptop, too."""
+"""A trial should work even on a nearly full laptop."""
 _READY_LINE: Final = r"^bookie (\S+) ready on (\S+):(\d+)$"
 _APACHE_LINE: Final = r"^bookie speaks Apache's protocol on (\S+):(\d+)$"
 _METRICS_LINE: Final = r"^bookie metrics on (\S+)$"
 SESSION_TIMEOUT_S: Final = 10.0
-"""A killed bookie is unregistered after this time; a bookie held up by a busy machine for less is not lost."""
+"""A killed bookie is unregistered after this time. A bookie delayed by a busy machine for less stays registered."""
 
 
 @dataclass(slots=True)
 class EmbeddedBookie:
-    """One bookie process and its directories. Keeps its id and port over restarts."""
+    """One bookie process and its directories. Keeps its id and port across restarts."""
 
     name: str
     directory: Path
     metadata_uri: str
     process: ManagedProcess | None = None
     known_as: BookieId | None = None
-    """Its id once it was ready for the first time."""
+    """Its id; None until it was ready for the first time."""
     port: int = 0
     serves_metrics: bool = False
     metrics_url: str = ""
-    """The address of metrics and probes, if served; another port after each start."""
+    """The address of metrics and probes, if served; the port differs after each start."""
     speaks_apache: bool = False
     apache_port: int = 0
-    """The port of Apache's protocol, if spoken. Keeps it over restarts."""
+    """The port of Apache's protocol, if spoken; kept across restarts."""
     session_timeout_s: float = SESSION_TIMEOUT_S
     options: Sequence[str] = ()
-    """Further words of its command line."""
+    """Further arguments of its command line."""
 
     def launch(self) -> None:
-        """Start the process; ``wait_ready`` returns when it is registered."""
+        """Start the process; ``wait_ready`` returns once it is registered."""
         arguments = [
             *(sys.executable, "-m", "bookie.server"),
             *("--metadata-uri", self.metadata_uri, "--host", "127.0.0.1", "--port", str(self.port)),
@@ -90,25 +90,25 @@ class EmbeddedBookie:
 
     @property
     def bookie_id(self) -> BookieId:
-        """The id it registered with."""
+        """The id of its registration."""
         if self.known_as is None:
             raise RuntimeError(f"{self.name} was never ready")
         return self.known_as
 
     @property
     def running(self) -> ManagedProcess:
-        """The process that was started last."""
+        """The last started process."""
         if self.process is None:
             raise RuntimeError(f"{self.name} was never started")
         return self.process
 
     async def stop(self) -> None:
-        """SIGTERM and wait."""
+        """Send SIGTERM and wait."""
         if self.process is not None:
             await self.process.stop(_STOP_GRACE_S)
 
     async def kill9(self) -> None:
-        """SIGKILL and wait for the end of the process."""
+        """Send SIGKILL and wait for the end of the process."""
         self.running.kill9()
         await self.running.wait(_STOP_GRACE_S)
 
@@ -149,11 +149,11 @@ class EmbeddedCluster:
         """Start everything on free loopback ports and wait until every bookie is registered.
 
         With ``serves_metrics``, bookies serve metrics and probes at their ``metrics_url``. With ``speaks_apache``, they
-        speak Apache's protocol as well, at their ``apache_port``. ``session_timeout_s`` is that of the bookies. With
+        speak Apache's protocol as well, at their ``apache_port``. ``session_timeout_s`` applies to the bookies. With
         ``security``, everything uses the TLS port of ZooKeeper, with the access of this process and of its environment.
 
         Raises:
-            EmbeddedProcessError: something did not start; quotes its log.
+            EmbeddedProcessError: a process did not start; quotes its log.
             JavaNotFoundError: no Java.
         """
         directory.mkdir(parents=True, exist_ok=True)
@@ -185,11 +185,11 @@ class EmbeddedCluster:
 
     @property
     def metadata_uri(self) -> str:
-        """How clients reach the cluster."""
+        """URI of the cluster for clients."""
         return f"zk+hierarchical://{self.zookeeper.used_connect_string}{LEDGERS_ROOT}"
 
     async def add_bookies(self, count: int) -> Sequence[EmbeddedBookie]:
-        """Start ``count`` more bookies, side by side, and return them once all are registered."""
+        """Start ``count`` more bookies concurrently, and return them once all are registered."""
         added = []
         for _ in range(count):
             name = f"bookie-{len(self.bookies) + 1}"

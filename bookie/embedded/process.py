@@ -1,15 +1,15 @@
 """A child process that its owner can watch, pause and kill, and that never outlives its owner.
 
-**Own session.** Ctrl-C in a terminal reaches the owner alone, which then stops its children in order.
+**Own session.** Ctrl-C in a terminal reaches only the owner, which then stops its children in order.
 
-**Never outlives its owner**, not even one that was killed with SIGKILL. Each child is started by a two-line shell,
-which starts a watch and then becomes the child (same process id). The watch blocks on a pipe whose other end only the
-owner holds; the kernel closes it at any end of the owner, and the watch kills its own process group: the child and all
-its children. Why not ``PR_SET_PDEATHSIG``: it exists on Linux alone, needs code between fork and exec, and fires when
-the *thread* that forked ends, which with thread pools is not when the owner ends. Because the watch belongs to the
-group that it kills, the group's number cannot have been given to strangers in the meantime.
+**Never outlives its owner**, even if the owner is killed with SIGKILL. A short shell script starts a watch and then
+becomes the child (same process id). The watch blocks on a pipe, and only the owner has its other end. The kernel closes
+this end when the owner ends for any reason. The watch then kills its own process group: the child and all its children.
+``PR_SET_PDEATHSIG`` is not used because it exists only on Linux, needs code between fork and exec, and fires at the end
+of the forking *thread*, which with thread pools may be long before the owner's. Because the watch belongs to the killed
+group, the group's number cannot have been reused for other processes.
 
-Nothing here belongs to an event loop: a process may be started in one loop and stopped in another.
+Nothing here is bound to an event loop: a process may be started in one loop and stopped in another.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from bookie.model.errors import FatalError
 _log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S: Final = 0.02
-"""Neither the exit of a process nor a line in its log can be awaited on every platform; looking is cheap."""
+"""Neither the exit of a process nor a line in its log can be awaited on every platform, and polling is cheap."""
 
 _KILL_DEADLINE_S: Final = 10.0
-"""A killed process goes as soon as the kernel has freed its memory; this is only a bound."""
+"""A killed process ends as soon as the kernel has freed its memory; this is only a bound."""
 _TAIL_BYTES: Final = 16_384
 _READ_BYTES: Final = 1 << 16
 
@@ -46,7 +46,7 @@ exec "$@" 3<&-
 
 
 class EmbeddedProcessError(FatalError):
-    """A process that this one depends on did not start, or ended; the text quotes its log."""
+    """A required process did not start, or ended; the text quotes its log."""
 
 
 class ManagedProcess:
@@ -68,21 +68,21 @@ class ManagedProcess:
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
     ) -> ManagedProcess:
-        """Start a process. That it could not be executed shows as exit code 126 or 127 and a line in its log.
+        """Start a process. If it cannot be executed, its exit code is 126 or 127, and its log contains the reason.
 
         Args:
-            name: what the process is, for logs and errors.
+            name: name of the process, for logs and errors.
             arguments: program and arguments.
-            log_path: file that receives what it prints; its folder is made.
-            environment: variables added to those of this process.
-            directory: working directory; default this process's.
+            log_path: file for its output; the folder is created.
+            environment: variables added to this process's environment.
+            directory: working directory; by default this process's.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             log_offset = log.tell()
             process = subprocess.Popen(
                 ["/bin/sh", "-c", _START_WITH_WATCH, name, *arguments],
-                stdin=subprocess.PIPE,  # the pipe that the watch blocks on; closed on exec in our other children
+                stdin=subprocess.PIPE,  # the watch blocks on this pipe; closed on exec in other children
                 stdout=log,
                 stderr=log,
                 bufsize=0,
@@ -99,7 +99,7 @@ class ManagedProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code, ``-n`` for death by signal ``n``, or None while it runs."""
+        """Exit code, ``-n`` after signal ``n``, or None while it runs."""
         code = self._process.poll()
         if code is not None and self._process.stdin is not None:
             self._process.stdin.close()  # kills the watch, and any remaining children
@@ -107,7 +107,7 @@ class ManagedProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended (a paused process runs)."""
+        """Whether the process has not ended (a paused one counts as running)."""
         return self.exit_code is None
 
     def log_tail(self, lines: int = 15) -> str:
@@ -128,7 +128,7 @@ class ManagedProcess:
         return code
 
     async def wait_until(self, predicate: Callable[[], Awaitable[bool]], what: str, deadline_s: float) -> None:
-        """Wait until ``predicate`` holds; ``what`` names that state in the error.
+        """Wait until ``predicate`` holds; ``what`` describes it in the error.
 
         Raises:
             EmbeddedProcessError: the process ended first, or ``deadline_s`` seconds passed.
@@ -143,7 +143,7 @@ class ManagedProcess:
             raise self._failure(f"was not there after {deadline_s:g} s: waited for {what}") from None
 
     async def wait_for_line(self, pattern: str, deadline_s: float) -> re.Match[str]:
-        """Wait for a line printed since the start in which ``pattern`` (a regular expression) is found.
+        """Wait for a line matching the regular expression ``pattern``, printed since the start.
 
         Raises:
             EmbeddedProcessError: the process ended first, or ``deadline_s`` seconds passed.
@@ -154,9 +154,9 @@ class ManagedProcess:
         return search.found
 
     async def stop(self, grace_s: float = 10.0) -> int:
-        """End it: SIGTERM, and SIGKILL after ``grace_s`` seconds or when this call is cancelled. Returns the exit code.
+        """End it with SIGTERM, and SIGKILL after ``grace_s`` seconds or on cancellation; return the exit code.
 
-        Does nothing to a process that has ended.
+        Has no effect on an ended process.
         """
         try:
             if self.is_running:
@@ -170,18 +170,18 @@ class ManagedProcess:
         return await self.wait(_KILL_DEADLINE_S)
 
     def kill9(self) -> None:
-        """Send SIGKILL to it and to what it started. Returns at once: ``wait`` for the end."""
+        """Send SIGKILL to it and its children. Returns at once: ``wait`` for the end."""
         if self.is_running:
             os.killpg(self.pid, signal.SIGKILL)
 
     def pause(self) -> None:
-        """Stop it in its tracks (SIGSTOP): alive, connected, and silent, all threads of it on return."""
+        """Pause it (SIGSTOP). It stays alive and connected; all its threads are stopped on return."""
         self._process.send_signal(signal.SIGSTOP)
         with suppress(ChildProcessError):  # it had ended
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Let a paused process go on."""
+        """Resume a paused process (SIGCONT)."""
         self._process.send_signal(signal.SIGCONT)
 
     async def __aenter__(self) -> ManagedProcess:
@@ -199,7 +199,7 @@ class ManagedProcess:
 
 
 class _LineSearch:
-    """Reads a growing log file once, and remembers the first line that matches."""
+    """Reads a growing log file once, and keeps the first line that matches."""
 
     def __init__(self, path: Path, offset: int, pattern: re.Pattern[str]) -> None:
         self.found: re.Match[str] | None = None

@@ -1,7 +1,7 @@
 """A real ZooKeeper server on this machine, from the jars inside the installed pyspark package.
 
-pyspark is located, not imported. One server, no quorum, listening on 127.0.0.1 alone; its data stays in the given
-directory, so that a later start, or a restart after a kill, goes on with it.
+pyspark is located, not imported. One server, no quorum, listening only on 127.0.0.1. Its data stays in the given
+directory and is used again by a later start, or a restart after a kill.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from bookie.runtime.ports import free_loopback_port, is_loopback_port_free
 _log = logging.getLogger(__name__)
 
 READY_DEADLINE_S: Final = 60.0
-"""It takes one to three seconds on an idle machine; a loaded one, or a large snapshot to read, takes longer."""
+"""A start takes one to three seconds on an idle machine; longer on a loaded one, or with a large snapshot to read."""
 _ANSWER_DEADLINE_S: Final = 1.0
 _ANSWER_BYTES_MAX: Final = 4096
 _STOP_GRACE_S: Final = 5.0
 _PORT_ATTEMPTS: Final = 3
-"""A port found free may be taken before the server has it; three times in a row is not a coincidence."""
+"""A free port may be taken before the server binds it; three times in a row is not a coincidence."""
 _PARALLEL_HEAP_MIB_MIN: Final = 1024
-"""From here on a single-threaded full collection would take seconds, long enough to expire sessions."""
+"""With larger heaps a single-threaded full collection would take seconds, long enough to expire sessions."""
 
 _JARS: Final = (
     "zookeeper-[0-9]*.jar",
@@ -57,7 +57,7 @@ _TLS_JARS: Final = (
     "netty-transport-classes-epoll-*.jar",
     "netty-transport-native-unix-common-*.jar",
 )
-"""ZooKeeper speaks TLS over Netty alone."""
+"""ZooKeeper supports TLS only over Netty."""
 
 _LOG4J: Final = """\
 status = error
@@ -71,7 +71,7 @@ rootLogger.appenderRef.out.ref = out
 
 
 class ZooKeeperJarsMissingError(PermanentError):
-    """The installed pyspark does not hold ZooKeeper's server jars."""
+    """The installed pyspark does not contain ZooKeeper's server jars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +79,27 @@ class ZooKeeperKerberos:
     """The Kerberos identity of a server."""
 
     principal: str
-    """Such as ``zookeeper/127.0.0.1@REALM``: the host is the one that clients connect to."""
+    """Such as ``zookeeper/127.0.0.1@REALM``, with the host used by clients."""
     keytab: Path
-    """With the principal's key."""
+    """File with the principal's key."""
     configuration: Path
     """The file ``krb5.conf`` with the realm."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperSecurity:
-    """What a server asks of its clients, on a second port with TLS, and by SASL on both."""
+    """A server's requirements for its clients: TLS on a second port, and SASL on both."""
 
     certificate: Path
-    """PEM file of its certificate chain and its key (PKCS 8), in one file."""
+    """PEM file with the server's certificate chain and key (PKCS 8)."""
     ca: Path
-    """PEM file of the authority of clients' certificates, which the second port demands."""
+    """PEM file of the authority for clients' certificates, required on the second port."""
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Passwords by name, for logins by SASL (DIGEST-MD5). Empty: there are none."""
+    """Passwords by name, for logins by SASL (DIGEST-MD5). Empty if there are none."""
     is_login_required: bool = False
     """Whether sessions without a login are closed, on both ports."""
     kerberos: ZooKeeperKerberos | None = None
-    """For logins by SASL (GSSAPI), instead of those with passwords."""
+    """Identity for logins by SASL (GSSAPI), instead of logins with passwords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class _Launch:
 
 
 class EmbeddedZooKeeper:
-    """A running ZooKeeper server, owned by this process: it ends with it. Use ``start``, then ``async with``."""
+    """A running ZooKeeper server, owned by this process and ended with it. Use ``start``, then ``async with``."""
 
     def __init__(self, launch: _Launch, process: ManagedProcess, lock: int) -> None:
         self._launch = launch
@@ -132,18 +132,18 @@ class EmbeddedZooKeeper:
         java: Java | None = None,
         security: ZooKeeperSecurity | None = None,
     ) -> EmbeddedZooKeeper:
-        """Start a server on the data in ``directory`` (made if need be) and wait until it answers.
+        """Start a server on the data in ``directory`` (created if missing) and wait until it answers.
 
         Args:
-            directory: holds data, configuration and log; one server at a time.
-            port: on 127.0.0.1; default a free one.
+            directory: contains data, configuration and log; one server at a time.
+            port: port on 127.0.0.1; by default a free one.
             heap_mib: Java heap in MiB; a million ledgers need about 1024.
             is_durable: False leaves out the fsync before each answer, for tests and benchmarks.
-            java: the runtime; default the one that ``find_java`` returns.
-            security: a second port with TLS, and logins; default none.
+            java: the runtime; by default the result of ``find_java``.
+            security: a second port with TLS, and logins; by default none.
 
         Raises:
-            EmbeddedProcessError: it did not answer in time, its port or directory is in use.
+            EmbeddedProcessError: it did not answer in time, or its port or directory is in use.
             ZooKeeperJarsMissingError: no ZooKeeper in the installed pyspark.
             JavaNotFoundError: no Java.
         """
@@ -167,27 +167,27 @@ class EmbeddedZooKeeper:
 
     @property
     def port(self) -> int:
-        """Client port on 127.0.0.1; a restart keeps it."""
+        """Client port on 127.0.0.1, kept across restarts."""
         return self._launch.port
 
     @property
     def connect_string(self) -> str:
-        """What ZooKeeper clients connect to, for example ``127.0.0.1:20181``."""
+        """Connect string for ZooKeeper clients, for example ``127.0.0.1:20181``."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def secure_connect_string(self) -> str:
-        """As ``connect_string``, for clients that speak TLS; only with ``security``."""
+        """As ``connect_string``, for clients with TLS; only with ``security``."""
         return f"127.0.0.1:{self._launch.secure_port}"
 
     @property
     def used_connect_string(self) -> str:
-        """The port that a cluster uses: the one with TLS, if there is one."""
+        """Connect string used by a cluster: the one with TLS, if available."""
         return self.connect_string if self._launch.security is None else self.secure_connect_string
 
     @property
     def pid(self) -> int:
-        """Process id of the server, another one after a restart."""
+        """Process id of the server; a restart changes it."""
         return self.process.pid
 
     @property
@@ -196,7 +196,7 @@ class EmbeddedZooKeeper:
         return self.process.log_path
 
     async def stop(self) -> None:
-        """End the server and give up its directory. May be called again, and after ``kill``."""
+        """End the server and release its directory. May be called again, and after ``kill``."""
         try:
             await self.process.stop(_STOP_GRACE_S)
         finally:
@@ -205,11 +205,11 @@ class EmbeddedZooKeeper:
                 self._lock = -1
 
     def kill(self) -> None:
-        """Kill the server (SIGKILL) without waiting for its end; ``restart`` brings it back."""
+        """Kill the server (SIGKILL) without waiting for its end; ``restart`` starts it again."""
         self.process.kill9()
 
     async def restart(self) -> None:
-        """Start the server again on the same data and port, after ending it if it runs.
+        """Start the server again on the same data and port; end a running one first.
 
         Raises:
             EmbeddedProcessError: it did not answer in time.
@@ -227,7 +227,7 @@ class EmbeddedZooKeeper:
 
 
 async def _launch(launch: _Launch) -> ManagedProcess:
-    # Looked at first: a foreign ZooKeeper on the port would answer the readiness check in our server's place.
+    # Checked first: a foreign ZooKeeper on the port would answer the readiness check in place of this server.
     if not is_loopback_port_free(launch.port):
         raise EmbeddedProcessError(
             f"port {launch.port} on 127.0.0.1 is in use: stop what listens there, or choose another"
@@ -292,7 +292,7 @@ def _security_settings(launch: _Launch, security: ZooKeeperSecurity) -> dict[str
 
 
 def _login_module(security: ZooKeeperSecurity) -> str:
-    """The module with its options, one on each line; empty: there are no logins."""
+    """Return the module with its options, one on each line; empty without logins."""
     if kerberos := security.kerberos:
         module = "com.sun.security.auth.module.Krb5LoginModule"
         options = {"principal": kerberos.principal, "keyTab": kerberos.keytab.resolve(), "useKeyTab": "true"}
@@ -306,7 +306,7 @@ def _login_module(security: ZooKeeperSecurity) -> str:
 
 def _command(launch: _Launch) -> list[str]:
     collector = "-XX:+UseParallelGC" if launch.heap_mib >= _PARALLEL_HEAP_MIB_MIN else "-XX:+UseSerialGC"
-    # A server with a small heap lives for minutes: the optimizing compiler would not pay for itself.
+    # A server with a small heap lives for minutes, too short for the optimizing compiler to pay for itself.
     compiler = () if launch.heap_mib >= _PARALLEL_HEAP_MIB_MIN else ("-XX:TieredStopAtLevel=1",)
     return [
         str(launch.java.executable),
@@ -348,7 +348,7 @@ def _jars(patterns: Sequence[str] = _JARS) -> list[str]:
 
 
 def _lock_directory(directory: Path) -> int:
-    """Hold ``directory`` for this process: two servers on the same data would destroy it."""
+    """Lock ``directory`` for this process: two servers on the same data would destroy it."""
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -362,7 +362,7 @@ def _lock_directory(directory: Path) -> int:
 
 
 async def _is_serving(port: int) -> bool:
-    """Return whether the server answers requests: ``srvr`` names a mode only then, ``ruok`` succeeds too early."""
+    """Return whether the server answers requests: only then ``srvr`` names a mode, and ``ruok`` succeeds too early."""
     try:
         async with asyncio.timeout(_ANSWER_DEADLINE_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

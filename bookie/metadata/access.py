@@ -1,12 +1,12 @@
-"""How a process reaches ZooKeeper: TLS, login, the ACL of what it creates, and the root of bkheal's own state.
+"""How a process reaches ZooKeeper: TLS, login, the ACL of new nodes, and the root of bkheal's own state.
 
 The values name files and never contain a secret, so they may be logged and sent to Spark's executors. Secrets are read
-from those files, or from environment variables, when a connection is made (``store.credentials``), so that a renewed
-certificate or password counts without a restart.
+from these files, or from environment variables, for each new connection (``store.credentials``). So a renewed
+certificate or password takes effect without a restart.
 
-**One access for each process.** Every connection of a process uses the same one, which is set once, at its start
-(``use_access``). A process that sets none uses that of its environment, so a child process inherits it. So no
-connection can be left out (docs/decisions/0062).
+**One access per process.** All connections of a process use the same access, so none can be left out
+(docs/decisions/0062). It is set once, at the start of the process (``use_access``). Otherwise it is read from the
+environment, so child processes inherit it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ VARIABLES: Final = "BKHEAL_"
 KEY_PASSWORD_VARIABLE: Final = "BKHEAL_ZK_TLS_PASSWORD"  # noqa: S105 (a name)
 SASL_PASSWORD_VARIABLE: Final = "BKHEAL_ZK_PASSWORD"  # noqa: S105 (a name)
 DIGEST_VARIABLE: Final = "BKHEAL_ZK_DIGEST"
-"""Secrets that are not in files. The names are fixed: a value of an option could end up in a log."""
+"""Secrets not stored in files. The names are fixed: a value of an option could end up in a log."""
 
 DEFAULT_STATE_ROOT: Final = "/bkheal"
-"""Root of everything that Apache's tools do not know; never inside the ledgers root."""
+"""Root of all state unknown to Apache's tools; never inside the ledgers root."""
 
 _STATE_ROOT: Final = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _STATE_ROOT_CHARACTERS_MAX: Final = 200
@@ -48,12 +48,12 @@ class ZooKeeperAccessError(PermanentError):
 
 
 class TlsVerify(enum.Enum):
-    """What the certificate of a server must prove."""
+    """Requirements for a server's certificate."""
 
     HOST = "host"
-    """It is signed by the authority, and names the host of the metadata URI."""
+    """Signed by the authority, and issued for the host of the metadata URI."""
     AUTHORITY = "authority"
-    """It is signed by the authority. Any server that has such a certificate is accepted in place of any other."""
+    """Signed by the authority. Any server with such a certificate is accepted in place of any other."""
 
 
 class ZooKeeperLogin(enum.Enum):
@@ -79,7 +79,7 @@ Acl = tuple[AclEntry, ...]
 
 OPEN_ACL: Final[Acl] = (AclEntry(_ALL, "world", "anyone"),)
 CREATOR_ACL: Final[Acl] = (AclEntry(_ALL, "auth", ""),)
-"""ZooKeeper puts the identities of the session in its place."""
+"""ZooKeeper replaces it with the identities of the session."""
 _NAMED: Final = {"world": OPEN_ACL, "creator": CREATOR_ACL}
 
 
@@ -157,7 +157,7 @@ class ZooKeeperAccess:
 
     @property
     def identity(self) -> str:
-        """Who ZooKeeper takes this process for, as far as the settings show it. For people."""
+        """Identity of this process at ZooKeeper, as far as the settings show it. For people."""
         parts = []
         if self.login is ZooKeeperLogin.GSSAPI:
             parts.append(f"the Kerberos principal {self.sasl_username}" if self.sasl_username else "a Kerberos ticket")
@@ -215,7 +215,7 @@ def parse_acl(text: str) -> Acl:
     """Read an ACL: ``world``, ``creator``, or entries ``scheme:identity:permissions`` (of ``cdrwa``).
 
     Raises:
-        ZooKeeperAccessError: it is none, names no permission, or one that does not exist.
+        ZooKeeperAccessError: the text is no ACL, or an entry has no permission or an unknown one.
     """
     if text in _NAMED:
         return _NAMED[text]
@@ -243,15 +243,15 @@ _in_use: list[ZooKeeperAccess] = []
 
 
 def use_access(access: ZooKeeperAccess) -> None:
-    """Make ``access`` that of this process: to be called at its start, before anything is connected."""
+    """Set the access of this process. Call it at the start, before any connection."""
     _in_use[:] = [access]
 
 
 def access_in_use() -> ZooKeeperAccess:
-    """The access of this process; of its environment, if none was set.
+    """Return the access of this process, or that of its environment if none was set.
 
     Raises:
-        ConfigurationError: the environment has values that cannot be used.
+        ConfigurationError: the environment has unusable values.
     """
     if not _in_use:
         use_access(access_from_environment(os.environ))
@@ -259,7 +259,7 @@ def access_in_use() -> ZooKeeperAccess:
 
 
 def access_from_environment(environment: Mapping[str, str]) -> ZooKeeperAccess:
-    """The access that the variables describe (``BKHEAL_ZK_TLS_CA``); an empty one is not set.
+    """Return the access described by environment variables (``BKHEAL_ZK_TLS_CA``). An empty variable counts as unset.
 
     Raises:
         ConfigurationError: a value is not of its type, or contradicts another; names every problem.
@@ -279,10 +279,10 @@ def access_from_environment(environment: Mapping[str, str]) -> ZooKeeperAccess:
 
 
 def access_from_text(text: str) -> ZooKeeperAccess:
-    """Read what ``ZooKeeperAccess.to_text`` made.
+    """Read the output of ``ZooKeeperAccess.to_text``.
 
     Raises:
-        ConfigurationError: it is something else.
+        ConfigurationError: ``text`` is anything else.
     """
     fields = {option.fields[0]: option for option in options_of(ZooKeeperAccess)}
     try:
@@ -293,7 +293,7 @@ def access_from_text(text: str) -> ZooKeeperAccess:
 
 
 def use_plain_access() -> None:
-    """Forget the access of the environment, for this process and its children: their ZooKeeper is their own."""
+    """Drop the access of the environment, for this process and its children: they use their own ZooKeeper."""
     kept = without_access(os.environ)
     for name in [name for name in os.environ if name not in kept]:
         del os.environ[name]
@@ -301,7 +301,7 @@ def use_plain_access() -> None:
 
 
 def without_access(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` for a child process that uses a ZooKeeper of its own, without TLS and login."""
+    """Return ``environment`` for a child process with its own ZooKeeper, without TLS and login."""
     names = {f"{VARIABLES}{option.name.upper()}" for option in options_of(ZooKeeperAccess)}
     secrets = {KEY_PASSWORD_VARIABLE, SASL_PASSWORD_VARIABLE, DIGEST_VARIABLE}
     return {name: value for name, value in environment.items() if name not in names | secrets}

@@ -1,4 +1,4 @@
-"""A cluster's root: create it, open it, and refuse what is not one (docs/formats.md#cluster-root)."""
+"""A cluster's root: create it, open it, and refuse anything else (docs/formats.md#cluster-root)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LONG_ALONE: Final = "000/0000/0000"
 
 
 class NotAClusterError(PermanentError):
-    """There is no cluster at this root, or one of a layout that is not supported."""
+    """There is no cluster at this root, or one of an unsupported layout."""
 
 
 class ClusterClosedError(NotAClusterError):
@@ -47,12 +47,12 @@ class ClusterClosedError(NotAClusterError):
 
 
 class ClusterExistsError(ConflictError):
-    """There is something at the root already."""
+    """The root exists already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What every user of a cluster's metadata needs to know."""
+    """The facts needed by every user of a cluster's metadata."""
 
     root: str
     """Ledgers root, without a trailing slash."""
@@ -102,12 +102,13 @@ async def format_cluster(
 async def open_cluster(store: MetadataStore, where: MetadataUri | str) -> Cluster:
     """Read the cluster at ``where``: a parsed URI, a URI, or a root path.
 
-    A root with INSTANCEID and without LAYOUT is one of Pulsar's metadata driver, which writes none and keeps ledgers as
-    the hierarchical layout does. It is opened if the URI names that layout or driver, and nothing is written.
+    A root with INSTANCEID and without LAYOUT was made by Pulsar's metadata driver, which writes no LAYOUT and uses the
+    hierarchical layout. It is opened if the URI names this layout or driver. Nothing is written.
 
     Raises:
-        NotAClusterError: nothing there, no LAYOUT or INSTANCEID, or another layout than the asked or supported ones.
-        ClusterClosedError: its ACL does not allow to read it.
+        NotAClusterError: there is no root, no LAYOUT or INSTANCEID, or the layout is not the requested one or
+            unsupported.
+        ClusterClosedError: its ACL does not allow reading it.
         MigratedError: its metadata was migrated away from ZooKeeper, or is being migrated (R88).
         StateRootError: the cluster's other processes keep bkheal's state below another root (R90).
         InvalidUriError: ``where`` is an unusable URI.
@@ -119,7 +120,7 @@ async def open_cluster(store: MetadataStore, where: MetadataUri | str) -> Cluste
 
 
 async def read_cluster(store: MetadataStore, where: MetadataUri | str) -> tuple[Cluster, bytes | None]:
-    """As ``open_cluster``, without its check of the state root; the cluster and the record of its state root."""
+    """As ``open_cluster``, without the check of the state root; return the cluster and its state root record."""
     if isinstance(where, str) and not where.startswith("/"):
         where = parse_uri(where)
     root, wanted = (where, None) if isinstance(where, str) else (where.ledgers_root, where.layout)
@@ -133,7 +134,7 @@ async def read_cluster(store: MetadataStore, where: MetadataUri | str) -> tuple[
     if layout is None and not instance_id:
         why = "it has no LAYOUT node and no INSTANCEID" if is_there else "it does not exist"
         advice = "Check the path in the URI, or create a cluster there"
-        if root.endswith(DEFAULT_ROOT * 2):  # what Pulsar's driver makes of a path that is meant as the ledgers root
+        if root.endswith(DEFAULT_ROOT * 2):  # Pulsar's driver appends it to a path meant as the ledgers root
             advice = f"In a {PULSAR_DRIVER}: URI, the path is a chroot without {DEFAULT_ROOT}"
         raise NotAClusterError(f"no cluster at {root}: {why}. {advice}")
     kind = await _kind_without_layout(store, root, wanted) if layout is None else decode_layout(layout, root)
@@ -148,7 +149,7 @@ async def read_cluster(store: MetadataStore, where: MetadataUri | str) -> tuple[
 
 
 async def _kind_without_layout(store: MetadataStore, root: str, wanted: str | None) -> LayoutKind:
-    """The layout of Pulsar's driver, if that is what the URI asks for and nothing speaks against it."""
+    """Return the layout of Pulsar's driver if the URI asks for it and nothing contradicts it."""
     about = (
         f"the cluster at {root} has an INSTANCEID and no LAYOUT node: that is how Pulsar's metadata driver "
         "(metadata-store:...) makes one, which keeps its ledgers in the layout hierarchical"
@@ -178,7 +179,7 @@ def decode_layout(data: bytes, root: str) -> LayoutKind:
     """Read a LAYOUT node.
 
     Raises:
-        NotAClusterError: it is malformed, or names a layout that is not supported.
+        NotAClusterError: it is malformed, or names an unsupported layout.
     """
     text = data.decode(errors="replace")
     version, _, rest = text.partition("\n")

@@ -22,7 +22,7 @@ IDGEN_LONG: Final = "idgen-long"
 UNDERREPLICATION: Final = "underreplication"
 
 SHORT_ID_END: Final = 2147483647
-"""First id that the default layout stores in its long tree, and that the short generator refuses.
+"""First id in the long tree of the default layout, and first one refused by the short generator.
 
 Source: docs/formats.md#ledger-paths.
 """
@@ -48,7 +48,7 @@ class LayoutKind(enum.Enum):
 
     @property
     def factory(self) -> str:
-        """Class name that the LAYOUT node holds."""
+        """Class name in the LAYOUT node."""
         return _FACTORY_PACKAGE + _FACTORIES[self]
 
 
@@ -78,9 +78,9 @@ def ledger_id_of(kind: LayoutKind, root: str, path: str) -> LedgerId | None:
 
 
 def ledger_ids_under(kind: LayoutKind, root: str, parent: str, names: Sequence[str]) -> list[LedgerId]:
-    """Ids of the ledgers among the children ``names`` of ``parent``, ascending. Names of anything else are skipped.
+    """Ids of the ledgers among the children ``names`` of ``parent``, ascending. Other names are skipped.
 
-    So are ids for which the layout uses another path: no client would find such a ledger by its id.
+    So are ids with another path in this layout: no client would find such a ledger by its id.
     """
     if kind is LayoutKind.FLAT:
         is_short, base, pattern = True, 0 if parent == root else None, _FLAT
@@ -174,7 +174,7 @@ def task_directory(root: str, ledger_id: int) -> str:
 
 
 def task_branches(root: str, ledger_ids: Iterable[int]) -> list[str]:
-    """Parents of the directories of these ledgers' tasks, each once, ascending; one is that of 65,536 ledgers."""
+    """Parents of these ledgers' task directories, without duplicates, ascending; each parent serves 65,536 ledgers."""
     firsts = sorted({ledger_id & ~0xFFFF for ledger_id in ledger_ids})
     return [task_directory(root, first).rpartition("/")[0] for first in firsts]
 
@@ -190,7 +190,7 @@ def lock_path(root: str, ledger_id: int) -> str:
 
 
 def task_name(ledger_id: int) -> str:
-    """Name that a ledger's task and lock share."""
+    """Common name of a ledger's task and lock."""
     return f"urL{ledger_id:010d}"
 
 

@@ -1,9 +1,9 @@
-"""The live migration of a cluster's metadata from ZooKeeper to Oxia (Pulsar's PIP-454), as far as we must obey it.
+"""The live migration of a cluster's metadata from ZooKeeper to Oxia (Pulsar's PIP-454), as far as it restricts bkheal.
 
-Pulsar's coordinator records the phase in one node beside the ledgers root. While it prepares and copies, a write of
-ours would be lost or torn; after it has completed, the tree in ZooKeeper is an old copy, and a repair from it would
-rewrite dead metadata. So nothing is opened, led, marked or repaired then (R88). A phase that cannot be read or that we
-do not support counts as copying: unknown is never treated as absent.
+Pulsar's coordinator records the phase in one node beside the ledgers root. During preparation and copying, a write by
+bkheal would be lost or torn. After completion, the tree in ZooKeeper is an old copy, and a repair would rewrite dead
+metadata. So nothing is opened, led, marked or repaired in these phases (R88). An unreadable or unsupported phase counts
+as copying: unknown is never treated as absent.
 
 Every process reads the node when it opens the cluster. Afterwards the election and the replicator watch it, and an
 audit reads it again before each batch of marks.
@@ -30,7 +30,7 @@ class MigratedError(PermanentError):
 
 
 class Phase(enum.Enum):
-    """What the coordinator does; the values are its words."""
+    """Phase of the migration; the values are the coordinator's words."""
 
     NOT_STARTED = "NOT_STARTED"
     PREPARATION = "PREPARATION"
@@ -50,18 +50,18 @@ class Migration:
     """The migration at one moment."""
 
     refusal: str
-    """Why nothing may be changed in ZooKeeper now; empty: there is no migration under way."""
+    """Why nothing may be changed in ZooKeeper now; empty if changes are allowed."""
     stat: Stat | None
-    """Of the node, for a watch; None: there is none."""
+    """Stat of the node, for a watch; None if the node does not exist."""
 
 
 def migration_path(ledgers_root: str) -> str:
-    """The coordinator's node, in the directory that Pulsar's driver uses as its root."""
+    """Path of the coordinator's node, in the root directory of Pulsar's driver."""
     return f"{parent_of(ledgers_root).rstrip('/')}/pulsar/migration-coordinator/migration"
 
 
 def refusal(data: bytes | None) -> str:
-    """Why nothing may be changed while the coordinator's node has this content (None: no node); empty: it may. Pure."""
+    """Return why this content of the coordinator's node (None: no node) forbids changes; empty if it does not. Pure."""
     if data is None:
         return ""
     try:
@@ -80,17 +80,17 @@ def refusal(data: bytes | None) -> str:
 
 
 def check_not_migrating(data: bytes | None) -> None:
-    """Refuse to work while the coordinator's node has this content.
+    """Refuse to work if this content of the coordinator's node forbids changes.
 
     Raises:
-        MigratedError: it shows a migration that is under way, completed or unreadable.
+        MigratedError: the migration is under way, completed or unreadable.
     """
     if why := refusal(data):
         raise MigratedError(why)
 
 
 async def read_migration(store: MetadataStore, ledgers_root: str) -> Migration:
-    """The migration now.
+    """Read the current state of the migration.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -100,7 +100,7 @@ async def read_migration(store: MetadataStore, ledgers_root: str) -> Migration:
 
 
 async def wait_migrating(store: MetadataStore, ledgers_root: str) -> str:
-    """Return the reason once nothing may be changed any more.
+    """Wait until changes are forbidden, and return the reason.
 
     Raises:
         StoreUnavailableError: no answer, or the session was lost while waiting.

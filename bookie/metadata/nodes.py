@@ -1,7 +1,7 @@
-"""Small steps that several parts of the metadata share: missing parents, lost answers, empty parents.
+"""Small steps shared by several parts of the metadata: missing parents, lost answers, empty parents.
 
-A lost answer is always resolved by reading, after a ``sync`` so that the server has seen the write if it happened.
-While that cannot be read, the outcome stays unknown: it never turns into "nothing was changed".
+A lost answer is always resolved by a read after a ``sync``, so the server has seen the write if it happened. While this
+read fails, the outcome stays unknown: it never turns into "nothing was changed".
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READ_AT_ONCE: Final = 1500
-"""Nodes that a listing reads at a time: several requests of a bulk reader, and little memory."""
+"""Nodes read at a time by a listing: several requests of a bulk reader, and little memory."""
 STEP: Final = 200
-"""Items that a listing decodes or judges between two turns of the loop: some milliseconds."""
+"""Items decoded or judged by a listing between two turns of the event loop: some milliseconds."""
 _NAMES_AT_ONCE: Final = 10_000
-"""Names that are parsed between two turns of the loop: some milliseconds."""
+"""Names parsed between two turns of the event loop: some milliseconds."""
 WRITE_ATTEMPTS_MAX: Final = 5
-"""Of one change whose answer was lost or whose parents vanished. Each attempt decides from fresh data, and five lost
-answers in a row are an outage for the caller to deal with."""
+"""Attempts at one change after lost answers or vanished parents. Each attempt decides from fresh data, and five lost
+answers in a row are an outage for the caller to handle."""
 
 
 def parent_of(path: str) -> str:
@@ -151,8 +151,8 @@ async def change(store: MetadataStore, path: str, decide: Callable[[bytes | None
     Args:
         store: the metadata store.
         path: the node; it and its parents are created if necessary.
-        decide: returns the new content for the present one (None: no node), or None to leave it. It is called again
-            after a conflict or a lost answer, then perhaps with the content that it returned before.
+        decide: returns the new content for the present one (None: no node), or None to leave it. Called again after a
+            conflict or a lost answer, then perhaps with the content it returned before.
 
     Raises:
         StoreUnavailableError: no answer, or other clients change the node all the time; nothing was changed.
@@ -198,10 +198,10 @@ async def remove(store: MetadataStore, path: str) -> None:
 
 
 async def reread(store: MetadataStore, path: str) -> Node | None:
-    """A node after a write with an unknown outcome; None if it does not exist.
+    """Return a node after a write with an unknown outcome, or None if it does not exist.
 
     Raises:
-        WriteOutcomeUnknownError: it cannot be read either.
+        WriteOutcomeUnknownError: the read failed as well.
     """
     try:
         await store.sync(path)
@@ -213,19 +213,19 @@ async def reread(store: MetadataStore, path: str) -> Node | None:
 
 
 def ledger_ids(names: Iterable[str]) -> list[LedgerId]:
-    """Return the ids among the names of nodes that are named by the decimal id of a ledger, ascending."""
+    """Return the decimal ledger ids among the names of nodes, ascending."""
     return sorted(LedgerId(int(name)) for name in names if name.isascii() and name.isdigit())
 
 
 async def in_steps(items: Sequence[T], size: int = STEP) -> AsyncIterator[Sequence[T]]:
-    """Parts of ``items``, giving way to others after each: a long list must not keep the loop from other work."""
+    """Yield ``items`` in parts, with a turn of the event loop after each, so a long list does not block other work."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
         await asyncio.sleep(0)
 
 
 async def sorted_ids(names: Sequence[str]) -> list[LedgerId]:
-    """As ``ledger_ids``; gives way to others between parts of a long list."""
+    """As ``ledger_ids``, with a turn of the event loop between parts of a long list."""
     runs: list[list[LedgerId]] = []
     async for part in in_steps(names, _NAMES_AT_ONCE):
         runs.append(ledger_ids(part))
@@ -238,23 +238,23 @@ async def sorted_ids(names: Sequence[str]) -> list[LedgerId]:
 
 
 async def prune(store: MetadataStore, parents: Sequence[str]) -> None:
-    """Delete those of ``parents`` (nearest first) that are empty, up to the first that is not. Best effort.
+    """Delete the empty ``parents`` (nearest first) up to the first non-empty one. Best effort.
 
-    Each at the version just read, so that a new parent of another client remains; a client that creates a node below a
-    vanished parent creates the parent again.
+    Each is deleted at the version just read, so a new parent made by another client remains. A client recreates the
+    vanished parents of a new node.
     """
     try:
         while parents and (empty := await _empty_prefix(store, parents)):
             if deletes := [delete for delete in empty if delete is not None]:
                 await store.multi(deletes)
-            # The next one is looked at again: two who prune at once each see the other's node before it goes.
+            # Read the next one again: each of two concurrent calls sees the other's node before its deletion.
             parents = parents[len(empty) :]
     except (MultiFailedError, AccessDeniedError, StoreUnavailableError, WriteOutcomeUnknownError) as error:
         _log.info("empty parents remain", extra={"path": parents[0], "error": str(error)})
 
 
 async def _empty_prefix(store: MetadataStore, parents: Sequence[str]) -> list[Delete | None]:
-    """Deletes of the parents that become empty; None for a parent that is already deleted."""
+    """Return deletes of the parents that become empty; None for an already deleted parent."""
     empty: list[Delete | None] = []
     for parent, node in zip(parents, await store.get_many(parents), strict=True):
         going = 1 if empty and empty[-1] is not None else 0
@@ -285,14 +285,14 @@ async def create_missing(store: MetadataStore, paths: Sequence[str], root: str) 
 
 
 def batches(operations: Iterable[Operation]) -> Iterator[list[Operation]]:
-    """``operations`` in order, cut so that each part fits into one ``multi``."""
+    """Yield ``operations`` in order, in parts of at most one ``multi``."""
     return batches_of((operation,) for operation in operations)
 
 
 def batches_of(groups: Iterable[Sequence[Operation]]) -> Iterator[list[Operation]]:
     """As ``batches``, with each group in one part. No group may be too large for one ``multi``.
 
-    A part is given out before more of ``groups`` is taken than shows that it is full.
+    A part is yielded as soon as the next group does not fit into it.
     """
     part: list[Operation] = []
     size = 0

@@ -1,12 +1,12 @@
 """Where bkheal keeps its own state: one tree, apart from Apache's, the same for every process of a cluster.
 
-``--state-root`` moves it from ``/bkheal``, for example to the one place where the identity of bkheal may write. Its
-processes find each other's reservations, copies under way, drains and limits there, so two roots for one cluster would
-be as dangerous as two programs (R90):
+``--state-root`` moves it from ``/bkheal``, for example to the only path writable by bkheal's identity. Processes find
+each other's reservations, copies under way, drains and limits there. Two roots for one cluster would be as dangerous as
+two programs (R90):
 
-- With another root than the default, the first process that changes something records the root in one node beside
-  Apache's tasks (``claim_state_root``). Each process reads that node when it opens the cluster, and refuses to work
-  with another root.
+- With a root other than the default, the first process to change something records the root in one node beside Apache's
+  tasks (``claim_state_root``). Each process reads this node when it opens the cluster, and refuses to work with another
+  root.
 - Such a process also refuses to work if the default root contains state about this cluster.
 
 With the default root, nothing is recorded, and the ledgers root contains only Apache's nodes (docs/decisions/0070).
@@ -50,16 +50,16 @@ SHARED_KINDS: Final = (
     "standby",
     "topology",
 )
-"""Kinds of state by which processes agree with each other. State of one of them is in use."""
+"""Kinds of state used by processes to coordinate. A root with state of any of them is in use."""
 PRIVATE_KINDS: Final = ("changes", "doctor", "runs")
-"""Kinds that dry runs and ``bkheal doctor`` write as well, and by which no process decides what may be changed."""
+"""Kinds also written by dry runs and ``bkheal doctor``. No process decides by them what may be changed."""
 KINDS: Final = (*SHARED_KINDS, *PRIVATE_KINDS)
 _SHOWN_MAX: Final = 80
 _RECORD: Final = "bkheal"
 
 
 class StateRootError(PermanentError):
-    """The state root of this process is not the one of the cluster, or cannot be one."""
+    """This process's state root is not the cluster's, or is unusable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class StateRecord:
 
     state_root: str = DEFAULT_STATE_ROOT
     moving_from: str = ""
-    """The root that the state comes from, while it is being moved (R98); no process may work then."""
+    """The old root while the state is being moved (R98); no process may work then."""
 
 
 def own_path(kind: str, ledgers_root: str) -> str:
@@ -82,7 +82,7 @@ def state_path(state_root: str, kind: str, ledgers_root: str) -> str:
 
 
 def record_path(ledgers_root: str) -> str:
-    """The node that contains another state root than the default."""
+    """Path of the node with the cluster's state root, if it is not the default."""
     return f"{ledgers_root}/{UNDERREPLICATION}/{_RECORD}"
 
 
@@ -90,7 +90,7 @@ def check_apart(ledgers_root: str) -> None:
     """Refuse a ledgers root that contains the state root of this process, or is contained in it.
 
     Raises:
-        StateRootError: it does, or is.
+        StateRootError: one of them contains the other.
     """
     if why := refusal(access_in_use().state_root, ledgers_root, None):
         raise StateRootError(why)
@@ -102,7 +102,7 @@ async def check_state_root(store: MetadataStore, ledgers_root: str, record: byte
     Args:
         store: of the cluster.
         ledgers_root: of the cluster.
-        record: what ``record_path`` contains; None: it does not exist.
+        record: content of the node at ``record_path``; None if it does not exist.
 
     Raises:
         StateRootError: the cluster has another root, or this one is among its ledgers.
@@ -120,7 +120,7 @@ async def check_state_root(store: MetadataStore, ledgers_root: str, record: byte
 
 
 def refusal(state_root: str, ledgers_root: str, record: bytes | None) -> str:
-    """Why a process with ``state_root`` may not work with this cluster, as far as its record shows. Pure."""
+    """Return why a process with ``state_root`` may not work with this cluster, by its record; empty if it may. Pure."""
     if overlaps(state_root, ledgers_root):
         return f"the state root {state_root} and the ledgers root {ledgers_root} must not contain each other"
     if record is None:
@@ -152,7 +152,7 @@ def decode_state_record(ledgers_root: str, data: bytes | None) -> StateRecord:
     """Decode the record of the cluster; None stands for the default root.
 
     Raises:
-        StateRootError: it cannot be read.
+        StateRootError: the record is unreadable.
     """
     if data is None:
         return StateRecord()
@@ -164,7 +164,7 @@ def decode_state_record(ledgers_root: str, data: bytes | None) -> StateRecord:
 
 
 async def claim_state_root(store: MetadataStore, ledgers_root: str) -> None:
-    """Record the root of this process for all others. To be called before the first change; idempotent.
+    """Record the root of this process for all others. Call it before the first change. Idempotent.
 
     Nothing is written for the default root.
 
@@ -187,10 +187,10 @@ async def claim_state_root(store: MetadataStore, ledgers_root: str) -> None:
 
 
 async def _used_by_default(store: MetadataStore, ledgers_root: str) -> str:
-    """How state of this cluster below the default root shows; empty: there is none."""
+    """Return evidence of this cluster's state below the default root; empty if there is none."""
     paths = [state_path(DEFAULT_STATE_ROOT, kind, ledgers_root) for kind in SHARED_KINDS]
     try:
         found = await store.get_many_data(paths)
-    except AccessDeniedError as error:  # a node that does not exist is never denied
+    except AccessDeniedError as error:  # a missing node is never denied
         return str(error)
     return next((f"{path} exists" for path, data in zip(paths, found, strict=True) if data is not None), "")

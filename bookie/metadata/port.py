@@ -1,15 +1,15 @@
-"""The metadata store port: a small tree of versioned nodes with sessions, in our own words.
+"""The metadata store port: a small tree of versioned nodes with sessions, in this project's words.
 
 Semantics are ZooKeeper's: linearizable writes, possibly stale reads (``sync`` first if that matters), ephemeral nodes
 with the life of the session, versions that restart at 0 when a node is created again. The adapter over kazoo and the
 in-memory twin pass one contract suite, which asserts every error named here.
 
-Paths are absolute, without a trailing slash. Besides the errors of each method, any of them raises
+Paths are absolute, without a trailing slash. Besides the errors listed there, every method raises
 ``RequestRefusedError`` for a malformed path, and each write raises ``AccessDeniedError`` if the node (or, for a create
 or delete, its parent) does not allow it.
 
-A request made while the connection is interrupted waits for it, within the store's deadline. A request never crosses
-into another session: once its own is lost, it fails.
+A request made while the connection is interrupted waits for a new connection, within the store's deadline. A request
+never crosses into another session: it fails once its own session is lost.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentErr
 
 ANY_VERSION: Final = -1
 NODE_DATA_MAX: Final = 1_000_000
-"""Largest node data, and largest ``multi`` in all, in bytes: a server closes the connection of a larger request than
-its ``jute.maxbuffer``, by default 1 MiB."""
+"""Largest node data, and largest ``multi`` in total, in bytes. A server closes the connection if a request exceeds its
+``jute.maxbuffer``, by default 1 MiB."""
 OPERATION_OVERHEAD: Final = 64
-"""Bytes that an operation of a ``multi`` counts besides its path and data."""
+"""Bytes counted for each operation of a ``multi`` besides its path and data."""
 MULTI_OPS_MAX: Final = 500
 """Largest number of operations in one ``multi``; keeps a request of ledger creates far below ``jute.maxbuffer``."""
 
@@ -57,11 +57,11 @@ class AccessDeniedError(PermanentError):
 
 
 class RequestRefusedError(PermanentError):
-    """The store refused the request for a reason that no other error names: a malformed path, a quota."""
+    """The store refused the request for a reason without its own error: a malformed path, a quota."""
 
 
 class NodeTooLargeError(PermanentError):
-    """The data exceeds ``NODE_DATA_MAX``, or a request would; refused before it was sent."""
+    """The data or the request is too large (``NODE_DATA_MAX``); refused before it was sent."""
 
 
 class StoreUnavailableError(TransientError):
@@ -83,7 +83,7 @@ class MultiFailedError(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What the store knows about a node. Transaction ids order all changes of one ensemble."""
+    """The store's record of a node. Transaction ids order all changes of one ensemble."""
 
     version: int
     czxid: int
@@ -93,14 +93,14 @@ class Stat:
     children_count: int
     children_version: int
     ephemeral_owner: int
-    """Session that owns the node, 0 for a persistent one."""
+    """Session owning the node, 0 for a persistent node."""
     children_zxid: int = 0
     """Transaction that last created or deleted a child; a change of a child's data does not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node's data with the stat it was read with. Data may hold secrets, so it does not print."""
+    """A node's data and stat, read together. Data may contain secrets, so it is not printed."""
 
     data: bytes = field(repr=False)
     stat: Stat
@@ -169,7 +169,7 @@ class Session:
     epoch: int
     session_id: int
     timeout_s: float = math.inf
-    """The timeout that the server granted, which may be less than requested; infinite if it is not known."""
+    """Timeout granted by the server, perhaps less than requested; infinite if it is not known."""
 
     @property
     def is_connected(self) -> bool:
@@ -194,7 +194,7 @@ class MetadataStore(Protocol):
         ...
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
-        """Read many nodes in few requests; None for each that does not exist. Not one point in time.
+        """Read many nodes in few requests; None for each missing node. Not one point in time.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -231,7 +231,7 @@ class MetadataStore(Protocol):
         ...
 
     async def children_many(self, paths: Sequence[str]) -> list[Children | None]:
-        """Children of many nodes, None for each that does not exist. Listing versions may be -1 (unknown) here.
+        """Children of many nodes, None for each missing node. Listing versions may be -1 (unknown) here.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -291,7 +291,7 @@ class MetadataStore(Protocol):
         ...
 
     async def sync(self, path: str) -> None:
-        """Make the next read of this session at least as new as every write that ended before this call.
+        """Make the next read of this session at least as new as every write completed before this call.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -299,7 +299,7 @@ class MetadataStore(Protocol):
         ...
 
     async def get_many_current(self, paths: Sequence[str]) -> list[Node | None]:
-        """As ``get_many`` right after ``sync``: what it returns is no older than this call.
+        """As ``get_many`` right after ``sync``: the result is no older than this call.
 
         Args:
             paths: at least one.

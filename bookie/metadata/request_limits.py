@@ -1,7 +1,7 @@
-"""What is refused before it is sent, alike for the kazoo adapter and the in-memory twin.
+"""Checks of requests before they are sent, alike for the kazoo adapter and the in-memory twin.
 
-A server answers a request beyond ``jute.maxbuffer`` by closing the connection, which looks like an outage to all users
-of the connection; and it answers a malformed read with "no node", which would pass for an absent one.
+A server closes the connection on a request beyond ``jute.maxbuffer``, which looks like an outage to all users of the
+connection. It answers a malformed read with "no node", which looks like an absent node.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from bookie.metadata.port import (
 
 _WITH_DATA: Final = (Create, SetData)
 PATH_BYTES_MAX: Final = 4096
-"""bkheal's paths are shorter; this keeps a runaway name out of the request's size."""
+"""bkheal's paths are shorter; the bound keeps a runaway name from inflating a request."""
 
 _KNOWN_PATHS: Final = 4096
-"""The same few paths are used several times while a ledger is repaired."""
+"""Cached results: the repair of a ledger uses the same few paths several times."""
 
-# What ZooKeeper's own client refuses: empty and relative parts, control characters, surrogates and private use.
+# ZooKeeper's own client refuses empty and relative parts, control characters, surrogates and private use.
 _PATH: Final = re.compile(r"/|(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]++)+")
 
 
@@ -49,7 +49,7 @@ def _is_path(path: str) -> bool:
 
 
 def check_data(path: str, data: bytes) -> None:
-    """Accept data that fits into one request.
+    """Check the size of data against the limit of one request.
 
     Raises:
         NodeTooLargeError: more than ``NODE_DATA_MAX`` bytes.
@@ -59,7 +59,7 @@ def check_data(path: str, data: bytes) -> None:
 
 
 def check_multi(operations: Sequence[Operation]) -> int:
-    """Accept operations that fit into one request, and return the sum of their ``operation_size``.
+    """Check operations against the limits of one request, and return the sum of their ``operation_size``.
 
     Raises:
         NodeTooLargeError: too many, or too many bytes in all.
@@ -81,7 +81,7 @@ def check_multi(operations: Sequence[Operation]) -> int:
 
 
 def operation_size(operation: Operation) -> int:
-    """Bytes that ``operation`` counts against the limit of a ``multi``."""
+    """Size of ``operation`` in bytes, counted against the limit of a ``multi``."""
     path = operation.path
     size = OPERATION_OVERHEAD + (len(path) if path.isascii() else len(path.encode()))
     return size + len(operation.data) if isinstance(operation, _WITH_DATA) else size

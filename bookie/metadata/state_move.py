@@ -1,15 +1,15 @@
 """Moving bkheal's own state of one cluster to another state root (R98, docs/decisions/0071).
 
-No process of bkheal may run during the move. Until its end, the record of the cluster names both roots, and every
-process that opens the cluster is refused. An ephemeral node below the record keeps out a second mover. The order makes
-every interruption harmless:
+No process of bkheal may run during the move. Until its end, the cluster's record names both roots, and no process may
+open the cluster. An ephemeral node below the record keeps out a second mover. The order makes every interruption
+harmless:
 
-1. the record names the new root, and the old one as the root that the state comes from;
+1. the record names the new root, and the old one as the source;
 2. every node is copied; nothing below the old root has changed;
 3. the nodes below the old root are deleted;
 4. the record names the new root alone.
 
-Calling again continues, whatever the step. Before 3, the old root is complete; from 3 on, the new one is.
+A repeated call continues from any step. The old root is complete before step 3, the new one from step 3 on.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from bookie.model.records import encode_record
 
 _MOVER: Final = "mover"
 _AT_ONCE: Final = 200
-"""Nodes that are copied or deleted at a time."""
+"""Nodes copied or deleted at a time."""
 _LOCKS_MAX: Final = 10_000
-"""Locks that are looked at, which are as many as ledgers under repair at one time."""
+"""Locks read at most; there is one for each ledger under repair."""
 _NAMED_MAX: Final = 5
 
 
@@ -64,9 +64,9 @@ async def move_state(
     target: str,
     begin: Callable[[], Awaitable[None]] | None = None,
 ) -> int:
-    """Move the state of ``cluster`` from one state root to another, or continue that; the number of nodes copied.
+    """Move the state of ``cluster`` to another state root, or continue the move; return the number of copied nodes.
 
-    ``begin`` is awaited once nothing forbids the move, before anything is changed, and not if a move is continued.
+    ``begin`` is awaited after the checks and before the first change, and not if a move is continued.
 
     Raises:
         StateRootError: the state is not below ``source``, the target cannot be one or contains state of this cluster,
@@ -149,7 +149,7 @@ async def _check_target(store: MetadataStore, cluster: Cluster, source: str, tar
 
 
 async def _check_idle(store: MetadataStore, cluster: Cluster, source: str) -> None:
-    """Refuse while a process of bkheal shows. One that starts later is refused by the record."""
+    """Refuse the move if a process of bkheal is running. Processes started later are refused because of the record."""
     if names := await candidates(store, cluster.root):
         raise _busy("auditors", names)
     registrations = Registrations(store, cluster)
@@ -173,7 +173,7 @@ def _busy(what: str, names: Sequence[str]) -> StateRootError:
 
 
 async def _finish(store: MetadataStore, cluster: Cluster, root: str) -> None:
-    """Replace the record by one of ``root`` alone, as long as this process is the mover."""
+    """Replace the record by one of ``root`` alone, if this process is still the mover."""
     path = record_path(cluster.root)
     operations: list[Operation] = [Delete(f"{path}/{_MOVER}")]
     if root == DEFAULT_STATE_ROOT:
@@ -227,6 +227,6 @@ async def _delete(store: MetadataStore, path: str) -> None:
 
 
 async def _delete_if_empty(store: MetadataStore, path: str) -> None:
-    """Delete a node that contains nothing, unless it has children: state of other clusters."""
+    """Delete a node unless it has children: state of other clusters."""
     with contextlib.suppress(NotEmptyError):
         await remove(store, path)

@@ -1,8 +1,8 @@
 """Metadata service URIs: Apache's ``zk[+<layout>]://host1:port;host2:port/path``, Pulsar's ``metadata-store:zk:...``.
 
 Pulsar's driver reads the path of its URI as a chroot: its ledgers root is always ``<path>/ledgers``, and its ledgers
-have the hierarchical layout. Only ZooKeeper is spoken here, and only the layouts that this project reads. Everything
-else is refused with a text that contains the right form, because people type URIs.
+have the hierarchical layout. Only ZooKeeper and the layouts known to this project are supported. Any other URI is
+refused with an example of the right form, because people type URIs.
 
 Source: docs/formats.md#metadata-service-uri.
 """
@@ -36,7 +36,7 @@ _OF_A_BROKER: Final = "without // it is the address of a broker's metadata; a bo
 
 
 class InvalidUriError(PermanentError):
-    """A metadata service URI that cannot be used; the text shows one that can."""
+    """An unusable metadata service URI; the text shows a usable one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _pulsar_uri(text: str, store: str) -> MetadataUri:
 
 
 def uri_problems(text: str) -> Iterator[str]:
-    """Report why ``text`` is not a metadata service URI, in a sentence that names the setting; nothing if it is one."""
+    """Yield why ``text`` is not a metadata service URI, as a sentence with the setting's name; nothing if it is one."""
     try:
         parse_uri(text)
     except InvalidUriError as error:
@@ -122,7 +122,7 @@ def _host(text: str, host: str) -> str:
 
 
 def _split_port(host: str) -> tuple[str, str]:
-    if host.startswith("["):  # an IPv6 literal holds colons of its own
+    if host.startswith("["):  # an IPv6 literal contains colons
         name, bracket, port = host.partition("]")
         if not bracket or (port and not port.startswith(":")):
             return "", ""

@@ -1,8 +1,8 @@
 """Whether a bookie that is not registered now can have been registered since an earlier moment.
 
-A bookie that returned, got copies, and left again does not show in two lists of registrations. But ZooKeeper counts the
-registrations that were ever created (docs/formats.md#registration). If each of those since then is still there, and
-each bookie of then as well, no other bookie was registered since.
+If a bookie returned, got copies, and left again, two lists of registrations do not show this. But ZooKeeper counts all
+registrations ever created (docs/formats.md#registration). If all registrations created since then still exist, and all
+earlier bookies are still registered, no other bookie was registered since.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NAMED_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Turnover:
-    """What ZooKeeper counts of one of the two parents of registrations; all 0 if it does not exist.
+    """ZooKeeper's counters of one of the two parents of registrations; all 0 if it does not exist.
 
     Attributes:
         czxid: transaction that created the parent.
         newest_zxid: transaction that last created or deleted a registration.
-        created: registrations that were ever created.
+        created: number of registrations ever created.
     """
 
     czxid: int = 0
@@ -41,10 +41,10 @@ class Attendance:
     """The registrations of a moment.
 
     Attributes:
-        writable: of the parent of writable ones.
-        read_only: of the parent of read-only ones.
-        bookies: that were registered. One that left before the end of the call may be missing.
-        draining: those of them that were being drained.
+        writable: counters of the parent of writable ones.
+        read_only: counters of the parent of read-only ones.
+        bookies: registered bookies. One may be missing if it left before the end of the call.
+        draining: registered bookies being drained.
     """
 
     writable: Turnover = Turnover()
@@ -58,7 +58,7 @@ NOT_KNOWN: Final = Attendance()
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A parent of registrations at a later moment, and the transaction that created each registration."""
+    """A parent of registrations at a later moment, with the transaction that created each registration."""
 
     czxid: int = 0
     created: int = 0
@@ -66,21 +66,21 @@ class Parent:
 
 
 async def attendance(store: MetadataStore, cluster: Cluster) -> Attendance:
-    """The registrations now, to be compared with those of a later moment.
+    """Read the current registrations, for a comparison with those of a later moment.
 
     Raises:
         NotAClusterError, StoreUnavailableError: see ``Registrations.list``.
     """
     paths = _paths(cluster)
     await store.sync(paths[0])
-    writable, read_only = map(_turnover, await store.get_many(paths))  # first: a bookie may join after it
+    writable, read_only = map(_turnover, await store.get_many(paths))  # read first: a bookie may join afterwards
     draining = (await Drains(store, cluster.root).draining()).bookies
     listed = (await Registrations(store, cluster).list()).with_draining(draining)
     return Attendance(writable, read_only, tuple(sorted(listed.registered)), tuple(sorted(listed.draining)))
 
 
 async def parents_now(store: MetadataStore, cluster: Cluster) -> tuple[Parent, Parent]:
-    """The parents of writable and of read-only registrations as they are now.
+    """Read the current parents of writable and of read-only registrations.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -92,12 +92,12 @@ async def parents_now(store: MetadataStore, cluster: Cluster) -> tuple[Parent, P
 
 
 def who_left(then: Attendance, now: tuple[Parent, Parent], draining: AbstractSet[str]) -> str:
-    """Why a bookie that is lost or drained now can have got copies since ``then``; empty if none can. Pure.
+    """Return why a bookie lost or drained now may have got copies since ``then``; empty if none can. Pure.
 
     Args:
         then: the earlier moment.
         now: the later moment.
-        draining: bookies that are being drained now.
+        draining: bookies being drained now.
     """
     if not then.writable.czxid:
         return "it has no list of the registered bookies"

@@ -1,12 +1,11 @@
-"""Garbage collections that a bookie holds back: ``/bkheal/collections/<ledgers root>/<bookieId>``.
+"""Garbage collections held back by bookies: ``/bkheal/collections/<ledgers root>/<bookieId>``.
 
-A bookie deletes nothing if an implausibly large part of its ledgers would go (S12): their metadata may be lost, and the
-entries would be the last trace of them. It records what it holds back, and an operator who knows that the ledgers were
-meant to be deleted allows it, up to a number of ledgers and for a limited time.
+A bookie deletes nothing if an implausibly large part of its ledgers would be deleted (S12): their metadata may be lost,
+and the entries would be the last trace of them. The bookie records the held collection. If the ledgers were deleted on
+purpose, an operator allows the collection, up to a number of ledgers and for a limited time.
 
-The invariant: a record allows nothing unless it can be read, its time has begun and has not ended by the clock of the
-bookie, and the number of ledgers that would go is within its bound. So a forgotten, damaged or outdated record keeps
-the data.
+The invariant: a record allows a collection only if it is readable, the bookie's clock is within its time, and the
+number of ledgers to delete is within its bound. So a forgotten, damaged or outdated record keeps the data.
 
 S rules are defined in docs/invariants.md.
 """
@@ -28,35 +27,35 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 _log = logging.getLogger(__name__)
 
 ALLOWED_S_MAX: Final = 7 * 86_400
-"""An allowance that an operator forgets ends after a week at the latest."""
+"""Longest allowance: a forgotten one ends after a week."""
 _SKEW_MS_MAX: Final = 60_000
-"""By which the clocks of the machines may differ: an allowance that has just been made counts everywhere."""
+"""Largest accepted difference of clocks: a new allowance counts on every machine at once."""
 
 
 class NothingHeldError(ConflictError):
-    """The bookie holds back no collection that could be allowed."""
+    """The bookie holds back no collection."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldCollection:
-    """What one bookie holds back, and what an operator allows."""
+    """One bookie's held collection, and the operator's allowance."""
 
     bookie: BookieId
     ledgers: int
-    """Ledgers that the last pass would have deleted."""
+    """Number of ledgers to delete in the last held pass."""
     known: int
-    """Ledgers with entries on the bookie at that time."""
+    """Number of ledgers with entries on the bookie at the time."""
     since_ms: int
-    """When a pass was held back first, epoch milliseconds."""
+    """Time of the first held pass, epoch milliseconds."""
     allowed_by: str = ""
     allowed_since_ms: int = 0
     allowed_until_ms: int = 0
     """Exclusive end, epoch milliseconds; 0: nothing is allowed."""
     allowed_max: int = 0
-    """Most ledgers that one pass may delete."""
+    """Maximum number of ledgers deleted by one pass."""
 
     def allows(self, ledgers: int, now_ms: int) -> bool:
-        """Whether a pass may delete so many ledgers now."""
+        """Whether a pass may delete this number of ledgers now."""
         return ledgers <= self.allowed_max and self.is_allowed(now_ms)
 
     def is_allowed(self, now_ms: int) -> bool:
@@ -73,7 +72,7 @@ class HeldCollections:
         self._parent = own_path("collections", ledgers_root)
 
     async def hold(self, bookie: BookieId, ledgers: int, known: int, now_ms: int) -> HeldCollection:
-        """Record what a pass would delete, and return the record with what is allowed. Durable on return.
+        """Record a held collection, and return the record with its allowance. Durable on return.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; delete nothing.
@@ -88,7 +87,7 @@ class HeldCollections:
         return (None if data is None else _decode(bookie, data)) or held
 
     async def end(self, bookie: BookieId) -> None:
-        """Remove the record of a bookie that holds nothing back any more, unless it was changed since it was read.
+        """Remove the record of a bookie that no longer holds a collection back, unless it changes during the call.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending it again is safe.
@@ -104,14 +103,14 @@ class HeldCollections:
     async def allow(
         self, bookie: BookieId, by: str, now_ms: int, until_ms: int, ledgers_max: int | None = None
     ) -> HeldCollection:
-        """Allow a bookie to delete what it holds back; return the record. Allowing it again replaces the allowance.
+        """Allow a bookie's held collection, and return the record. A new allowance replaces an earlier one.
 
         Args:
             bookie: the bookie.
             by: the operator, for people.
             now_ms: the beginning, epoch milliseconds.
             until_ms: the exclusive end, epoch milliseconds.
-            ledgers_max: most ledgers that a pass may delete; None: what is held back and a tenth more.
+            ledgers_max: maximum number of ledgers deleted by a pass; None: the recorded number and a tenth more.
 
         Raises:
             NothingHeldError: the bookie has no readable record; nothing was changed.
@@ -133,7 +132,8 @@ class HeldCollections:
         return held
 
     async def remove(self, bookie: BookieId) -> None:
-        """Remove a record with its allowance. A bookie that still holds something back records it again. Idempotent.
+        """Remove a record with its allowance. If the bookie still holds a collection back, it records it again.
+        Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; removing it again is safe.

@@ -1,6 +1,6 @@
 """Cookies: which directories and which cluster a bookie id belongs to, byte for byte Apache's.
 
-The same bytes lie in ZooKeeper and in ``VERSION`` files. Layouts 3 and later are read, 5 is written.
+ZooKeeper and the ``VERSION`` files contain the same bytes. Layouts 3 and later are read, 5 is written.
 
 Source: docs/formats.md#cookies.
 """
@@ -25,11 +25,11 @@ from bookie.model.ids import BookieId, InvalidIdError, bookie_id
 
 COOKIE_LAYOUT: Final = 5
 _PLAIN_LAYOUT: Final = 3
-"""Three plain lines; the layouts after it are protobuf text."""
+"""Three plain lines; later layouts are protobuf text."""
 
 
 class InvalidCookieError(PermanentError):
-    """Bytes that are not a cookie this version reads."""
+    """The bytes are no cookie, or one of an unsupported layout."""
 
 
 class CookieExistsError(ConflictError):
@@ -37,11 +37,11 @@ class CookieExistsError(ConflictError):
 
 
 class CookieConflictError(ConflictError):
-    """The cookie was deleted or has another version than the expected one."""
+    """The cookie was deleted, or its version is not the expected one."""
 
 
 class ForeignClusterError(PermanentError):
-    """The cluster has bookies of Apache's, whose clients would pick ours as well and cannot speak to them."""
+    """The cluster has Apache bookies. Their clients would also choose bkheal's bookies, but cannot speak to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Cookie:
     ledger_dirs: tuple[str, ...]
     instance_id: str | None = None
     index_dirs: tuple[str, ...] | None = None
-    """None if no index directories are configured: then they are the ledger directories."""
+    """None if no index directories are configured: the ledger directories are used."""
     layout: int = field(default=COOKIE_LAYOUT, compare=False)
 
 
@@ -103,7 +103,7 @@ class CookieStore:
         self._root = cluster.root
 
     async def read(self, bookie: BookieId) -> StoredCookie | None:
-        """Return a bookie's cookie, None if it never joined.
+        """Return a bookie's cookie, or None if it never joined.
 
         Raises:
             InvalidCookieError: it is damaged.
@@ -148,7 +148,7 @@ class CookieStore:
             raise CookieConflictError(f"the cookie of {cookie.bookie_id} is not at version {version}") from error
 
     async def delete(self, bookie: BookieId, version: int) -> None:
-        """Delete a cookie if its version is still ``version``: the bookie is not known any more. Idempotent.
+        """Delete a cookie if its version is still ``version``: the bookie is then unknown. Idempotent.
 
         Raises:
             CookieConflictError: it has another version.
@@ -163,18 +163,18 @@ class CookieStore:
 
 
 async def refuse_foreign(store: MetadataStore, cluster: Cluster) -> frozenset[BookieId]:
-    """Refuse a cluster that has bookies of Apache's (docs/failure-model.md#state-under-bkheal).
+    """Refuse a cluster with Apache bookies (docs/failure-model.md#state-under-bkheal).
 
-    Call it before a bookie joins that does not speak Apache's protocol.
+    Call it before a bookie without Apache's protocol joins.
 
-    Foreign is a cookie of a bookie without a history of incarnations, and a registration that offers Apache's protocol
-    without ours (an empty one does).
+    A bookie is foreign if it has a cookie and no history of incarnations, or if its registration offers Apache's
+    protocol without bkheal's (an empty one does).
 
     Returns:
         Registered bkheal bookies with an Apache port: Apache's clients use this cluster.
 
     Raises:
-        ForeignClusterError: there is such a bookie; names some.
+        ForeignClusterError: there are foreign bookies; names some.
         StoreUnavailableError: no answer.
     """
     registrations = Registrations(store, cluster)
@@ -194,7 +194,7 @@ async def refuse_foreign(store: MetadataStore, cluster: Cluster) -> frozenset[Bo
 
 
 def some(bookies: Collection[BookieId]) -> str:
-    """A few of them by name, for a message."""
+    """Return the names of a few bookies, for a message."""
     return ", ".join(sorted(bookies)[:5]) + (", ..." if len(bookies) > 5 else "")
 
 

@@ -1,11 +1,11 @@
-"""Which bookies are being drained: ``/bkheal/drains/<ledgers root>/<bookieId>``, with who asked for it and when.
+"""Bookies being drained: ``/bkheal/drains/<ledgers root>/<bookieId>``, with the requesting operator and the time.
 
-A node is an intent of an operator and stays until it is withdrawn. While it exists the bookie accepts no new entries,
-is not chosen as a target, and its entries are copied elsewhere, from itself as well. An unreadable node counts as well:
-its name is enough for safety.
+A node is an operator's request and stays until it is withdrawn. While it exists, the bookie accepts no new entries and
+is not chosen as a target. Its entries are copied elsewhere, from the bookie itself as well. An unreadable node counts
+as well: its name is enough for safety.
 
 The parent's data version grows with every start and end. The verdict "no work for a drain" on a ledger is committed
-together with a check of this version, so a drain that begins at the same time is not overlooked.
+together with a check of this version, so a drain begun at the same time is not overlooked.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """One bookie that is being drained."""
+    """One bookie being drained."""
 
     bookie: BookieId
     by: str = ""
-    """The operator who requested it, for people; empty if the node is unreadable."""
+    """The requesting operator, for people; empty if the node is unreadable."""
     since_ms: int = 0
     """Start, epoch milliseconds; 0 if the node is unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainListing:
-    """The bookies that are being drained, as listed."""
+    """The bookies being drained, as listed."""
 
     bookies: frozenset[BookieId] = frozenset()
     check: Check | None = None
@@ -71,7 +71,7 @@ class Drains:
         self._parent = own_path("drains", ledgers_root)
 
     async def start(self, drain: Drain) -> bool:
-        """Note a drain; False if the bookie is being drained already, then the first note stays. Durable on return.
+        """Record a drain; False if the bookie has one already, and the first record stays. Durable on return.
 
         Raises:
             StoreUnavailableError: no answer; nothing was changed.
@@ -124,7 +124,7 @@ class Drains:
         return {name: _decode(name, data) for name, data in zip(names, found, strict=True) if data is not None}
 
     async def draining(self) -> DrainListing:
-        """Return which bookies are being drained, with a check that it stays so.
+        """Return the bookies being drained, with a check for later changes.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -135,7 +135,7 @@ class Drains:
         return DrainListing((await self.see()).bookies, Check(self._parent, stat.version))
 
     async def see(self) -> SeenDrains:
-        """Return which bookies are being drained, as this session's server knows it, to wait for a change of that.
+        """Return the bookies being drained, as this session's server sees them, to wait for a change.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -147,7 +147,7 @@ class Drains:
         return SeenDrains(frozenset(map(BookieId, listing.names)), listing)
 
     async def wait_changed(self, seen: SeenDrains) -> SeenDrains:
-        """Return the listing once drains began or ended since ``seen``.
+        """Wait until a drain begins or ends after ``seen``, and return the new listing.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting.

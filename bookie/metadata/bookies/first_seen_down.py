@@ -1,7 +1,7 @@
-"""Since when each lost bookie is down, and whether an audit has dealt with it: ``/bkheal/first-seen-down/<root>/<id>``.
+"""When each lost bookie was first seen down, and when it was audited: ``/bkheal/first-seen-down/<root>/<id>``.
 
-Kept in the store, so that the delay of a lost bookie runs on across a change of leader, and across one-shot audits that
-know nothing of each other. Losing a node only restarts a delay: the mark is late, and never too early.
+Kept in the store, so the lost-bookie delay continues across a change of leader, and across independent one-shot audits.
+Losing a node only restarts a delay: the mark is late, and never too early.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ _log = logging.getLogger(__name__)
 
 
 _HELD_MS_MAX: Final = 8 * 86_400_000
-"""Longer than any rule holds a loss back: a damaged time delays a repair by this much at most."""
+"""Longer than the hold of any rule. A damaged time delays a repair by this much at most."""
 _SKEW_MS_MAX: Final = 60_000
-"""By which clocks of auditors may differ without anything being put right."""
+"""Largest accepted difference of auditors' clocks; times beyond it are corrected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """What is known of a lost bookie, epoch milliseconds."""
+    """Record of a lost bookie; times in epoch milliseconds."""
 
     since_ms: int
-    """When an auditor first saw that it was not registered."""
+    """When an auditor first saw the bookie unregistered."""
     audited_ms: int = 0
-    """When an audit that counted it as lost came to a complete end; 0: none did."""
+    """End of a complete audit that counted the bookie as lost; 0 if there was none."""
     is_delay_waived: bool = False
     """An immediate audit was requested: the delay for lost bookies does not apply to this loss."""
     critical_audited_ms: int = 0
-    """When an audit that may mark the bookie's critical ledgers came to a complete end; 0: none did."""
+    """End of a complete audit that was allowed to mark the bookie's critical ledgers; 0 if there was none."""
     held_until_ms: int = 0
-    """Until when a rule of the auditors holds the loss back; 0: none does. Workers follow it (``due_ms``)."""
+    """End of the hold by an auditor's rule; 0 if there is none. Workers follow it (``due_ms``)."""
 
     def delay_end_ms(self, delay_s: int) -> int:
-        """The end of a delay for lost bookies of ``delay_s`` seconds."""
+        """End of a lost-bookie delay of ``delay_s`` seconds."""
         return self.since_ms + (0 if self.is_delay_waived else delay_s * 1000)
 
     def due_ms(self, delay_s: int) -> int:
-        """When the bookie counts as lost: at the end of the delay, and of what holds it back, which is bounded."""
+        """When the bookie counts as lost: at the end of both the delay and the hold, which is bounded."""
         held_ms = 0 if self.is_delay_waived else min(self.held_until_ms, self.since_ms + _HELD_MS_MAX)
         return max(self.delay_end_ms(delay_s), held_ms)
 
@@ -62,7 +62,7 @@ class FirstSeenDown:
         self._returned = ReturnedBookies(store, ledgers_root)
 
     async def read(self) -> Mapping[BookieId, Down]:
-        """Return every bookie that is noted. A damaged record is logged and omitted, and then written again.
+        """Return every recorded bookie. A damaged record is logged and omitted, and then written again.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -73,11 +73,11 @@ class FirstSeenDown:
         return {bookie: down for bookie, down in found.items() if down is not None}
 
     async def reconcile(self, lost: AbstractSet[BookieId], now_ms: int) -> Mapping[BookieId, Down]:
-        """Note each of ``lost`` that is not noted yet, forget the others, and return what is noted then.
+        """Record each new bookie of ``lost``, forget all others, and return the resulting records.
 
-        A loss that begins in the future was noted by a clock that was wrong: it begins now, or its delay might never
-        be over. Two who do so at once agree: the first note of a bookie stays. A loss that was marked is noted as ended
-        before it is forgotten, so that bookies which return again and again are recognized.
+        A loss in the future was recorded by a wrong clock: it is changed to begin now, or its delay might never end.
+        Two concurrent calls agree, because the first record of a bookie stays. An audited loss is recorded as ended
+        before it is forgotten, so that flapping bookies are recognized.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
@@ -99,7 +99,7 @@ class FirstSeenDown:
         return result
 
     async def reopen(self, bookie: BookieId, since_ms: int) -> None:
-        """Revert what was noted about audits: the bookie may have returned while no leader was watching.
+        """Clear the times of audits: the bookie may have returned while no leader was watching.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
@@ -107,7 +107,7 @@ class FirstSeenDown:
         await self._change_loss(bookie, since_ms, audited_ms=0, critical_audited_ms=0)
 
     async def watched_to(self) -> str:
-        """The last version of the registrations that a leader evaluated; empty if there is none.
+        """Return the last version of the registrations evaluated by a leader; empty if there is none.
 
         See ``reopen``.
 
@@ -118,7 +118,7 @@ class FirstSeenDown:
         return "" if node is None else node.data.decode(errors="replace")
 
     async def note_watched(self, version: str) -> None:
-        """Note that everything up to this version of the registrations was looked at.
+        """Record this version of the registrations as evaluated.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
@@ -126,7 +126,7 @@ class FirstSeenDown:
         await put(self._store, self._parent, version.encode())
 
     async def note_audited(self, bookie: BookieId, since_ms: int, audited_ms: int) -> None:
-        """Note that an audit dealt with the loss that began at ``since_ms``; nothing if the bookie was back since.
+        """Record an audit of the loss begun at ``since_ms``; do nothing if the bookie has returned since.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
@@ -134,7 +134,7 @@ class FirstSeenDown:
         await self._change_loss(bookie, since_ms, audited_ms=audited_ms)
 
     async def note_critical_audited(self, bookie: BookieId, since_ms: int, audited_ms: int) -> None:
-        """Note that an audit dealt with the critical ledgers of that loss; nothing if the bookie was back since.
+        """Record an audit of this loss's critical ledgers; do nothing if the bookie has returned since.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
@@ -142,7 +142,7 @@ class FirstSeenDown:
         await self._change_loss(bookie, since_ms, critical_audited_ms=audited_ms)
 
     async def waive_delay(self, bookie: BookieId, since_ms: int) -> None:
-        """Let the loss that began at ``since_ms`` wait no longer; nothing if the bookie was back since.
+        """Waive the delay of the loss begun at ``since_ms``; do nothing if the bookie has returned since.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
@@ -150,7 +150,7 @@ class FirstSeenDown:
         await self._change_loss(bookie, since_ms, is_delay_waived=True)
 
     async def note_held(self, noted: Mapping[BookieId, Down], until_ms: Mapping[BookieId, int]) -> None:
-        """Note until when each of the ``noted`` losses is held back; those that ``until_ms`` does not have are not.
+        """Record the end of the hold of each of the ``noted`` losses; losses missing in ``until_ms`` have no hold.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
@@ -160,7 +160,7 @@ class FirstSeenDown:
                 await self._change_loss(bookie, down.since_ms, held_until_ms=wanted_ms)
 
     async def forget(self, bookie: BookieId) -> None:
-        """The bookie is back, or is none any more. Idempotent.
+        """Remove the record of a returned or removed bookie. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; forgetting again is safe.

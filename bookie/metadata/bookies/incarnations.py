@@ -1,10 +1,10 @@
-"""Which storage incarnations a bookie id has had: ``/bkheal/incarnations/<ledgers root>/<bookieId>``.
+"""Storage incarnations of each bookie id: ``/bkheal/incarnations/<ledgers root>/<bookieId>``.
 
 The path names the cluster, because two clusters of one ZooKeeper may use the same bookie id for different disks.
 
-A bookie that returns with empty disks is a different witness under the same name; only this history shows it. It is
-permanent: entries are appended by compare-and-set and never removed, and a damaged history is an error, never a fresh
-start.
+A bookie returning with empty disks is a different witness under the same name; only this history shows it. The history
+is permanent: entries are appended by compare-and-set and never removed, and a damaged history is an error, never a
+fresh start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bookie.model.ids import BookieId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
 _KNOWN_MAX: Final = 1000
-"""Histories whose newest incarnation is kept: each repair looks at those of its bookies."""
+"""Histories with a cached newest incarnation: each repair looks at those of its bookies."""
 
 
 class UnreadableHistoryError(PermanentError):
@@ -42,15 +42,15 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The disks that were recorded last under a bookie id."""
+    """The last recorded disks of a bookie id."""
 
     uuid: str
     """Empty if the history is damaged: it matches no disks."""
     check: Check
-    """Holds as long as no others are recorded.
+    """Valid until other disks are recorded.
 
-    Disks that come later look for what those before them may have held only after they are recorded. So a write that
-    names the bookie under this condition is either seen by that look, or refused.
+    A bookie records new disks before it searches for entries that its earlier disks may have held. So a write that
+    names the bookie under this condition is either seen by that search, or refused.
     """
 
 
@@ -62,7 +62,7 @@ class Incarnations:
         self._parent = own_path("incarnations", ledgers_root)
 
     async def known(self) -> frozenset[BookieId]:
-        """Return every bookie that has a history.
+        """Return every bookie with a history.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -80,7 +80,7 @@ class Incarnations:
         return () if node is None else _decode(self.path(bookie), node.data)
 
     async def latest(self, bookies: Sequence[BookieId]) -> dict[BookieId, Latest]:
-        """Return the newest incarnation of each of the bookies that has a history, as this session's server knows it.
+        """Return the newest incarnation of each bookie with a history, as this session's server sees it.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -90,7 +90,7 @@ class Incarnations:
         return {bookie: latest for bookie, latest in found.items() if latest is not None}
 
     def latest_in(self, bookie: BookieId, node: Node | None) -> Latest | None:
-        """Return the newest incarnation in a node that the caller read at ``path``; None: there was no node."""
+        """Return the newest incarnation in a node read at ``path``; None if there was no node."""
         path = self.path(bookie)
         return None if node is None else Latest(_newest(path, node.data), Check(path, node.stat.version))
 

@@ -1,13 +1,13 @@
 """Maintenance windows: ``/bkheal/maintenance/<ledgers root>/<target>``. While one is open, losses are expected.
 
-A window names the bookies that an operator takes down for a limited time: one bookie, or those of a rack. Their losses
-are not marked until the window ends (R71). The bookies of a rack are resolved when the window is made, so no process
-needs the topology to follow it, and an operator sees which bookies are meant.
+A window names bookies taken down by an operator for a limited time: one bookie, or those of a rack. Their losses are
+not marked until the window ends (R71). The bookies of a rack are resolved when the window is made. So no process needs
+the topology to follow the window, and an operator sees which bookies are meant.
 
 The invariant: a window never holds anything back longer than ``WINDOW_S_MAX`` after it began. It is open from
-``since_ms`` until ``until_ms``, by the clock of the process that reads it; one that is damaged, over-long, ended, or
-begins in the future is not a window. So a forgotten or damaged record costs time only: a mark is late by a bounded
-time, or early, which may copy a bookie that returns.
+``since_ms`` until ``until_ms``, by the clock of the reading process. A damaged, over-long, ended or future record is
+not a window. So a forgotten or damaged record costs time only: a mark is late by a bounded time, or early, which may
+copy a returning bookie.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -38,17 +38,17 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 _log = logging.getLogger(__name__)
 
 WINDOW_S_MAX: Final = 3 * 86_400
-"""Longer work than a weekend is not maintenance: the data should be copied."""
+"""Work longer than a weekend is not maintenance: the data should be copied."""
 WINDOWS_MAX: Final = 100
-"""Every look at the lost bookies reads all of them."""
+"""Each check of the lost bookies reads all windows."""
 BOOKIES_MAX: Final = 1_000
-"""Of one window: its record stays far below the largest node."""
+"""Bookies of one window: its record stays far below the largest node."""
 _SKEW_MS_MAX: Final = 60_000
-"""By which the clocks of the machines may differ: a window that has just been made is open everywhere."""
+"""Largest accepted difference of clocks: a new window is open on every machine at once."""
 
 
 class TooManyWindowsError(ConflictError):
-    """As many windows exist as there can be."""
+    """The maximum number of windows exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Window:
     """One maintenance window."""
 
     target: str
-    """As the operator named it: a bookie, or ``rack:`` and the location of a rack. The key of the window."""
+    """Key of the window, as the operator gave it: a bookie, or ``rack:`` and the location of a rack."""
     bookies: tuple[BookieId, ...]
-    """Whose losses are expected; sorted."""
+    """Bookies with an expected loss; sorted."""
     by: str
     since_ms: int
     until_ms: int
@@ -68,7 +68,7 @@ class Window:
     note: str = ""
 
     def is_open(self, now_ms: int) -> bool:
-        """Whether the window counts at a moment."""
+        """Whether the window is open at ``now_ms``."""
         is_bounded = self.until_ms - self.since_ms <= WINDOW_S_MAX * 1000
         return is_bounded and self.since_ms - _SKEW_MS_MAX <= now_ms < self.until_ms
 
@@ -121,7 +121,7 @@ class MaintenanceWindows:
         await remove(self._store, self.path(target))
 
     async def open_at(self, now_ms: int) -> Sequence[Window]:
-        """Return the windows that are open, by target. Writes nothing.
+        """Return the open windows, by target. Writes nothing.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -134,7 +134,7 @@ class MaintenanceWindows:
         return tuple(window for window in found if window is not None and window.is_open(now_ms))
 
     async def remove_ended(self, now_ms: int) -> None:
-        """Remove the records of windows that have ended, unless they were replaced since.
+        """Remove the records of ended windows, unless they were replaced since.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; removing again is safe.

@@ -1,4 +1,4 @@
-"""Reads the rules of ``marking_times`` from the store, for every process that decides about marks."""
+"""Reads the rules of ``marking_times`` from the store, for every process deciding about marks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from bookie.model.topology import Topology
 _log = logging.getLogger(__name__)
 
 _LOSSES_MIN: Final = 2
-"""With fewer lost bookies no rack is gone, and the topology is not read."""
+"""With fewer lost bookies no rack is lost, and the topology is not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkingRules:
-    """The rules that are options of an auditor."""
+    """The rules set by options of an auditor."""
 
     critical_delay_s: float = CRITICAL_DELAY_S
     rack_outage_delay_s: float = RACK_OUTAGE_DELAY_S
@@ -49,15 +49,15 @@ class MarkingPolicies:
         self._rules = rules or MarkingRules()
 
     async def read(self, now_ms: int, losses: Losses, delay_s: int | None = None) -> MarkingPolicy:
-        """Return the rules as they are now.
+        """Return the current rules.
 
         Args:
             now_ms: the present time, epoch milliseconds.
-            losses: the bookies that are lost.
+            losses: the lost bookies.
             delay_s: the lost-bookie delay; None: it is read as well.
 
         Raises:
-            InvalidDelayError: the delay that is stored is not a number of seconds.
+            InvalidDelayError: the stored delay is not a number of seconds.
             StoreUnavailableError: no answer.
         """
         if delay_s is None:
@@ -67,7 +67,7 @@ class MarkingPolicies:
         return MarkingPolicy(delay_s, self._rules.critical_delay_s, windows, outages, flapping_until_ms)
 
     async def _flapping(self, losses: Losses) -> Mapping[BookieId, int]:
-        """Until when those that return again and again are expected to; an operator may waive that as any delay."""
+        """Return until when each flapping bookie is expected to return, unless an operator waived its delay."""
         if self._rules.flapping_delay_s <= 0 or not losses.noted:
             return {}
         ended = await self._returned.of(losses.noted.keys())
@@ -83,7 +83,7 @@ class MarkingPolicies:
         return rack_outages(losses, await self._topology(), self._rules.rack_outage_delay_s)
 
     async def _topology(self) -> Topology:
-        """Without a topology that can be read there are no racks, so the rule of racks holds nothing back."""
+        """Return the topology; an unreadable one has no racks, so the rack rule holds nothing back."""
         try:
             if (text := topology_text(self._rules.topology_file)) is not None:
                 return parse_topology(text)

@@ -1,14 +1,14 @@
-"""From when the ledgers of a lost bookie may be marked, and what holds them back until then. Pure.
+"""When the ledgers of a lost bookie may be marked, and what holds them back until then. Pure.
 
-Everything between a loss and a mark that concerns a single bookie is decided here, for the service, for one-shot audits
-and for the comparison with another auditor alike. The brake, which concerns the whole cluster, comes before
+All rules for a single bookie between its loss and a mark are here, for the service, for one-shot audits and for the
+comparison with another auditor alike. The brake concerns the whole cluster and comes before
 (``spark_jobs.runs.brake``).
 
-There are two times for each bookie. From ``due_ms`` on, all of its ledgers are marked. A *critical* ledger, one with an
-entry that has one copy left of several, does not wait so long: a second loss would take its last copy. It is marked
-from ``critical_due_ms`` on, which is never later.
+There are two times for each bookie. From ``due_ms`` on, all of its ledgers are marked. A *critical* ledger has an entry
+with one copy left of several. It does not wait so long, because a second loss would take this copy: it is marked from
+``critical_due_ms`` on, which is never later.
 
-The invariant: ``due_ms`` is never before the end of the lost-bookie delay of this bookie (A4), except if an operator
+The invariant: ``due_ms`` is never before the end of the lost-bookie delay of this bookie (A4), unless an operator
 waived the delay. Each rule can only make it later, and each has an end, so nothing is held back forever.
 
 R rules are defined in docs/failure-model.md, A rules in docs/invariants.md.
@@ -28,22 +28,22 @@ from bookie.model.ids import BookieId
 
 CRITICAL_DELAY_S: Final = 300.0
 """Longer than most restarts. If ledgers have two copies, every ledger of a lost bookie is critical, so a shorter delay
-would copy a bookie that restarts."""
+would copy a restarting bookie."""
 
 
 class HoldReason(enum.Enum):
     """Why the ledgers of a lost bookie are not marked yet."""
 
     DELAY = "delay"
-    """Its lost-bookie delay is not over."""
+    """Its lost-bookie delay has not passed."""
     MAINTENANCE = "maintenance"
     """A maintenance window is open."""
     RACK_OUTAGE = "rack_outage"
-    """Its whole rack is gone, and may return."""
+    """Its whole rack is lost, and may return."""
     FLAPPING = "flapping"
     """It was marked several times, and returned each time."""
     LIMIT = "limit"
-    """The run marked as many ledgers, or bytes, as it may. Of ledgers only, not of bookies."""
+    """The run reached its limit of ledgers or bytes. A reason for ledgers only, not for bookies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class MarkingTimes:
     critical_due_ms: int
     """Its critical ledgers may be marked from then on; at most ``due_ms``."""
     reason: HoldReason = HoldReason.DELAY
-    """The rule that ends last."""
+    """The last rule to end."""
     detail: str = ""
-    """What an operator should know besides."""
+    """Further information for an operator."""
 
     def no_earlier_than(self, time_ms: int) -> MarkingTimes:
-        """The same, and nothing is due before ``time_ms``."""
+        """Return the same times, but none before ``time_ms``."""
         return MarkingTimes(max(self.due_ms, time_ms), max(self.critical_due_ms, time_ms), self.reason, self.detail)
 
 
@@ -72,22 +72,22 @@ class MarkingPolicy:
     """The lost-bookie delay of the cluster."""
     critical_delay_s: float = CRITICAL_DELAY_S
     windows: Sequence[Window] = ()
-    """The maintenance windows that are open."""
+    """The open maintenance windows."""
     outages: Mapping[BookieId, RackOutage] = field(default_factory=dict)
-    """Bookies whose whole rack is gone."""
+    """Bookies with a rack outage."""
     flapping_until_ms: Mapping[BookieId, int] = field(default_factory=dict)
-    """Bookies that return again and again, and until when they are expected to do so."""
+    """Flapping bookies, and until when they are expected to return."""
 
     @property
     def held_until_ms(self) -> Mapping[BookieId, int]:
-        """The ends of the rules that workers cannot see by themselves."""
+        """Ends of the rules that workers cannot evaluate themselves."""
         ends = dict(self.flapping_until_ms)
         for bookie, outage in self.outages.items():
             ends[bookie] = max(outage.until_ms, ends.get(bookie, 0))
         return ends
 
     def times(self, bookie: BookieId, down: Down) -> MarkingTimes:
-        """Return the times of a bookie that is down."""
+        """Return the times of a lost bookie."""
         rules = tuple(self._rules(bookie, down))
         last = max(rules, key=lambda rule: rule.due_ms)
         critical_due_ms = max(rule.critical_due_ms for rule in rules)

@@ -1,14 +1,14 @@
-"""Whether a whole rack is gone: its power or its switch failed, and its bookies will return together. Pure.
+"""Whether a whole rack is lost: its power or its switch failed, and its bookies will return together. Pure.
 
-If every known bookie of a rack disappears within a short time, copying all that the rack stores would fill the other
-racks with data that is back soon. So it counts as an outage of the rack, and nothing is marked because of its bookies
-until ``delay_s`` after the last of them was lost, ledgers with one copy left included (R72). If one of them returns,
-the outage is over, and the others are lost bookies like any other. An operator who knows better waives the delay
-(``bkheal recover``); what is waived is not held.
+If every known bookie of a rack disappears within a short time, copying the rack's data would fill the other racks, and
+the original copies may be back soon. So it counts as an outage of the rack. Nothing is marked because of its bookies
+until ``delay_s`` after the last loss, not even ledgers with one copy left (R72). The return of one bookie ends the
+outage; the others are then ordinary lost bookies. An operator may waive the delay (``bkheal recover``); waived losses
+are not held back.
 
-The invariant: at most ``RACK_OUTAGE_DELAY_S_MAX`` after the last loss, the rule holds no bookie of the rack any more.
-Bookies that the topology does not place are in no rack. The rule needs a registered bookie in another rack: without
-one, nothing shows that the rack is the cause, and the brake decides.
+The invariant: the rule holds no bookie of the rack longer than ``RACK_OUTAGE_DELAY_S_MAX`` after the last loss. Bookies
+without a location in the topology are in no rack. The rule needs a registered bookie in another rack: without one,
+nothing shows that the rack is the cause, and the brake decides.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -26,18 +26,18 @@ from bookie.model.ids import BookieId
 from bookie.model.topology import Location, Topology
 
 RACK_OUTAGE_DELAY_S: Final = 3600.0
-"""People notice and repair the power or the switch of a rack within an hour, or know that they will not."""
+"""Within an hour, people notice and repair the power or the switch of a rack, or know that they cannot."""
 RACK_OUTAGE_DELAY_S_MAX: Final = 7 * 86_400
 AT_ONCE_S: Final = 600
-"""Between the first and the last loss of a rack. Sessions end within a minute of each other; an auditor that starts
-during the outage notes all of them at the same time."""
+"""Longest time between the first and the last loss of a rack. Sessions end within a minute of each other. An auditor
+started during the outage records all losses at the same time."""
 _BOOKIES_MIN: Final = 2
 """The loss of a rack with one bookie is the loss of a bookie."""
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The lost bookies, and what is left."""
+    """The lost bookies, and the remaining ones."""
 
     known: AbstractSet[BookieId]
     """Bookies with a cookie."""
@@ -47,7 +47,7 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class RackOutage:
-    """The rack of a lost bookie is gone."""
+    """The outage of a lost bookie's rack."""
 
     rack: Location
     until_ms: int
@@ -55,7 +55,7 @@ class RackOutage:
 
 
 def rack_outages(losses: Losses, topology: Topology, delay_s: float) -> Mapping[BookieId, RackOutage]:
-    """Return the bookies that an outage of their rack holds back; a ``delay_s`` of 0 switches the rule off."""
+    """Return the bookies held back by an outage of their rack; a ``delay_s`` of 0 switches the rule off."""
     racks: defaultdict[Location, list[BookieId]] = defaultdict(list)
     for bookie in losses.known | losses.registered:
         if (rack := topology.known(bookie)) is not None:

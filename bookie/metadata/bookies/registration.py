@@ -54,7 +54,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 MISSING_SHARE_MAX: Final = 0.5
-"""Largest share of the known bookies that may be missing. If more are, ZooKeeper or the network is the cause (S12)."""
+"""Largest accepted share of missing bookies. Beyond it, ZooKeeper or the network is the cause (S12)."""
 _STABLE_LISTING_ATTEMPTS: Final = 5
 
 
@@ -64,16 +64,16 @@ class BookieIdInUseError(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class Bookies:
-    """The bookies that are registered now. The two sets are disjoint."""
+    """The registered bookies. The writable and the read-only set are disjoint."""
 
     writable: frozenset[BookieId]
     read_only: frozenset[BookieId]
     draining: frozenset[BookieId] = frozenset()
-    """Read-only ones whose copies are to be replaced; a listing of registrations alone knows of none."""
+    """Read-only bookies with copies to replace; empty in a plain listing of registrations."""
     groups: BookieGroups = NO_GROUPS
-    """Pulsar's groups of bookies; a listing of registrations alone knows of none."""
+    """Pulsar's groups of bookies; empty in a plain listing of registrations."""
     awaited: frozenset[BookieId] = frozenset()
-    """Unregistered ones that are expected to return: neither lost nor sources. A listing alone knows of none."""
+    """Unregistered bookies expected to return: neither lost nor sources. Empty in a plain listing."""
 
     @property
     def registered(self) -> frozenset[BookieId]:
@@ -86,12 +86,12 @@ class Bookies:
         return self.registered - self.draining
 
     def with_draining(self, bookies: frozenset[BookieId]) -> Bookies:
-        """The same, with those of ``bookies`` that are registered as draining: sources, and no targets."""
+        """Return a copy with the registered bookies of ``bookies`` as draining: sources, and no targets."""
         draining = bookies & self.registered
         return replace(self, writable=self.writable - draining, read_only=self.read_only | draining, draining=draining)
 
     def with_groups(self, groups: BookieGroups) -> Bookies:
-        """The same, with who is in which group."""
+        """Return a copy with these groups."""
         return self if groups is self.groups else replace(self, groups=groups)
 
 
@@ -107,14 +107,14 @@ class _Listing:
 
 @dataclass(frozen=True, slots=True)
 class BookieLook:
-    """Some bookies, as nodes that were read together show them."""
+    """State of some bookies, from nodes read together."""
 
     bookies: Bookies
-    """Those of them that are registered; no other bookie is in it."""
+    """The registered ones among them."""
     infos: Mapping[BookieId, ServiceInfo]
-    """The content of the registration of each that is registered."""
+    """Contents of their registrations."""
     latest: Mapping[BookieId, Latest]
-    """The current disks of each that has a history, registered or not."""
+    """Current disks of each bookie with a history, registered or not."""
 
 
 class Registrations:
@@ -128,21 +128,21 @@ class Registrations:
     async def list(self) -> Bookies:
         """Return the registered bookies, no older than this call.
 
-        A bookie of BookKeeper's driver that changes between writable and read-only during the call is in the result: it
-        is registered in both ways for a moment. One that is in both sets counts as read-only. Pulsar's driver deletes
-        first and creates then, so its bookie may be missing for a moment (R85).
+        With BookKeeper's driver, a bookie changing between writable and read-only during the call is in the result: it
+        is registered in both ways for a moment. A bookie in both sets counts as read-only. Pulsar's driver deletes
+        before it creates, so its bookie may be missing for a moment (R85).
 
         Raises:
-            NotAClusterError: the parent of all registrations does not exist, and no INSTANCEID: there is no cluster,
-                which is not the same as no bookies. With an INSTANCEID no bookie is registered: Pulsar's driver makes
-                container nodes, which ZooKeeper deletes when they are empty (R86).
+            NotAClusterError: neither the parent of all registrations nor INSTANCEID exists: there is no cluster, which
+                is not the same as no bookies. With an INSTANCEID, no bookie is registered: Pulsar's driver makes
+                container nodes, and ZooKeeper deletes them when they are empty (R86).
             StoreUnavailableError: no answer.
         """
         await self._store.sync(available_path(self._root, is_read_only=False))
         return (await self._list()).bookies
 
     async def version(self) -> str:
-        """Changes with each registration that comes or goes, and with nothing else; no older than this call.
+        """Version of the registrations, changed only by a new or ended registration; no older than this call.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -153,10 +153,10 @@ class Registrations:
         return " ".join(f"{node.stat.czxid:x}:{node.stat.children_version}" if node else "-" for node in nodes)
 
     async def numbers(self, bookies: Iterable[BookieId]) -> dict[BookieId, int]:
-        """The transaction that made the current registration of each bookie; no older than this call.
+        """Return the transaction that created each bookie's current registration; no older than this call.
 
-        The number of a bookie changes if it registers again, so also if it restarts, gets other disks, or changes
-        between writable and read-only. A bookie that is missing in the result is not registered.
+        The number of a bookie changes with each registration: after a restart, on other disks, or between writable and
+        read-only. A bookie missing in the result is not registered.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -179,10 +179,10 @@ class Registrations:
         return found
 
     async def disks(self, bookies: Sequence[BookieId]) -> dict[BookieId, int]:
-        """The transaction that last changed the cookie of each bookie, 0 without a cookie; no older than this call.
+        """Return the transaction that last changed each bookie's cookie, 0 without a cookie; no older than this call.
 
-        A bookie starts on other disks only after its cookie was changed or deleted, Apache's bookies as well. Its
-        number stays the same if it restarts on the same disks.
+        A bookie, Apache's included, starts on other disks only after its cookie was changed or deleted. After a restart
+        on the same disks, the number is the same.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -192,7 +192,7 @@ class Registrations:
         return {bookie: 0 if node is None else node.stat.mzxid for bookie, node in zip(bookies, nodes, strict=True)}
 
     async def known(self) -> frozenset[BookieId]:
-        """Return every bookie that ever joined: those with a cookie.
+        """Return every bookie with a cookie.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -204,11 +204,11 @@ class Registrations:
         return frozenset(map(BookieId, listing.names))
 
     async def incarnations(self, bookies: Iterable[BookieId]) -> dict[BookieId, str]:
-        """Return the storage incarnation of each bookie that is registered; empty for one that publishes none.
+        """Return the storage incarnation of each registered bookie; empty if it publishes none.
 
-        A bookie that is missing in the result is not registered: do not choose it. Put the incarnation into each add:
-        a bookie whose disks are replaced later is another witness under the same name, and an add that was meant for
-        the old disks must not count there (#4812).
+        A bookie missing in the result is not registered: do not choose it. Put the incarnation into each add. After its
+        disks are replaced, a bookie is another witness under the same name, and an add meant for the old disks must not
+        count there (#4812).
 
         Raises:
             StoreUnavailableError: no answer.
@@ -238,7 +238,7 @@ class Registrations:
         return None if data is None else _service_info(bookie, data)
 
     async def latest_disks(self, bookies: Sequence[BookieId]) -> dict[BookieId, Latest]:
-        """The current disks of each bookie, whether or not it is registered; see ``Incarnations.latest``.
+        """Return the current disks of each bookie, registered or not; see ``Incarnations.latest``.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -246,14 +246,14 @@ class Registrations:
         return await self._incarnations.latest(bookies)
 
     def look_paths(self, bookies: Sequence[BookieId]) -> builtins.list[str]:
-        """What to read, in this order, for ``look_at``."""
+        """Return the paths to read, in this order, for ``look_at``."""
         return [path for bookie in bookies for path in self._look_paths(bookie)]
 
     def look_at(self, bookies: Sequence[BookieId], nodes: Sequence[Node | None]) -> BookieLook:
-        """Return what ``nodes`` show, which were read at ``look_paths``.
+        """Return the state of bookies in ``nodes``, read at ``look_paths``.
 
-        The read-only registration is read before and after the writable one, so a bookie that moves either way during
-        the reads is registered.
+        The read-only registration is read before and after the writable one, so a bookie is found even if it changes
+        from one to the other during the reads.
         """
         writable: set[BookieId] = set()
         read_only: set[BookieId] = set()
@@ -271,7 +271,7 @@ class Registrations:
         return BookieLook(Bookies(frozenset(writable), frozenset(read_only)), infos, latest)
 
     def check_writable(self, bookie: BookieId) -> Check:
-        """Part of a transaction that is to happen only while the bookie is registered as writable."""
+        """Return a check that fails a transaction unless the bookie is registered as writable."""
         return Check(bookie_path(self._root, bookie, is_read_only=False))
 
     def _look_paths(self, bookie: BookieId) -> tuple[str, str, str, str]:
@@ -288,7 +288,7 @@ class Registrations:
     ) -> None:
         """Register in this store's session, or change this session's registration between read-only and writable.
 
-        The new node is created before the other one is deleted, so that the bookie never looks lost. A node of another
+        The new node is created before the other one is deleted, so the bookie never looks lost. A node of another
         session (a killed predecessor) must disappear first; the call waits for this.
 
         Args:
@@ -298,7 +298,7 @@ class Registrations:
             takeover_deadline_s: how long to wait for a predecessor's node; longer than its session timeout.
 
         Raises:
-            BookieIdInUseError: another session's node was still there after the deadline.
+            BookieIdInUseError: another session's node still existed after the deadline.
             NoNodeError: the cluster's root does not exist.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer, or the session was lost during the call; the
                 bookie may be registered, and registering again is safe.
@@ -322,7 +322,7 @@ class Registrations:
         """End this session's registration of the bookie. Another session's is left alone. Idempotent.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the end of the session does it.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the registration ends with the session.
         """
         for is_read_only in (False, True):
             await self._drop(bookie_path(self._root, bookie, is_read_only=is_read_only))
@@ -352,7 +352,7 @@ class Registrations:
             )
 
     async def _list(self) -> _Listing:
-        """Read-only, writable, read-only again: a bookie that moves either way is seen in one of them."""
+        """List read-only, writable, and read-only again, so that a bookie changing either way is found."""
         before = await self._children(is_read_only=True)
         for attempt in range(1, _STABLE_LISTING_ATTEMPTS + 1):
             writable = await self._children(is_read_only=False)
@@ -442,10 +442,10 @@ class BookieState(enum.Enum):
 
     @classmethod
     def of_label(cls, label: str) -> BookieState:
-        """Return the state of a name in a document, also of one that an earlier release wrote in upper case.
+        """Return the state of a name in a document, also of an upper-case name written by an earlier release.
 
         Raises:
-            ValueError: there is none.
+            ValueError: no state has this name.
         """
         return cls.UNREGISTERED if label == cls.UNREGISTERED.label else cls(label.upper())
 

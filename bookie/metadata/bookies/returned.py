@@ -1,11 +1,11 @@
-"""Bookies that return again and again: ``/bkheal/returned/<ledgers root>/<id>``, the losses that ended with a return.
+"""Flapping bookies: ``/bkheal/returned/<ledgers root>/<id>`` contains the losses ended by a return.
 
-A bookie that leaves for longer than its delay, is marked, and returns, costs marks and perhaps copies each time. After
-``FLAPPING_RETURNS`` such losses within ``FLAPPING_WINDOW_S`` it counts as flapping, and the next losses wait longer
-(R74). Losses that ended within the delay cost nothing and are not counted.
+Each time a bookie is lost for longer than its delay, is marked, and returns, this costs marks and perhaps copies. After
+``FLAPPING_RETURNS`` such losses within ``FLAPPING_WINDOW_S`` the bookie counts as flapping, and its next losses wait
+longer (R74). Losses ended within the delay cost nothing and are not counted.
 
-A loss is identified by its beginning, so noting it twice changes nothing. A lost or damaged record means that the
-bookie is marked on its next losses again, as if it had not returned before.
+A loss is identified by its beginning, so noting it twice changes nothing. If the record is lost or damaged, the
+bookie's next losses are marked as if it had not returned before.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -26,20 +26,20 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 _log = logging.getLogger(__name__)
 
 FLAPPING_RETURNS: Final = 2
-"""Returns after which a bookie counts as flapping. One is a restart that took longer than the delay."""
+"""Returns after which a bookie counts as flapping. One is a restart longer than the delay."""
 FLAPPING_WINDOW_S: Final = 6 * 3600
-"""The time within which they count."""
+"""Time within which returns count."""
 FLAPPING_DELAY_S: Final = 3600.0
-"""A bookie that flaps is away for minutes. What is missing for an hour is lost, however often it returned before."""
+"""A flapping bookie is missing for minutes. After an hour it is lost, however often it returned before."""
 FLAPPING_DELAY_S_MAX: Final = 86_400
 
 _KEPT_S: Final = FLAPPING_WINDOW_S + FLAPPING_DELAY_S_MAX
-"""A loss that began within the window may wait for the whole delay."""
+"""A loss begun within the window may wait for the whole delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedLoss:
-    """A loss that was marked, and ended with the return of the bookie; epoch milliseconds."""
+    """A marked loss, ended by the return of the bookie; epoch milliseconds."""
 
     since_ms: int
     returned_ms: int
@@ -52,7 +52,7 @@ class _Record:
 
 
 def is_flapping(losses: Collection[EndedLoss], since_ms: int) -> bool:
-    """Whether a bookie that was lost at ``since_ms`` counts as flapping."""
+    """Whether a bookie lost at ``since_ms`` counts as flapping."""
     window_ms = FLAPPING_WINDOW_S * 1000
     return sum(0 <= since_ms - loss.returned_ms <= window_ms for loss in losses) >= FLAPPING_RETURNS
 
@@ -65,7 +65,7 @@ class ReturnedBookies:
         self._parent = own_path("returned", ledgers_root)
 
     async def note(self, bookie: BookieId, ended: EndedLoss) -> None:
-        """Note the end of a loss. Idempotent.
+        """Record the end of a loss. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; noting it again is safe.
@@ -91,7 +91,7 @@ class ReturnedBookies:
         return {bookie: record.losses for bookie, record in found.items() if record.losses}
 
     async def remove_old(self, now_ms: int) -> None:
-        """Remove the records that do not count any more.
+        """Remove the expired records.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; removing again is safe.

@@ -17,14 +17,14 @@ PROTOCOL_GRPC: Final = "bookie-grpc"
 PROTOCOL_APACHE: Final = "bookie-rpc"
 PROTOCOL_HTTP: Final = "http"
 _KNOWN_MAX: Final = 1024
-"""Registrations that are kept decoded: a worker reads those of its targets again for each ledger."""
+"""Cached decoded registrations: a worker reads those of its targets again for each ledger."""
 PROPERTY_INCARNATION: Final = "bkheal.incarnation"
 PROPERTY_CAN_COPY: Final = "bkheal.copy"
-"""Its value is "true" if the bookie copies entries from other bookies when it is asked to."""
+"""Its value is "true" if the bookie copies entries from other bookies on request."""
 
 
 class UnreadableServiceInfoError(PermanentError):
-    """Bytes that are not service info, or an empty payload of a bookie whose id is not ``host:port``."""
+    """Invalid service info, or an empty payload of a bookie whose id is not ``host:port``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class ServiceInfo:
 
     @property
     def can_copy(self) -> bool:
-        """Whether the bookie copies entries from other bookies when it is asked to."""
+        """Whether the bookie copies entries from other bookies on request."""
         return dict(self.properties).get(PROPERTY_CAN_COPY) == "true"
 
     def endpoint(self, protocol: str) -> Endpoint | None:
-        """First endpoint that speaks ``protocol``, or None."""
+        """First endpoint with ``protocol``, or None."""
         return next((endpoint for endpoint in self.endpoints if endpoint.protocol == protocol), None)
 
 
@@ -79,10 +79,10 @@ def encode_service_info(info: ServiceInfo) -> bytes:
 
 @lru_cache(_KNOWN_MAX)
 def decode_service_info(data: bytes, bookie: BookieId) -> ServiceInfo:
-    """Read a registration node. An empty one means Apache's protocol at the address that the bookie's id is.
+    """Read a registration node. An empty one means Apache's protocol at the address given by the bookie's id.
 
     Raises:
-        UnreadableServiceInfoError: not such bytes, or an empty payload and an id that is not an address.
+        UnreadableServiceInfoError: invalid bytes, or an empty payload and an id that is not an address.
     """
     if not data:
         return ServiceInfo((_endpoint_of_id(bookie),))
@@ -115,7 +115,7 @@ def _texts(bookie: BookieId, values: Sequence[object]) -> tuple[str, ...]:
 
 
 def _text(bookie: BookieId, value: object) -> str:
-    if not isinstance(value, str):  # protobuf hands out the bare bytes of a string that is not UTF-8
+    if not isinstance(value, str):  # protobuf returns bytes for a string with invalid UTF-8
         raise UnreadableServiceInfoError(f"the registration of {bookie} holds something that is not text")
     return value
 

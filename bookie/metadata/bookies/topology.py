@@ -1,9 +1,9 @@
-"""The locations of bookies as people declare them: in a file, in a node of bkheal, or in Pulsar's ``bookies`` node.
+"""Bookie locations, declared by people: in a file, in a node of bkheal, or in Pulsar's ``bookies`` node.
 
-One JSON format for all of them. Pulsar writes (``pulsar-admin bookies set-bookie-rack``) groups of bookies:
-``{"default": {"bk1:3181": {"rack": "/region1/rack1", "hostname": "bk1"}}}``. Shorter, a location may stand for the
-object, and the groups may be left out: ``{"bk1:3181": "/region1/rack1", "bk2": "/region1/rack2"}``. A name is a bookie
-id, or a host, which then stands for every bookie on it. Ledgers may ask for groups: see ``bookie.model.isolation``.
+All use the same JSON format. Pulsar writes (``pulsar-admin bookies set-bookie-rack``) groups of bookies: ``{"default":
+{"bk1:3181": {"rack": "/region1/rack1", "hostname": "bk1"}}}``. In a shorter form, a location replaces the object, and
+groups are left out: ``{"bk1:3181": "/region1/rack1", "bk2": "/region1/rack2"}``. A name is a bookie id, or a host for
+every bookie on it. Ledgers may ask for groups: see ``bookie.model.isolation``.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class InvalidTopologyError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class StoredTopology:
-    """A topology as it was read."""
+    """A topology as read from the store."""
 
     topology: Topology
     path: str | None
-    """The node that contains it; None if no node exists, and no location is known."""
+    """Its node; None if no node exists, and no location is known."""
     stats: tuple[Stat | None, ...]
-    """Of the nodes that were looked at, whichever counted."""
+    """Stats of both nodes, whichever was used."""
 
 
 class TopologyStore:
-    """The topology of one cluster in the metadata store: our own node if there is one, else Pulsar's."""
+    """The topology of one cluster in the metadata store: bkheal's own node if there is one, else Pulsar's."""
 
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
         self._store = store
@@ -63,7 +63,7 @@ class TopologyStore:
         """Return the topology, no older than this call.
 
         Raises:
-            InvalidTopologyError: the node that counts holds nonsense.
+            InvalidTopologyError: the content of the used node is invalid.
             StoreUnavailableError: no answer.
             AccessDeniedError: not allowed.
         """
@@ -72,9 +72,9 @@ class TopologyStore:
         return StoredTopology(Topology() if path is None else _decode(path, data), path, stats)
 
     async def wait_changed(self, seen: StoredTopology) -> StoredTopology:
-        """Return the topology after a node differs from ``seen``; it may be equal.
+        """Wait until a node differs from ``seen``, and return the topology, which may be equal.
 
-        Nonsense changes nothing: the topology stays the one seen, and a warning is logged.
+        Invalid content changes nothing: the topology stays the one seen, and a warning is logged.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting, or no answer.
@@ -95,10 +95,10 @@ class TopologyStore:
             return StoredTopology(seen.topology, seen.path, stats)
 
     async def write(self, text: str) -> None:
-        """Store a topology in our own node, as it is. The last one who writes wins.
+        """Store a topology in bkheal's own node, as it is. The last write wins.
 
         Raises:
-            InvalidTopologyError: it is nonsense; nothing was written.
+            InvalidTopologyError: it is invalid; nothing was written.
             NodeTooLargeError: it does not fit in a node.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; writing again is safe.
         """

@@ -1,6 +1,6 @@
-"""The few fields of ledger metadata that a scan over all ledgers needs of most of them, at a fraction of the cost.
+"""The few metadata fields that a scan over all ledgers needs for most of them, cheaper than full decoding.
 
-Only for format 3, which stores bookie names verbatim: a name that does not occur in the bytes is not a member.
+Only for format 3. It stores bookie names verbatim: a bookie missing in the bytes is not a member.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HEADER: Final = b"BookieMetadataFormatVersion\t3\n"
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What is known without looking closer."""
+    """The fields read at a glance."""
 
     is_closed: bool
     ensemble_size: int
@@ -25,7 +25,7 @@ class Glance:
 
 
 def glance(data: bytes) -> Glance | None:
-    """A glance at ledger metadata; None if only ``decode`` can decide, which also accepts the others."""
+    """Return a glance at ledger metadata; None if ``decode`` is needed, which accepts all formats."""
     if not data.startswith(_HEADER):
         return None
     size, start = 0, len(_HEADER)

@@ -1,8 +1,8 @@
-"""New ledger ids, from counters that all clients of the cluster share (docs/formats.md#ledger-ids).
+"""New ledger ids, from counters shared by all clients of the cluster (docs/formats.md#ledger-ids).
 
-An id comes from the number of an ephemeral sequential node, deleted right away: below 2147483647 from one counter;
-then, permanently, as high and low 32 bits from a counter per ``HOB-`` node. A number is never given twice, because
-ZooKeeper counts creates. A lost answer costs a number, nothing else, and its node ends with the session.
+An id is the number of an ephemeral sequential node, deleted right away. Ids below 2147483647 come from one counter.
+Then, permanently, the high 32 bits come from a ``HOB-`` node, and the low ones from its counter. No number is assigned
+twice, because ZooKeeper counts creates. A lost answer costs only a number, and its node ends with the session.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _log = logging.getLogger(__name__)
 _PREFIX: Final = "ID-"
 _HIGH_PREFIX: Final = "HOB-"
 _HIGH_NODES_KEPT: Final = 3
-"""Of the nodes with high bits; older ones are deleted, as Apache's generator does."""
+"""Kept nodes with high bits; older ones are deleted, as by Apache's generator."""
 _FIRST_HIGH: Final = 1
 
 
 class IdsExhaustedError(PermanentError):
-    """The cluster has no ledger id left to give."""
+    """The cluster has no ledger id left."""
 
 
 class IdGenerator:
-    """Gives out ledger ids of one cluster. Any number may run at the same time."""
+    """Assigns ledger ids of one cluster. Any number of generators may run at the same time."""
 
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
         self._store = store
@@ -48,7 +48,7 @@ class IdGenerator:
         self._long = f"{cluster.root}/{IDGEN_LONG}"
 
     async def next_id(self) -> LedgerId:
-        """Return an id that was never given before.
+        """Return an id that was never assigned before.
 
         Raises:
             IdsExhaustedError: there is none left.

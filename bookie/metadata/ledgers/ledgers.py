@@ -1,7 +1,7 @@
 """Ledger metadata on the store: create, read, change by compare-and-set, delete and list.
 
-Every change names the version that it was decided on (S4). A lost answer is resolved by reading: the creator token
-identifies our own create, and "next version with exactly our bytes" our own write (R32).
+Every change names the version it was decided on (S4). A lost answer is resolved by a read. The creator token identifies
+this process's own create, and "next version with exactly the written bytes" its own write (R32).
 
 Source: docs/formats.md#ledger-paths, #metadata-operations.
 """
@@ -62,11 +62,11 @@ class LedgerExistsError(ConflictError):
 
 
 class MetadataConflictError(ConflictError):
-    """The metadata has another version than the one that the change was decided on."""
+    """The metadata no longer has the version that the change was decided on."""
 
 
 class PreconditionFailedError(ConflictError):
-    """Something else that the change depends on has changed; ``path`` names it. The ledger was not changed."""
+    """Another node that the change depends on has changed; ``path`` names it. The ledger was not changed."""
 
     def __init__(self, ledger_id: LedgerId, path: str) -> None:
         super().__init__(f"ledger {ledger_id} was not changed: {path} is not as it was when that was decided")
@@ -88,7 +88,7 @@ class Versioned:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A ledger whose metadata bytes cannot be read: a finding, never the end of a scan."""
+    """A ledger with unreadable metadata: a finding, never the end of a scan."""
 
     ledger_id: LedgerId
     reason: str
@@ -109,7 +109,7 @@ class LedgerStore:
         return ledger_path(self._cluster.kind, self._cluster.root, ledger_id)
 
     async def new_id(self) -> LedgerId:
-        """Return an id that was never given before.
+        """Return an id that was never assigned before.
 
         Raises:
             ReadOnlyLayoutError: the cluster has the flat layout.
@@ -123,11 +123,11 @@ class LedgerStore:
         """Create a ledger's metadata, with a creator token if its format has one.
 
         Raises:
-            InvalidIdError: the greatest id of all, with which Apache's bookies do harm (``LEDGER_ID_MAX``).
+            InvalidIdError: the greatest possible id, which does harm in Apache's bookies (``LEDGER_ID_MAX``).
             LedgerExistsError: another ledger has this id.
             ReadOnlyLayoutError: the cluster has the flat layout.
             UnwritableMetadataError: its format cannot hold it.
-            WriteOutcomeUnknownError: the answer was lost, and the node cannot be identified as ours.
+            WriteOutcomeUnknownError: the answer was lost, and the node cannot be identified as this call's.
             StoreUnavailableError: no answer; nothing was changed.
         """
         self._check_creatable(ledger_id)
@@ -184,7 +184,7 @@ class LedgerStore:
         return self.versioned(ledger_id, await find(self._store, self.path(ledger_id)))
 
     def versioned(self, ledger_id: LedgerId, node: Node | None) -> Versioned:
-        """Return the ledger in a node that the caller read at ``path``; None: there was no node.
+        """Return the ledger in a node that the caller read at ``path`` (None: no node).
 
         Raises:
             NoSuchLedgerError: it does not exist.
@@ -195,7 +195,7 @@ class LedgerStore:
         return Versioned(ledger_id, decode(node.data), node.stat.version)
 
     async def current(self, ledger_id: LedgerId) -> Versioned | None:
-        """Read one ledger as new as every write that ended before this call; None: there was no such ledger then.
+        """Read one ledger, as new as every write completed before this call; None if there is no such ledger.
 
         Raises:
             UnreadableMetadataError: its bytes cannot be read.
@@ -208,7 +208,7 @@ class LedgerStore:
             return None
 
     async def read_many(self, ids: Sequence[LedgerId]) -> list[Versioned | Unreadable | None]:
-        """Read many ledgers; None for a ledger that does not exist. Not a snapshot. Gives way between decoding them.
+        """Read many ledgers; None for a missing ledger. Not one point in time. Yields to the event loop while decoding.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -229,7 +229,7 @@ class LedgerStore:
         return [_decoded(ledger_id, data) for ledger_id, data in zip(ids, found, strict=True)]
 
     async def read_many_data(self, ids: Sequence[LedgerId]) -> list[bytes | None]:
-        """As ``read_many``, only the bytes: for scans that look closely at few of them.
+        """As ``read_many``, only the bytes: for scans decoding few of them.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -241,7 +241,7 @@ class LedgerStore:
     ) -> Versioned:
         """Replace a ledger's metadata if its version is still ``version``. Any rewrite clears the creator token.
 
-        With ``checks``, which may change other nodes as well, the change and all of them are one transaction.
+        The change and all ``checks`` are one transaction. The checks may change other nodes as well.
 
         Raises:
             MetadataConflictError: it has another version; read it and decide again.
@@ -297,7 +297,7 @@ class LedgerStore:
         await prune(self._store, parents_of(path, self._cluster.root))
 
     async def leaf_parents(self) -> list[tuple[str, int]]:
-        """Paths of the nodes that directly hold ledgers, with the number of their children; see ``LedgerTree``."""
+        """Paths of the direct parents of ledgers, with the number of their children; see ``LedgerTree``."""
         return await self._tree.leaf_parents()
 
     async def ids_under_many(self, parents: Sequence[str]) -> list[list[LedgerId]]:

@@ -1,7 +1,7 @@
 """LedgerMetadataFormat to and from the model (docs/formats.md#ledger-metadata, #field-rules, #metadata-rules).
 
-Reading is on the path of every scan, up to 10^7 ledgers: each field of the message is touched once, and ensembles,
-of which a cluster has few, are validated and kept once.
+Every scan reads up to 10^7 ledgers this way. So each field of the message is read once, and ensembles, of which a
+cluster has few, are validated once and cached.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from bookie.model.ids import BookieId, EntryId, InvalidIdError, bookie_id
 from bookie.model.metadata import DigestType, Fragment, InvalidMetadataError, LedgerMetadata, LedgerState
 
 _CACHED_ENSEMBLES_MAX: Final = 100_000
-"""About 30 MB; a cluster of 100 bookies that picks ensembles at random has more, and then starts over."""
+"""About 30 MB. A cluster of 100 bookies with random ensembles has more; the cache is then cleared."""
 _DIGEST_TYPE_FIELD: Final = 7
 _STATES: Final = {state.value: state for state in LedgerState}
 _DIGESTS: Final = {digest.value: digest for digest in DigestType}
 
 _first_fragments: dict[tuple[str, ...], Fragment] = {}
-"""Per ensemble its fragment at entry 0, which most ledgers consist of. Values only: sharing them changes nothing."""
+"""For each ensemble its fragment at entry 0, the only fragment of most ledgers. Immutable, so sharing is safe."""
 
 
 class UnreadableMetadataError(PermanentError):
-    """Bytes that are not ledger metadata of a format this version reads. A scan reports it and goes on."""
+    """The bytes are no ledger metadata of a supported format. A scan reports the error and continues."""
 
 
 class UnwritableMetadataError(PermanentError):
-    """Metadata that its own format version cannot express."""
+    """The metadata cannot be expressed in its own format version."""
 
 
 def from_message(message: LedgerMetadataFormat, version: int) -> LedgerMetadata:
-    """The model of a parsed message.
+    """Return the model of a parsed message.
 
     Raises:
         UnreadableMetadataError: a required field is missing or unknown, or a rule of docs/formats.md#metadata-rules is
@@ -70,10 +70,10 @@ def from_message(message: LedgerMetadataFormat, version: int) -> LedgerMetadata:
 
 
 def to_message(metadata: LedgerMetadata, *, has_ctoken: bool) -> LedgerMetadataFormat:
-    """The message of ``metadata``, every field that Apache writes present.
+    """Return the message of ``metadata``, with every field Apache writes.
 
     Raises:
-        UnwritableMetadataError: it has no password and digest type, which came from format 1
+        UnwritableMetadataError: it comes from format 1, without a password and digest type
         (docs/formats.md#field-rules).
     """
     if metadata.digest_type is None or metadata.password is None:
@@ -98,7 +98,7 @@ def to_message(metadata: LedgerMetadata, *, has_ctoken: bool) -> LedgerMetadataF
 
 
 def members_of(names: tuple[str, ...]) -> tuple[BookieId, ...]:
-    """Validated members of an ensemble, the same tuple for the same names.
+    """Return the validated members of an ensemble, the same tuple for the same names.
 
     Raises:
         UnreadableMetadataError: a name is not a bookie id.
@@ -126,7 +126,7 @@ def _first_fragment(names: tuple[str, ...]) -> Fragment:
 
 
 def _member(name: object) -> BookieId:
-    # protobuf hands out the bare bytes of a string that is not UTF-8
+    # protobuf returns bytes for a string with invalid UTF-8
     try:
         return bookie_id(name if isinstance(name, str) else "")
     except InvalidIdError as error:
@@ -135,7 +135,7 @@ def _member(name: object) -> BookieId:
 
 def _digest(message: LedgerMetadataFormat) -> DigestType:
     if not message.HasField("digestType"):
-        # Absent means the first value, as for Apache; a number that this version does not know is another matter.
+        # Absent means the first value, as for Apache; a number unknown to this version does not.
         unknown = UnknownFieldSet(message)
         if any(unknown[index].field_number == _DIGEST_TYPE_FIELD for index in range(len(unknown))):
             raise UnreadableMetadataError("ledger metadata has an unknown digest type")

@@ -20,10 +20,10 @@ _NUMBER_LIMIT: Final = 1 << 63
 
 
 def encode_body(metadata: LedgerMetadata) -> bytes:
-    """What follows the header.
+    """Encode the part after the header.
 
     Raises:
-        UnwritableMetadataError: it holds something that format 1 has no place for.
+        UnwritableMetadataError: it contains something unknown to format 1.
     """
     if metadata.password is not None or metadata.ctime_ms is not None or metadata.custom:
         raise UnwritableMetadataError("format 1 has no place for a password, a creation time or custom metadata")
@@ -40,7 +40,7 @@ def encode_body(metadata: LedgerMetadata) -> bytes:
 
 
 def decode_body(body: bytes) -> LedgerMetadata:
-    """Read what follows the header, up to the line that closes the ledger.
+    """Read the part after the header, up to the closing line of the ledger.
 
     Raises:
         UnreadableMetadataError: not such text.

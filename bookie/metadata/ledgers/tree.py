@@ -1,7 +1,7 @@
-"""Listing the ledgers of a cluster: which nodes hold ledgers, and which ledgers they hold.
+"""Listing the ledgers of a cluster: the parents of ledgers, and the ledgers below each.
 
-A node that vanishes while listing was empty by then, and counts as empty. A root that is not there is an error: a
-listing that came out empty for the wrong reason makes live ledgers look deleted.
+A node that vanishes during a listing was empty by then, and counts as empty. A missing root is an error: a wrongly
+empty listing makes live ledgers look deleted.
 
 Source: docs/formats.md#ledger-paths.
 """
@@ -29,7 +29,7 @@ class LedgerTree:
         self._kind = cluster.kind
 
     async def leaf_parents(self) -> list[tuple[str, int]]:
-        """Paths of the nodes that directly hold ledgers, in tree order, with the number of their children.
+        """Paths of the direct parents of ledgers, in tree order, with the number of their children.
 
         Raises:
             NotAClusterError: the root does not exist.
@@ -41,7 +41,7 @@ class LedgerTree:
         return [(self._root, len(ledger_ids_under(self._kind, self._root, self._root, listing.names)))]
 
     async def leaf_nodes(self) -> list[tuple[str, Stat]]:
-        """Paths and stats of the nodes that may directly hold ledgers, in tree order; not for the flat layout.
+        """Paths and stats of the possible direct parents of ledgers, in tree order; not for the flat layout.
 
         Raises:
             NotAClusterError: the root does not exist.
@@ -62,7 +62,7 @@ class LedgerTree:
             raise NotAClusterError(f"no cluster at {self._root}: it does not exist") from error
 
     async def ids_under_many(self, parents: Sequence[str]) -> list[list[LedgerId]]:
-        """Ids directly under each of the leaf parents, ascending; none for a parent that has vanished.
+        """Ids directly under each of the leaf parents, ascending; none for a vanished parent.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -74,9 +74,9 @@ class LedgerTree:
         ]
 
     async def listing(self, parent: str) -> tuple[list[LedgerId], int]:
-        """Ids directly under a leaf parent, ascending, and how many children were ever created under it by then.
+        """Ids directly under a leaf parent, ascending, and the number of children ever created under it.
 
-        A leaf parent that has vanished has no ids.
+        A vanished leaf parent has no ids.
 
         Raises:
             StoreUnavailableError: no answer.

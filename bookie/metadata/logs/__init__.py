@@ -1,4 +1,4 @@
-"""Logs that span several ledgers: the list of ledgers of each log and how it is changed.
+"""Logs spanning several ledgers: the list of ledgers of each log and its changes.
 
 Not here: appending to a log and reading it (``bookie.client.log``).
 Start with ``log_store``.

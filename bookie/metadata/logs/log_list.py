@@ -15,7 +15,7 @@ NO_LEDGER: Final = LedgerId(-1)
 
 
 class LogConflictError(ConflictError):
-    """The log's list kept changing under a change; try again."""
+    """Other clients kept changing the log's list during a change; try again."""
 
 
 class UnreadableLogError(PermanentError):
@@ -24,30 +24,30 @@ class UnreadableLogError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class LogList:
-    """What the node of a log holds."""
+    """Content of a log's node."""
 
     ledgers: tuple[LedgerId, ...] = ()
     """Ascending; only the last one may be open."""
     writer: str = ""
-    """Token of the writer that listed the last ledger; no other writer may list another one."""
+    """Token of the writer of the last listed ledger; no other writer may list a ledger."""
     trimming: tuple[LedgerId, ...] = ()
-    """Ledgers that left the list and whose metadata may still have to be deleted."""
+    """Ledgers removed from the list whose metadata may still have to be deleted."""
     truncated_through: LedgerId = NO_LEDGER
-    """Greatest ledger that a truncation dropped."""
+    """Greatest ledger dropped by a truncation."""
     last_listed: LedgerId = NO_LEDGER
-    """Greatest ledger that was ever listed."""
+    """Greatest ledger ever listed."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """How new ledgers are made, in the words of the log layer."""
+    """Options for new ledgers, in the words of the log layer."""
     ctime_ms: int = 0
     is_deleted: bool = False
 
     @property
     def last(self) -> LedgerId | None:
-        """The ledger being written, or written last."""
+        """The ledger being written, or the last one written."""
         return self.ledgers[-1] if self.ledgers else None
 
     def with_ledger(self, ledger_id: LedgerId, writer: str) -> LogList:
-        """This list with one more ledger at its end, written by ``writer``.
+        """Return this list with one more ledger at its end, written by ``writer``.
 
         Raises:
             LogConflictError: a greater id was listed already.
@@ -57,7 +57,7 @@ class LogList:
         return replace(self, ledgers=(*self.ledgers, ledger_id), writer=writer, last_listed=ledger_id)
 
     def without(self, dropped: Collection[LedgerId], *, is_truncation: bool) -> LogList:
-        """This list with ``dropped`` marked for deletion; unchanged if none of them is listed."""
+        """Return this list with ``dropped`` marked for deletion; unchanged if none of them is listed."""
         leaving = tuple(ledger_id for ledger_id in self.ledgers if ledger_id in dropped)
         if not leaving:
             return self
@@ -69,12 +69,12 @@ class LogList:
         )
 
     def trimmed(self, deleted: Collection[LedgerId]) -> LogList:
-        """This list after the metadata of ``deleted`` was deleted."""
+        """Return this list after the deletion of the metadata of ``deleted``."""
         return replace(self, trimming=tuple(ledger_id for ledger_id in self.trimming if ledger_id not in deleted))
 
 
 _REQUIRED: Final = ("ledgers", "last_listed", "trimming", "truncated_through", "writer")
-"""Fields whose loss would lose ledgers, or the rule of a single writer."""
+"""Required fields: without them, ledgers or the rule of a single writer would be lost."""
 
 
 def encode(log: LogList) -> bytes:
@@ -106,7 +106,7 @@ def _ascend(ids: Sequence[LedgerId]) -> bool:
 
 
 def is_tombstone(data: bytes) -> bool:
-    """Whether a node is that of a deleted log; a damaged one is not."""
+    """Whether a node belongs to a deleted log; false for a damaged one."""
     try:
         return decode_record(data, LogList).is_deleted
     except UnreadableRecordError:

@@ -1,16 +1,16 @@
-"""Lists of ledgers that form logs: ``/bkheal/logs/<quoted ledgers root>/<quoted name>``.
+"""Logs as lists of ledgers: ``/bkheal/logs/<quoted ledgers root>/<quoted name>``.
 
 A node holds one log as JSON with a format number, and is changed by compare-and-set only. Rules kept here:
 
 - A change is a pure function of the node's content, and returns None if it has taken effect already. So a lost answer
-  is resolved by reading: the writer's token and the ledger's id in the node identify our own change.
-- A ledger's metadata is created and listed by one transaction: no ledger is ever listed and missing, or there and
+  is resolved by a read: the writer's token and the ledger's id in the node identify the process's own change.
+- A ledger's metadata is created and listed by one transaction: no ledger is ever listed and missing, or existing and
   unlisted.
 - Ids grow along the list, also over deleted ledgers: positions compare by (ledger, entry).
-- What leaves the list goes into ``trimming`` by the same change, and leaves that once its metadata is deleted: a crash
+- The same change moves a ledger from the list to ``trimming``, where it stays until its metadata is deleted: a crash
   between the two leaks nothing.
-- A node is never deleted, because versions would start again: a deleted log leaves a tombstone, so that a writer of the
-  old log can never change a new one of the same name.
+- A node is never deleted, because versions would start again. A deleted log leaves a tombstone, so a writer of the old
+  log can never change a new one of the same name.
 
 Properties: AllNonEmptyLedgersInLedgerList and OnlyOneLedgerOpenAtATime (reliability T13); safety rule S4.
 """
@@ -43,18 +43,18 @@ from bookie.model.errors import ConflictError, PermanentError
 from bookie.runtime.fault_points import fault_point
 
 LIST_BYTES_MAX: Final = NODE_DATA_MAX * 9 // 10
-"""Largest list that a roll-over makes, in bytes of its node: some 80,000 ledgers. What is left to ``NODE_DATA_MAX`` is
-for the new ledger's metadata in the same request, and for a takeover, which may go to ``TAKEOVER_BYTES_MAX``."""
+"""Largest list after a roll-over, in bytes of its node: some 80,000 ledgers. The rest up to ``NODE_DATA_MAX`` is for
+the new ledger's metadata in the same request, and for a takeover, up to ``TAKEOVER_BYTES_MAX``."""
 TAKEOVER_BYTES_MAX: Final = NODE_DATA_MAX * 19 // 20
 NAME_BYTES_MAX: Final = 255
 _ID_BYTES_MAX: Final = 80
-"""What one more ledger may add to a node: its id, twice, and another writer's token and number of digits."""
+"""Most bytes added to a node by one more ledger: its id, twice, and another writer's token and number of digits."""
 CONFLICTS_MAX: Final = 20
-"""Rounds of one change; conflicts come from truncations and takeovers, a handful at most."""
+"""Rounds of one change; conflicts come from truncations and takeovers, a few at most."""
 
 
 class InvalidLogNameError(PermanentError):
-    """A name that no log can have."""
+    """No log can have this name."""
 
 
 class NoSuchLogError(ConflictError):
@@ -62,7 +62,7 @@ class NoSuchLogError(ConflictError):
 
 
 class LogExistsError(ConflictError):
-    """There is a log of this name already."""
+    """A log of this name exists already."""
 
 
 class LogFullError(PermanentError):
@@ -76,14 +76,14 @@ class ListedLog:
     name: str
     list: LogList
     stat: Stat | None
-    """None for what was just written: the next change reads the node again if its version does not match."""
+    """None after a write: the next change reads the node again if its version does not match."""
     version: int
 
 
 Decide = Callable[[LogList], LogList | None]
-"""The list to store; None if nothing needs to change.
+"""Returns the list to store; None if nothing needs to change.
 
-May run many times and must not act.
+May run many times and must have no side effects.
 """
 
 
@@ -130,7 +130,7 @@ class LogLists:
 
         Args:
             name: the log's.
-            is_newest: read at least what was written before this call, at the cost of a round trip.
+            is_newest: include every write before this call, at the cost of a round trip.
             is_tombstone_ok: accept the tombstone of a deleted log.
 
         Raises:
@@ -151,7 +151,7 @@ class LogLists:
         return listed
 
     def has_room(self, listed: ListedLog) -> bool:
-        """Whether another ledger surely fits into the list, so that ``change`` does not refuse it as too large."""
+        """Whether another ledger surely fits into the list, so ``change`` does not refuse it as too large."""
         return len(encode(listed.list)) + _ID_BYTES_MAX <= LIST_BYTES_MAX and not fault_point("log.list_full")
 
     async def create(self, name: str, options: Mapping[str, Any], ctime_ms: int, token: str) -> ListedLog:
@@ -200,17 +200,17 @@ class LogLists:
 
         Args:
             seen: the list as known; if it is outdated, it is read again.
-            decide: see ``Decide``; what it raises passes through, and nothing was changed then.
+            decide: see ``Decide``; its exceptions pass through, and nothing was changed then.
             create: a ledger's metadata to create in the same transaction.
-            bytes_max: largest node that this change may *grow* the list to.
+            bytes_max: largest node size to which this change may *grow* the list.
 
         Returns:
-            The list as it is with the change.
+            The list after the change.
 
         Raises:
             LogFullError: the list would be too large.
-            NoSuchLogError: its node does not exist. (A deleted log is for ``decide`` to refuse.)
-            LogConflictError: it kept changing, or the ledger to create exists.
+            NoSuchLogError: its node does not exist. (``decide`` must refuse a deleted log.)
+            LogConflictError: the list kept changing, or the ledger to create exists.
             UnreadableLogError: its node is damaged.
             WriteOutcomeUnknownError: every answer was lost.
             StoreUnavailableError: no answer; nothing was changed.
@@ -263,7 +263,7 @@ class LogLists:
         return listed
 
     async def _mend(self, error: MultiFailedError, create: Create | None) -> None:
-        """After a refused transaction: create the ledger's missing parents.
+        """Create the ledger's missing parents after a refused transaction.
 
         The next read shows the rest.
         """

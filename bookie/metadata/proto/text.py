@@ -1,7 +1,7 @@
 """Protobuf's text form as Apache stores it: exact when written, tolerant when read.
 
-Written by hand, because stored text must not change with the protobuf release; read by the library, which accepts
-every escape, comment and spacing that any of Apache's generations may have written.
+This project's own code writes the text, because stored text must not change with the protobuf release. It is read by
+the library, which accepts every escape, comment and spacing of any Apache release.
 
 Source: docs/formats.md#text-form, #under-replication-nodes.
 """
@@ -20,11 +20,11 @@ _ESCAPES: Final = tuple(_NAMED.get(byte, chr(byte) if 0x20 <= byte <= 0x7E else 
 
 
 class UnreadableTextError(PermanentError):
-    """Bytes that are not the text form of the message that belongs there."""
+    """The bytes are not the text form of the expected message."""
 
 
 def quoted(value: str | bytes) -> str:
-    """``value`` as a quoted text-format literal: printable ASCII as it is, the rest escaped."""
+    """Return ``value`` as a quoted text-format literal: printable ASCII as it is, the rest escaped."""
     data = value.encode() if isinstance(value, str) else value
     return '"' + "".join([_ESCAPES[byte] for byte in data]) + '"'
 

@@ -1,7 +1,7 @@
-"""What the nodes of Pulsar's managed ledgers, cursors and schemas refer to. Pure.
+"""The references in the nodes of Pulsar's managed ledgers, cursors and schemas. Pure.
 
-The invariant: a node is decoded in full or refused. If a reference were overlooked, a ledger in use would look unused.
-So a message with an unknown field, a damaged compression head and a codec that is not installed are all refused.
+The invariant: a node is decoded in full or refused. An overlooked reference would make a ledger in use look unused. So
+an unknown field, a damaged compression head and a missing codec are all refused.
 
 Source: docs/formats.md#references-of-pulsar.
 """
@@ -29,18 +29,18 @@ M = TypeVar("M", bound=Message)
 _MAGIC: Final = b"\x47\x78"
 _HEAD_AT: Final = len(_MAGIC) + 4
 _SIZE_MAX: Final = 64 << 20
-"""Bytes of a node when it is decompressed: far more than any store holds, and a bound against damage."""
+"""Largest size of a decompressed node in bytes: far more than in any store, and a bound against damage."""
 _CODECS: Final = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
 _COMPACTED: Final = "CompactedTopicLedger"
 _BUCKET: Final = "#pulsar.internal.delayed.bucket"
 
 
 class UndecodableNodeError(PermanentError):
-    """The node of a managed ledger, cursor or schema that cannot be decoded."""
+    """The node of a managed ledger, cursor or schema cannot be decoded."""
 
 
 class Copy(enum.Enum):
-    """Where the entries of a referenced ledger are."""
+    """Location of a referenced ledger's entries."""
 
     BOOKKEEPER = "bookkeeper"
     BOTH = "both"
@@ -55,21 +55,21 @@ class LedgerReference(NamedTuple):
     ledger_id: int
     copy: Copy
     is_empty: bool
-    """It ended without entries."""
+    """Whether it ended without entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class CursorReferences:
-    """What a subscription refers to."""
+    """The references of a subscription."""
 
     ledgers: tuple[int, ...]
     position_in: int | None
-    """The ledger of its position, which then contains the reference to a compacted ledger, if there is one; None: the
-    position is in the node."""
+    """The ledger of its position. It then contains the reference to a compacted ledger, if any. None: the position is
+    in the node."""
 
 
 def managed_ledger_references(data: bytes) -> tuple[LedgerReference, ...]:
-    """Return the ledgers of a topic. A new topic, and a node above topics, has no data.
+    """Return the ledgers of a topic. New topics and nodes above topics have no data.
 
     Raises:
         UndecodableNodeError: see above.
@@ -92,7 +92,7 @@ def cursor_references(data: bytes) -> CursorReferences:
     found += [each.value for each in info.properties if each.name == _COMPACTED]
     for each in info.cursorProperties:
         name: object = each.name
-        if not isinstance(name, str):  # protobuf returns the bytes of a text that is not UTF-8
+        if not isinstance(name, str):  # protobuf returns bytes for a text with invalid UTF-8
             raise UndecodableNodeError("the name of a property is not UTF-8")
         if name.startswith(_BUCKET):
             if not each.value.isascii() or not each.value.isdigit():

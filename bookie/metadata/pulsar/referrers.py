@@ -1,7 +1,7 @@
-"""What refers to the ledgers of Pulsar: from a node to the ledgers, and from a ledger to the nodes. Pure.
+"""References to Pulsar's ledgers: from a node to its ledgers, and from a ledger to the nodes. Pure.
 
-The invariant: ``referrers_of`` names every node that may refer to a ledger of an owner, or none at all, and a ledger of
-which it names none has no verdict. A node is decoded in full, or is refused (``decoding``).
+The invariant: ``referrers_of`` returns every node that may refer to a ledger of an owner, or none at all. Without any,
+there is no verdict on the ledger. A node is decoded in full, or is refused (``decoding``).
 
 Source: docs/formats.md#references-of-pulsar.
 """
@@ -39,10 +39,10 @@ class Referrer:
     """A node that may refer to ledgers."""
 
     root: str
-    """Of the brokers' metadata, without a slash at its end."""
+    """Root of the brokers' metadata, without a slash at its end."""
     kind: NodeKind
     name: str
-    """Of the managed ledger, or the id of the schema; of a cursor, the name of its managed ledger."""
+    """Name of the managed ledger (also for a cursor), or id of the schema."""
     cursor: str | None = None
 
     @property
@@ -55,7 +55,7 @@ class Referrer:
 
     @property
     def topic(self) -> Topic | None:
-        """The topic that the node belongs to; None: its name is not that of a topic."""
+        """The node's topic; None if its name is not that of a topic."""
         try:
             return (topic_of_schema if self.kind is NodeKind.SCHEMA else topic_of_managed_ledger)(self.name)
         except ValueError:
@@ -79,7 +79,7 @@ def references_of(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
 
 
 def ledger_with_reference(cursor: str | None, data: bytes) -> int | None:
-    """Return the ledger that contains the reference to a compacted ledger; None: no ledger does, only this node may.
+    """Return the ledger that contains the reference to a compacted ledger; None if only this node may contain it.
 
     Raises:
         UndecodableNodeError: the node cannot be decoded in full.
@@ -88,7 +88,7 @@ def ledger_with_reference(cursor: str | None, data: bytes) -> int | None:
 
 
 def refers(referrer: Referrer, data: bytes | Denied | None, ledger_id: int) -> bool:
-    """Return whether the node with this content refers to the ledger; None: there is no such node.
+    """Return whether a node with this content (None: no node) refers to the ledger.
 
     Raises:
         UndecodableNodeError: the node cannot be decoded in full, or may not be read.
@@ -99,7 +99,7 @@ def refers(referrer: Referrer, data: bytes | Denied | None, ledger_id: int) -> b
 
 
 def referrers_of(root: str, owner: Owner) -> Sequence[Referrer]:
-    """Return the nodes below one root that refer to a ledger of this owner, if anything does; empty: not known."""
+    """Return the only nodes below one root that may refer to a ledger of this owner; empty if not known."""
     topic = owner.topic
     if topic is None:
         return ()

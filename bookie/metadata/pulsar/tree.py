@@ -4,7 +4,7 @@
 ``<root>/schemas/<tenant>/<namespace>/<topic>``, with names encoded. Names are listed a part at a time, so memory is
 bounded by the topics of one namespace.
 
-The nodes above topics are the units of work: what is below one of them is read by itself, in shares if it is large.
+The nodes above topics are the units of work. The nodes below each are read separately, in shares if there are many.
 
 Source: docs/formats.md#references-of-pulsar.
 """
@@ -25,17 +25,17 @@ from bookie.runtime.tasks import cancel, guarded
 
 _AT_ONCE: Final = 1_000
 _PARTS_AHEAD: Final = 1
-"""The next part is read while one is decoded. The nodes of large topics have some hundred kilobytes each."""
+"""Parts read ahead during decoding. The nodes of large topics have some hundred kilobytes each."""
 _DOMAINS: Final = ("persistent", "non-persistent", "segment")
 _DEPTH_MAX: Final = 6
 _PARENT_DEPTH_MAX: Final = 4
-"""Of a domain below ``managed-ledgers``, in a name of version 1."""
+"""Depth of a domain below ``managed-ledgers``, in a name of version 1."""
 _SCHEMAS: Final = "schemas"
 _SCHEMA_PARENT_DEPTH: Final = 2
 
 
 class NodeKind(enum.Enum):
-    """What a node is about."""
+    """Kind of object described by a node."""
 
     MANAGED_LEDGER = "managed-ledger"
     CURSOR = "cursor"
@@ -48,11 +48,11 @@ class PulsarNode:
 
     kind: NodeKind
     name: str
-    """Of the managed ledger, or the id of the schema; of a cursor, the name of its managed ledger."""
+    """Name of the managed ledger (also for a cursor), or id of the schema."""
     data: bytes
     cursor: str | None = None
     is_denied: bool = False
-    """The node's ACL does not let this session read it, so ``data`` is not known, and empty."""
+    """The node's ACL does not let this session read it; ``data`` is unknown, and empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class TopicParent:
 
 
 def managed_ledger_path(root: str, name: str) -> str:
-    """Path of a managed ledger; ``root`` is that of the brokers' metadata, without a slash at its end."""
+    """Path of a managed ledger; ``root`` is the root of the brokers' metadata, without a slash at its end."""
     return f"{root}/managed-ledgers/{name}"
 
 
@@ -115,16 +115,16 @@ class PulsarTree:
         ]
 
     async def nodes(self, parent: str, share: int = 0, shares: int = 1) -> AsyncGenerator[Sequence[PulsarNode], None]:
-        """Yield the nodes below one of ``parents``, a part at a time. One that is deleted during the read is left out.
+        """Yield the nodes below one of ``parents``, a part at a time. Nodes deleted during the read are left out.
 
         Args:
             parent: its path.
-            share: which share of the topics; the number of a topic's share depends on its name alone.
-            shares: into how many they are divided.
+            share: index of the share of topics to read; a topic's share depends only on its name.
+            shares: number of shares.
 
         Raises:
             StoreUnavailableError: no answer.
-            AccessDeniedError: a node above topics may not be read, so it is not known which there are.
+            AccessDeniedError: a node above topics may not be read, so its topics are unknown.
         """
         top, *names = parent.split("/")
         ahead: deque[asyncio.Task[list[PulsarNode]]] = deque()
@@ -161,7 +161,7 @@ class PulsarTree:
             waiting += [names for names in found if len(names) < depth and not _is_cursor(top, names)]
 
     async def _children(self, top: str, part: Sequence[tuple[str, ...]]) -> Sequence[Children | None]:
-        """Children of nodes. A topic whose node may not be read has none: it is itself reported as denied."""
+        """Return the children of nodes. An unreadable topic has none: it is itself reported as denied."""
         paths = ["/".join((self._root, top, *names)) for names in part]
         try:
             return await self._store.children_many(paths)
@@ -193,7 +193,7 @@ class PulsarTree:
 
 
 class Denied(enum.Enum):
-    """Instead of the content of a node."""
+    """Replaces the content of an unreadable node."""
 
     DENIED = "the node's ACL does not let this session read it"
 
@@ -202,7 +202,7 @@ DENIED: Final = Denied.DENIED
 
 
 async def read_contents(store: MetadataStore, paths: Sequence[str]) -> Sequence[bytes | Denied | None]:
-    """Return the content of each node; ``DENIED`` if its ACL does not let this session read it, None if it is gone.
+    """Return the content of each node; ``DENIED`` if its ACL forbids this session to read it, None if it is missing.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -237,7 +237,7 @@ def _is_cursor(top: str, names: tuple[str, ...]) -> bool:
 
 
 def _placed(top: str, names: tuple[str, ...]) -> tuple[NodeKind, str, str | None] | None:
-    """What the node of these names is; None for one above topics."""
+    """Return the kind, name and cursor of the node with these names; None for a node above topics."""
     if top == _SCHEMAS:
         return NodeKind.SCHEMA, "/".join(names), None
     for domain_at in (2, 3):

@@ -34,7 +34,7 @@ class CheckTimes:
         self._root = cluster.root
 
     async def read(self, kind: CheckKind) -> int:
-        """Return when that check last completed; -1 if never, or if what is stored cannot be read.
+        """Return when the check last completed; -1 if never, or if the stored time is unreadable.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -43,7 +43,7 @@ class CheckTimes:
         return NO_TIME if node is None else decode_check_time(kind, node.data)
 
     async def write(self, kind: CheckKind, time_ms: int) -> None:
-        """Store that the check completed at ``time_ms``. Unconditional, as Apache's.
+        """Store ``time_ms`` as the check's completion. Unconditional, like Apache's write.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; writing again is safe.
@@ -67,7 +67,7 @@ def encode_check_time(kind: CheckKind, time_ms: int) -> bytes:
 
 
 def decode_check_time(kind: CheckKind, data: bytes) -> int:
-    """Read a check time node; -1 for one without a time, or that cannot be read."""
+    """Read a check time node; -1 if it has no time or is unreadable."""
     try:
         match kind:
             case CheckKind.ALL_LEDGERS:

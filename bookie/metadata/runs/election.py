@@ -1,24 +1,24 @@
-"""Who is the auditor: the election that Apache's auditors and ours share (docs/formats.md#election).
+"""The election of the leading auditor, common to Apache's auditors and bkheal's (docs/formats.md#election).
 
-The invariant: at most one auditor leads at a time (A1), and a process that stood still stops leading before another one
-begins (A2). A vote is an ephemeral sequential node, and the lowest number leads, whichever kind of auditor cast it.
-Auditors of Pulsar's driver elect their leader by another node, so the candidate with the lowest vote leads only while
-it holds that node as well (R87, ``pulsar_leader``). Votes come first: only the candidate with the lowest vote takes the
-node, so our candidates never block each other. While the metadata migrates elsewhere, no candidate votes (R88).
+The invariant: at most one auditor leads at a time (A1), and a stalled process stops leading before another one begins
+(A2). A vote is an ephemeral sequential node, and the lowest number leads, whichever kind of auditor cast it. Auditors
+of Pulsar's driver elect their leader by another node, so the candidate with the lowest vote leads only while it holds
+this node as well (R87, ``pulsar_leader``). Votes come first: only the candidate with the lowest vote takes the node, so
+bkheal's candidates never block each other. During a migration of the metadata, no candidate votes (R88).
 
-A leadership is bounded twice: by the session, with which the vote ends (S14), and by the candidate's own clock. It
-lasts only while the vote was confirmed less than ``FRESH_SHARE`` of the session timeout ago. The time is taken before
-the request is sent, and the request is a ``sync`` and then a read, so the ZooKeeper leader has seen the session alive
-after that time, and expires it about a whole timeout later at the earliest. A process that was stopped, or whose loop
-hangs, thus loses its own leadership before the server can give it to another one. ``is_leader`` checks both bounds at
+A leadership is bounded twice: by the session, because the vote ends with it (S14), and by the candidate's own clock. It
+lasts only while the last confirmation of the vote is more recent than ``FRESH_SHARE`` of the session timeout. The time
+is taken before the request, which is a ``sync`` and then a read. So the ZooKeeper leader has seen the session alive
+after that time, and expires it about a whole timeout later at the earliest. A stopped process, or one with a hanging
+event loop, thus loses its leadership before the server can give it to another one. ``is_leader`` checks both bounds at
 each call.
 
-A candidate looks for a vote of its session before it casts one, because an earlier answer may have been lost, and
-deletes all of them but the lowest. After a crash the vote ends with the session, and the next candidate leads. A
-candidate that resigns ends its leadership first and then deletes the vote.
+Before it casts a vote, a candidate looks for votes of its session, because an earlier answer may have been lost, and
+deletes all but the lowest. After a crash the vote ends with the session, and the next candidate leads. A resigning
+candidate first ends its leadership and then deletes the vote.
 
 Not covered: a machine whose monotonic clock stands still (a suspended virtual machine). There the end of the session,
-and compare-and-set in what the leader writes, must suffice.
+and the leader's compare-and-set writes, must suffice.
 
 A and S rules are defined in docs/invariants.md.
 """
@@ -62,29 +62,29 @@ from bookie.runtime.waiting import first_to_end
 _log = logging.getLogger(__name__)
 
 FRESH_SHARE: Final = 0.6
-"""Of the session's timeout. ZooKeeper ends a session no earlier than a whole timeout after the last ``sync`` that it
-answered in it, less the half tick after which a server reports its live sessions. The rest covers this, and what was
-begun while the leadership was fresh."""
+"""Share of the session timeout. ZooKeeper ends a session at the earliest a whole timeout after its last answered
+``sync``, less half a tick, the interval at which servers report live sessions. The rest of the timeout covers this, and
+work begun while the leadership was fresh."""
 _CONFIRM_SHARE: Final = 0.15
-"""Of the session's timeout: four looks fit into the time that one of them lasts."""
+"""Share of the session timeout: four confirmations fit into the validity of one."""
 _RETRY_S: Final = 1.0
-"""After an attempt that the store or another candidate foiled; a new session is answered at once."""
+"""Pause after an attempt foiled by the store or another candidate; a new session is used at once."""
 _REFUSED_RETRY_S_MAX: Final = 60.0
-"""After many attempts that the store refused, each pause twice the one before: only a person can change that."""
+"""Longest pause after attempts refused by the store, doubled each time: only a person can remove the cause."""
 CANDIDATES_MAX: Final = 10
-"""Whose names are read at once; services have two or three auditors, and Apache's auditors are as many as its pods."""
+"""Most candidates whose names are read; services have two or three auditors, and Apache has one per pod."""
 _LISTINGS_MAX: Final = 5
 _VOTE: Final = re.compile(r"V_(-?[0-9]{1,11})")
 
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """What a candidate knows of the election. ``term`` grows each time it wins, which distinguishes two terms."""
+    """A candidate's view of the election. ``term`` grows with each win, which distinguishes two terms."""
 
     is_leader: bool = False
     term: int = 0
     leader: str = ""
-    """Name of the leader, of any kind, when it was last read; empty: none, or unknown."""
+    """Name of the leader, of any kind, when last read; empty if there was none, or it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Vote:
 
 
 class Election:
-    """One candidate. ``run`` does everything; the rest may be asked at any time, ``is_leader`` from any thread."""
+    """One candidate. ``run`` does everything; the rest may be called at any time, ``is_leader`` from any thread."""
 
     def __init__(
         self, store: MetadataStore, ledgers_root: str, name: str, clock: Clock, *, session_timeout_s: float
@@ -111,7 +111,7 @@ class Election:
         self._vote: _Vote | None = None
         self._leader_node = LeaderNode(store, ledgers_root, name)
         self._held: Stat | None = None
-        """Of the node of Pulsar's election, while this session owns it."""
+        """Stat of the node of Pulsar's election, while this session owns it."""
         self._migration: Migration | None = None
         self._confirmed_s = float("-inf")
         self._refusals = GrowingPause(_RETRY_S, _REFUSED_RETRY_S_MAX)
@@ -119,12 +119,12 @@ class Election:
 
     @property
     def problem(self) -> str:
-        """Why this candidate cannot even vote until a person changes something; empty: it can, as far as is known."""
+        """Why this candidate cannot even vote until a person intervenes; empty if no reason is known."""
         return self._problem
 
     @property
     def state(self) -> Leadership:
-        """The election as it is known now. ``is_leader`` here may be older than the method of that name."""
+        """The current view of the election. Its ``is_leader`` may be older than the method of the same name."""
         return self._state
 
     def is_leader(self, term: int | None = None) -> bool:
@@ -137,7 +137,7 @@ class Election:
 
     @property
     def _timeout_s(self) -> float:
-        """Of the present session: the server may have granted less than was requested."""
+        """Timeout of the current session: the server may have granted less than requested."""
         return min(self._requested_s, self._store.session.timeout_s)
 
     @property
@@ -152,7 +152,7 @@ class Election:
         return self._state
 
     async def run(self) -> None:
-        """Stand for election, lead, and stand again, in this session and each that follows, until cancelled.
+        """Stand for election, lead, and stand again, in this and each later session, until cancelled.
 
         Cancelling does not resign: call ``resign`` afterwards.
         """
@@ -178,22 +178,22 @@ class Election:
             self._end("the candidate stopped")
 
     async def resign(self) -> None:
-        """Withdraw the vote, so that another auditor takes over at once. Idempotent; call it after ``run`` has ended.
+        """Withdraw the vote, so another auditor takes over at once. Idempotent; call it after ``run`` has ended.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the end of the session withdraws it.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the vote ends with the session.
         """
         self._end("it resigned")
         await self._withdraw()
 
     async def _withdraw(self) -> None:
-        """Give up the vote, and the node of Pulsar's election if it is held; never that of another session."""
+        """Give up the vote, and the node of Pulsar's election if this session holds it."""
         vote, self._vote = self._vote, None
         held, self._held = self._held, None
         if vote is None or not self._is_session(vote.session):
             return
         if held is not None:
-            # While the own vote exists, no other of our candidates may hold the node.
+            # While the own vote exists, no other bkheal candidate may hold the node.
             with contextlib.suppress(MultiFailedError):
                 await self._store.multi([Delete(vote.path), self._leader_node.deletion(held)])
                 return
@@ -201,7 +201,7 @@ class Election:
             await self._store.delete(vote.path)
 
     async def _stand(self, session: Session) -> None:
-        """Until the vote is deleted, the session is another one, or a migration begins."""
+        """Stand until the vote is deleted, the session changes, or a migration begins."""
         migration = self._migration = await read_migration(self._store, self._root)
         if migration.refusal:
             await self._stand_aside(session, migration)
@@ -240,7 +240,7 @@ class Election:
         await self._store.wait_node_changed(migration_path(self._root), migration.stat)
 
     async def _follow_or_take(self, session: Session, first: str, own: str) -> Holder | None:
-        """Take the node of Pulsar's election with the lowest vote, else note the leader; who holds it then."""
+        """Take the node of Pulsar's election with the lowest vote, else note the leader; return the node's holder."""
         if first == own:
             holder = await self._leader_node.take(session)
             if not holder.is_own:
@@ -257,7 +257,7 @@ class Election:
         return (stat and stat.mzxid) != (seen and seen.mzxid)
 
     async def _cast(self, session: Session) -> _Vote:
-        """The vote of this session, whether by this attempt or by an earlier one whose answer was lost."""
+        """Return the vote of this session, cast now or by an earlier attempt with a lost answer."""
         found = await self._own_votes(session)
         if not found:
             try:
@@ -285,7 +285,7 @@ class Election:
         ]
 
     async def _lead(self, vote: _Vote, holder: Holder) -> None:
-        """Until the vote or Pulsar's node is deleted, a migration begins, or the session changes.
+        """Lead until the vote or Pulsar's node is deleted, a migration begins, or the session changes.
 
         The leadership may end and return before that.
         """
@@ -294,7 +294,7 @@ class Election:
             return
         with contextlib.suppress(
             StoreUnavailableError, WriteOutcomeUnknownError, AccessDeniedError
-        ):  # read by people alone
+        ):  # only people read it
             await self._store.set(self._base, encode_vote(self._name), ANY_VERSION)
         while self._is_session(vote.session):
             await self._pause_while_held(vote.session, self._timeout_s * _CONFIRM_SHARE)
@@ -302,7 +302,7 @@ class Election:
                 return
 
     async def _look(self, vote: _Vote) -> bool:
-        """Confirm the vote; False if it was deleted. Without an answer, the leadership ends in time; the vote stays."""
+        """Confirm the vote; False if it was deleted. Without an answer, leadership ends in time; the vote stays."""
         asked_s = self._clock.monotonic_s()
         stale_in_s = max(0.0, self._confirmed_s + self._fresh_s - asked_s)
         looking = asyncio.ensure_future(self._confirm(vote, asked_s))
@@ -321,10 +321,10 @@ class Election:
             looking.cancel()
 
     async def _confirm(self, vote: _Vote, asked_s: float) -> bool:
-        """Look at the own vote and at Pulsar's node, and lead from then on; the time before the request counts.
+        """Confirm the own vote and Pulsar's node, and lead from then on; ``asked_s`` is the time before the request.
 
-        The ``sync`` makes the server ask the ZooKeeper leader. A server that has lost the leader would go on answering
-        reads for a while, although the leader may let the session expire and another auditor lead.
+        The ``sync`` makes the server ask the ZooKeeper leader. A server without contact to the leader would answer
+        reads for a while, although the leader may expire the session and another auditor may lead.
         """
         await self._store.sync(vote.path)
         stat = await self._store.stat(vote.path)
@@ -341,7 +341,7 @@ class Election:
         return True
 
     async def _pause(self, session: Session, seconds: float) -> None:
-        """Wait, or return at once when the session changes."""
+        """Wait, or return as soon as the session changes."""
         if self._store.session != session:
             await asyncio.sleep(0)
             return
@@ -350,7 +350,7 @@ class Election:
                 await self._store.wait_session_changed(session)
 
     async def _pause_while_held(self, session: Session, seconds: float) -> None:
-        """As ``_pause``; also return at once when Pulsar's node or the migration changes."""
+        """As ``_pause``; also return as soon as Pulsar's node or the migration changes."""
         held, migration = self._held, self._migration
         if held is None or migration is None or self._store.session != session:
             await self._pause(session, seconds)
@@ -387,7 +387,7 @@ class Election:
 
 
 async def current_auditor(store: MetadataStore, ledgers_root: str) -> str:
-    """Name of the auditor that leads: ours, Apache's, or one of Pulsar's driver; empty without one.
+    """Name of the leading auditor: bkheal's, Apache's, or one of Pulsar's driver; empty without one.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -406,7 +406,7 @@ async def current_auditor(store: MetadataStore, ledgers_root: str) -> str:
 
 
 async def candidates(store: MetadataStore, ledgers_root: str) -> list[str]:
-    """Names in the first ``CANDIDATES_MAX`` votes, the leader's first; a vote that disappears is left out.
+    """Names in the first ``CANDIDATES_MAX`` votes, the leader's first; vanishing votes are left out.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -420,7 +420,7 @@ async def candidates(store: MetadataStore, ledgers_root: str) -> list[str]:
 
 
 def _leader_in(vote: Node | None, node: Node | None) -> str:
-    """The leader, by the lowest vote and the node of Pulsar's election; a vote waits while another session holds it."""
+    """Return the leader, by the lowest vote and Pulsar's node; a vote waits while another session holds the node."""
     if node is not None and (vote is None or vote.stat.ephemeral_owner != node.stat.ephemeral_owner):
         return leader_name(node)
     return "" if vote is None else decode_vote(vote.data)
@@ -447,6 +447,6 @@ def decode_vote(data: bytes) -> str:
 
 
 def _ordered(votes: Children) -> list[str]:
-    """Names of votes, the leading one first; other names are none."""
+    """Return the names of votes, the leading one first; other names are ignored."""
     numbered = [(int(match[1]), name) for name in votes.names if (match := _VOTE.fullmatch(name))]
     return [name for _, name in sorted(numbered)]

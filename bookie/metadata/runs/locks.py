@@ -1,8 +1,8 @@
-"""The locks that let one run of a kind go on at a time, in the service or as a one-shot run.
+"""Locks for one run of a kind at a time, in the service or as a one-shot run.
 
-``/bkheal/runs/<root>/locks/<kind>`` is ephemeral and names the run that may mark. A dry run marks nothing, so it has
-another lock, ``locks/<kind>-dry``: a run that marks never waits for one. A lock only saves work: two runs at once would
-mark the same ledgers twice, which changes nothing. It also shows that the process of a run is alive.
+``/bkheal/runs/<root>/locks/<kind>`` is ephemeral and names the run allowed to mark. A dry run marks nothing, so it has
+another lock, ``locks/<kind>-dry``: a marking run never waits for a dry run. A lock only saves work: two concurrent runs
+would mark the same ledgers twice, which changes nothing. It also shows that the run's process is alive.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class RunLane:
-    """What one run at a time goes on in: the runs of a kind that mark, or its dry runs."""
+    """Runs that exclude each other: the marking runs of a kind, or its dry runs."""
 
     kind: RunKind
     is_dry_run: bool = False
@@ -75,20 +75,21 @@ class RunLease:
 
     @property
     def is_held(self) -> bool:
-        """Whether its session lives on; may be asked from any thread."""
+        """Whether its session still lives; may be called from any thread."""
         return self._locks.is_epoch(self.epoch)
 
     async def release(self) -> None:
-        """Let the next run begin. Never touches a lock that another session or run made. Idempotent.
+        """Let the next run begin. Never touches a lock of another session or run. Idempotent.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or let the session's end do it.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or wait for the end of the
+                session.
         """
         await self._locks.release(self)
 
 
 class RunLocks:
-    """The locks of one cluster. Use one instance per store: it keeps the runs of one session apart."""
+    """The locks of one cluster. Use one instance per store: it separates the runs of one session."""
 
     def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
         self._store = store
@@ -106,7 +107,7 @@ class RunLocks:
         Raises:
             RunLockedError: a run of this kind is under way, in this process or another.
             StoreUnavailableError: no answer; no lock is left.
-            WriteOutcomeUnknownError: no answer; acquiring again settles what is left, and so does the session's end.
+            WriteOutcomeUnknownError: no answer; a repeated call or the end of the session settles a remaining lock.
         """
         if (held := self._held.get(lane)) is not None and held.is_held:
             raise RunLockedError(lane, Holder(held.run_id, process))
@@ -124,9 +125,9 @@ class RunLocks:
             if node.data == data:
                 self._held[lane] = RunLease(self, lane, run_id, node.stat.czxid, epoch)
                 return self._held[lane]
-            if (other := self._held.get(lane)) is not None and other.is_held:  # two of this process at once
+            if (other := self._held.get(lane)) is not None and other.is_held:  # two concurrent calls of this process
                 raise RunLockedError(lane, _holder(node.data))
-            await self._drop(path, node)  # from an earlier attempt of this session whose answer was lost
+            await self._drop(path, node)  # from an earlier attempt of this session with a lost answer
         raise WriteOutcomeUnknownError(f"locking {lane.name} runs: no attempt could be settled; try again")
 
     async def release(self, lease: RunLease) -> None:
@@ -146,7 +147,7 @@ class RunLocks:
             del self._held[lease.lane]
 
     async def holder(self, lane: RunLane) -> Holder | None:
-        """The owner of the run of a lane; None if none runs.
+        """Return the holder of a lane's lock; None if nothing runs.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -165,7 +166,7 @@ class RunLocks:
             await self._store.wait_node_changed(path, stat)
 
     async def _drop(self, path: str, node: Node) -> bool:
-        """Delete a lock that this session made; whether it is surely gone."""
+        """Delete a lock of this session; return whether it is surely deleted."""
         try:
             await self._store.delete(path, node.stat.version)
         except (NoNodeError, BadVersionError, WriteOutcomeUnknownError) as error:

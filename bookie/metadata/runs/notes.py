@@ -1,8 +1,8 @@
-"""What is kept about kinds and runs beside their records: success, pauses, and wishes to end a run.
+"""Facts about kinds and runs beside their records: success, pauses, and requests to end a run.
 
-last-success/<kind>   when the last run of this kind that saw everything began; outlives the records
+last-success/<kind>   beginning of the last complete run of this kind; outlives the records
 paused/<kind>         until its end: no scheduled run of this kind begins
-requests/<run_id>     present: somebody wants this run to end; the process that runs it looks
+requests/<run_id>     present: the end of this run was requested; its process looks for it
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 from bookie.model.run import PAUSE_S_MAX, RunKind
 
 _TEXT_MAX: Final = 200
-"""Bytes of a name that are kept."""
+"""Bytes kept of a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindPause:
-    """The pause of the schedule of a kind. It never concerns the reaction to a lost bookie."""
+    """A pause in the schedule of a kind. It never affects the reaction to a lost bookie."""
 
     owner: str
     until_ms: int = 0
-    """Its end, epoch milliseconds; 0: not known, so the leader sets one."""
+    """Its end, epoch milliseconds; 0 if unknown, and the leader sets one."""
 
     def is_over(self, now_ms: int) -> bool:
         """Whether its end has passed."""
@@ -42,7 +42,7 @@ class RunNotes:
         self._base = own_path("runs", ledgers_root)
 
     async def note_success(self, kind: RunKind, started_ms: int) -> None:
-        """Note that the run of this kind that began at ``started_ms`` saw everything; an older time changes nothing.
+        """Record a complete run of this kind begun at ``started_ms``; an older time changes nothing.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; noting it again is safe.
@@ -54,7 +54,7 @@ class RunNotes:
         await change(self._store, self._path("last-success", kind.value), later)
 
     async def last_success_ms(self) -> Mapping[RunKind, int]:
-        """When the last successful run of each kind began, epoch milliseconds; kinds that never had one are absent.
+        """Return the beginning of each kind's last successful run, epoch milliseconds; kinds without one are absent.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -64,7 +64,7 @@ class RunNotes:
         return {kind: time_ms for kind, time_ms in times.items() if time_ms > 0}
 
     async def pause_kind(self, kind: RunKind, owner: str, until_ms: int) -> None:
-        """Let no scheduled run of this kind begin until then, in any process. Replaces an earlier pause.
+        """Let no scheduled run of this kind begin until ``until_ms``, in any process. Replaces an earlier pause.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; pausing again is safe.
@@ -80,7 +80,7 @@ class RunNotes:
         await remove(self._store, self._path("paused", kind.value))
 
     async def paused_kinds(self, now_ms: int) -> Mapping[RunKind, KindPause]:
-        """Kinds whose schedule is paused at ``now_ms``.
+        """Return the kinds whose schedule is paused at ``now_ms``.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -90,10 +90,10 @@ class RunNotes:
         return {kind: pause for kind, pause in pauses.items() if not pause.is_over(now_ms)}
 
     async def end_pauses(self, now_ms: int, pause_s: float) -> Sequence[RunKind]:
-        """Remove the pauses that are over, and return their kinds.
+        """Remove the ended pauses, and return their kinds.
 
-        A pause without a known end, or with one that no option allows (a wrong clock), ends ``pause_s`` from now. A
-        pause that is extended at the same time stays.
+        A pause with an unknown or impossible end (a wrong clock) is set to end ``pause_s`` from now. A pause extended
+        at the same time stays.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; the next call does the rest.
@@ -117,7 +117,7 @@ class RunNotes:
         return ended
 
     async def request_cancel(self, run_id: str, owner: str) -> None:
-        """Ask the process that runs it to end a run; it looks every few seconds.
+        """Request the end of a run; its process looks for requests every few seconds.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; asking again is safe.
@@ -125,7 +125,7 @@ class RunNotes:
         await put(self._store, self._path("requests", run_id), owner.encode()[:_TEXT_MAX])
 
     async def cancel_requested_by(self, run_id: str) -> str | None:
-        """The caller who asked to end a run; None if there is none.
+        """Return the owner of a request to end a run; None without one.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -146,7 +146,7 @@ class RunNotes:
 
 
 def _pause(data: bytes) -> KindPause:
-    """A damaged pause, or one of an earlier release, which wrote only a name, has no known end."""
+    """Decode a pause. It has no known end if damaged, or written by an earlier release (only a name)."""
     try:
         return decode_record(data, KindPause)
     except UnreadableRecordError:

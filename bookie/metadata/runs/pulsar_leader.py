@@ -1,12 +1,12 @@
-"""The node by which the auditors of Pulsar's driver elect their leader, which ours holds while it leads.
+"""The election node of auditors with Pulsar's driver. bkheal's auditor holds it while it leads.
 
-Those auditors do not look at Apache's votes. Each creates the ephemeral node ``underreplication/leader``, or waits
-until it is deleted. So our auditor leads only while its session owns this node as well, and waits while another
-session does. The node of another session is never deleted: ours has version 1 or more, because it is written once after
-its creation, theirs always has version 0, and a delete names the version.
+Auditors with Pulsar's driver ignore Apache's votes. Each creates the ephemeral node ``underreplication/leader``, or
+waits for its deletion. So bkheal's auditor leads only while its session owns this node as well, and waits while another
+session does. The node of another session is never deleted, because a delete names the version. bkheal's node has
+version 1 or more (it is written once after its creation), and Pulsar's always has version 0.
 
-The content is a JSON string. Pulsar's elector ends and does not return if it cannot parse it. It deletes a node of
-another session with its own bookie id in it. So the content is a valid bookie id that no bookie has.
+The content is a JSON string. Pulsar's elector ends permanently if it cannot parse the content, and deletes the node of
+another session if it contains the elector's own bookie id. So the content is a valid bookie id that no bookie has.
 
 Source: docs/formats.md#election.
 """
@@ -41,12 +41,12 @@ _SHOWN_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds the node."""
+    """Holder of the node."""
 
     stat: Stat
     name: str
     is_own: bool
-    """Whether it is this session's; then the node has a version of 1 or more."""
+    """Whether this session owns the node; its version is then 1 or more."""
 
 
 class LeaderNode:
@@ -58,7 +58,7 @@ class LeaderNode:
         self._data = encode_leader(name)
 
     async def holder(self, session: Session) -> Holder | None:
-        """Who holds the node; None if it does not exist.
+        """Return the holder of the node; None if it does not exist.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -67,7 +67,7 @@ class LeaderNode:
         return None if node is None else self._holder(node, session)
 
     async def take(self, session: Session) -> Holder:
-        """Create the node, unless another session holds it. Returns who holds it then; idempotent.
+        """Create the node, unless another session holds it, and return its holder. Idempotent.
 
         Raises:
             StoreUnavailableError: no answer, or it changes all the time; it may be held.
@@ -94,7 +94,7 @@ class LeaderNode:
         """Delete the node if it is this session's. Idempotent.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the end of the session does it.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the node ends with the session.
         """
         found = await self.holder(session)
         if found is None or not found.is_own:
@@ -107,7 +107,7 @@ class LeaderNode:
             await self._store.delete(self.path, found.stat.version)
 
     def deletion(self, stat: Stat) -> Delete:
-        """Part of a transaction that gives up the node, and deletes no other."""
+        """Return the operation that gives up this node, and no other, in a transaction."""
         return Delete(self.path, stat.version)
 
     def _holder(self, node: Node, session: Session) -> Holder:
@@ -115,23 +115,23 @@ class LeaderNode:
 
 
 def leader_path(ledgers_root: str) -> str:
-    """The node that the leader among Pulsar's auditors holds."""
+    """Path of the node held by the leader of Pulsar's auditors."""
     return f"{ledgers_root}/{UNDERREPLICATION}/leader"
 
 
 def encode_leader(name: str) -> bytes:
-    """Bytes of the node while the candidate of that name leads."""
+    """Bytes of the node while candidate ``name`` leads."""
     return json.dumps(_PREFIX + _NOT_IN_AN_ID.sub("-", name)).encode()
 
 
 def leader_name(node: Node) -> str:
-    """The name of the auditor that holds the node: one of Pulsar's by its bookie id, ours as in its vote."""
+    """Name of the holder: the bookie id of Pulsar's auditor, or the name in the vote of bkheal's."""
     name = decode_leader(node.data)
     return name.removeprefix(_PREFIX) if node.stat.version else name
 
 
 def decode_leader(data: bytes) -> str:
-    """The text in the node, for people; its bytes if they are no JSON string."""
+    """Return the text in the node, for people; its bytes if they are no JSON string."""
     try:
         name = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""The runs that read ledger metadata now, of all clusters in one ZooKeeper. They divide their limits on reading.
+"""Runs now reading ledger metadata, of all clusters in one ZooKeeper. They divide their limits on reading.
 
 ``/bkheal/readers/<run>`` is an empty, ephemeral node of a run; its driver creates it. It ends with the driver's
-session, so a driver that died counts until then, and the others read more slowly for that time. A task that finds no
-node of its own run creates it again.
+session. A dead driver counts until then, and the others read more slowly in that time. If the node of its run is
+missing, a task creates it again.
 
 Source: docs/failure-model.md#state-under-bkheal.
 """
@@ -21,7 +21,7 @@ READERS: Final = "readers"
 
 
 def readers_path() -> str:
-    """The node above those of all runs, below the state root of this process."""
+    """Path of the parent of all runs' nodes, below the state root of this process."""
     return f"{access_in_use().state_root}/{READERS}"
 
 
@@ -29,7 +29,7 @@ class Readers:
     """All readers, as one run sees them."""
 
     def __init__(self, store: MetadataStore, run_id: str) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             store: of any session of the run.
@@ -50,9 +50,9 @@ class Readers:
             await create_with_parents(self._store, f"{self.path}/{self._run_id}", b"", "/", is_ephemeral=True)
 
     async def stat(self) -> Stat | None:
-        """Return the state of the node above all readers; it changes with each of them.
+        """Return the stat of the parent of all readers; it changes with each reader.
 
-        None: there is no such node, or this process may not look at it.
+        None if there is no such node, or this process may not read it.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -63,7 +63,7 @@ class Readers:
             return None
 
     async def runs(self) -> Collection[str] | None:
-        """Return the ids of the runs that read; None: there is no node above them.
+        """Return the ids of the reading runs; None if their parent node does not exist.
 
         Raises:
             AccessDeniedError: this process may not list them.

@@ -1,7 +1,7 @@
 """Audit runs in the store, and the result of each, under ``/bkheal/runs/<root>``. Beside them: ``locks`` and ``notes``.
 
-``records/<run_id>`` is one run, kept after its end. It is written by the process of the run, by compare-and-set from
-its own last write; so after another process has declared a run abandoned, its former owner cannot overwrite this.
+``records/<run_id>`` is one run, kept after its end. The process of the run writes it by compare-and-set from its own
+last write. So once another process has declared a run abandoned, the former owner cannot overwrite this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 READ_BATCH: Final = 500
 """Records read at a time: a record has some kilobytes at most."""
 _UNSETTLED_MAX: Final = 16
-"""Writes in a row without an answer: minutes of them, and longer than a session lives without a connection."""
+"""Consecutive writes without an answer: minutes, longer than a session lives without a connection."""
 
 
 class RunTakenError(ConflictError):
@@ -49,9 +49,9 @@ class Runs(RunLocks, RunNotes):
         RunLocks.__init__(self, store, ledgers_root)
         RunNotes.__init__(self, store, ledgers_root)
         self._versions: dict[str, int] = {}
-        """Version of each record that this process wrote last."""
+        """Version of each record after this process's last write."""
         self._unsettled: dict[str, deque[bytes]] = {}
-        """The bytes of writes whose answer did not come: if they are read back, this process wrote them."""
+        """Bytes of writes without an answer: if they are read back, this process wrote them."""
 
     async def write(self, record: RunRecord) -> None:
         """Create the record of a run of this process, or replace it.
@@ -86,7 +86,7 @@ class Runs(RunLocks, RunNotes):
             self._versions.pop(record.run_id, None)
 
     async def get(self, run_id: str) -> RunRecord | None:
-        """One run; None if the id is unknown, or its record is unreadable.
+        """Return one run; None if the id is unknown, or its record is unreadable.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -95,7 +95,7 @@ class Runs(RunLocks, RunNotes):
         return found[run_id][0] if run_id in found else None
 
     async def list(self, limit: int) -> builtins.list[RunRecord]:
-        """The newest runs first. A damaged record is logged and left out.
+        """Return the newest runs first. A damaged record is logged and left out.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -120,8 +120,8 @@ class Runs(RunLocks, RunNotes):
     async def abandon_orphans(self, now_ms: int) -> Sequence[RunRecord]:
         """Mark each unfinished run without a lock as abandoned; return them.
 
-        Records are read before the locks, and changed only if they are unchanged: a run that ends at the same time
-        keeps its end.
+        Records are read before the locks, and replaced only if unchanged since: a run ending at the same time keeps its
+        end.
 
         Raises:
             StoreUnavailableError: no answer; the next call does the rest.
@@ -147,7 +147,7 @@ class Runs(RunLocks, RunNotes):
         return marked
 
     async def prune(self, runs_kept: int) -> int:
-        """Delete all but the newest records; runs that have not ended stay. Return how many went.
+        """Delete all but the newest records, and return the number of deletions. Unfinished runs stay.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -159,7 +159,7 @@ class Runs(RunLocks, RunNotes):
             try:
                 await remove(self._store, self._path("records", run_id))
                 await remove(self._store, self._path("requests", run_id))
-            except NotEmptyError as error:  # another client created something below it, which is not ours to remove
+            except NotEmptyError as error:  # another client created a node below it
                 _log.warning("run record is not removed", extra={"run_id": run_id, "reason": str(error)})
         return len(gone)
 
@@ -168,7 +168,7 @@ class Runs(RunLocks, RunNotes):
         return sorted(await child_names(self._store, f"{self._base}/records"), reverse=True)
 
     async def _put_record(self, path: str, data: bytes, version: int | None) -> int:
-        """The version that it has then; None: it is to be created."""
+        """Write the record, or create it if ``version`` is None; return its new version."""
         if version is not None:
             return (await self._store.set(path, data, version)).version
         await create_with_parents(self._store, path, data, "/")
@@ -196,7 +196,7 @@ def lane_of(record: RunRecord) -> RunLane:
 
 
 def _is_name(run_id: str) -> bool:
-    """Whether it can be the name of a node: run ids come from outside."""
+    """Whether ``run_id`` can be a node name: run ids come from outside."""
     return (
         bool(run_id) and run_id.isascii() and run_id.isprintable() and "/" not in run_id and run_id not in (".", "..")
     )

@@ -1,6 +1,6 @@
 """From another thread's callbacks to one event loop, in order and in batches.
 
-A thousand answers that arrive while the loop is busy cost one wake-up of the loop, not a thousand.
+A thousand answers arriving at a busy loop cost one wake-up, not a thousand.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class LoopBridge:
-    """Runs callbacks on ``loop`` in the order in which any thread pushed them; never blocks the pushing thread."""
+    """Runs callbacks on ``loop`` in the order of their pushes from any thread; never blocks the pushing thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -20,13 +20,13 @@ class LoopBridge:
         self._is_woken = False
 
     def push(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Have ``callback`` run on the loop soon."""
+        """Run ``callback`` on the loop soon."""
         self._ready.append((callback, arguments))
         if not self._is_woken:
             self._wake()
 
     def _wake(self) -> None:
-        # Set before waking and cleared before draining: anything appended after a drain began wakes the loop again.
+        # Set before waking and cleared before draining: a callback appended during a drain wakes the loop again.
         self._is_woken = True
         try:
             self._loop.call_soon_threadsafe(self._drain)
@@ -39,13 +39,13 @@ class LoopBridge:
             for _ in range(len(self._ready)):
                 callback, arguments = self._ready.popleft()
                 callback(*arguments)
-        finally:  # a callback that raises must not hold up the next ones
+        finally:  # an exception in a callback must not hold up the next ones
             if self._ready and not self._is_woken:
                 self._wake()
 
 
 class Answer:
-    """Receives one result from any thread, in the shape that kazoo calls; the first one counts."""
+    """Receives one result from any thread, with the interface expected by kazoo; the first result counts."""
 
     __slots__ = ("_bridge", "future")
 

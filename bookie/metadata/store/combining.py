@@ -1,18 +1,18 @@
-"""A metadata store that sends the requests of many concurrent callers in few: between the port and an adapter.
+"""A metadata store between the port and an adapter: it joins the requests of many concurrent callers into few.
 
-A worker repairs many ledgers at a time, and each turn makes small requests. Independent transactions that wait
-together become one ``multi``, single reads become one bulk read, and a ``sync`` serves every caller that was waiting
-for one when it was sent. ``lane`` explains why each request has the same result as alone. In addition:
+A worker repairs many ledgers at a time, with small requests for each. Waiting independent transactions become one
+``multi``, single reads become one bulk read, and a ``sync`` serves every caller waiting for one at that time. ``lane``
+explains why each request has the same result as alone. In addition:
 
 * Transactions are joined only if none of them changes a node that another one changes or checks. So the order inside a
   joint transaction does not matter, and no node is created twice by it.
-* If the joint transaction is refused, the server names the operation at fault. The request that contains it is sent
-  alone, so its error is that of the lone request, and the others are joined again, a few times at most.
-* A joint read begins after each of its requests was made, and a joint ``sync`` too. So a joint read right after a
-  ``sync`` (``get_many_current``) sees what was written before any of its requests.
+* If the joint transaction is refused, the server names the operation at fault. The request with this operation is sent
+  alone and gets its own error. The others are joined again, a few times at most.
+* A joint read or ``sync`` begins after each of its requests was made. So a joint read right after a ``sync``
+  (``get_many_current``) sees every write completed before any of its requests.
 
-Watches, sequential nodes, ``set`` and ``stat`` are not joined: they need an answer that a ``multi`` of the port does
-not give, or another permission. Long scans are large already.
+Watches, sequential nodes, ``set`` and ``stat`` are not joined: they need an answer that the port's ``multi`` does not
+return, or another permission. Long scans are large already.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ JOINED_BYTES_MAX: Final = 256 * 1024
 JOINED_PATHS_MAX: Final = 500
 """Paths of a joint read: one request of the bulk reader."""
 _ATTEMPTS: Final = 4
-"""Joint attempts after which each request is sent alone: many conflicts mean that others change the same nodes."""
+"""Joint attempts before each request is sent alone: many conflicts mean that other clients change the same nodes."""
 
 
 class CombiningStore(MetadataStore):
-    """Joins the requests of concurrent callers. Everything else is passed on to ``store``, which it owns."""
+    """Joins the requests of concurrent callers. Passes everything else on to ``store``, and owns it."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -157,16 +157,16 @@ class CombiningStore(MetadataStore):
 
 
 class _Joinable:
-    """A transaction that may become a part of a joint one."""
+    """A transaction that may be joined with others."""
 
     __slots__ = ("changed", "operations", "size", "touched")
 
     def __init__(self, operations: Sequence[Operation], size: int | None = None) -> None:
-        """Take ``size`` as what the operations count against the limit of a request, if it is known."""
+        """Store a transaction; ``size`` is the sum of its operation sizes, computed if not given."""
         self.operations = operations
         self.size = sum(map(operation_size, operations)) if size is None else size
         self.touched = {operation.path for operation in operations}
-        """The nodes that it changes or checks."""
+        """The nodes changed or checked."""
         self.changed = {operation.path for operation in operations if not isinstance(operation, Check)}
 
 

@@ -1,7 +1,7 @@
-"""The secrets and certificates of a connection to ZooKeeper, read when it is made.
+"""The secrets and certificates of a connection to ZooKeeper, read for each new connection.
 
-So a renewed certificate or password counts at the next connection, without a restart. Nothing here logs, and no value
-contains its secret in its ``repr``.
+So a renewed certificate or password is used from the next connection on, without a restart. Nothing here logs, and no
+``repr`` contains a secret.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _UNREACHABLE: Final = frozenset({-1765328228, -1765328164, -1765328163})
 
 
 def tls_context(access: ZooKeeperAccess) -> ssl.SSLContext:
-    """A context of a client that verifies servers, with the files as they are now.
+    """Return a client context with verification of servers, from the current files.
 
     Raises:
-        ZooKeeperAccessError: a file cannot be read, or its content cannot be used.
+        ZooKeeperAccessError: a file is unreadable or unusable.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -53,7 +53,7 @@ def tls_context(access: ZooKeeperAccess) -> ssl.SSLContext:
 
 
 def sasl_options(access: ZooKeeperAccess) -> dict[str, Any] | None:
-    """Kazoo's options of the login by SASL; None: there is none.
+    """Return kazoo's options for the SASL login; None without a login.
 
     Raises:
         ZooKeeperAccessError: the password cannot be read, or there is none.
@@ -70,7 +70,7 @@ def sasl_options(access: ZooKeeperAccess) -> dict[str, Any] | None:
 
 
 def auth_data(access: ZooKeeperAccess) -> set[tuple[str, str]]:
-    """Kazoo's list of further identities: the one of the scheme ``digest``, if there is one.
+    """Return kazoo's set of further identities: the one of the scheme ``digest``, if any.
 
     Raises:
         ZooKeeperAccessError: it cannot be read, or is not ``user:password``.
@@ -84,7 +84,7 @@ def auth_data(access: ZooKeeperAccess) -> set[tuple[str, str]]:
 
 
 def check_kerberos(access: ZooKeeperAccess) -> None:
-    """Refuse a login by Kerberos without the library that it needs.
+    """Refuse a login by Kerberos if its library is missing.
 
     Raises:
         ZooKeeperAccessError: it is not installed.
@@ -106,8 +106,8 @@ class TicketUnavailableError(TransientError):
 def get_ticket(access: ZooKeeperAccess, host: str) -> None:
     """Get the Kerberos ticket for the ZooKeeper server on ``host`` into this process's cache, if the login needs one.
 
-    kazoo gets it as well, but reports no reason, and its thread ends if there are no credentials. Blocks as long as the
-    library asks Kerberos servers.
+    kazoo gets the ticket as well, but reports no reason for a failure, and its thread ends if there are no credentials.
+    This call blocks while the library asks Kerberos servers.
 
     Raises:
         ZooKeeperAccessError: there is no ticket for this process, or none for that server.
@@ -132,7 +132,7 @@ def get_ticket(access: ZooKeeperAccess, host: str) -> None:
 
 
 def _kerberos_reason(error: Exception) -> tuple[str, int]:
-    """The library's more precise text and its code: the second of two pairs, if there are two."""
+    """Return the library's more precise text and its code: the second of two pairs, if there are two."""
     pairs = [each for each in error.args if isinstance(each, tuple) and len(each) == 2]
     if not pairs:
         return str(error), 0
@@ -141,7 +141,7 @@ def _kerberos_reason(error: Exception) -> tuple[str, int]:
 
 
 def _secret(path: Path | None, option: str, variable: str) -> str | None:
-    """The first line of the file, else the variable."""
+    """Return the first line of the file, or the variable without a file."""
     if path is None:
         return os.environ.get(variable) or None
     try:

@@ -1,8 +1,8 @@
-"""ZooKeeper's wire encoding of the two requests that carry many operations: ``multi`` and ``multiRead``.
+"""ZooKeeper's wire encoding of the two requests with many operations: ``multi`` and ``multiRead``.
 
-Both are a sequence of (9-byte header, operation) closed by a header whose ``done`` is set; the replies likewise. This
-is the path of bulk reads and of batched creates, so everything is packed and unpacked by precompiled structs, in one
-pass and without a copy besides the data itself.
+Both are a sequence of (9-byte header, operation), closed by a header with ``done`` set; so are the replies. Bulk reads
+and batched creates use this code, so everything is packed and unpacked by precompiled structs, in one pass, and nothing
+but the data itself is copied.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _STAT: Final = struct.Struct(">qqqqiiiqiiq")
 _END: Final = _HEADER.pack(-1, 1, -1)
 _PERSISTENT: Final = _INT.pack(0)
 _EPHEMERAL: Final = _INT.pack(1)
-"""What follows the ACL of a create: its flags."""
+"""Flags of a create, after its ACL."""
 
 OnError = Callable[[int, int], None]
-"""Called with (index, error code) of a read that failed for another reason than a missing node; raises."""
+"""Called with (index, error code) of a read that failed, unless its node is missing; raises."""
 
 
 class MalformedReplyError(ValueError):
-    """A reply that does not have the shape of its request."""
+    """A reply does not have the structure expected for its request."""
 
 
 def encode_acl(acl: Acl) -> bytes:
-    """An ACL as a request contains it."""
+    """Return the encoding of an ACL in a request."""
     parts = [_INT.pack(len(acl))]
     for entry in acl:
         parts.append(_INT.pack(entry.permissions))
@@ -57,7 +57,7 @@ OPEN_ACL_BYTES: Final = encode_acl(OPEN_ACL)
 
 
 def multi_request(operations: Sequence[Operation], acl: bytes = OPEN_ACL_BYTES) -> bytes:
-    """Body of a ``multi``; ``acl`` is the encoded ACL of the nodes that it creates."""
+    """Body of a ``multi``; ``acl`` is the encoded ACL of the created nodes."""
     parts: list[bytes] = []
     for operation in operations:
         path = operation.path.encode()
@@ -75,7 +75,7 @@ def multi_request(operations: Sequence[Operation], acl: bytes = OPEN_ACL_BYTES) 
 
 
 def multi_reply(reply: bytes, offset: int) -> list[int]:
-    """Error code of each operation, 0 for those that were done or rolled back."""
+    """Error code of each operation, 0 if it was done or rolled back."""
     codes: list[int] = []
     try:
         while True:
@@ -108,7 +108,7 @@ def multi_read_request(opcode: int, paths: Sequence[str]) -> bytes:
 
 
 def read_data(reply: bytes, count: int, on_error: OnError) -> list[bytes | None]:
-    """Data of each node of a ``multiRead`` reply, None for those that do not exist."""
+    """Data of each node of a ``multiRead`` reply, None for a missing node."""
     result: list[bytes | None] = []
     append, unpack = result.append, _HEADER_AND_INT.unpack_from
     offset = 0
@@ -127,7 +127,7 @@ def read_data(reply: bytes, count: int, on_error: OnError) -> list[bytes | None]
 
 
 def read_nodes(reply: bytes, count: int, on_error: OnError) -> list[Node | None]:
-    """Nodes of a ``multiRead`` reply, None for those that do not exist."""
+    """Nodes of a ``multiRead`` reply, None for a missing node."""
     result: list[Node | None] = []
     append, unpack, unpack_stat = result.append, _HEADER_AND_INT.unpack_from, _STAT.unpack_from
     offset = 0
@@ -146,7 +146,7 @@ def read_nodes(reply: bytes, count: int, on_error: OnError) -> list[Node | None]
 
 
 def read_children(reply: bytes, count: int, on_error: OnError) -> list[Children | None]:
-    """Listings of a ``multiRead`` reply, None for nodes that do not exist. Their versions are not known (-1)."""
+    """Listings of a ``multiRead`` reply, None for a missing node. Their versions are not known (-1)."""
     result: list[Children | None] = []
     unpack_int = _INT.unpack_from
     offset = 0
@@ -168,13 +168,13 @@ def read_children(reply: bytes, count: int, on_error: OnError) -> list[Children 
 
 
 def stat_of(fields: Sequence[int]) -> Stat:
-    """The port's stat of ZooKeeper's eleven fields."""
+    """Return the port's stat from ZooKeeper's eleven fields."""
     czxid, mzxid, ctime, mtime, version, children_version, _, owner, _, children_count, children_zxid = fields
     return Stat(version, czxid, mzxid, ctime, mtime, children_count, children_version, owner, children_zxid)
 
 
 def _length(size: int) -> int:
-    """Return ``size``. With a negative one, a parser would go back in the reply, and perhaps never end."""
+    """Return ``size``, refused if negative: a parser would go back in the reply, and perhaps never end."""
     if size < 0:
         raise MalformedReplyError(f"a name of {size} bytes")
     return size

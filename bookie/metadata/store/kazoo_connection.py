@@ -1,12 +1,12 @@
-"""One session with ZooKeeper over kazoo 2.11, as awaitable requests. The only module that imports kazoo.
+"""One session with ZooKeeper over kazoo 2.11, as awaitable requests. Only this module imports kazoo.
 
 kazoo runs its connection in a thread. Every request is handed to that thread and answered through ``LoopBridge``;
-nothing here blocks the event loop, and no callback blocks kazoo. kazoo's own retries of requests are not used: it would
-send a compare-and-set twice and report the second one's failure. It only reconnects.
+nothing here blocks the event loop, and no callback blocks kazoo. kazoo only reconnects. Its retries of requests are not
+used: it would send a compare-and-set twice and report the failure of the second one.
 
-Writes know whether they were sent (``_Write``). This separates "certainly nothing happened" from "outcome unknown",
-lets an overdue write be withdrawn while it still waits in kazoo's queue, and keeps a write of a lost session from being
-sent in the next one, in whatever order this process learns of the loss (S14).
+Each write records whether it was sent (``_Write``). This separates "certainly nothing happened" from "outcome unknown".
+It also allows withdrawing an overdue write from kazoo's queue, and keeps a write of a lost session from being sent in
+the next one, no matter when this process learns of the loss (S14).
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ from bookie.runtime.tasks import guarded
 _log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX: Final = 1000
-"""Requests handed to kazoo at a time; further ones wait, so that its unbounded queue stays short."""
+"""Requests handed to kazoo at a time; further ones wait, so its unbounded queue stays short."""
 _TCP_CONNECT_TIMEOUT_S: Final = 5.0
-"""kazoo would wait a whole session timeout on one dead host, and ``stop`` with it."""
+"""Otherwise kazoo, and ``stop`` with it, would wait a whole session timeout for one dead host."""
 _HANDSHAKE_S_MIN: Final = 5.0
 _HANDSHAKES_PER_SESSION: Final = 3
-"""A server that is starting may accept a connection and never answer. kazoo would wait for a whole session timeout, if
-there is one server, and lose the session with it. So each answer is waited for a third as long, but not too briefly."""
+"""A starting server may accept a connection and never answer. With only one server, kazoo would wait for a whole
+session timeout and lose the session. So the wait for each answer is a third of it, with a minimum."""
 _RECONNECT_DELAY_S_MAX: Final = 2.0
 _RESTART_DELAY_S: Final = 1.0
 _STOP_DEADLINE_S: Final = 30.0
@@ -71,7 +71,7 @@ _EPHEMERAL_FLAG: Final = 1
 _SEQUENTIAL_FLAG: Final = 2
 
 Address = tuple[str, int]
-"""Host as the metadata URI names it, and port."""
+"""Host from the metadata URI, and port."""
 Watcher = Callable[[object], object]
 Decode = Callable[[bytes, int], Any]
 
@@ -84,7 +84,7 @@ class _Request(Protocol):
 
 
 class RawRequest:
-    """A request that kazoo does not know, ready to send."""
+    """A request unknown to kazoo, ready to send."""
 
     __slots__ = ("_body", "_decode", "type")
 
@@ -103,10 +103,10 @@ class RawRequest:
 
 
 class _Write:
-    """A write that is sent in its own session or not at all, and knows which.
+    """A write, sent in its own session or not at all. It records whether it was sent.
 
-    kazoo's thread decides by reading ``type`` before it serializes; the loop decides by ``withdraw``. The first one
-    wins. A withdrawn write leaves the queue as a harmless read, since kazoo cannot take it out.
+    kazoo's thread decides by reading ``type`` before serializing, the event loop by ``withdraw``. The first one wins. A
+    withdrawn write stays in kazoo's queue as a harmless read, because kazoo cannot remove it.
     """
 
     __slots__ = ("_client", "_is_sent", "_lock", "_request", "is_withdrawn", "session_id")
@@ -136,7 +136,7 @@ class _Write:
         return self._request.deserialize(reply, offset)
 
     def withdraw(self) -> bool:
-        """Keep the write from being sent; False if it was (or may have been) sent."""
+        """Prevent the write from being sent; return False if it was (or may have been) sent."""
         with self._lock:
             if not self._is_sent and not self.is_withdrawn:
                 self._replace()
@@ -148,19 +148,19 @@ class _Write:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no type information
-    """kazoo's thread handler with TLS of its own, and without four of its hazards; see the methods."""
+    """kazoo's thread handler with its own TLS, and without four of kazoo's hazards; see the methods."""
 
     def __init__(
         self, access: ZooKeeperAccess, prepare: Callable[[], None], refused: Callable[[Address, str, bool], None]
     ) -> None:
-        """``prepare`` is called before each connection, ``refused`` after one failed: why, and whether others will."""
+        """Call ``prepare`` before each connection, and ``refused`` after a failure, with its reason and certainty."""
         super().__init__()
         self._access = access
         self._prepare = prepare
         self._refused = refused
 
     def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
-        """Start a thread that ends quietly: kazoo gives up reconnecting by an uncaught ``InterruptedError``."""
+        """Start a thread that ends quietly: kazoo stops reconnecting by an uncaught ``InterruptedError``."""
 
         def run() -> None:
             try:
@@ -174,7 +174,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         return thread
 
     def create_socket_pair(self) -> tuple[Any, Any]:
-        """An eventfd as the wake-up of kazoo's thread; the socket pair remains on systems without one."""
+        """Return an eventfd as the wake-up of kazoo's thread, or a socket pair on systems without eventfd."""
         if not hasattr(os, "eventfd"):
             pair: tuple[Any, Any] = super().create_socket_pair()
             return pair
@@ -188,7 +188,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         _others: Sequence[socket.socket],
         timeout_s: float | None = None,
     ) -> tuple[list[Receiver], list[socket.socket], list[socket.socket]]:
-        """Wait for one of the sockets, as kazoo does, with fewer system calls. Called with receivers or senders."""
+        """Wait for one of the sockets with fewer system calls than kazoo. Called with receivers or senders."""
         if senders:
             return [], wait_sendable(senders, timeout_s), []
         return wait_receivable(receivers, timeout_s), [], []
@@ -196,7 +196,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     def create_connection(
         self, address: Address, hostname: str = "", timeout: float = _TCP_CONNECT_TIMEOUT_S, **kwargs: Any
     ) -> socket.socket:
-        """Connect with a deadline of ``_TCP_CONNECT_TIMEOUT_S``, with the certificates and secrets as they are now.
+        """Connect with a deadline of ``_TCP_CONNECT_TIMEOUT_S``, with the current certificates and secrets.
 
         kazoo's own TLS is not used: it verifies no host name by default, and trusts the system's authorities as well.
         """
@@ -234,7 +234,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
 
 
 class KazooConnection:
-    """A session and its requests. Made on the loop that uses it; ``stop`` leaves no thread and no descriptor."""
+    """A session and its requests. Create it on its event loop; ``stop`` leaves no thread and no descriptor."""
 
     def __init__(
         self, hosts: str, session_timeout_s: float, operation_timeout_s: float, access: ZooKeeperAccess
@@ -249,7 +249,7 @@ class KazooConnection:
         self._is_logged_in = False
         self._is_login_refused = False
         self._login_ended = Signal()
-        logging.getLogger("kazoo").setLevel(logging.WARNING)  # below, it prints requests with the data of nodes
+        logging.getLogger("kazoo").setLevel(logging.WARNING)  # at lower levels it prints requests with node data
         self._loop = asyncio.get_running_loop()
         self._timeout_s = operation_timeout_s
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
@@ -267,10 +267,10 @@ class KazooConnection:
         self._watch_logins()
 
     async def start(self) -> None:
-        """Connect; returns with the first session. The caller gives it a deadline, and calls ``stop`` if it fails.
+        """Connect, and return with the first session. The caller sets a deadline, and calls ``stop`` after a failure.
 
         Raises:
-            ZooKeeperAccessError: it is certain that no server accepts these settings.
+            ZooKeeperAccessError: certainly no server accepts these settings.
             AccessDeniedError: the login was refused.
         """
         self._client.start_async()
@@ -286,11 +286,11 @@ class KazooConnection:
 
     @property
     def problem(self) -> str:
-        """Why connections fail, as far as it is known; empty if it is not."""
+        """Why connections fail; empty if unknown."""
         return "; ".join(f"{host}:{port}: {why}" for (host, port), why in sorted(self._problems.items()))
 
     async def stop(self) -> None:
-        """End the session and every thread of it. Idempotent."""
+        """End the session and all its threads. Idempotent."""
         if self.tracker.is_closed:
             return
         self.tracker.close()
@@ -342,7 +342,7 @@ class KazooConnection:
         try:
             return await self._call(write, what)
         finally:
-            write.withdraw()  # for a caller that was cancelled; it changes nothing once the write was sent
+            write.withdraw()  # for a cancelled caller; no effect once the write was sent
 
     async def _call(self, request: _Request, what: str) -> Any:
         session = self.tracker.current
@@ -368,7 +368,7 @@ class KazooConnection:
         return await answer.future
 
     def _prepare(self) -> None:
-        """Read the secrets of the login again. In kazoo's thread, before it connects."""
+        """Read the secrets of the login again. Runs in kazoo's thread, before it connects."""
         self._client._connection.sasl_options = sasl_options(self._access)
         self._client.auth_data = auth_data(self._access)
 
@@ -379,7 +379,7 @@ class KazooConnection:
             self._refused.fire()
 
     def _watch_handshakes(self) -> None:
-        """Bound the wait for each, and keep the session timeout that the server grants: kazoo does not publish it."""
+        """Bound the wait for each handshake, and keep the granted session timeout: kazoo does not publish it."""
         connection = self._client._connection
         invoke = connection._invoke
 
@@ -395,7 +395,7 @@ class KazooConnection:
         connection._invoke = invoke_in_bounds
 
     def _watch_logins(self) -> None:
-        """Report the end of each login: kazoo reports the session before it logs in, which may fail."""
+        """Report the end of each login: kazoo reports the session before the login, which may fail."""
         connection = self._client._connection
         connect = connection._connect
 
@@ -411,7 +411,7 @@ class KazooConnection:
         self._login_ended.fire()
 
     def _listen(self, state: str) -> None:
-        # In kazoo's thread. Through the bridge, so that the loop sees it in order with the answers.
+        # Runs in kazoo's thread. The bridge keeps the order of states and answers.
         session_id = self._client._session_id or 0
         self.bridge.push(self._on_state, state, session_id, self._granted_s, self._client.client_state)
         if state == KazooState.CONNECTED:
@@ -438,7 +438,7 @@ class KazooConnection:
         _log.info("zookeeper session changed", extra=fields)
 
     async def _restart(self) -> None:
-        """Start kazoo's thread again after it ended over a malformed reply; it would stay dead."""
+        """Start kazoo's thread again after a malformed reply ended it; otherwise it would not run again."""
         await asyncio.sleep(_RESTART_DELAY_S)
         if not self.tracker.is_closed:
             await self._in_thread(self._shut_down)
@@ -449,11 +449,11 @@ class KazooConnection:
         try:
             self._client.stop()
         finally:
-            self._client._queue.clear()  # a close request that was not sent would end the next session
+            self._client._queue.clear()  # an unsent close request would end the next session
             self._client.close()
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
-        """Run blocking ``work`` in a thread of its own, which has ended when this returns."""
+        """Run blocking ``work`` in its own thread, and return after the end of the thread."""
         answer = Answer(self.bridge, self._loop)
 
         def run() -> None:

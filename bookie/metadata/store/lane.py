@@ -1,14 +1,14 @@
-"""Requests of one kind that wait together and are sent as one: a group commit for the metadata store.
+"""Waiting requests of one kind, sent as one: a group commit for the metadata store.
 
-The invariant: a request that was sent together with others has the result that it would have had alone. If the common
-request is refused, nothing was done, and the requests are sent again (alone, in the tasks of their callers). If the
-outcome of the common request is unknown, it is unknown for each of them, and none is sent again.
+The invariant: a request sent together with others has the same result as alone. If the common request is refused,
+nothing was done, and the requests are sent again (alone, in the tasks of their callers). If the outcome of the common
+request is unknown, it is unknown for each of them, and none is sent again.
 
-A request waits for the end of the loop's current step, which takes no time, and for a place: ``BATCHES_MAX`` requests
-of the lane are in flight at a time. So a lone request is sent at once, and batches grow with the load. A request is
-never sent in another session than that in which it was made (S14). A request whose caller was cancelled while it waited
-is not sent; if all callers of a batch are cancelled, so is the batch. Each request to the store has the store's
-deadline, so a caller waits for its own request and at most for the batches before it.
+A request waits for the end of the event loop's current step, which takes no time, and for a place: at most
+``BATCHES_MAX`` requests of the lane are in flight. So a lone request is sent at once, and batches grow with the load. A
+request is only sent in the session it was made in (S14). A request whose caller was cancelled while it waited is not
+sent; if all callers of a batch are cancelled, so is the batch. Each request to the store has the store's deadline, so a
+caller waits at most for its own request and the batches before it.
 
 S rules are defined in docs/invariants.md.
 """
@@ -27,23 +27,23 @@ from bookie.model.errors import BkhealError
 from bookie.runtime.tasks import guarded
 
 BATCHES_MAX: Final = 2
-"""Requests of a lane in flight: the server works on one while the answer of the other is on its way."""
+"""Requests of a lane in flight: the server works on one while the answer of the other is in transit."""
 WAITING_MAX: Final = 1000
-"""Requests that wait in a lane; further ones are sent alone, and the store bounds them."""
+"""Requests waiting in a lane; further ones are sent alone, bounded by the store."""
 
 W = TypeVar("W")
 R = TypeVar("R")
 
 
 class Apart(enum.Enum):
-    """The answer to a request that could not be sent with others."""
+    """The answer to a request that was not sent with others."""
 
     ALONE = enum.auto()
-    """Nothing was done: the caller sends it alone."""
+    """Nothing was done: the caller sends the request alone."""
 
 
 class Waiting(Generic[W, R]):
-    """One request, from its arrival until its caller has the answer."""
+    """One request, from its arrival to the caller's answer."""
 
     __slots__ = ("answer", "batch", "made_in", "work")
 
@@ -65,7 +65,7 @@ class Waiting(Generic[W, R]):
 
 
 class _Batch:
-    """Requests that share a place."""
+    """Requests sharing a place."""
 
     __slots__ = ("callers", "has_place", "task")
 
@@ -73,7 +73,7 @@ class _Batch:
         self.callers = callers
         self.has_place = True
         self.task: asyncio.Task[None] | None = None
-        """None for a lone request, which its caller sends."""
+        """None for a lone request, sent by its caller."""
 
 
 class Lane(abc.ABC, Generic[W, R]):
@@ -89,7 +89,7 @@ class Lane(abc.ABC, Generic[W, R]):
         """Return the result of ``work``, sent with others or by ``alone``.
 
         Raises:
-            BkhealError: what ``alone`` would raise.
+            BkhealError: the same as from ``alone``.
         """
         made_in = self._session()
         if not made_in.is_connected or len(self._queue) >= WAITING_MAX:
@@ -108,22 +108,22 @@ class Lane(abc.ABC, Generic[W, R]):
 
     @abc.abstractmethod
     def _take(self, queue: deque[Waiting[W, R]]) -> list[Waiting[W, R]]:
-        """Remove the first requests that may be sent together, in their order; at least one."""
+        """Remove and return the first requests that may be sent together, in their order; at least one."""
 
     @abc.abstractmethod
     async def _send(self, batch: Sequence[Waiting[W, R]]) -> None:
         """Send the requests as one, and complete each of them.
 
         Raises:
-            BkhealError: the error of each request that is not completed yet, if no answer came. Other errors mean that
-                nothing was done.
+            BkhealError: the error of each uncompleted request, if no answer came. Other errors mean that nothing was
+                done.
         """
 
     def ensure_session(self, made_in: Session) -> None:
-        """Check that the session of a request is not over.
+        """Check that the session of a request still lives.
 
         Raises:
-            StoreUnavailableError: it is; nothing was sent.
+            StoreUnavailableError: it was lost; nothing was sent.
         """
         session = self._session()
         if session.epoch != made_in.epoch or session.state is SessionState.LOST:

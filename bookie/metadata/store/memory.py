@@ -1,8 +1,8 @@
-"""In-memory twin of the metadata store: same rules, no threads, no time of its own.
+"""In-memory twin of the metadata store: same rules, no threads, no clock.
 
-It runs under a virtual-time loop. A request gives way once before it takes effect and once before it is answered, so
-that requests interleave; a fault hook may delay it, refuse it, or lose its answer after it took effect. What it does
-not model: limits of a real network. Reads are current unless a subclass changes this (``view``).
+It runs under a virtual-time loop. A request yields to the loop before its effect and before its answer, so requests
+interleave. A fault hook may delay or refuse it, or lose its answer after the effect. Limits of a real network are not
+modelled. Reads are current unless a subclass changes this (``view``).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ T = TypeVar("T")
 
 
 class Fault(enum.Enum):
-    """What may go wrong with a request."""
+    """Faults of a request."""
 
     FAIL_BEFORE = "fail_before"
-    """It is not carried out, and the client knows."""
+    """The request is not carried out, and the client gets an error."""
     LOSE_ANSWER = "lose_answer"
-    """It is carried out, and the client does not learn of it."""
+    """The request is carried out, and the client gets no answer."""
 
 
 class FaultHook(Protocol):
-    """Asked before each request; it may wait (that is the request's latency) and may name a fault.
+    """Called before each request; it may wait (the request's latency) and may return a fault.
 
     ``operation`` is the name of the port's method, ``path`` the first path of the request.
     """
@@ -76,7 +76,7 @@ class Readable(Protocol):
 
 
 class MemoryStore(MetadataStore):
-    """One session on a ``MemoryCell``. ``suspend``, ``resume`` and ``expire`` stand for the network and the server."""
+    """One session on a ``MemoryCell``. ``suspend``, ``resume`` and ``expire`` simulate the network and the server."""
 
     def __init__(
         self,
@@ -96,12 +96,12 @@ class MemoryStore(MetadataStore):
         self._become(SessionState.SUSPENDED)
 
     def expire(self) -> None:
-        """End the session, as the server does when it heard nothing for too long. ``resume`` begins the next one."""
+        """End the session, as a server does after its timeout. ``resume`` begins the next one."""
         self.cell.close_session(self.session.session_id)
         self._become(SessionState.LOST)
 
     def resume(self) -> None:
-        """Connect again: in the same session, or in a new one if that has ended."""
+        """Connect again: in the same session, or in a new one if it has ended."""
         if self._tracker.is_closed:
             return
         if self.session.state is SessionState.LOST:
@@ -113,7 +113,7 @@ class MemoryStore(MetadataStore):
             self._become(SessionState.CONNECTED)
 
     def view(self) -> Readable:
-        """What reads see now. A subclass may answer from an earlier state, as a stale server does."""
+        """Return the state seen by reads. A subclass may return an earlier state, like a stale server."""
         return self.cell
 
     @override

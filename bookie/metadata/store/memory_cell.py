@@ -32,7 +32,7 @@ from bookie.model.errors import ConflictError, PermanentError
 from bookie.runtime.signal import Signal
 
 _SEQUENCE_LIMIT: Final = 1 << 31
-"""The counter is a signed 32-bit number; beyond it names go on with a minus sign, as ZooKeeper's do."""
+"""The counter is a signed 32-bit number; later names have a minus sign, as in ZooKeeper."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _MemoryNode:
     ephemeral_owner: int = 0
     version: int = 0
     created_count: int = 0
-    """Children ever created. Names sequential nodes, and with the deletes makes up the listing's version."""
+    """Children ever created. Used in names of sequential nodes, and with deletions in the listing's version."""
     children: set[str] = field(default_factory=set)
     children_zxid: int = 0
 
@@ -65,7 +65,7 @@ class _MemoryNode:
 
 
 class MemoryCell:
-    """A metadata store that any number of ``MemoryStore`` sessions share."""
+    """A metadata store for any number of ``MemoryStore`` sessions."""
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self._now_ms = now_ms
@@ -87,7 +87,7 @@ class MemoryCell:
             self._remove(path)
 
     def signal(self, path: str) -> Signal:
-        """Fires when the node or its list of children changes."""
+        """Return a signal that fires when the node or its list of children changes."""
         return self._signals[path]
 
     def deny(self, path: str) -> None:

@@ -1,7 +1,7 @@
-"""Many reads in few requests: ZooKeeper's ``multiRead`` (3.6 and later), several in flight, sized by what comes back.
+"""Many reads in few requests: ZooKeeper's ``multiRead`` (3.6 and later), several in flight, sized by earlier replies.
 
-Nothing limits the size of a server's reply, so the number of paths per request follows the observed average and keeps
-the expected reply small; a first request is small for the same reason. Results are not one point in time.
+The size of a server's reply has no limit. So the number of paths per request follows the observed average, to keep the
+expected reply small, and a first request is small. Results are not one point in time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PATHS_PER_REQUEST_MAX: Final = 500
 REQUESTS_IN_FLIGHT: Final = 8
 REPLY_BYTES_AIM: Final = 512 * 1024
 _FIRST_ESTIMATE_BYTES: Final = 8 * 1024
-"""Per path, before anything was seen: 64 paths in the first request."""
+"""Bytes per path before the first reply: 64 paths in the first request."""
 _ESTIMATE_WEIGHT: Final = 0.5
-"""Of the newest reply in the running average: neighbours in a scan are alike, so it may move fast."""
+"""Weight of the newest reply in the running average: neighbours in a scan are alike, so it may move fast."""
 
 T = TypeVar("T")
 Decode = Callable[[bytes, int, OnError], list[T]]
@@ -64,13 +64,13 @@ class BulkReader:
         async def work() -> None:
             nonlocal start
             while start < len(paths):
-                async with self._slots:  # while waiting for it, others may have taken all that was left
+                async with self._slots:  # others may have taken all remaining paths during the wait
                     first, start = start, min(start + self._paths_per_request(opcode), len(paths))
                     if part := paths[first:start]:
                         result[first : first + len(part)] = await self._request(opcode, part, decode)
 
         if paths:
-            # The first request shows how large the others may be, and whether the server supports the operation.
+            # The first reply shows the average size, and whether the server supports the operation.
             start = min(self._paths_per_request(opcode), len(paths))
             result[:start] = await self._request(opcode, paths[:start], decode)
             await all_or_first_error(work() for _ in range(min(REQUESTS_IN_FLIGHT, len(paths) - start)))

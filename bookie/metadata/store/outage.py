@@ -1,6 +1,6 @@
-"""Log one outage of ZooKeeper as such, instead of a line for each attempt to reach it.
+"""Log one outage of ZooKeeper as such, instead of a line for each connection attempt.
 
-kazoo tries every two seconds and logs each attempt. Of these, the first failure is logged, then one at growing
+kazoo tries every two seconds and logs each attempt. Here, only the first failure is logged, then one at growing
 intervals, each new reason, and the recovery. All other lines of kazoo pass unchanged.
 """
 
@@ -12,18 +12,18 @@ from typing import Any, Final
 
 INTERVAL_S_MIN: Final = 15.0
 INTERVAL_S_MAX: Final = 300.0
-"""The last minutes of a log still show the outage."""
+"""Short enough for the last minutes of a log to show the outage."""
 REASONS_MAX: Final = 8
-"""Logged once each per outage; each server of an ensemble may have its own."""
+"""Reasons logged once each per outage; each ZooKeeper server may have its own."""
 
 _ATTEMPTS: Final = frozenset({"Connection dropped: %s", "Connection time-out: %s", "Cannot resolve %s: %s"})
-"""kazoo's texts for an attempt that failed."""
+"""kazoo's texts for a failed attempt."""
 _ENTAILED: Final = "Transition to CONNECTING"
 """Follows the first failure and adds nothing."""
 
 
 class Outage:
-    """Decide which attempts are logged. Pure; times are of a monotonic clock."""
+    """Decides which attempts are logged. Pure; times come from a monotonic clock."""
 
     def __init__(self) -> None:
         self._began_s: float | None = None
@@ -31,12 +31,12 @@ class Outage:
         self._interval_s = INTERVAL_S_MIN
         self._reasons: set[str] = set()
         self.attempts = 0
-        """That failed, in this outage or the last one."""
+        """Failed attempts, in this outage or the last one."""
 
     def failed(self, reason: str, now_s: float) -> float | None:
-        """An attempt failed.
+        """Count a failed attempt.
 
-        Seconds since the server became unreachable, if this attempt is to be logged; otherwise None.
+        Return the seconds since the beginning of the outage, if this attempt is to be logged; otherwise None.
         """
         if self._began_s is None:
             self._began_s, self.attempts, self._interval_s = now_s, 0, INTERVAL_S_MIN
@@ -54,23 +54,23 @@ class Outage:
         return now_s - self._began_s
 
     def over(self, now_s: float) -> float | None:
-        """There is a connection. How long there was none, in seconds; None: it was not missed."""
+        """End the outage after a connection. Return its seconds; None if there was no outage."""
         began_s, self._began_s = self._began_s, None
         return None if began_s is None else now_s - began_s
 
 
 class OutageLog(logging.LoggerAdapter[logging.Logger]):
-    """The logger that kazoo is given. For its connection's thread; see the module docstring."""
+    """kazoo's logger. For the thread of its connection; see the module docstring."""
 
     def __init__(self, logger: logging.Logger, hosts: str, now_s: Callable[[], float]) -> None:
-        """``hosts`` is what the connection was made with, for people; ``now_s`` a monotonic clock."""
+        """``hosts`` are the connection's hosts, for people; ``now_s`` is a monotonic clock."""
         super().__init__(logger, {})
         self._hosts = hosts
         self._now_s = now_s
         self._outage = Outage()
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """As a logger does, except for reports of attempts."""
+        """Log a line, except for most failed attempts."""
         if msg in _ATTEMPTS:
             self._attempt_failed(str(msg) % args)
         elif msg != _ENTAILED:
@@ -81,7 +81,7 @@ class OutageLog(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
     def connected(self) -> None:
-        """There is a connection again, or for the first time."""
+        """Log the recovery if there was an outage. Call it after each connection."""
         away_s = self._outage.over(self._now_s())
         if away_s is not None:
             self.logger.warning("ZooKeeper reachable again", extra=self._fields(away_s))

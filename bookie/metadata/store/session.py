@@ -1,7 +1,7 @@
 """The client's view of its session, shared by the kazoo adapter and the in-memory twin.
 
-A request belongs to the session in which it was made (S14): ``SessionTracker.ready`` lets it wait out an interrupted
-connection, and fails it once its session is lost, so that nothing decided in one session happens in the next.
+A request belongs to the session it was made in (S14). ``SessionTracker.ready`` lets it wait out an interrupted
+connection, and fails it once its session is lost. So no decision of one session is carried out in the next.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bookie.runtime.signal import Signal, waiting_for
 
 
 class SessionTracker:
-    """Holds the current ``Session`` and wakes those who wait for another one. For one event loop."""
+    """Holds the current ``Session`` and wakes tasks waiting for another one. For one event loop."""
 
     def __init__(self, session: Session) -> None:
         self.current = session
@@ -27,7 +27,7 @@ class SessionTracker:
             self.changed.fire()
 
     def close(self) -> None:
-        """The session has ended and no other will follow."""
+        """End the session permanently."""
         self.is_closed = True
         self.update(replace(self.current, state=SessionState.LOST))
         self.changed.fire()
@@ -40,7 +40,7 @@ class SessionTracker:
         return self.current
 
     async def ready(self) -> Session:
-        """Return the session to make a request in, connected; does not give way when it is connected already.
+        """Wait for a connected session, and return it for a request. Does not yield to the loop if already connected.
 
         Raises:
             StoreUnavailableError: the session was lost during the call, or the store is closed.

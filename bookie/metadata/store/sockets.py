@@ -1,8 +1,8 @@
-"""What kazoo's thread waits on: the connection with the server, and the wake-up for new requests.
+"""Sockets awaited by kazoo's thread: the connection to the server, and the wake-up for new requests.
 
 The thread competes with the event loop for the interpreter, and may lose it for milliseconds at each system call. kazoo
-makes some twenty of them for each request and its reply, most of them to ask whether a socket is ready. Here, a socket
-reads ahead and is tried before it is asked, so a request and its reply need about five.
+makes some twenty calls for each request and its reply, most of them to check whether a socket is ready. Here, a socket
+reads ahead and is tried before it is checked, so a request and its reply need about five calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from typing_extensions import Buffer, override
 
 READ_AHEAD_BYTES: Final = 64 * 1024
-"""Most that is read from a socket before kazoo wants it. Replies that arrive together are read together."""
+"""Most bytes read ahead from a socket. Replies arriving together are read together."""
 
 _T = TypeVar("_T", bound="Receiver")
 
@@ -27,13 +27,12 @@ _T = TypeVar("_T", bound="Receiver")
 class WakeUp:
     """kazoo's wake-up channel, one byte per queued request as with its socket pair. Safe between threads.
 
-    A socket pair holds only about 280 such bytes on Linux; then ``send`` blocks, and with it the event loop:
-    permanently, if this happens while kazoo waits to reconnect. Here the bytes are counted, and an eventfd is set as
-    long as there are any.
+    A socket pair holds only about 280 such bytes on Linux. Then ``send`` blocks the event loop, permanently if kazoo is
+    waiting to reconnect. Here the bytes are counted, and an eventfd is set while there are any.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # a descriptor closed by one thread may be another file's before the other writes
+        self._lock = threading.Lock()  # after a close in one thread, the descriptor may be another file's
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._count = 0
 
@@ -43,7 +42,7 @@ class WakeUp:
         return self._count > 0
 
     def fileno(self) -> int:
-        """Return the descriptor, which is readable while ``is_set``."""
+        """Return the descriptor, readable while ``is_set``."""
         return self._fd
 
     def send(self, data: bytes) -> int:
@@ -74,7 +73,7 @@ class WakeUp:
         return b"\0"
 
     def close(self) -> None:
-        """Give the descriptor back. Idempotent."""
+        """Close the descriptor. Idempotent."""
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -82,17 +81,17 @@ class WakeUp:
 
 
 class _Tried(socket.socket):
-    """Reads ahead, and is tried first: if it was not ready, kazoo waits for it and tries again.
+    """Reads ahead, and is tried first: kazoo waits and tries again only if it was not ready.
 
-    kazoo does this for TLS's two errors alone, so a plain socket raises them too.
+    kazoo does so only after the two TLS errors, so a plain socket raises them too.
     """
 
     _ahead: memoryview = memoryview(b"")
-    """Received and not given to kazoo yet."""
+    """Received bytes not yet returned to kazoo."""
     is_tried_to_receive = False
-    """Whether to read at once: it was seen to be readable, and nothing was read since."""
+    """Whether to read at once: the socket was readable, and nothing was read since."""
     is_tried_to_send = True
-    """Whether to write at once: the last write did not find it full."""
+    """Whether to write at once: the last write found room."""
 
     @override
     def recv(self, bufsize: int = 1024, flags: int = 0, /) -> bytes:
@@ -118,7 +117,7 @@ class _Tried(socket.socket):
 
     @override
     def send(self, data: Buffer, flags: int = 0, /) -> int:
-        """Send the beginning of ``data``, and return how much.
+        """Send the beginning of ``data``, and return the number of bytes sent.
 
         Raises:
             SSLWantWriteError: there is no room.
@@ -133,7 +132,7 @@ class _Tried(socket.socket):
             raise
 
     def pending(self) -> int:
-        """Return how many bytes can be received without asking the system. kazoo asks for it."""
+        """Return the number of bytes available without a system call. Called by kazoo."""
         return len(self._ahead)
 
 
@@ -142,7 +141,7 @@ class PlainSocket(_Tried):
 
     @classmethod
     def of(cls, connected: socket.socket) -> PlainSocket:
-        """Take over the descriptor of ``connected``, which cannot be used any more."""
+        """Take over the descriptor of ``connected``, which is unusable afterwards."""
         timeout_s = connected.gettimeout()
         taken = cls(connected.family, connected.type, connected.proto, connected.detach())
         taken.settimeout(timeout_s)
@@ -150,7 +149,7 @@ class PlainSocket(_Tried):
 
 
 class TlsSocket(_Tried, ssl.SSLSocket):
-    """Reports why the server ended the connection: of TLS 1.3, a client learns by its first read that it is refused."""
+    """Reports why the server ended the connection: in TLS 1.3, a refusal shows only at the client's first read."""
 
     refused: Callable[[str], None]
 
@@ -165,7 +164,7 @@ class TlsSocket(_Tried, ssl.SSLSocket):
 
     @override
     def pending(self) -> int:
-        """Return also what TLS has decrypted: its reply would wait for the next one."""
+        """Also count decrypted bytes: otherwise their reply would wait for the next one."""
         return super().pending() + ssl.SSLSocket.pending(self)
 
 
@@ -173,10 +172,10 @@ Receiver = socket.socket | WakeUp
 
 
 def wait_receivable(receivers: Sequence[Receiver], timeout_s: float | None) -> list[Receiver]:
-    """Return those that may be received from, as soon as there is one; none after ``timeout_s`` (None: no limit).
+    """Return the receivers ready to read, once there is one; none after ``timeout_s`` (None: no limit).
 
-    None that is ready is left out in favour of the others. A socket of this module may be returned without being ready:
-    it says so by its error, and the next call waits for it.
+    Every ready receiver is in the result. A socket of this module may be returned although it is not ready: its read
+    then raises an error, and the next call waits for it.
 
     Raises:
         ValueError: one is closed.
@@ -192,7 +191,7 @@ def wait_receivable(receivers: Sequence[Receiver], timeout_s: float | None) -> l
 
 
 def wait_sendable(senders: Sequence[socket.socket], timeout_s: float | None) -> list[socket.socket]:
-    """Return those that may be sent to, as ``wait_receivable`` does.
+    """Return the senders ready to write, like ``wait_receivable``.
 
     Raises:
         ValueError: one is closed.

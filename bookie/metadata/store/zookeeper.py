@@ -1,4 +1,4 @@
-"""The metadata store on a real ZooKeeper. What concerns kazoo is in ``kazoo_connection``."""
+"""The metadata store on a real ZooKeeper. All use of kazoo is in ``kazoo_connection``."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _log = logging.getLogger(__name__)
 PIPELINED_READS_MAX: Final = 1000
 """Single reads in flight if the server does not support ``multiRead``."""
 _WATCH_RETRY_S: Final = 1.0
-"""Until a wait looks again after its read failed; a change of the session wakes it sooner."""
+"""Pause before a wait reads again after a failed read; a session change shortens it."""
 
 T = TypeVar("T")
 
 
 class ZooKeeperStore(MetadataStore):
-    """One session with ZooKeeper. Use ``connect``; every method on the loop that called it."""
+    """One session with ZooKeeper. Create it with ``connect``, and call every method on the same event loop."""
 
     def __init__(self, connection: KazooConnection, acl: Acl = OPEN_ACL, *, is_multi_read_enabled: bool = True) -> None:
         self._connection = connection
@@ -230,12 +230,12 @@ class ZooKeeperStore(MetadataStore):
                 _log.warning("the zookeeper server does not know multiRead (3.6 and later), bulk reads will be slow")
                 try:
                     return await singly()
-                except StoreUnavailableError:  # a server closes the connection over a request it does not know
+                except StoreUnavailableError:  # a server closes the connection on an unknown request
                     return await singly()
         return await singly()
 
     def _watch(self, key: tuple[str, str]) -> tuple[Signal, Watcher]:
-        # One watcher per node and kind, however often it is waited for: kazoo keeps each until it fires.
+        # One watcher per node and kind, for any number of waits: kazoo keeps each until it fires.
         if key not in self._watches:
             fire = functools.partial(self._connection.bridge.push, self._fire, key)
             self._watches[key] = (Signal(), lambda event: fire())

@@ -23,7 +23,7 @@ _RUNTIME_INCONSISTENCY: Final = -2
 
 
 class RequestUnknownError(RequestRefusedError):
-    """The server is too old to know the request. It closes the connection as well."""
+    """The server is too old to support the request. It closes the connection as well."""
 
 
 _NO_PERMISSION: Final = -102
@@ -55,7 +55,7 @@ _ANSWERS: Final[dict[int, tuple[type[BkhealError], str]]] = {
 
 
 def answer_error(code: int | None, what: str) -> BkhealError | None:
-    """The error of a definite answer, or None if the code means there was no definite answer."""
+    """Return the error of a definite answer, or None if the code is no definite answer."""
     found = None if code is None else _ANSWERS.get(code)
     if found is None:
         return None
@@ -66,9 +66,9 @@ def answer_error(code: int | None, what: str) -> BkhealError | None:
 
 
 def multi_error(codes: list[int], paths: list[str]) -> BkhealError | None:
-    """The error of a ``multi`` with these codes, or None after a success.
+    """Return the error of a ``multi`` with these codes, or None after a success.
 
-    Operations before the one at fault are reported as rolled back, those after it as "runtime inconsistency".
+    The server reports operations before the failed one as rolled back, later ones as "runtime inconsistency".
     """
     if not any(codes):
         return None

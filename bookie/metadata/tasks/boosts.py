@@ -1,10 +1,10 @@
-"""Boosted ledgers: ``/bkheal/boosts/<ledgers root>/<ledger id>``, with who asked for it and until when.
+"""Boosted ledgers: ``/bkheal/boosts/<ledgers root>/<ledger id>``, with the requesting operator and the end.
 
-Workers repair a boosted ledger before the others with as few copies left. A boost changes the order of work and nothing
-else, so a lost or damaged record costs time only. It ends by itself, and there are at most ``BOOSTS_MAX`` of them: if
-many ledgers come first, none does.
+Workers repair a boosted ledger before the others with as few copies left. A boost changes only the order of work, so a
+lost or damaged record costs only time. It ends by itself, and there are at most ``BOOSTS_MAX`` boosts: if many ledgers
+come first, none does.
 
-Times are those of the machines that write and read the record, so the end is as exact as their clocks agree.
+Times come from the clocks of the writing and the reading machine, so the end is as exact as these agree.
 
 Source: docs/failure-model.md#state-under-bkheal.
 """
@@ -34,16 +34,16 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 _log = logging.getLogger(__name__)
 
 BOOSTS_MAX: Final = 100
-"""A listing of a worker reads all of them."""
+"""Each listing by a worker reads all boosts."""
 
 
 class TooManyBoostsError(ConflictError):
-    """As many ledgers are boosted as can be."""
+    """The maximum number of ledgers is boosted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boost:
-    """One ledger that is to be repaired early."""
+    """One ledger to be repaired early."""
 
     ledger_id: LedgerId
     by: str
@@ -99,7 +99,7 @@ class Boosts:
         await remove(self._store, self.path(ledger_id))
 
     async def active(self, now_ms: int) -> builtins.list[Boost]:
-        """Return the boosts that have not ended, by ledger id. Ended ones are removed, best effort.
+        """Return the active boosts, by ledger id. Ended ones are removed, best effort.
 
         Raises:
             StoreUnavailableError: no answer.

@@ -1,7 +1,7 @@
-"""Changes that operators asked for: ``/bkheal/changes/<ledgers root>/<number>``: who, when, how, what.
+"""Changes requested by operators: ``/bkheal/changes/<ledgers root>/<number>`` contains who, when, how, what.
 
-A record is written before its change, so there is no change without a record. It contains the request: the change
-itself may have failed afterwards. If a record cannot be written, nothing is changed.
+A record is written before its change, so there is no change without a record. It contains the request; the change may
+have failed afterwards. If the record cannot be written, nothing is changed.
 
 Numbers grow, so the order does not depend on clocks. At most some ``CHANGES_MAX`` are kept; the oldest are removed
 first, best effort. A record of a newer release, or a damaged one, is shown as unreadable.
@@ -26,18 +26,18 @@ from bookie.runtime.clock import Clock
 _log = logging.getLogger(__name__)
 
 CHANGES_MAX: Final = 1_000
-"""Kept records; older ones are in the logs of the auditors, if these made the change."""
+"""Kept records; older changes are in the auditors' logs, if made by auditors."""
 _SPARE: Final = 50
-"""So many more before the oldest are removed: one listing for many changes."""
+"""Further records before the oldest are removed, so one removal serves many changes."""
 _TEXT_MAX: Final = 1_000
 _DIGITS: Final = 10
 _ATTEMPTS_MAX: Final = 20
-"""Each fails only if another process has recorded a change in the meantime."""
+"""An attempt fails only if another process has recorded a change in the meantime."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an operator asked for."""
+    """A change requested by an operator."""
 
     by: str
     """A user and host, or the name of a token."""
@@ -59,9 +59,9 @@ class Changes:
         self._clock = clock
 
     async def record(self, by: str, via: str, action: str, detail: str = "", *, claims_root: bool = True) -> None:
-        """Write a record, durable on return. To be called before the change.
+        """Write a record, durable on return. Call it before the change.
 
-        ``claims_root`` is False for what changes nothing but bkheal's own records, as a dry run does.
+        ``claims_root`` is False if only bkheal's own records are changed, as by a dry run.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; do not change anything.

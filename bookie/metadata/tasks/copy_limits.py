@@ -1,9 +1,9 @@
-"""Limits on copying for a whole cluster, and the workers that share them.
+"""Limits on copying for a whole cluster, and the workers sharing them.
 
-``/bkheal/copy-limits/<ledgers root>`` contains the limits that an operator has set; without the node there are none.
-``/bkheal/copying/<ledgers root>/<worker>`` is an ephemeral node of a worker that copies while limits are set. The
-workers divide the limits by the number of these nodes, so a node that stays until its session ends costs speed for that
-time, and never exceeds a limit.
+``/bkheal/copy-limits/<ledgers root>`` contains the operator's limits; without the node there are none.
+``/bkheal/copying/<ledgers root>/<worker>`` is an ephemeral node of a worker copying under limits. The workers divide
+the limits by the number of these nodes. The node of a dead worker costs speed until its session ends, but no limit is
+exceeded.
 
 Source: docs/failure-model.md#state-under-bkheal.
 """
@@ -20,10 +20,10 @@ from bookie.model.records import decode_record, encode_record
 
 
 class CopyProfile(enum.Enum):
-    """What comes first if copying makes a bookie slow."""
+    """Priority if copying makes a bookie slow."""
 
     CLIENT_FIRST = "client-first"
-    """Copy more slowly if a bookie takes longer than 50 ms for a request of a copy."""
+    """Copy more slowly if a bookie takes longer than 50 ms for a copy request."""
     BALANCED = "balanced"
     """Copy more slowly if it takes longer than 250 ms."""
     RECOVERY_FIRST = "recovery-first"
@@ -35,25 +35,25 @@ class CopyLimits:
     """Limits of all workers of a cluster together. 0: no limit."""
 
     bytes_per_second: int = 0
-    """Bytes that targets are sent; as many may be read from sources."""
+    """Bytes sent to targets; as many may be read from sources."""
     requests_per_second: int = 0
     """Reads and adds of copies."""
     bookie_in_bytes_per_second: int = 0
-    """Bytes that one bookie is sent."""
+    """Bytes sent to one bookie."""
     bookie_out_bytes_per_second: int = 0
-    """Bytes that are read from one bookie."""
+    """Bytes read from one bookie."""
     critical_bytes_per_second: int = 0
-    """Bytes of ledgers with a single copy left that pass whatever the other limits are."""
+    """Bytes of ledgers with a single copy left, allowed beyond the other limits."""
     profile: CopyProfile = CopyProfile.RECOVERY_FIRST
     by: str = ""
-    """The operator who set them, for people."""
+    """Operator of the last change, for people."""
     since_ms: int = 0
-    """When they were set, epoch milliseconds; 0 if nobody set any."""
+    """Time of the last change, epoch milliseconds; 0 if never set."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenLimits:
-    """Limits as they were read, to wait for a change."""
+    """Limits as read, to wait for a change."""
 
     limits: CopyLimits | None
     """None: there are none."""
@@ -73,7 +73,7 @@ class CopyLimitsStore:
         """Return the limits.
 
         Raises:
-            UnreadableRecordError: they are damaged, or a newer release set them; ``stat`` returns what to wait for.
+            UnreadableRecordError: they are damaged, or set by a newer release; wait for a change of ``stat``.
             StoreUnavailableError: no answer.
         """
         node = await find(self._store, self.path)
@@ -82,7 +82,7 @@ class CopyLimitsStore:
         return SeenLimits(decode_record(node.data, CopyLimits), node.stat)
 
     async def stat(self) -> Stat | None:
-        """Return the state of the limits' node, None if there is none.
+        """Return the stat of the limits' node, or None if it does not exist.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -90,7 +90,7 @@ class CopyLimitsStore:
         return await self._store.stat(self.path)
 
     async def set(self, limits: CopyLimits) -> None:
-        """Set the limits; the last ones win.
+        """Set the limits. The last write wins.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; setting them again is safe.
@@ -106,7 +106,7 @@ class CopyLimitsStore:
         await remove(self._store, self.path)
 
     async def wait_changed(self, seen: Stat | None) -> None:
-        """Return after the limits have changed since ``seen``.
+        """Wait until the limits differ from ``seen``.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting.
@@ -145,7 +145,7 @@ class CopyLimitsStore:
                 raise
 
     async def workers(self) -> Children | None:
-        """Return the names of the copying workers, None if there never was one.
+        """Return the names of the copying workers, or None if there never was one.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -156,7 +156,7 @@ class CopyLimitsStore:
             return None
 
     async def wait_workers_changed(self, seen: Children) -> None:
-        """Return after a worker has joined or left since ``seen``.
+        """Wait until a worker joins or leaves after ``seen``.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting.

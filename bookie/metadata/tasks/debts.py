@@ -1,12 +1,12 @@
-"""Placement debts: ``/bkheal/debts/<ledgers root>/<ledger id>``, a copy that repair put where the policy forbids it.
+"""Placement debts: ``/bkheal/debts/<ledgers root>/<ledger id>``, copies that repair placed against the policy.
 
 Repair puts a copy in a bad place rather than nowhere, because too few copies are worse. The record is written before
-the metadata names the new bookie, so a crash leaves a debt too many and none too few. It ends when the fragments adhere
-or the ledger is gone; until then, workers mark the ledger for better placement when a better place appears
-(``replicator.queue.repayment``).
+the metadata names the new bookie. So a crash may leave an unneeded debt, but never a missing one. The debt ends once
+the fragments adhere to the policy or the ledger is deleted. Until then, workers mark the ledger if a better place
+appears (``replicator.queue.repayment``).
 
-There are at most ``DEBTS_MAX`` records: a worker reads all of them when the bookies or the topology change. A debt
-beyond that is not recorded, and the next placement check finds the ledger, as it finds one whose record was lost.
+There are at most ``DEBTS_MAX`` records: a worker reads all of them when the bookies or the topology change. Further
+debts are not recorded. The next placement check finds their ledgers, as after the loss of a record.
 
 Source: docs/failure-model.md#state-under-bkheal.
 """
@@ -28,25 +28,25 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 _log = logging.getLogger(__name__)
 
 DEBTS_MAX: Final = 10_000
-"""Each worker that writes a debt reads their number first, so a fleet exceeds this by one for each worker at most."""
+"""Each worker reads the number before it writes a debt, so a fleet exceeds it by at most one for each worker."""
 FRAGMENTS_MAX: Final = 100
-"""First entries of fragments that a record names; all fragments are judged, whether named or not."""
+"""Fragments named in a record by first entry; all fragments are judged, named or not."""
 _DETAIL_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementDebt:
-    """A ledger with copies in places that the policy forbids."""
+    """A ledger with copies in places forbidden by the policy."""
 
     ledger_id: LedgerId
     since_ms: int
-    """When the first of these copies was placed, epoch milliseconds."""
+    """Time of the first such placement, epoch milliseconds."""
     first_entry_ids: tuple[EntryId, ...] = ()
-    """Of the fragments, ascending."""
+    """First entries of the fragments, ascending."""
     detail: str = ""
-    """What the last placement broke."""
+    """The rule broken by the last placement."""
     last_ms: int = 0
-    """When the last of these copies was placed, epoch milliseconds; 0: an earlier version wrote the record."""
+    """Time of the last such placement, epoch milliseconds; 0 in a record of an earlier version."""
 
 
 class PlacementDebts:
@@ -57,7 +57,7 @@ class PlacementDebts:
         self._parent = own_path("debts", ledgers_root)
 
     async def add(self, debt: PlacementDebt) -> bool:
-        """Record a debt, or add its fragments to that of the ledger. False if there are too many. Idempotent.
+        """Record a debt, or add its fragments to the ledger's debt. False if there are too many debts. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; adding it again is safe.
@@ -81,9 +81,9 @@ class PlacementDebts:
         return True
 
     async def list(self) -> builtins.list[PlacementDebt]:
-        """Return every debt, by ledger id; gives way to others between parts of a long list.
+        """Return every debt, by ledger id; yields to the event loop between parts of a long list.
 
-        A record that cannot be read is a debt of unknown age: its ledger is judged all the same.
+        An unreadable record is a debt of unknown age: its ledger is judged all the same.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -106,7 +106,7 @@ class PlacementDebts:
         await remove(self._store, self.path(ledger_id))
 
     async def end_if_unchanged(self, debt: PlacementDebt) -> None:
-        """Delete a debt that ``list`` returned, unless a copy was placed since. Idempotent.
+        """Delete a debt returned by ``list``, unless a copy was placed since. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending it again is safe.
@@ -118,7 +118,7 @@ class PlacementDebts:
                 await self._store.delete(path, node.stat.version)
 
     async def count(self) -> int:
-        """Return how many debts there are: one request.
+        """Return the number of debts, in one request.
 
         Raises:
             StoreUnavailableError: no answer.

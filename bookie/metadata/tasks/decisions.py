@@ -1,10 +1,10 @@
-"""Decisions of operators about dead letters: ``/bkheal/decisions/<ledgers root>/<ledger id>``, with who, when and why.
+"""Operators' decisions about dead letters: ``/bkheal/decisions/<ledgers root>/<ledger id>``, with who, when and why.
 
 An operator accepts the loss of entries without any live copy, or drops the task of a ledger without accepting anything.
-A record changes no metadata and deletes no entry. An audit does not mark a ledger again for positions whose loss was
-accepted; a damaged record accepts nothing, so the next audit marks the ledger again.
+A record changes no metadata and deletes no entry. An audit does not mark a ledger again for positions with an accepted
+loss. A damaged record accepts nothing, so the next audit marks the ledger again.
 
-There are at most ``ACCEPTED_MAX`` accepted losses and ``DROPPED_MAX`` notes of dropped tasks.
+There are at most ``ACCEPTED_MAX`` accepted losses and ``DROPPED_MAX`` records of dropped tasks.
 
 Source: docs/failure-model.md#state-under-bkheal.
 """
@@ -29,17 +29,17 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 _log = logging.getLogger(__name__)
 
 ACCEPTED_MAX: Final = 10_000
-"""An audit holds all of them in memory. More ledgers with lost entries are an incident, not a list of exceptions."""
+"""An audit keeps all accepted losses in memory. More ledgers with lost entries are an incident, not exceptions."""
 DROPPED_MAX: Final = 1_000
-"""Notes of dropped tasks serve people only; the oldest are removed first."""
+"""Records of dropped tasks are only for people; the oldest are removed first."""
 
 
 class DecisionTooLargeError(PermanentError):
-    """The record would not fit into a node."""
+    """The record does not fit into a node."""
 
 
 class Verdict(enum.Enum):
-    """What an operator decided about a ledger."""
+    """An operator's decision about a ledger."""
 
     LOSS_ACCEPTED = "loss_accepted"
     """The entries without any live copy are lost."""
@@ -49,34 +49,34 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """A position of a lost entry whose bookie is registered and denied entries."""
+    """A position of a lost entry. Its bookie is registered and denied entries."""
 
     position: int
     bookie: BookieId
     entries: int
-    """Entries of the fragment that the bookie should hold and does not."""
+    """Number of the fragment's entries that are missing on the bookie."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostFragment:
-    """A fragment with entries that no registered bookie holds."""
+    """A fragment with entries that no registered bookie has."""
 
     first_entry_id: EntryId
     last_entry_id: EntryId
     positions: tuple[int, ...]
-    """Ensemble positions that store these entries, and whose bookie was not registered; ascending."""
+    """Ensemble positions of these entries with an unregistered bookie; ascending."""
     bookies: tuple[BookieId, ...]
-    """The bookies there, in the order of the positions."""
+    """Their bookies, in the order of the positions."""
     denials: tuple[Denial, ...] = ()
-    """The other positions that store these entries, ascending."""
+    """The other positions of these entries, ascending."""
 
     def covers(self, positions: Sequence[int], bookies: Collection[BookieId], absent: int) -> bool:
-        """Return whether the loss contains all that bookies deny in the fragment.
+        """Return whether the loss covers all entries denied by bookies in the fragment.
 
         Args:
-            positions: the positions whose bookie lacks entries.
-            bookies: the bookies there.
-            absent: the copies that are lacking there, in all.
+            positions: the positions with missing entries.
+            bookies: their bookies.
+            absent: total number of missing copies there.
         """
         denied = [denial for denial in self.denials if denial.position in positions]
         return (
@@ -88,7 +88,7 @@ class LostFragment:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided about one ledger."""
+    """The decision about one ledger."""
 
     ledger_id: LedgerId
     verdict: Verdict
@@ -96,13 +96,13 @@ class Decision:
     at_ms: int
     reason: str
     park_reason: ParkReason | None = None
-    """Why the ledger was parked; None if it was not parked any more."""
+    """Why the ledger was parked; None if it was no longer parked."""
     lost: tuple[LostFragment, ...] = ()
     """The accepted losses, by first entry."""
 
     @property
     def bookies(self) -> tuple[BookieId, ...]:
-        """The bookies of all accepted losses that were not registered, each once."""
+        """The unregistered bookies of all accepted losses, without duplicates."""
         return tuple(dict.fromkeys(bookie for fragment in self.lost for bookie in fragment.bookies))
 
     @property
@@ -119,7 +119,7 @@ class Decisions:
         self._parent = own_path("decisions", ledgers_root)
 
     async def get(self, ledger_id: LedgerId) -> Decision | None:
-        """Return the decision about a ledger, no older than this call; None if there is none, or if it is damaged.
+        """Return the decision about a ledger, no older than this call; None if missing or damaged.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -130,7 +130,7 @@ class Decisions:
         return None if node is None else _decode(ledger_id, node.data)
 
     async def list(self) -> builtins.list[Decision]:
-        """Return every decision, by ledger id. Two requests, or a few more if there are very many.
+        """Return every decision, by ledger id. Two requests, or a few more for very many decisions.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -150,12 +150,12 @@ class Decisions:
         return [decision for decision in await self.list() if decision.is_accepted]
 
     async def writing(self, decision: Decision) -> Create | SetData:
-        """Return the part of a transaction that writes a decision, in place of an earlier one about the ledger.
+        """Return an operation to write a decision, in place of an earlier one about the ledger.
 
-        It fails if the record changes before.
+        Its transaction fails if the record changes before.
 
         Raises:
-            DecisionTooLargeError: it names so many fragments that no node holds it.
+            DecisionTooLargeError: it names too many fragments for one node.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; nothing was decided.
         """
         data = encode_record(decision, without=["ledger_id"])
@@ -195,7 +195,7 @@ class Decisions:
             return
 
     async def forget_old_drops(self) -> None:
-        """Remove the oldest notes of dropped tasks above ``DROPPED_MAX``.
+        """Remove the oldest records of dropped tasks above ``DROPPED_MAX``.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; the next call removes the rest.

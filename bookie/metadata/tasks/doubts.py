@@ -1,9 +1,9 @@
-"""Members of unclosed ledgers that lost entries which they had acknowledged, or may have.
+"""Members of unclosed ledgers that lost acknowledged entries, or may have.
 
-For a recovery, "no such entry" from a member is evidence that an entry was never acknowledged. From a member that lost
-its disks it is not (S6). What shows the loss can disappear before the recovery: a copy in place fills the member up,
-and a recovery that fails half-way has written entries to it. So the loss is recorded here before either of them
-begins, for every worker and across restarts, until the ledger is closed or nothing of it is missing.
+For a recovery, "no such entry" from a member is evidence that an entry was never acknowledged. It is no evidence after
+the loss of the member's disks (S6). Signs of the loss can disappear before the recovery: a copy in place restores the
+entries, and a recovery writes entries before it fails. So the loss is recorded here before either of them begins, for
+every worker and across restarts, until the ledger is closed or no entry is missing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DoubtedMembers:
         return frozenset() if node is None else _decode(path, node.data)
 
     async def add(self, ledger_id: LedgerId, members: Collection[BookieId]) -> None:
-        """Record doubted members beside those recorded before. A damaged record is left as it is.
+        """Add doubted members to the record. A damaged record is left as it is.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; adding again is safe.
@@ -61,7 +61,7 @@ class DoubtedMembers:
         await change(self._store, path, with_members)
 
     async def deletion(self, ledger_id: LedgerId) -> Delete | None:
-        """Return the part of a transaction that deletes the record as it is now, and fails if it has changed since.
+        """Return an operation to delete the current record in a transaction, which fails if the record has changed.
 
         None: there is no record.
 
@@ -74,9 +74,9 @@ class DoubtedMembers:
         return None if stat is None else Delete(path, stat.version)
 
     async def forget(self, ledger_id: LedgerId) -> None:
-        """Delete the record of a ledger that is closed or deleted. Idempotent.
+        """Delete the record of a closed or deleted ledger. Idempotent.
 
-        An open ledger may get a new record at any time from a worker that holds its lock: see ``deletion``.
+        The worker with the lock of an open ledger may write a new record at any time: see ``deletion``.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; forgetting again is safe.
@@ -84,7 +84,7 @@ class DoubtedMembers:
         await remove(self._store, self.path(ledger_id))
 
     async def ledgers(self) -> frozenset[LedgerId]:
-        """Return the ledgers that have a record.
+        """Return the ledgers with a record.
 
         Raises:
             StoreUnavailableError: no answer.

@@ -1,12 +1,12 @@
-"""Failed attempts to repair: ``/bkheal/failures/<ledgers root>/<ledger id>``. A fleet waits as one worker would.
+"""Failed attempts to repair: ``/bkheal/failures/<ledgers root>/<ledger id>``. All workers wait like a single one.
 
-A ledger whose repair fails is tried again after a pause that grows with the number of failures in a row. The record
-holds both. It is replaced by each failure and deleted when the task ends or is parked, so there is at most one small
-record for each task.
+After a failed repair, a ledger is tried again after a pause, which grows with the number of consecutive failures. The
+record contains both. Each failure replaces the record, and it is deleted when the task ends or is parked, so there is
+at most one small record for each task.
 
-The record holds a duration and no date, as clocks differ. Each worker waits for the pause from the moment when it first
-saw this record, so it waits too long by the age of its list, and never too short. The token of a record distinguishes
-it from the one before: a worker that has locked a ledger compares it with the one that it listed, and does nothing if
+The record contains a duration and no date, because clocks differ. Each worker counts the pause from its first read of
+this record, so it may wait too long by the age of its list, but never too short. The token distinguishes a record from
+the one before. After locking a ledger, a worker compares the token with the one in its list, and does nothing if
 another worker has tried since.
 
 A lost record costs another attempt; a damaged one counts as none.
@@ -31,13 +31,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FailedTask:
-    """A task whose repair failed, perhaps several times."""
+    """A task with a failed repair, perhaps several times."""
 
     ledger_id: LedgerId
     failures: int
-    """In a row."""
+    """Number of consecutive failures."""
     pause_s: float
-    """How long no worker tries again."""
+    """Seconds until the next attempt by any worker."""
     token: str
     """Unique to this failure."""
 
@@ -50,7 +50,7 @@ class FailedTasks:
         self._parent = own_path("failures", ledgers_root)
 
     async def note(self, task: FailedTask) -> None:
-        """Note a failure in place of the one before. The last one wins.
+        """Record a failure in place of the one before. The last write wins.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; noting it again is safe.
@@ -58,7 +58,7 @@ class FailedTasks:
         await put(self._store, self.path(task.ledger_id), encode_record(task, without=["ledger_id"]))
 
     async def list(self) -> builtins.list[FailedTask]:
-        """Return every failure, by ledger id; gives way to others between parts of a long list.
+        """Return every failure, by ledger id; yields to the event loop between parts of a long list.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -73,7 +73,7 @@ class FailedTasks:
         return found
 
     def decode(self, ledger_id: LedgerId, node: Node | None) -> FailedTask | None:
-        """Return the failure in a node that the caller read at ``path``; None if there was none."""
+        """Return the failure in a node read at ``path``; None if there is none."""
         return None if node is None else _decode(ledger_id, node.data)
 
     async def forget(self, ledger_id: LedgerId) -> None:

@@ -17,7 +17,7 @@ from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
 
 NO_TIME: Final = -1
-"""What a missing time reads as."""
+"""Stands for a missing time."""
 TASKS_LAYOUT: Final = b'type: "BASIC"\nversion: 1\n'
 
 
@@ -25,23 +25,23 @@ _REPLICA: Final = re.compile(rb'replica: "([!#-&(-\[\]-~]+)"\n')
 _USUAL: Final = re.compile(
     rb"(?:" + _REPLICA.pattern.replace(b"(", b"(?:", 1) + rb")+ctime: (?P<ctime>[1-9][0-9]{0,17})\n"
 )
-"""A task as Apache's programs and bkheal write it, with names that need no escape. The library reads all others, and
+"""A task in the usual form of Apache's programs and bkheal, without escapes in names. The library reads all others, and
 takes over ten times as long."""
 
 
 class UnreadableTaskError(PermanentError):
-    """A task whose bytes cannot be read. It still marks its ledger."""
+    """The bytes of a task are unreadable. The task still marks its ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskData:
-    """What a task node holds."""
+    """Content of a task node."""
 
     missing: tuple[BookieId, ...]
     ctime_ms: int
 
     def merged(self, missing: Sequence[BookieId], now_ms: int) -> TaskData | None:
-        """This with ``missing`` added in order and the time renewed; None if all are in, as then nothing moves."""
+        """Return a copy with ``missing`` added in order and a new time; None if nothing is to be added."""
         added = tuple(dict.fromkeys(bookie for bookie in missing if bookie not in self.missing))
         return TaskData(self.missing + added, now_ms) if added else None
 
@@ -78,7 +78,7 @@ def encode_lock(owner: str) -> bytes:
 
 
 def decode_lock(data: bytes) -> str:
-    """The holder's name; empty if it is missing or unreadable, as nothing depends on it."""
+    """Return the holder's name; empty if missing or unreadable, because nothing depends on it."""
     message = LockDataFormat()
     try:
         parse_text(data, message)

@@ -1,25 +1,25 @@
 """Locks of under-replication tasks, shared with Apache's workers and collectors (docs/formats.md#locks).
 
-The invariant: a process deletes a task only in the state that it read under its own lock (S5), and releases only a lock
-that its session created. Among bkheal's own processes a lock only saves work: reservations keep repairs safe without it
-(S16). It is what keeps the collectors of Apache's bookies away from copies that no metadata names yet.
+The invariant: a process deletes a task only in the state read under its own lock (S5), and releases only locks created
+by its session. Among bkheal's own processes a lock only saves work: reservations keep repairs safe without it (S16).
+But only the lock keeps the collectors of Apache's bookies away from copies not yet in the metadata.
 
-A worker creates the lock, an ephemeral node, and reads the task then, so the task is at least as new as the lock. To
-complete the task, it compares both nodes with those it saw, by the transaction that created them: a node that was
-deleted and created again has the version of the first one. One transaction then deletes the lock and the task at its
-version, with the caller's checks. So no other worker finds the task without its lock. A mark that came later changes
-the task, so it stays.
+A worker first creates the lock, an ephemeral node, and then reads the task, so the task is at least as new as the lock.
+To complete the task, it compares both nodes with those it saw, by the transactions that created them, because a
+recreated node has the version of the first one. One transaction then deletes the lock and the task at its version, with
+the caller's checks. So no other worker finds the task without its lock. A later mark changes the task, so the task
+stays.
 
-Apache's workers delete locks without a check of the owner, and a collector may then create the lock before our next
-write arrives. So the transaction that creates a lock of bkheal also writes its data once: its version is 1, and a check
-of this version fails for a lock that one of Apache's programs has created.
+Apache's workers delete locks without a check of the owner, and a collector may then create the lock before bkheal's
+next write arrives. So the transaction creating a lock of bkheal also writes its data once. The lock then has version 1,
+and a check of this version fails for a lock of Apache's programs.
 
 If the process dies before the transaction, the task stays and the lock ends with the session (S14). If the answer to
-the creation of a lock is lost, the ledger is remembered here, and the next attempt takes over the lock if it is this
-session's. If the answer to the completion is lost, both nodes are read again: if neither exists, it was carried out.
-The directory of the task, which no other ledger uses, is deleted in the same transaction if nothing else is in it. The
-other empty parents are deleted afterwards, or later for many tasks at once (``prune``); a crash leaves them, and they
-are harmless.
+the creation of a lock is lost, the ledger is remembered here, and the next attempt takes over the lock if this session
+owns it. If the answer to the completion is lost, both nodes are read again: if neither exists, it was carried out. The
+task's directory, used by no other ledger, is deleted in the same transaction if nothing else is in it. The other empty
+parents are deleted afterwards, or later for many tasks at once (``prune``). A crash leaves them in place, which is
+harmless.
 
 S rules are defined in docs/invariants.md.
 """
@@ -63,7 +63,7 @@ from bookie.model.ids import BookieId, LedgerId
 _log = logging.getLogger(__name__)
 
 LOCK_VERSION: Final = 1
-"""The version of every lock that bkheal creates. Locks that Apache's programs create keep version 0."""
+"""Version of every lock created by bkheal. Locks of Apache's programs keep version 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Task:
 
     ledger_id: LedgerId
     missing: tuple[BookieId, ...]
-    """Bookies reported lost, in the order they were reported; empty for a placement repair."""
+    """Bookies reported lost, in the order of the reports; empty for a placement repair."""
     ctime_ms: int
     """Time of the last mark, epoch milliseconds; -1 if not stored."""
     version: int
@@ -80,14 +80,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class HeldTask:
-    """A task whose lock this process holds, with what proves it. The task is as it was seen under the lock."""
+    """A task locked by this process, as seen under the lock, with proof of the lock."""
 
     task: Task
     lock_czxid: int
     session_id: int
     task_czxid: int
     beside: tuple[Node | None, ...] = ()
-    """The other nodes that the caller of ``lock`` wanted, read together with the task under the lock."""
+    """The other nodes requested in ``lock``, read together with the task under the lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +95,15 @@ class HeldLook:
     """A held task and other nodes, read again after a ``sync``."""
 
     is_ours: bool
-    """Whether the lock is still the node of this session."""
+    """Whether the lock is still this session's node."""
     is_same: bool
-    """Whether the task is still the node, at the version, that was seen under the lock."""
+    """Whether the task is still the same node and version as seen under the lock."""
     nodes: tuple[Node | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HeldLock:
-    """The lock of a ledger, marked or not, that this process holds, with what proves it."""
+    """The lock of a ledger, marked or not, held by this process, with proof of it."""
 
     ledger_id: LedgerId
     lock_czxid: int
@@ -111,20 +111,20 @@ class HeldLock:
 
 
 class TaskLocks:
-    """Locks of one cluster's tasks. One instance per store: it keeps the users of one session apart."""
+    """Locks of one cluster's tasks. One instance per store: it separates the users of one session."""
 
     def __init__(self, store: MetadataStore, root: str) -> None:
         self._store = store
         self._root = root
         self._holders: dict[LedgerId, int] = {}
-        """Ledgers locked through this instance, with the session. The node outlives neither."""
+        """Ledgers locked through this instance, with the session. The lock node outlives neither."""
         self._left_behind: set[LedgerId] = set()
-        """Locks that may be ours and have no holder, because an answer was lost on the way; taken up next time."""
+        """Ledgers with a lock perhaps left by this session after a lost answer; the next attempt takes it over."""
         self._branches: set[str] = set()
-        """Parents of the directories of completed tasks, which may be empty now."""
+        """Parents of completed tasks' directories, perhaps empty now."""
 
     async def locked(self) -> frozenset[LedgerId]:
-        """Ledgers with a lock, of this process or another.
+        """Return the ledgers with a lock of any process.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -137,7 +137,7 @@ class TaskLocks:
         return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
 
     async def locked_among(self, ledger_ids: Sequence[LedgerId]) -> frozenset[LedgerId]:
-        """Those of ``ledger_ids`` that have a lock, of this process or another.
+        """Return those of ``ledger_ids`` with a lock of any process.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -146,7 +146,7 @@ class TaskLocks:
         return frozenset(ledger_id for ledger_id, data in zip(ledger_ids, found, strict=True) if data is not None)
 
     async def owners(self) -> dict[LedgerId, str]:
-        """Return the ledgers with a lock, and the name that each owner wrote into it; empty if it cannot be read.
+        """Return the ledgers with a lock, and the owner's name in it; empty if unreadable.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -164,12 +164,12 @@ class TaskLocks:
             beside: paths of other nodes to read under the lock, in the same request as the task.
 
         Returns:
-            The task as it is under the lock. None if the lock is taken, also by another user of this process, or if the
-            ledger is not marked; then no lock remains.
+            The task as it is under the lock. None if the lock is taken (also by another user in this process), or if
+            the ledger is not marked; then no lock remains.
 
         Raises:
             UnreadableTaskError: the task cannot be read; no lock is left.
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; locking again settles what is left.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; locking again settles a remaining lock.
         """
         session_id = self._store.session.session_id
         if self._holders.get(ledger_id) == session_id:
@@ -185,10 +185,10 @@ class TaskLocks:
         return held
 
     async def lock_alone(self, ledger_id: LedgerId, owner: str) -> HeldLock | None:
-        """Take the lock of a ledger, marked or not, as Apache's collectors do; None if it is taken.
+        """Take the lock of a ledger, marked or not, like Apache's collectors; None if it is taken.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; a lock that was made ends with the session.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; a created lock ends with the session.
         """
         session_id = self._store.session.session_id
         if self._holders.get(ledger_id) == session_id:
@@ -207,10 +207,10 @@ class TaskLocks:
         return held
 
     async def release_alone(self, held: HeldLock) -> None:
-        """Release a lock of ``lock_alone``, if it is still the node that this session created. Idempotent.
+        """Release a lock of ``lock_alone``, if it is still this session's node. Idempotent.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the end of the session releases it.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the lock ends with the session.
         """
         await self._release(held.ledger_id, held.lock_czxid, held.session_id)
         self._forget_holder(held.ledger_id, held.session_id)
@@ -223,22 +223,23 @@ class TaskLocks:
         absent: Sequence[str] = (),
         is_pruned_later: bool = False,
     ) -> bool:
-        """Delete the task if it is the one seen under the lock and the lock is ours (S5), and release the lock.
+        """Delete the task if it is unchanged and the lock is still this session's (S5), and release the lock.
 
         Args:
             held: the task.
-            checks: what else the verdict was made from, such as the version of the ledger's metadata (I18), and what
-                is to be written or deleted with the task; part of the same transaction.
-            absent: nodes that must not exist; read together with the lock and the task right before the transaction.
+            checks: further conditions of the verdict, such as the version of the ledger's metadata (I18), and nodes to
+                be written or deleted with the task; part of the same transaction.
+            absent: paths of nodes that must not exist; read together with the lock and the task right before the
+                transaction.
             is_pruned_later: the caller calls ``prune`` for many tasks at once.
 
         Returns:
-            True if the task was deleted. False if it was marked again, one of ``checks`` fails, one of ``absent``
-            exists, or the lock is not ours any more: it stays.
+            True if the task was deleted. False, and the task stays, if it was marked again, one of ``checks`` fails,
+            one of ``absent`` exists, or the lock is no longer this session's.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; release the lock. Done or not, the next holder
-                sees it.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; release the lock. The next holder sees whether
+                the task was deleted.
         """
         if not await self._delete_task(held, checks, absent):
             await self.release(held)
@@ -261,10 +262,10 @@ class TaskLocks:
         return HeldLook(is_ours, task is not None and _is_seen(task, held), tuple(nodes))
 
     def completion(self, held: HeldTask) -> list[Operation]:
-        """What deletes the task with its lock as part of a transaction of the caller; it fails if either has changed.
+        """Return operations that delete the task with its lock, and fail their transaction if either has changed.
 
-        The version of a node begins at 0 again after it was deleted and created. So ``look`` must have found both
-        nodes unchanged right before. After the transaction, call ``note_completed``.
+        The version of a recreated node begins at 0 again. So ``look`` must have found both nodes unchanged right
+        before. After the transaction, call ``note_completed``.
         """
         ledger_id = held.task.ledger_id
         return [
@@ -274,12 +275,12 @@ class TaskLocks:
         ]
 
     def note_completed(self, held: HeldTask) -> None:
-        """Note that the task and the lock were deleted."""
+        """Record the deletion of the task and the lock."""
         self._forget_holder(held.task.ledger_id, held.session_id)
         self._branches.update(parents_of(task_directory(self._root, held.task.ledger_id), tasks_path(self._root))[:1])
 
     async def prune(self) -> None:
-        """Delete empty parents of the tasks that were completed here. Best effort; what stays is harmless."""
+        """Delete empty parents of tasks completed here. Best effort; remaining parents are harmless."""
         branches, self._branches = sorted(self._branches), set()
         for branch in branches:
             await prune(self._store, [branch, *parents_of(branch, tasks_path(self._root))])
@@ -288,13 +289,14 @@ class TaskLocks:
         """Release the lock if it is still the node of this session, never another owner's; leave the task. Idempotent.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or let the session's end do it.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or wait for the end of the
+                session.
         """
         await self._release(held.task.ledger_id, held.lock_czxid, held.session_id)
         self._forget_holder(held.task.ledger_id, held.session_id)
 
     def check(self, ledger_id: LedgerId) -> Check:
-        """Part of a transaction that is to happen only while a process of bkheal has the lock of the ledger."""
+        """Return a check that fails a transaction unless a process of bkheal has the lock of the ledger."""
         return Check(lock_path(self._root, ledger_id), LOCK_VERSION)
 
     def _forget_holder(self, ledger_id: LedgerId, session_id: int) -> None:
@@ -325,11 +327,11 @@ class TaskLocks:
     async def _create(
         self, ledger_id: LedgerId, owner: str, beside: Sequence[str]
     ) -> tuple[Stat | None, list[Node | None]]:
-        """The lock if it is ours now, and the task and the nodes ``beside`` as read under it.
+        """Create the lock; return it if it is now this session's, with the task and the nodes ``beside`` read under it.
 
-        Until there is a holder the lock counts as a leftover.
+        Until there is a holder, the lock counts as left behind.
 
-        The task is read after the lock was created: completing will be held against what is seen here.
+        The task is read after the creation of the lock, and compared with this state on completion.
         """
         path = lock_path(self._root, ledger_id)
         for _ in range(WRITE_ATTEMPTS_MAX):
@@ -388,7 +390,7 @@ class TaskLocks:
     ) -> bool | None:
         """One attempt of ``_delete_task``; None if the task must be read again.
 
-        Task and lock go in one transaction, so no other worker can meet the one without the other.
+        One transaction deletes the task and the lock, so no other worker can find the one without the other.
         """
         ledger_id = held.task.ledger_id
         path = task_path(self._root, ledger_id)
@@ -397,7 +399,7 @@ class TaskLocks:
             return False
         task, lock, *others = await self._store.get_many_current([path, unlock.path, *absent])
         if lock is None and task is None:
-            return is_unknown  # by our own transaction, whose answer was lost
+            return is_unknown  # by an own transaction whose answer was lost
         if lock is None or not _is_ours(lock.stat, held.lock_czxid, held.session_id):
             return False
         if task is None:
@@ -405,7 +407,7 @@ class TaskLocks:
             return True
         if not _is_seen(task, held) or any(node is not None for node in others):
             return False
-        if self._store.session.session_id != held.session_id:  # changed while reading; the next line does not give way
+        if self._store.session.session_id != held.session_id:  # changed during the read; the next line does not yield
             return False
         delete = Delete(path, held.task.version)
         try:
@@ -414,7 +416,7 @@ class TaskLocks:
             except MultiFailedError as error:
                 if error.index <= len(checks) + 1:
                     raise
-                await self._store.multi([unlock, *checks, delete])  # another program keeps something beside the task
+                await self._store.multi([unlock, *checks, delete])  # another program has a node beside the task
             return True
         except (MultiFailedError, WriteOutcomeUnknownError) as error:
             if isinstance(error, MultiFailedError) and 1 <= error.index <= len(checks):
@@ -442,10 +444,10 @@ class TaskLocks:
 
 
 def _is_seen(task: Node, held: HeldTask) -> bool:
-    """Whether this is the very node that was seen under the lock, unchanged."""
+    """Whether this is the same node as seen under the lock, unchanged."""
     return (task.stat.czxid, task.stat.version) == (held.task_czxid, held.task.version)
 
 
 def _is_ours(lock: Stat, czxid: int, session_id: int) -> bool:
-    """Whether this is the very node that the session created."""
+    """Whether this is the lock node created by the session."""
     return lock.czxid == czxid and lock.ephemeral_owner == session_id

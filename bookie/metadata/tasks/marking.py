@@ -1,9 +1,9 @@
 """Marking ledgers as under-replicated: create the task, or merge into it (docs/formats.md#marking).
 
-After a bookie loss nearly all tasks are new, so many are first created together with their directories, unseen; what is
-refused is looked at and merged. Marking never removes anything from a task, so it is idempotent, and two concurrent
-auditors lose nothing: each change is a create or a compare-and-set, and the later one merges again. A task that has all
-the bookies already is left alone, version included, because a worker may be about to complete it.
+After a bookie loss nearly all tasks are new. So many are first created together with their directories, without a read;
+refused ones are then read and merged. Marking never removes anything from a task, so it is idempotent, and two
+concurrent auditors lose nothing: each change is a create or a compare-and-set, and the later one merges again. A task
+that already names all the bookies is not touched, its version included, because a worker may be about to complete it.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from bookie.runtime.waiting import all_begun_in_turn
 _log = logging.getLogger(__name__)
 
 _STEP: Final = 4000
-"""Ledgers read, decided and written at a time: bounds memory, and how old the data is that a change is based on."""
+"""Ledgers read, decided and written at a time: bounds memory, and the age of the data used for a change."""
 _BATCH_ROUNDS: Final = 3
-"""Attempts in batches; what is contended even then is marked one by one."""
+"""Attempts in batches; ledgers still contended afterwards are marked one by one."""
 _BRANCHES_MAX: Final = 10_000
-"""Upper directories that are remembered as made; each is that of 65,536 ledgers."""
+"""Upper directories remembered as created; each serves 65,536 ledgers."""
 
 Findings = Mapping[LedgerId, tuple[BookieId, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class _MarkDecision:
-    """What one look at the tasks led to."""
+    """Result of one read of the tasks."""
 
     operations: list[Operation]
     done_count: int
-    """Of an earlier attempt whose answer was lost, and which turns out to have been carried out."""
+    """Marks carried out by an earlier attempt with a lost answer."""
 
 
 class TaskMarking:
@@ -70,7 +70,7 @@ class TaskMarking:
         self._root = root
         self._clock = clock
         self._branches: set[str] = set()
-        """Directories of directories of tasks that existed once.
+        """Parents of task directories that existed once.
 
         They may be deleted: then creates are refused.
         """
@@ -78,7 +78,7 @@ class TaskMarking:
         """Whether most ledgers of the last step had no task."""
 
     async def mark(self, ledger_id: LedgerId, missing: Sequence[BookieId]) -> bool:
-        """Mark one ledger; whether a task was created or changed.
+        """Mark one ledger; return whether a task was created or changed.
 
         Raises:
             UnreadableTaskError: its task exists and is unreadable; it was not touched.
@@ -106,12 +106,12 @@ class TaskMarking:
         raise error
 
     async def mark_many(self, findings: Iterable[tuple[LedgerId, Sequence[BookieId]]]) -> int:
-        """Mark many ledgers, in the order given; how many tasks were created or changed.
+        """Mark many ledgers, in the order given; return the number of created or changed tasks.
 
-        A task that cannot be read is left as it is, since it marks its ledger; it is logged.
+        An unreadable task is logged and left as it is, because it marks its ledger.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: part of them is marked; mark all again.
+            StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: some are marked; mark all again.
         """
         union: dict[LedgerId, tuple[BookieId, ...]] = {}
         for ledger_id, missing in findings:
@@ -134,7 +134,7 @@ class TaskMarking:
         return len(findings) - len(left) + await self._merge(left, sent, is_refused=True)
 
     async def _create_unseen(self, findings: Findings, sent: dict[str, bytes]) -> set[str]:
-        """Create each task together with its directory, which holds no other; paths of those that were not created."""
+        """Create each task together with its own directory; return the paths of the refused ones."""
         branches = [path for path in task_branches(self._root, findings) if path not in self._branches]
         if branches:
             await create_missing(self._store, branches, self._root)
@@ -144,11 +144,11 @@ class TaskMarking:
         refused: set[str] = set()
         await all_begun_in_turn(self._send(part, sent, refused) for part in batches_of(self._pairs(findings)))
         if refused:
-            self._branches.clear()  # a deleted one is the likeliest reason besides an existing task
+            self._branches.clear()  # a deleted branch is the likeliest reason besides an existing task
         return refused
 
     def _pairs(self, findings: Findings) -> Iterator[tuple[Create, Create]]:
-        """Of each ledger the directory of its task, and its task."""
+        """Yield the creates of each ledger's task directory and task."""
         now_ms = self._clock.epoch_ms()
         texts = {missing: encode_task(TaskData(missing, now_ms)) for missing in set(findings.values())}
         for ledger_id, missing in findings.items():
@@ -158,7 +158,7 @@ class TaskMarking:
     async def _merge(self, findings: Findings, sent: dict[str, bytes], *, is_refused: bool = False) -> int:
         """Read the tasks, then create or change them; return the number.
 
-        The directories that refused an earlier attempt are read first.
+        After a refused attempt, a ``sync`` makes the reads current.
         """
         count = 0
         for attempt in range(_BATCH_ROUNDS):

@@ -1,12 +1,12 @@
-"""Ledgers whose copies were moved for placement: ``/bkheal/moves/<ledgers root>/<slot>``, with the times of the moves.
+"""Ledgers with copies moved for placement: ``/bkheal/moves/<ledgers root>/<slot>``, with the times of the moves.
 
 Two programs with different policies could move the copies of a ledger back and forth: each finds the placement of the
-other wrong, and marks the ledger. The record bounds this: a ledger that was moved ``MOVES_MAX`` times within
-``WINDOW_MS`` is not moved again by bkheal.
+other wrong, and marks the ledger. The record bounds this: after ``MOVES_MAX`` moves within ``WINDOW_MS``, bkheal does
+not move a ledger again.
 
-There are ``SLOTS`` records at most, each with up to ``SLOT_LEDGERS_MAX`` ledgers, of which the one that was moved first
-is dropped for a new one. So the record needs no listing and no cleaning. A lost or damaged record allows more moves and
-loses nothing else. Times are those of the machines that write and read the record; only days matter.
+There are at most ``SLOTS`` records, each with up to ``SLOT_LEDGERS_MAX`` ledgers. A new ledger replaces the one with
+the oldest move. So the records need no listing and no removal. A lost or damaged record allows more moves and has no
+other effect. Times come from the clocks of the writing and the reading machine; only days matter.
 
 Source: docs/failure-model.md#state-under-bkheal.
 """
@@ -27,9 +27,9 @@ _log = logging.getLogger(__name__)
 
 SLOTS: Final = 256
 SLOT_LEDGERS_MAX: Final = 400
-"""A record of this size has some 16 KB."""
+"""Most ledgers in a record, which then has some 16 KB."""
 MOVES_MAX: Final = 2
-"""One move repairs the placement; a second one allows for a topology that was corrected since."""
+"""One move repairs the placement; a second one allows for a later correction of the topology."""
 WINDOW_MS: Final = 30 * 86_400_000
 """Longer than the usual time between two placement checks."""
 
@@ -48,7 +48,7 @@ class MovedLedgers:
         self._parent = own_path("moves", ledgers_root)
 
     async def count(self, ledger_id: LedgerId, now_ms: int) -> int:
-        """Return how often a ledger was moved lately, ``MOVES_MAX`` at most.
+        """Return the number of recent moves of a ledger, at most ``MOVES_MAX``.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -58,7 +58,7 @@ class MovedLedgers:
         return len(_recent(times, now_ms))
 
     async def note(self, ledger_id: LedgerId, now_ms: int) -> None:
-        """Note that copies of a ledger were moved. Noting the same moment again changes nothing.
+        """Record a move of a ledger's copies. Recording the same time again changes nothing.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; noting it again is safe.
@@ -73,7 +73,7 @@ class MovedLedgers:
         await change(self._store, self.path(ledger_id), noted)
 
     def path(self, ledger_id: LedgerId) -> str:
-        """Return the path of the record that contains a ledger."""
+        """Return the path of a ledger's record."""
         return f"{self._parent}/{ledger_id % SLOTS}"
 
 

@@ -1,12 +1,12 @@
-"""Parked tasks: those that cannot be repaired in the present state of the cluster, with the reason.
+"""Parked tasks: not repairable in the present state of the cluster, with the reason.
 
-They are records of bkheal, outside Apache's tree. They save work and inform
-operators; losing one costs another attempt, and a damaged one counts as not parked.
+They are records of bkheal, outside Apache's tree. They save work and inform operators. Losing a record costs another
+attempt, and a damaged one counts as not parked.
 
-A record contains the bookies that were there when the task was parked. Many tasks are parked with the same bookies, so
-each distinct list is a node of its own (``parked-bookies``), and a record names it by its hash. A list is written
-before the record that names it, and deleted by ``forget_lists`` if no record named it for a while. A record whose list
-is missing counts as parked without any bookie, which costs another attempt.
+A record names the bookies available when the task was parked. Many tasks are parked with the same bookies, so each
+distinct list is a separate node (``parked-bookies``), and records refer to it by its hash. A list is written before its
+first record, and deleted by ``forget_lists`` once no record has named it for a while. A record with a missing list
+counts as parked without any bookie, which costs another attempt.
 
 Source: docs/failure-model.md#state-under-bkheal.
 """
@@ -43,7 +43,7 @@ _NEWEST: Final = 2
 """Format 1 contained the bookies themselves."""
 _HASH_DIGITS: Final = 32
 _DETAIL_MAX: Final = 4000
-"""Characters of a detail that are kept: enough for a person, and far below what a node holds."""
+"""Characters kept of a detail: enough for a person, and far below the limit of a node."""
 
 
 class ParkReason(enum.Enum):
@@ -55,33 +55,33 @@ class ParkReason(enum.Enum):
     UNREADABLE_ENTRIES = "unreadable_entries"
     UNREADABLE_METADATA = "unreadable_metadata"
     OPEN_LEDGER = "open_ledger"
-    """A bookie is drained that a writer may still write to: it is left to the writer to leave it."""
+    """A bookie being drained may still have a writer; only the writer may replace it."""
     TARGETS_REFUSE = "targets_refuse"
     """Every candidate refuses copies of the ledger, several attempts in a row."""
     SILENT_BOOKIES = "silent_bookies"
-    """Registered bookies that are needed do not answer, several attempts in a row."""
+    """Required registered bookies do not answer, several attempts in a row."""
     MISPLACED = "misplaced"
-    """It lacks nothing, its copies break the placement policy, and cannot be moved now; the detail has the reason."""
+    """No copy is missing, but copies break the placement policy and cannot be moved now; the detail has the reason."""
     INTERNAL_ERROR = "internal_error"
     """The repair broke an internal rule; the detail names the place."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParkedTask:
-    """A task that waits for a change of the cluster."""
+    """A task waiting for a change of the cluster."""
 
     ledger_id: LedgerId
     reason: ParkReason
     detail: str
     since_ms: int
     bookies_seen: frozenset[BookieId]
-    """Writable bookies when it was parked (all registered ones, if a recovery was not possible or bookies were silent):
-    a new one is a reason to try again."""
+    """Writable bookies when it was parked (all registered ones, if a recovery was impossible or bookies did not
+    answer): a new one is a reason to try again."""
     task_version: int
     attempts: int = 0
-    """How often it was tried again and parked again. Another worker sees in it that an attempt was made."""
+    """Number of retries that ended in parking again. A change shows other workers that an attempt was made."""
     topology: str = ""
-    """If it is parked as misplaced: the policy and the topology by which it was judged (``EnsembleJudge``)."""
+    """For a misplaced ledger: the policy and the topology of the verdict (``EnsembleJudge``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ class ParkedTasks:
         self._parent = own_path("parked", ledgers_root)
         self._lists = own_path("parked-bookies", ledgers_root)
         self._unused: frozenset[str] = frozenset()
-        """Lists that no record named at the last look."""
+        """Lists named by no record at the last check."""
 
     async def park(self, task: ParkedTask) -> None:
-        """Park a task, or replace what is known about it. The last one wins.
+        """Park a task, or replace its record. The last write wins.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; parking again is safe.
@@ -138,7 +138,7 @@ class ParkedTasks:
         await put(self._store, self.path(task.ledger_id), encode_record(record, without=left_out, number=_NEWEST))
 
     async def get(self, ledger_id: LedgerId) -> ParkedTask | None:
-        """Return a parked task, None if it is not parked or cannot be read.
+        """Return a parked task; None if it is not parked or unreadable.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -150,7 +150,7 @@ class ParkedTasks:
         return _task(ledger_id, record, await self._read_lists({record.bookies}))
 
     async def list(self) -> builtins.list[ParkedTask]:
-        """Return every parked task, by ledger id; gives way to others between parts of a long list.
+        """Return every parked task, by ledger id; yields to the event loop between parts of a long list.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -158,7 +158,7 @@ class ParkedTasks:
         return await self.read_many(await sorted_ids(await child_names(self._store, self._parent)), {})
 
     async def ids(self) -> frozenset[LedgerId]:
-        """Return the ledgers that have a record, readable or not.
+        """Return the ledgers with a record, readable or not.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -168,7 +168,7 @@ class ParkedTasks:
     async def read_many(
         self, ledger_ids: Sequence[LedgerId], lists: dict[str, frozenset[BookieId]]
     ) -> builtins.list[ParkedTask]:
-        """Return those of many ledgers that are parked; ``lists`` keeps the lists of bookies from call to call.
+        """Return those of many ledgers that are parked; ``lists`` keeps the lists of bookies between calls.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -180,15 +180,15 @@ class ParkedTasks:
         return found
 
     def attempts_in(self, ledger_id: LedgerId, node: Node | None) -> int:
-        """How often a task was tried again while it was parked, by a node that the caller read at ``path``.
+        """Return the number of retries of a parked task, from a node read at ``path``.
 
-        0 if it is not parked, or cannot be read.
+        0 if it is not parked or unreadable.
         """
         record = None if node is None else _decode(ledger_id, node.data)
         return 0 if record is None else record.attempts
 
     async def forget_lists(self) -> None:
-        """Delete the lists of bookies that no record names now, nor named at the last call.
+        """Delete the lists of bookies named by no record, neither now nor at the last call.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; calling again is safe.
@@ -216,7 +216,7 @@ class ParkedTasks:
         return f"{self._parent}/{ledger_id}"
 
     async def _records(self, ledger_ids: Sequence[LedgerId]) -> AsyncIterator[builtins.list[tuple[LedgerId, _Record]]]:
-        """Every record of ``ledger_ids`` that can be read, some at a time."""
+        """Yield the readable records of ``ledger_ids``, some at a time."""
         async for part in in_steps(ledger_ids, READ_AT_ONCE):
             nodes = await self._store.get_many_data([self.path(ledger_id) for ledger_id in part])
             async for pairs in in_steps(list(zip(part, nodes, strict=True))):

@@ -1,15 +1,15 @@
-"""Copies that are being made: ``/bkheal/reservations/<ledgers root>/<ledger id>``.
+"""Copies being made: ``/bkheal/reservations/<ledgers root>/<ledger id>``.
 
-A repair reserves before it looks at the target or copies to it, and the write that puts the target into the ensemble
-checks that the reservation still stands. A collector counts reservations as membership. So a bookie never deletes a
-copy between the moment when a worker finds it and the moment when the metadata names it, whatever happens to the locks.
+A repair reserves before it looks at the target or copies to it. The write that puts the target into the ensemble checks
+that the reservation still stands. A collector counts reservations as membership. So a bookie never deletes a copy after
+a worker has found it and before the metadata names it, whatever happens to the locks.
 
-A ledger has at most one node, of the worker that holds the ledger's lock. Below it is one empty child named by the
-token: its presence is what a transaction checks, because the version of the node itself begins at 0 again after each
-release, and an old worker must not take a later reservation for its own.
+A ledger has at most one node, owned by the worker with the ledger's lock. Below it is one empty child, named by the
+token. A transaction checks the presence of this child, because the version of the node itself begins at 0 again after
+each release, and an old worker must not take a later reservation for its own.
 
-A reservation also records how far its copy is, so the next worker can continue the copy (R44). This part of the record
-is a hint: only what the target lists counts.
+A reservation also records the progress of its copy, so the next worker can continue the copy (R44). The progress is a
+hint: only the target's own list of entries counts.
 
 Source: S16, docs/failure-model.md#reservations.
 """
@@ -56,20 +56,20 @@ class UnreadableReservationError(PermanentError):
 
 
 class ReservationRefusedError(ConflictError):
-    """What the reservation depends on has changed: usually the lock does not exist any more."""
+    """A condition of the reservation has changed: usually the lock no longer exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """One copy that is being made: to ``target`` for ``position`` of the fragment that begins at ``first_entry_id``."""
+    """One copy being made: to ``target`` for ``position`` of the fragment beginning at ``first_entry_id``."""
 
     first_entry_id: EntryId
     position: int
     target: BookieId
     incarnation: str
-    """Storage incarnation of the target that the copy is made to."""
+    """Storage incarnation of the target."""
     end_entry_id: EntryId = _FROM_THE_START
-    """Exclusive: the target acknowledged every entry of the position before this one. 0: nothing is known."""
+    """Exclusive end: the target acknowledged every earlier entry of the position. 0 if unknown."""
 
     @property
     def has_progress(self) -> bool:
@@ -114,11 +114,11 @@ class Reservations:
         self._parents_created = 0
 
     def path(self, ledger_id: LedgerId) -> str:
-        """The node that holds a ledger's reservations."""
+        """Path of the node with a ledger's reservations."""
         return f"{self._parent}/{ledger_id}"
 
     async def read(self, ledger_id: LedgerId) -> LedgerReservations | None:
-        """Return the reservations of a ledger as this session's server knows them; None if there are none.
+        """Return the reservations of a ledger, as this session's server sees them; None if there are none.
 
         Raises:
             UnreadableReservationError: damaged.
@@ -127,7 +127,7 @@ class Reservations:
         return self.decode(ledger_id, await find(self._store, self.path(ledger_id)))
 
     def decode(self, ledger_id: LedgerId, node: Node | None) -> LedgerReservations | None:
-        """Return the reservations in a node that the caller read; None if there was none.
+        """Return the reservations in a node read by the caller; None without a node.
 
         Raises:
             UnreadableReservationError: damaged.
@@ -135,7 +135,7 @@ class Reservations:
         return None if node is None else self._decode(ledger_id, node.data)
 
     async def ensure_parent(self) -> None:
-        """Create what reservations are made under. Idempotent; for those who make one in a transaction of their own.
+        """Create the parent of reservations, for callers that reserve in their own transaction. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; calling again is safe.
@@ -155,14 +155,13 @@ class Reservations:
 
         For the holder of the ledger's lock only.
 
-        The reservations found are those of a worker that died or has lost the lock. ``token`` is unique for each set
-        of reservations: one that is used again for the same set is a retry. With ``is_first`` the caller has just seen
-        that there is no reservation, which saves a request, and another one is not replaced. ``checks`` are part of the
-        transaction.
+        Existing reservations belong to a worker that died or has lost the lock. ``token`` is unique for each set of
+        reservations; the same token for the same set is a retry. With ``is_first`` the caller has just seen no
+        reservation, which saves a request, and an existing one is not replaced. ``checks`` are part of the transaction.
 
         Raises:
-            ReservationRefusedError: one of ``checks`` does not hold, or there is another reservation although this
-                should be the first one; nothing was changed.
+            ReservationRefusedError: one of ``checks`` does not hold, or another reservation exists in spite of
+                ``is_first``; nothing was changed.
             WriteOutcomeUnknownError: the answer was lost and the node cannot be read; release it or reserve again.
             StoreUnavailableError: no answer; nothing was changed.
         """
@@ -217,7 +216,7 @@ class Reservations:
         raise WriteOutcomeUnknownError(f"releasing ledger {reserved.ledger_id}: every answer was lost; try again")
 
     async def note_progress(self, reserved: LedgerReservations, reservations: Sequence[Reservation]) -> bool:
-        """Record how far the copies of ``reserved`` are. False if the reservation was deleted or replaced.
+        """Record the progress of the copies of ``reserved``. False if the reservation was deleted or replaced.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; either state of the record is correct.
@@ -231,7 +230,7 @@ class Reservations:
         return True
 
     async def ledgers(self) -> frozenset[LedgerId]:
-        """Return the ledgers that have reservations.
+        """Return the ledgers with reservations.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -239,7 +238,7 @@ class Reservations:
         return frozenset(ledger_ids(await child_names(self._store, self._parent)))
 
     async def discard(self, ledger_id: LedgerId) -> None:
-        """Delete the reservations of a ledger, whoever made them: a write that relies on them is refused. Idempotent.
+        """Delete the reservations of a ledger by any worker: writes relying on them are refused. Idempotent.
 
         Raises:
             UnreadableReservationError: damaged; the next repair of the ledger replaces it.
@@ -250,11 +249,11 @@ class Reservations:
             await self.release(reserved)
 
     def deletes(self, reserved: LedgerReservations) -> list[Operation]:
-        """What releases ``reserved`` as part of a transaction; it fails unless they still stand."""
+        """Return operations to release ``reserved`` in a transaction; it fails unless they still stand."""
         return [Delete(reserved.path, reserved.version), Delete(self.path(reserved.ledger_id))]
 
     async def _create_parent(self, created_before: int) -> None:
-        """Create the parent of all reservations, once for all callers that missed it at the same time."""
+        """Create the parent of all reservations, once for all concurrent callers."""
         async with self._creating_parent:
             if self._parents_created == created_before:
                 await self.ensure_parent()
@@ -266,7 +265,7 @@ class Reservations:
         return await find(self._store, self.path(ledger_id))
 
     async def _replacing(self, ledger_id: LedgerId, node: Node | None, data: bytes) -> list[Operation]:
-        """Operations that replace ``node`` by ``data`` and delete the existing tokens."""
+        """Return operations to replace ``node`` by ``data`` and delete the existing tokens."""
         path = self.path(ledger_id)
         if node is None:
             return [Create(path, data)]

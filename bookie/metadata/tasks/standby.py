@@ -1,12 +1,12 @@
-"""Workers that have nothing to do: ``/bkheal/standby/<ledgers root>``, one ephemeral node for each.
+"""Idle workers: ``/bkheal/standby/<ledgers root>``, one ephemeral node for each.
 
-The nodes form a line, by the number that the store gave them. The first ``LOOKOUTS`` in line look at the list of tasks
-for all others. Each other worker waits until its own node is deleted, which is a call to work, or until the node in
-front of it is gone, which may make it a lookout. So a change wakes one worker and not all of them, and a call costs one
-request for each worker that is called.
+The nodes form a line, in the order of their sequence numbers. The first ``LOOKOUTS`` in line watch the list of tasks
+for all others. Each other worker waits for the deletion of its own node, a call to work, or of the node in front of it,
+which may make it a lookout. So a change wakes one worker and not all of them, and a call costs one request for each
+called worker.
 
-Nothing but the time of the start of a repair depends on these nodes. A lost node costs its worker two requests, and a
-worker that is never called looks by itself after a while. Nodes end with their sessions.
+Only the start time of a repair depends on these nodes. A lost node costs its worker two requests, and a worker reads
+the list itself after a while without a call. Nodes end with their sessions.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from bookie.runtime.waiting import first_to_end
 _log = logging.getLogger(__name__)
 
 LOOKOUTS: Final = 3
-"""Workers that look for all others. More than one, as one may be slow, or unable to reach some bookies."""
+"""Workers watching for all others. More than one, because one may be slow, or unable to reach some bookies."""
 CALLED_MAX: Final = 100
-"""Workers called at a time. They take work away, so the next look calls fewer than are needed now."""
+"""Workers called at a time. They take work, so the next call may be smaller."""
 _NUMBER_DIGITS: Final = 10
 
 
@@ -47,7 +47,7 @@ class Place:
     size: int
     own: Stat
     in_front: str = ""
-    """The node before it; empty for the first in line."""
+    """Name of the node before it; empty for the first in line."""
 
 
 class StandbyWorkers:
@@ -58,13 +58,13 @@ class StandbyWorkers:
         self._parent = own_path("standby", ledgers_root)
 
     async def enter(self, token: str) -> str:
-        """Enter the line at its end; return the name of the node.
+        """Enter the line at its end, and return the name of the new node.
 
         Args:
             token: unique to this worker, and plain: letters and digits.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; a node that was made ends with the session.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; a created node ends with the session.
         """
         path = f"{self._parent}/{token}-"
         try:
@@ -78,7 +78,7 @@ class StandbyWorkers:
         return created.rpartition("/")[2]
 
     async def place(self, name: str) -> Place | None:
-        """Return where a worker is in line; None if its node is gone.
+        """Return a worker's place in line; None if its node was deleted.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -91,7 +91,7 @@ class StandbyWorkers:
         return Place(name, position, len(names), stat, names[position - 1] if position else "")
 
     async def wait_moved(self, place: Place) -> None:
-        """Return when the worker's node, or the one in front of it, is gone.
+        """Wait until the worker's node, or the one in front of it, is deleted.
 
         Raises:
             StoreUnavailableError: no answer, or the session was lost while waiting.
@@ -105,7 +105,7 @@ class StandbyWorkers:
             )
 
     async def call(self, count: int, lookouts: int = LOOKOUTS) -> int:
-        """Call up to ``count`` workers from the end of the line, but no lookout; return how many were called.
+        """Call up to ``count`` workers from the end of the line, but no lookout; return the number of called workers.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; some may have been called.
@@ -114,13 +114,13 @@ class StandbyWorkers:
         called = names[-min(count, CALLED_MAX) :] if names else []
         try:
             await self._store.multi([Delete(f"{self._parent}/{name}") for name in called])
-        except MultiFailedError as error:  # another lookout calls them, or one has left
+        except MultiFailedError as error:  # another lookout called them, or one has left
             _log.info("idle workers are called by another process", extra={"error": str(error)})
             return 0
         return len(called)
 
     async def leave(self, name: str) -> None:
-        """Leave the line. Idempotent, and best effort: a node that stays costs the next worker one look."""
+        """Leave the line. Idempotent, and best effort: a remaining node costs the next worker one look."""
         try:
             await remove(self._store, f"{self._parent}/{name}")
         except (StoreUnavailableError, WriteOutcomeUnknownError) as error:

@@ -1,10 +1,9 @@
 """The switches of auto-recovery for a whole cluster (docs/formats.md#under-replication).
 
 They are Apache's nodes, so its auditors and workers obey them as well. While the ``disable`` node exists, audits do not
-mark and workers do not copy: audits read it before each batch, and workers ask before each chunk (S7). A worker keeps
-the answer for a second at most, and a watch ends this earlier (``replicator.knowledge.recent``). The delay for lost
-bookies is a number of seconds in a node of its own, which is read each time. So a change by Apache's tools takes effect
-at once.
+mark and workers do not copy: audits read it before each batch, and workers check it before each chunk (S7). A worker
+keeps the answer for at most a second, or until a watch fires (``replicator.knowledge.recent``). The lost-bookie delay
+is a number of seconds in a separate node, read each time. So a change by Apache's tools takes effect at once.
 
 S rules are defined in docs/invariants.md.
 """
@@ -31,7 +30,7 @@ class AlreadyEnabledError(ConflictError):
 
 
 class InvalidDelayError(PermanentError):
-    """The delay for lost bookies is not a number of seconds."""
+    """The lost-bookie delay is not a number of seconds."""
 
 
 class RecoverySwitches:
@@ -53,7 +52,7 @@ class RecoverySwitches:
         """Disable auto-recovery cluster-wide, for Apache's workers as well.
 
         Raises:
-            AlreadyDisabledError: it is.
+            AlreadyDisabledError: it is disabled.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer.
         """
         path = disable_path(self._root)
@@ -69,7 +68,7 @@ class RecoverySwitches:
         """Enable auto-recovery again.
 
         Raises:
-            AlreadyEnabledError: it is.
+            AlreadyEnabledError: it is enabled.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer.
         """
         path = disable_path(self._root)
@@ -82,7 +81,7 @@ class RecoverySwitches:
                 raise
 
     async def wait_enabled(self) -> None:
-        """Return once auto-recovery is enabled.
+        """Wait until auto-recovery is enabled.
 
         Raises:
             StoreUnavailableError: no answer, or the session was lost while waiting.
@@ -92,7 +91,7 @@ class RecoverySwitches:
             await self._store.wait_node_changed(path, stat)
 
     async def wait_switched(self, *, is_disabled: bool) -> None:
-        """Return once auto-recovery was switched since ``is_disabled`` was read, or possibly was.
+        """Wait until auto-recovery is switched, or may have been, since ``is_disabled`` was read.
 
         Raises:
             StoreUnavailableError: no answer, or the session was lost while waiting.
@@ -106,7 +105,7 @@ class RecoverySwitches:
         """Seconds to wait before a lost bookie's ledgers are marked; 0 if it was never set.
 
         Raises:
-            InvalidDelayError: what is stored is not a number of seconds.
+            InvalidDelayError: the stored value is not a number of seconds.
             StoreUnavailableError: no answer.
         """
         path = lost_bookie_delay_path(self._root)
@@ -118,10 +117,10 @@ class RecoverySwitches:
         return int(node.data)
 
     async def set_lost_bookie_delay_s(self, seconds: int) -> None:
-        """Set the delay. Setting the value that it has makes Apache's auditor start an audit.
+        """Set the delay. Setting the same value again makes Apache's auditor start an audit.
 
         Raises:
-            InvalidDelayError: ``seconds`` is negative or more than a signed 32-bit number holds.
+            InvalidDelayError: ``seconds`` is negative or too large for a signed 32-bit number.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; setting it again is safe.
         """
         if not 0 <= seconds <= DELAY_S_MAX:

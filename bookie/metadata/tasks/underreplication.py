@@ -1,15 +1,15 @@
-"""Under-replication tasks: the tree, and what marks them, locks them and switches recovery on and off.
+"""Under-replication tasks: the tree, the marking and locking of tasks, and the switches of auto-recovery.
 
-The invariant: bkheal deletes a task only together with the lock under which it was read, and only if the task is still
-the same node at the same version (S5). Everything else adds: marking creates a task or merges bookies into it. The tree
-is Apache's, so its auditors and workers share the same tasks, locks and switches.
+The invariant: bkheal deletes a task only together with the lock it was read under, and only if the task is still the
+same node at the same version (S5). All other changes only add: marking creates a task or merges bookies into it. The
+tree is Apache's, so its auditors and workers share the same tasks, locks and switches.
 
 Any number of processes may mark and complete at once. Each mark is a create or a compare-and-set, repeated after a
-conflict; a task that already names all the bookies is not touched (``marking``). A worker creates the lock first and
-reads the task then. A mark that arrives during the repair changes the task's version, so the completion fails and the
-task stays (R13).
+conflict; a task that already names all the bookies is not touched (``marking``). A worker first creates the lock and
+then reads the task. A mark during the repair changes the task's version, so the completion fails and the task stays
+(R13).
 
-A crash while many ledgers are marked leaves a part of them marked, and the next audit marks the rest (R21, R22). A
+A crash while many ledgers are being marked leaves some of them marked, and the next audit marks the rest (R21, R22). A
 crash of a worker leaves the task; the lock ends with the session (S14). If the answer to a lock request is lost, a lock
 may remain, and the next attempt of this process finds it (``locks``). While the ``disable`` node exists, audits do not
 mark and workers do not copy (``switches``, S7).
@@ -57,18 +57,18 @@ _log = logging.getLogger(__name__)
 
 _TREE_LEVELS: Final = 4
 _DIGITS: Final = 16
-"""Of a ledger id in the path of its task."""
+"""Hexadecimal digits of a ledger id in the path of its task."""
 _NAMES_AT_ONCE: Final = 10_000
-"""Names of branches that are parsed between two turns of the loop: some milliseconds."""
+"""Names of branches parsed between two turns of the event loop: some milliseconds."""
 
 
 class IncompatibleTasksError(PermanentError):
-    """The tree of tasks is of a kind or version that this project does not know."""
+    """The tree of tasks is of an unknown kind or version."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableTask:
-    """A task that cannot be read: a finding. Its ledger is marked, for unknown bookies."""
+    """An unreadable task: a finding. Its ledger is marked, for unknown bookies."""
 
     ledger_id: LedgerId
     reason: str
@@ -76,11 +76,11 @@ class UnreadableTask:
 
 @dataclass(frozen=True, slots=True)
 class TaskPart:
-    """Tasks that follow each other in the tree."""
+    """Consecutive tasks of the tree."""
 
     tasks: Sequence[Task | UnreadableTask]
     next_after: LedgerId | None
-    """Go on after this ledger; None: the tree ends here."""
+    """Continue after this ledger; None at the end of the tree."""
 
 
 class UnderReplication:
@@ -122,7 +122,7 @@ class UnderReplication:
         await ensure_path(self._store, locks_path(self._root), self._root)
 
     async def list(self) -> builtins.list[Task]:
-        """Return every task that can be read, by ledger id; the others are logged.
+        """Return every readable task, by ledger id; the others are logged.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -130,7 +130,7 @@ class UnderReplication:
         return [task for task in await self._scan() if isinstance(task, Task)]
 
     async def list_all(self) -> builtins.list[Task | UnreadableTask]:
-        """Return every task, readable or not, by ledger id; gives way to others between parts of a long list.
+        """Return every task, readable or not, by ledger id; yields to the event loop between parts of a long list.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -138,12 +138,12 @@ class UnderReplication:
         return await self._scan()
 
     async def page(self, after: LedgerId | None, places_max: int) -> TaskPart:
-        """Return the tasks in the next places of the tree, by ledger id. Costs the same however many tasks there are.
+        """Return the tasks in the next places of the tree, by ledger id. Its cost is independent of their number.
 
         Args:
             after: start after this ledger; None: at the first.
-            places_max: how many places to look at, at least 1. A place may have no task any more, so a part may be
-                short or empty although more tasks follow.
+            places_max: number of places to read, at least 1. A place may no longer have a task, so a part may be short
+                or empty although more tasks follow.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -158,7 +158,7 @@ class UnderReplication:
         return TaskPart(await self._tasks_of(ids), None)
 
     async def _places(self, path: str, digits: str, first: str) -> AsyncIterator[LedgerId]:
-        """Ledgers that have a directory in the tree from ``first`` on, ascending: their digits are its path."""
+        """Yield the ledgers with a directory in the tree from ``first`` on, ascending; its path spells their digits."""
         if len(digits) == _DIGITS:
             yield LedgerId(int(digits, 16))
             return
@@ -188,9 +188,9 @@ class UnderReplication:
             return None
 
     async def wait_top_changed(self, seen: Children) -> None:
-        """Return when the top of the tree is another than ``seen``: the first task of an empty tree changes it.
+        """Wait until the top of the tree differs from ``seen``: the first task of an empty tree changes it.
 
-        Branches without tasks are removed. A task that comes beside others may leave the top as it is.
+        Branches without tasks are removed. A new task beside others may leave the top as it is.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting.
@@ -198,7 +198,7 @@ class UnderReplication:
         await self._store.wait_children_changed(tasks_path(self._root), seen)
 
     async def read(self, ledger_id: LedgerId) -> Task | None:
-        """Return a ledger's task, None if it is not marked.
+        """Return a ledger's task, or None if it is not marked.
 
         Raises:
             UnreadableTaskError: it is marked, and the task cannot be read.
@@ -212,7 +212,7 @@ class UnderReplication:
         return Task(ledger_id, data.missing, data.ctime_ms, node.stat.version)
 
     async def read_many(self, ledger_ids: Sequence[LedgerId]) -> builtins.list[Task | UnreadableTask | None]:
-        """Return the tasks of many ledgers, None for each that is not marked. Not one point in time.
+        """Return the tasks of many ledgers, None for each unmarked one. Not one point in time.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -224,7 +224,7 @@ class UnderReplication:
         return found
 
     async def ids(self) -> builtins.list[LedgerId]:
-        """Return the ledgers that are marked, ascending; gives way to others between parts of a long list.
+        """Return the marked ledgers, ascending; yields to the event loop between parts of a long list.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -241,7 +241,7 @@ class UnderReplication:
         return await _in_order(ids)
 
     async def _scan(self) -> builtins.list[Task | UnreadableTask]:
-        return await self._tasks_of(await self.ids())  # without those that were completed in the meantime
+        return await self._tasks_of(await self.ids())  # without tasks completed in the meantime
 
     async def _names(self, paths: builtins.list[str]) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
         async for part in in_steps(paths, READ_AT_ONCE):
@@ -253,7 +253,7 @@ class UnderReplication:
 
 
 async def _in_order(ids: Sequence[LedgerId | None]) -> list[LedgerId]:
-    """The ids that there are, ascending. Branches are listed in any order, so this sorts."""
+    """Return the ids other than None, ascending. They must be sorted because branches are listed in any order."""
     known = [ledger_id for ledger_id in ids if ledger_id is not None]
     await asyncio.sleep(0)
     known.sort()
