@@ -1,8 +1,8 @@
-"""Application class-data sharing: Java programs start faster with an archive of the classes that they load.
+"""Application class-data sharing: Java programs start faster with an archive of their classes.
 
-A Java machine writes the archive when it ends, and later ones map it into memory. It fits one release of Java and one
-set of jars at one path. Java starts without an archive that does not fit. One that was cut off, perhaps by a full disk,
-ends Java with a signal at any moment. So a mark follows the last byte that Java wrote.
+Java writes the archive at its exit and maps it into memory at later starts. An archive fits one release of Java and one
+set of jars at one path; Java ignores an archive that does not fit. A truncated archive, for example after a full disk,
+can crash Java with a signal at any moment. For this reason a mark follows the last byte written by Java.
 
 Source: JEP 350.
 """
@@ -20,11 +20,11 @@ _SILENT: Final = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 _MARK: Final = b"\nend of bkheal's class archive\n"
 _MODE: Final = 0o644
 _SEPARATORS: Final = frozenset(" \t\n\r\"'\\:,")
-"""Spark splits its options at blanks, and Java the names of archives at colons."""
+"""Spark splits its options at blanks, and Java splits lists of archives at colons."""
 
 
 def is_possible(java: Java) -> bool:
-    """Whether this Java can make an archive: one of its own classes came with it, which others extend."""
+    """Whether this Java can make an archive: it must include the archive of its own classes as the base."""
     return (java.home / "lib" / "server" / "classes.jsa").exists()
 
 
@@ -34,7 +34,7 @@ def is_usable_path(archive: Path) -> bool:
 
 
 def mark_whole(archive: Path) -> None:
-    """Write the mark behind what Java wrote; it is on the disk when this returns. Java ignores it.
+    """Append the mark to the archive, ignored by Java, and sync it to the disk.
 
     Raises:
         OSError: it cannot be written.
@@ -47,7 +47,7 @@ def mark_whole(archive: Path) -> None:
 
 
 def is_whole(archive: Path) -> bool:
-    """Whether the file can be read and ends with the mark."""
+    """Whether the file is readable and ends with the mark."""
     try:
         with archive.open("rb") as file:
             file.seek(-len(_MARK), os.SEEK_END)
@@ -57,17 +57,17 @@ def is_whole(archive: Path) -> bool:
 
 
 def reading(archive: Path) -> tuple[str, ...]:
-    """Options of a Java machine that uses ``archive``."""
+    """Return the Java options to use ``archive``."""
     return f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", *_SILENT
 
 
 def writing(archive: Path) -> tuple[str, ...]:
-    """Options of a Java machine that writes ``archive`` when it ends."""
+    """Return the Java options to write ``archive`` at exit."""
     return f"-XX:ArchiveClassesAtExit={archive}", *_SILENT
 
 
 def fingerprint(java: Java, jars: Path, *more: str) -> str:
-    """A short text that changes with the release of Java, with any jar in the folder ``jars``, and with ``more``."""
+    """Return a short text unique to the release of Java, the jars in the folder ``jars``, and ``more``."""
     release = java.home / "release"
     facts = [str(java.executable.resolve()), release.read_text() if release.is_file() else "", *more]
     for jar in sorted(jars.glob("*.jar")):

@@ -23,7 +23,7 @@ class Clock(Protocol):
         ...
 
     def epoch_ms(self) -> int:
-        """Return milliseconds since 1970; for records that people and other programs read."""
+        """Return milliseconds since 1970; for records read by people and other programs."""
         ...
 
     async def sleep(self, seconds: float) -> None:

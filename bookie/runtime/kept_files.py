@@ -1,4 +1,4 @@
-"""The folder of files that are kept from one process to the next. Everything in it can be made again."""
+"""The folder for files kept between processes. All its content can be recreated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """``$XDG_CACHE_HOME/bkheal`` or ``~/.cache/bkheal``; without a home, a folder of this user for temporary files.
+    """Return ``$XDG_CACHE_HOME/bkheal`` or ``~/.cache/bkheal``; without a home, this user's temporary folder.
 
     Args:
         environment: default: this process's.

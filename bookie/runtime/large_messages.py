@@ -1,7 +1,7 @@
-"""Memory settings for processes that pass many large messages: bookies and replicators.
+"""Memory settings for processes with many large messages: bookies and replicators.
 
-Both change when memory is reused, and never what a program does. Their cost is memory: up to ``_KEPT_BYTES`` of free
-heap, and garbage in cycles that lives a little longer.
+They affect only when memory is reused, never what a program does. Their cost is memory: up to ``_KEPT_BYTES`` of free
+heap, and a slightly longer life of garbage in cycles.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _M_MMAP_THRESHOLD: Final = -3
 """Parameters of ``mallopt(3)``."""
 _KEPT_BYTES: Final = 64 << 20
 _MAPPED_BYTES_MIN: Final = 32 << 20
-"""The largest value that glibc accepts."""
+"""The largest value accepted by glibc."""
 _GENERATIONS: Final = (10_000, 20, 20)
 
 
 def prepare_for_large_messages() -> None:
-    """Keep free memory in the process, and look for cycles of garbage less often. Call it after the imports.
+    """Keep free memory in the process, and look for cycles of garbage less often. Call this after the imports.
 
-    A copy of entries allocates and frees a few MiB for each message. By default, glibc returns them to the system each
-    time, and every page of the next message is a page fault. The collector would look for cycles after each 700
-    objects, so several times for each message, although its entries are in no cycle.
+    A copy of entries allocates and frees a few MiB for each message. By default, glibc returns this memory to the
+    system each time, and every page of the next message is a page fault. By default, the collector looks for cycles
+    after each 700 objects, several times per message, although entries are never part of a cycle.
 
     Without glibc, only the collector changes.
     """

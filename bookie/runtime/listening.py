@@ -1,4 +1,4 @@
-"""The error of every process that cannot listen on its address: one error, one text, one exit code (78).
+"""The error of every process unable to listen on its address: one error, one text, one exit code (78).
 
 gRPC does not report the reason, so a plain socket is opened to find it.
 """
@@ -26,7 +26,7 @@ def address_in_use(
         port: the port as configured.
         what: the service on this address, such as ``HTTP``.
         options: the options for the port and the host, such as ``--http-port`` and ``--http-host``.
-        reason: the error of the operating system; None, or an error without a number: find it by trying to listen.
+        reason: the error of the operating system. If it is None or has no number, it is found by trying to listen.
     """
     why = _words(reason) if reason is not None and reason.errno else _why_not(host, port)
     return AddressInUseError(
@@ -56,12 +56,12 @@ def _why_not(host: str, port: int) -> str:
 
 
 def _words(error: OSError) -> str:
-    """Return the reason without the address that asyncio adds. Failed name look-ups have negative error numbers."""
+    """Return the reason without the address added by asyncio. Failed name look-ups have negative error numbers."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a listener on ``host``. A name other than localhost is taken not to be."""
+    """Whether only this machine reaches a listener on ``host``. Of all names, only localhost counts."""
     if host == "localhost":
         return True
     try:

@@ -1,7 +1,7 @@
 """Logs of every process: one line per event on standard error, as plain text or as JSON.
 
 An event is a constant text with fields (``log.info("ledger repaired", extra={"ledger_id": 7})``). Fields have the same
-names in both forms, so that a search works on either. Fields are not filtered: callers must not log passwords, keys or
+names in both forms, so one search works on either. Fields are not filtered: callers must not log passwords, keys or
 contents of znodes.
 """
 

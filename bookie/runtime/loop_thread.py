@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 T = TypeVar("T")
 
 _AHEAD: Final = 512
-"""Most items that an iteration fetches ahead of its consumer."""
+"""Maximum number of items fetched ahead of the consumer."""
 
 
 class LoopThread:
@@ -20,7 +20,7 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._lock = threading.RLock()  # reentrant: a dropped iterator takes it, perhaps in the middle of a call
         self._is_stopping = False
-        """True: refuse new work. Earlier work is cancelled when the loop ends, so that no caller waits forever."""
+        """True: refuse new work. Earlier work is cancelled when the loop ends, so no caller waits forever."""
         self._thread = threading.Thread(target=self._run, name="bkheal-client", daemon=True)
         self._thread.start()
 
@@ -72,7 +72,7 @@ class LoopThread:
 
 
 class _Pump(Generic[T]):
-    """A task that moves items from an asynchronous iterator into a bounded queue."""
+    """A task to move items from an asynchronous iterator into a bounded queue."""
 
     def __init__(self, source: AsyncIterator[T]) -> None:
         self._source = source

@@ -11,9 +11,9 @@ from bookie.model.errors import TransientError
 
 _FIRST: Final = 15_000
 _END: Final = 32_000
-"""Below the ports that Linux (32768+) and macOS (49152+) use for outgoing connections. Otherwise such a connection
-could take the port of a server that is down for a moment, and a client that retries could connect to itself, which TCP
-allows if the source port happens to equal the target port."""
+"""Below the ports used by Linux (32768+) and macOS (49152+) for outgoing connections. Otherwise such a connection could
+take the port of a restarting server. A retrying client could even connect to itself, which TCP allows if the source
+port happens to equal the target port."""
 _ATTEMPTS: Final = 100
 
 
@@ -22,7 +22,7 @@ class NoFreePortError(TransientError):
 
 
 def free_loopback_port(rng: random.Random) -> int:
-    """Return a port on 127.0.0.1 that was free a moment ago. The caller must expect that another process takes it.
+    """Return a port on 127.0.0.1 that was just free. The caller must handle another process taking it.
 
     Raises:
         NoFreePortError: every attempted port was in use.

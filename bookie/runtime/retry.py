@@ -25,7 +25,7 @@ class Backoff:
     """The number of attempts and the pauses between them.
 
     The defaults wait for about 12 seconds in all. This is longer than the usual timeout of a ZooKeeper session (10 s),
-    so that a lost session has been noticed by then.
+    enough to notice a lost session.
     """
 
     first_s: float = 0.1
@@ -35,7 +35,7 @@ class Backoff:
     factor: float = 2.0
     """Ratio of each wait to the previous one."""
     jitter: float = 0.5
-    """Random share of each wait, 0 to 1: clients that failed together must not retry together."""
+    """Random share of each wait, 0 to 1, to spread the retries of clients after a common failure."""
     attempts: int = 9
     """Number of attempts, including the first."""
 

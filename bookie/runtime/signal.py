@@ -1,4 +1,4 @@
-"""A signal that wakes its waiting tasks."""
+"""A signal to wake waiting tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Signal:
-    """A signal that wakes all its waiters.
+    """A signal to wake all its waiters.
 
     It has no state: each waiter checks for changes itself and waits again.
     """
@@ -39,7 +39,7 @@ class Signal:
 
 @contextmanager
 def waiting_for(*signals: Signal) -> Iterator[asyncio.Future[None]]:
-    """Yield a future that the first of ``signals`` completes. Check the state after entering, to miss no change."""
+    """Yield a future completed by the first of ``signals``. Check the state after entering, to miss no change."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     for signal in signals:
         signal.add(waiter)

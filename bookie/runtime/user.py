@@ -1,4 +1,4 @@
-"""The name of the user that runs this process."""
+"""The name of the user running this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wait for several coroutines: for all of them, for the first to end, or until the first error; long work in turns."""
+"""Wait for several coroutines: all, the first to end, or the first error; run long work in turns."""
 
 from __future__ import annotations
 
@@ -51,15 +51,14 @@ async def all_begun_in_turn(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def results_as_they_come(works: Iterable[Coroutine[Any, Any, T]], at_once: int) -> AsyncGenerator[T, None]:
-    """Run up to ``at_once`` of ``works`` at a time, in their order, and yield each result when it is there.
+    """Run up to ``at_once`` of ``works`` at a time, in their order, and yield each result as soon as it is available.
 
-    ``works`` is asked for the next coroutine when one has ended, also while the caller uses a result. At most
-    ``at_once`` results wait for the caller; then nothing more begins. If the caller closes the generator
-    (``contextlib.aclosing``), what runs is cancelled and awaited.
+    The next coroutine is taken from ``works`` when one has ended, even while the caller uses a result. At most
+    ``at_once`` results wait for the caller; no coroutine starts beyond this bound. If the caller closes the generator
+    (``contextlib.aclosing``), the running coroutines are cancelled and awaited.
 
     Raises:
-        Exception: the error of one of ``works``, after the results that came before it; the others are cancelled and
-            awaited.
+        Exception: the error of one of ``works``, after the results before it; the others are cancelled and awaited.
     """
     waiting = iter(works)
     begun = list(itertools.islice(waiting, 2)) if at_once > 1 else []

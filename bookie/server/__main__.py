@@ -1,4 +1,4 @@
-"""``python -m bookie.server``: a bookie process with few options and few imports, so that it starts quickly."""
+"""``python -m bookie.server``: a bookie process with few options and few imports, for a quick start."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""Copies that a bookie makes by itself: it reads entries from another bookie, verifies them, and stores them.
+"""Copies made by a bookie itself: it reads entries from another bookie, verifies them, and stores them.
 
-The invariant: what is stored was verified here against the ledger's digest (S10), and went through the same admission,
-journal and sync as a recovery add (S3, S11, R30). So the bookie acknowledges a copied entry only after all of this, and
-a copied entry is no weaker than one that a worker has sent.
+Invariant: every stored entry was verified here against the ledger's digest (S10), and passed the same admission,
+journal and sync as a recovery add (S3, S11, R30). The bookie acknowledges a copied entry only after all of this, so a
+copied entry is no weaker than an entry sent by a worker.
 
-A request has a bookie id, never an address: the source is found by its registration in this bookie's own cluster. So a
-request cannot make this bookie connect to anything else. The ledger's master key is compared before the source is
-asked, so a caller that may not add causes no traffic either.
+A request has a bookie id, never an address: the source is found by its registration in this bookie's own cluster. A
+request therefore cannot make this bookie connect to anything else. The ledger's master key is compared before the
+source is asked, so a caller without permission to add causes no traffic.
 
-A source that does not answer is reported as such: an entry without an answer is unknown, never absent (S6).
+A source without an answer is reported as such: an entry without an answer is unknown, never absent (S6).
 
-Memory is bounded by a budget for all copies together. A copy reserves the largest possible answer before it asks, and
-keeps the true size until everything is stored. A copy that gets no room in time is refused as an add is.
+A common budget bounds the memory of all copies. A copy reserves the largest possible answer before its request, and
+then keeps the actual size until everything is stored. A copy without room in time is refused, as an add is.
 
 R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
@@ -42,25 +42,25 @@ from bookie.wire.requests import Copy, Read
 from bookie.wire.verified import verified
 
 COPY_BYTES_MAX: Final = 64 << 20
-"""Entries of copies that this bookie holds at a time: read and not stored yet."""
+"""Bound on the copied entries in memory: read and not stored yet."""
 SOURCE_TIMEOUT_S: Final = 3.0
-"""How long a source may take. A worker that asks a source itself turns to others after the same time."""
+"""Deadline of a source. A worker also turns to other bookies after this time."""
 ROOM_TIMEOUT_S: Final = 2.0
-"""How long a copy waits for memory before it is refused."""
+"""Longest wait of a copy for memory, after which it is refused."""
 COPIES_MAX: Final = 128
-"""Copies at a time, a quarter of the requests that a bookie serves at a time; one more is refused."""
+"""Concurrent copies, a quarter of the concurrent requests of a bookie; further copies are refused."""
 _DETAIL_MAX: Final = 160
-"""Characters of a reason, of which an answer may have as many as there are entries."""
+"""Characters of a reason; a reply may have one reason per entry."""
 
 Store = Callable[[AddBatch], Awaitable[AddReply]]
-"""Stores a batch as if a client had sent it."""
+"""Function to store a batch as if a client had sent it."""
 
 
 class Copying:
-    """The copies that one bookie makes."""
+    """The copies made by one bookie."""
 
     def __init__(self, sources: Transport, clock: Clock, bytes_max: int = COPY_BYTES_MAX) -> None:
-        """Prepare; ``sources`` reaches the bookies that are registered in this cluster, and no others."""
+        """Store the arguments; ``sources`` reaches only bookies registered in this cluster."""
         self._sources = sources
         self._clock = clock
         self._room = _Room(bytes_max)
@@ -68,11 +68,11 @@ class Copying:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that copies hold now."""
+        """Bytes held by copies now."""
         return self._room.held_bytes
 
     async def copy(self, copy: Copy, store: Store) -> CopyReply:
-        """Copy what one answer of the source brings. Refusals and failures are in the reply."""
+        """Copy the entries in one answer of the source. Refusals and failures are in the reply."""
         if self._copies >= COPIES_MAX:
             return CopyReply(Status.TOO_MANY_REQUESTS, detail=f"{self._copies} copies are made at the moment")
         self._copies += 1
@@ -102,7 +102,7 @@ class Copying:
 
 
 class _Room:
-    """At most so many bytes at a time, in the order of the requests for them. A request for more counts as all."""
+    """A bounded number of bytes, given in the order of requests. A request above the bound waits for all of them."""
 
     def __init__(self, bytes_max: int) -> None:
         self.held_bytes = 0
@@ -111,7 +111,7 @@ class _Room:
         self._freed = asyncio.Event()
 
     async def take(self, size_bytes: int) -> None:
-        """Wait for room. Cancelled while waiting, nothing is taken."""
+        """Wait for room. If cancelled while waiting, nothing is taken."""
         async with self._turn:
             while self.held_bytes and self.held_bytes + size_bytes > self._bytes_max:
                 self._freed.clear()
@@ -125,10 +125,10 @@ class _Room:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a source answered, an outcome for each entry of a prefix of the request."""
+    """A source's answer, with an outcome for each entry of a prefix of the request."""
 
     entry_ids: Sequence[EntryId]
-    """Of ``packets``."""
+    """Ids of the entries in ``packets``."""
     packets: Sequence[bytes]
     refusals: Sequence[EntryResult]
     covered: int

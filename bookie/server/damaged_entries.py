@@ -1,11 +1,11 @@
-"""The entries of this bookie that are known not to verify, and that were not replaced yet.
+"""The known damaged entries of this bookie, until they are replaced.
 
-A read that finds an entry damaged notes it here, and so does the scrub. The bookie then leaves these entries out of its
-lists, with the status CORRUPT: "what is not in the list is damaged, or not here". An audit reports them, and a repair
-stores a good copy in their place, as it does for an entry that is missing (R105). They stay CORRUPT for readers, which
-is never "absent" (S6). An add of the entry removes the note.
+Reads and scrubs note damaged entries here. The bookie then omits them from its lists and gives the list the status
+CORRUPT: an entry not in the list is damaged or not here. An audit reports them, and a repair replaces each with a good
+copy, as for a missing entry (R105). For readers they stay CORRUPT, which is never "absent" (S6). An add of the entry
+removes the note.
 
-The notes are hints: one too many makes a repair store a good copy once more.
+The notes are hints: a superfluous note only makes a repair store a good copy once more.
 
 Source: docs/failure-model.md#R105; S rules are defined in docs/invariants.md.
 """
@@ -23,7 +23,8 @@ from bookie.model.packet import packet_ids
 from bookie.wire.port import EntryResult, ListReply, Status
 
 ENTRIES_MAX: Final = 10_000
-"""Entries that are noted, about a megabyte. A disk with more is failing; the others stay CORRUPT for readers only."""
+"""Bound on the noted entries, about a megabyte. With more, the disk is failing; the rest stay CORRUPT for readers
+only."""
 _SHOWN_RUNS: Final = 5
 
 
@@ -31,18 +32,18 @@ class DamagedEntries:
     """The known damage of one bookie."""
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
-        """Start with none."""
+        """Start without notes."""
         self.count = 0
-        """Entries that are noted."""
+        """Number of noted entries."""
         self._entries_max = entries_max
         self._ledgers: dict[LedgerId, set[EntryId]] = {}
         self._reads: dict[LedgerId, int] = {}
-        """Reads under way of each ledger, and the entries that were stored during them."""
+        """Number of running reads by ledger; ``_stored`` has the entries stored during them."""
         self._stored: dict[LedgerId, set[EntryId]] = {}
 
     @contextmanager
     def reading(self, ledger_id: LedgerId) -> Iterator[None]:
-        """While this lasts, entries that are stored are not noted by a read that began before."""
+        """Keep a read that runs inside the context from noting entries stored since its start."""
         self._reads[ledger_id] = self._reads.get(ledger_id, 0) + 1
         try:
             yield
@@ -55,7 +56,7 @@ class DamagedEntries:
                 self._stored.pop(ledger_id, None)
 
     def read(self, ledger_id: LedgerId, results: Sequence[EntryResult]) -> None:
-        """Note what a read found, within ``reading``."""
+        """Note the results of a read. Call this inside ``reading``."""
         is_noted = ledger_id in self._ledgers
         for result in results:
             if result.status is Status.CORRUPT:
@@ -64,7 +65,7 @@ class DamagedEntries:
                 self._end(ledger_id, (result.entry_id,))
 
     def stored(self, ledger_id: LedgerId, entries: Sequence[bytes]) -> None:
-        """Entries of a ledger were stored: they replace the damaged ones."""
+        """Remove the notes of newly stored entries, which replace the damaged ones."""
         is_read = ledger_id in self._reads
         if not is_read and ledger_id not in self._ledgers:
             return
@@ -74,7 +75,7 @@ class DamagedEntries:
         self._end(ledger_id, entry_ids)
 
     def list_of(self, ledger_id: LedgerId, reply: ListReply) -> ListReply:
-        """Return the list of a ledger without its damaged entries; CORRUPT if there are some and it was OK."""
+        """Return the list without its damaged entries; its status changes from OK to CORRUPT if there are any."""
         damaged = self._ledgers.get(ledger_id)
         is_list = reply.status in (Status.OK, Status.LIMBO, Status.CORRUPT) or reply.status.is_absent
         if not damaged or not is_list:
@@ -89,7 +90,7 @@ class DamagedEntries:
         return ListReply(status, reply.entries.without(runs), "; ".join(details))
 
     def ledgers(self, entries_max: int) -> list[tuple[LedgerId, list[EntryId]]]:
-        """Return the noted entries by ledger, ascending, at most so many."""
+        """Return at most ``entries_max`` noted entries by ledger, ascending."""
         found: list[tuple[LedgerId, list[EntryId]]] = []
         left = entries_max
         for ledger_id, damaged in sorted(self._ledgers.items()):

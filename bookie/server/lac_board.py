@@ -1,8 +1,8 @@
-"""What a bookie remembers of last adds confirmed beside its entries: explicit LACs, and who waits for a greater one.
+"""Last adds confirmed kept by a bookie beside its entries: explicit LACs, and readers waiting for a greater one.
 
-All of it is in memory and a hint: a restart forgets it, a ledger without recent requests may be forgotten, and readers
+All of it is in memory and a hint: a restart loses it, a ledger without recent requests may be removed, and readers
 verify every value. A wake-up means only "look again": it follows durable adds, and the answer contains its own
-evidence. So nothing is believed here that a reader could not check.
+evidence. No reader has to trust a value it cannot verify.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IDS: Final = struct.Struct(">qq")
 
 
 class Waiter:
-    """One long poll. It misses nothing that happens from its making on."""
+    """One long poll. It misses no event after its creation."""
 
     def __init__(self, beyond: EntryId, *, may_wait: bool = True) -> None:
         self.beyond = beyond
@@ -39,7 +39,7 @@ class Waiter:
         self._woken.set()
 
     async def woken(self, until_s: float) -> bool:
-        """Wait to be woken, at most until the loop's time is ``until_s``; whether it was."""
+        """Wait to be woken until the loop's time is ``until_s``. Return whether it was woken."""
         if self._may_wait:
             try:
                 async with asyncio.timeout_at(until_s):
@@ -52,17 +52,17 @@ class Waiter:
 
 
 class LacBoard:
-    """The last add confirmed of each ledger, and the readers that wait for a greater one.
+    """The last add confirmed of each ledger, and the readers waiting for a greater one.
 
-    Nothing here gives way except ``Waiter.woken``.
+    No method yields to the event loop except ``Waiter.woken``.
     """
 
     def __init__(self, *, ledgers_max: int, waiters_max: int) -> None:
-        """Remember nothing yet.
+        """Start without LACs and waiters.
 
         Args:
-            ledgers_max: explicit LACs kept; beyond it the ledger that was asked for longest ago is forgotten.
-            waiters_max: long polls that may wait at once; later ones are answered at once.
+            ledgers_max: bound on the explicit LACs; beyond it the ledger with the oldest request is removed.
+            waiters_max: bound on concurrent long polls; further ones are answered at once.
         """
         self._ledgers_max = ledgers_max
         self._waiters_max = waiters_max
@@ -73,18 +73,18 @@ class LacBoard:
 
     @property
     def waiter_count(self) -> int:
-        """Long polls that wait."""
+        """Number of waiting long polls."""
         return self._waiter_count
 
     def explicit(self, ledger_id: LedgerId) -> bytes:
-        """The greatest explicit LAC of a ledger, as it was written; empty if none is remembered."""
+        """The greatest explicit LAC of a ledger, as written; empty if none is stored."""
         if ledger_id not in self._explicit:
             return b""
         self._explicit.move_to_end(ledger_id)
         return self._explicit[ledger_id][1]
 
     def write(self, ledger_id: LedgerId, packet: bytes) -> None:
-        """Remember an explicit LAC unless a greater or equal one is known. ``check_packet`` found nothing wrong."""
+        """Store an explicit LAC unless a greater or equal one is stored. ``check_packet`` must have accepted it."""
         lac = _IDS.unpack_from(packet)[1]
         if lac <= self._explicit.get(ledger_id, (NO_ENTRY,))[0] or fault_point("lac_board.forget_explicit"):
             return
@@ -95,13 +95,13 @@ class LacBoard:
         self._wake(ledger_id, lac)
 
     def stored(self, ledger_id: LedgerId, entries: Sequence[bytes]) -> None:
-        """Entries of a ledger have become durable here: wake whom their headers' LACs concern."""
+        """Wake the readers concerned by the LACs in the headers of newly durable entries."""
         if ledger_id in self._waiters:
             self._wake(ledger_id, max(map(header_lac, entries), default=NO_ENTRY))
 
     @contextmanager
     def waiting(self, ledger_id: LedgerId, beyond: EntryId) -> Iterator[Waiter]:
-        """A place among those who wait for a LAC greater than ``beyond``, to be taken before looking at what there is.
+        """Yield a waiter for a LAC greater than ``beyond``. Enter this context before the first look at the LAC.
 
         Over the bound, or after ``close``, the waiter's ``woken`` returns at once.
         """
@@ -122,7 +122,7 @@ class LacBoard:
                 del self._waiters[ledger_id]
 
     def close(self) -> None:
-        """Wake every waiter, and accept no new one."""
+        """Wake every waiter, and let no new one wait."""
         self._is_closed = True
         for waiters in self._waiters.values():
             for waiter in waiters:
@@ -135,9 +135,9 @@ class LacBoard:
 
 
 def header_lac(packet: bytes) -> int:
-    """Last add confirmed in a stored entry's header, -1 if it names none.
+    """Return the last add confirmed in a stored entry's header, or -1 if it has none.
 
-    A LAC that is not smaller than the entry's own id was made by no writer, and counts as none.
+    A LAC not smaller than the entry's own id is made by no writer and counts as none.
     """
     if len(packet) < HEADER_SIZE:
         return NO_ENTRY
@@ -146,14 +146,14 @@ def header_lac(packet: bytes) -> int:
 
 
 def proven_lac(reply: LacReply) -> int:
-    """The greatest last add confirmed that an answer shows to a reader; -1 if none."""
+    """Return the greatest last add confirmed shown to a reader by an answer, or -1."""
     explicit = int(_IDS.unpack_from(reply.explicit)[1]) if reply.explicit else NO_ENTRY
     last = reply.last_entry
     return max(explicit, header_lac(last.packet) if last is not None and last.status is Status.OK else NO_ENTRY)
 
 
 def check_packet(ledger_id: LedgerId, packet: bytes) -> str | None:
-    """The problem of an explicit LAC packet as far as a bookie can detect it; None without one."""
+    """Return the problem of an explicit LAC packet as far as a bookie can detect it, or None."""
     if not _IDS.size <= len(packet) <= LAC_PACKET_BYTES_MAX:
         return f"explicit LAC of {len(packet)} bytes, allowed are {_IDS.size} to {LAC_PACKET_BYTES_MAX}"
     found_ledger, lac = _IDS.unpack_from(packet)

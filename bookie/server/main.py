@@ -1,7 +1,7 @@
-"""A bookie process from start to end: who it is, its storage, its server, its registration, and how it stops.
+"""A bookie process from start to end: its identity, storage, server, registration and stop.
 
-Standard output has one line, once clients can find the bookie; if metrics are served, or Apache's protocol is spoken,
-an earlier line has the address. What goes wrong is one sentence on standard error and an exit code.
+Standard output has one line, written once clients can find the bookie. Metrics and Apache's protocol each add an
+earlier line with their address. A failure is one sentence on standard error and an exit code.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ _UNREGISTER_DEADLINE_S: Final = 5.0
 
 
 async def run_bookie(settings: BookieSettings, config: ConfigSource | None = None) -> int:
-    """Run a bookie until SIGTERM, SIGINT or the failure of a disk; returns the process's exit code.
+    """Run a bookie until SIGTERM, SIGINT or a disk failure, and return the exit code of the process.
 
-    Changes of ``config``, the file that the process was started with, are logged: all of them need a restart.
+    Changes of ``config``, the configuration file of the process, are logged: all of them need a restart.
     """
     prepare_for_large_messages()
     stop_asked = _stop_asked()
@@ -105,7 +105,7 @@ async def run_bookie(settings: BookieSettings, config: ConfigSource | None = Non
 
 
 def _end_without_the_disk(error: StalledDiskError) -> NoReturn:
-    """End the process now: to end in order, it would wait for threads that wait for the disk."""
+    """End the process now: an orderly end would wait for threads blocked by the disk."""
     sys.stderr.write(f"bookie: {error}\n")
     sys.stderr.flush()
     logging.shutdown()
@@ -114,7 +114,7 @@ def _end_without_the_disk(error: StalledDiskError) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A bookie that serves."""
+    """A serving bookie."""
 
     storage: LedgerStorage
     service: BookieService
@@ -123,7 +123,7 @@ class _Running:
     keeper: RegistrationKeeper
 
     async def stop(self, drain_deadline_s: float) -> None:
-        """Take no more requests and finish those there are. Unregister first, so that writers choose others."""
+        """Refuse new requests and finish the running ones. Unregister first, so that writers choose other bookies."""
         self.service.refuse_everything()
         await self.server.say_not_serving()
         await self.keeper.stop(_UNREGISTER_DEADLINE_S)
@@ -134,7 +134,7 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What every phase of the start uses. ``stack`` undoes each phase, in whichever way the process ends."""
+    """The common objects of all start phases. ``stack`` undoes each phase, no matter how the process ends."""
 
     settings: BookieSettings
     stack: AsyncExitStack
@@ -143,7 +143,7 @@ class _Context:
     rng: random.Random = field(default_factory=random.SystemRandom)
 
     def run_until_the_end(self, name: str, work: Coroutine[Any, Any, object]) -> None:
-        """Start a task that ends with the process."""
+        """Start a task to be cancelled at the end of the process."""
         self.stack.push_async_callback(cancel, guarded(name, work))
 
 
@@ -165,7 +165,7 @@ class _Upkeep:
 
 @dataclass(frozen=True, slots=True)
 class _Disks:
-    """The directories that this process has locked; a ledger directory other than the first may be unusable."""
+    """The directories locked by this process; a ledger directory other than the first may be unusable."""
 
     journals: Sequence[FileDisk]
     ledgers: Sequence[FileDisk | DiskError]
@@ -178,10 +178,10 @@ class _Metadata:
 
 
 async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
-    """Do everything up to the ready line.
+    """Execute the start up to the ready line.
 
-    Ports are bound first, so that a second process with the same settings ends before it touches a disk. The bookie
-    joins before it serves, because its answers count as evidence, and it registers last: writers find a bookie that
+    Ports are bound first, so a second process with the same settings ends before it touches a disk. The bookie joins
+    before it serves, because its answers count as evidence. It registers last, so every bookie found by writers
     answers.
     """
     context, readiness = _Context(settings, stack, bookie_metrics(installed_version())), _Readiness()
@@ -236,7 +236,7 @@ async def _serve_metrics(context: _Context, readiness: _Readiness) -> None:
 
 
 def _bind(context: _Context) -> _Listeners:
-    """Take both ports; nothing is served yet."""
+    """Bind both ports, without serving yet."""
     settings = context.settings
     server = GrpcServer(concurrent_requests_max=settings.concurrent_requests_max)
     context.stack.push_async_callback(server.stop)
@@ -250,7 +250,7 @@ def _bind(context: _Context) -> _Listeners:
 
 
 async def _open_disks(context: _Context) -> _Disks:
-    """Take the directories for this process alone. The first ledger directory must be usable."""
+    """Lock the directories for this process. The first ledger directory must be usable."""
     settings, stack = context.settings, context.stack
     journals = [await _disk(directory, stack) for directory in settings.journal_dirs]
     ledgers: list[FileDisk | DiskError] = [await _disk(settings.ledger_dirs[0], stack)]
@@ -263,7 +263,7 @@ async def _open_disks(context: _Context) -> _Disks:
 
 
 def _journal_roles(disks: Sequence[FileDisk]) -> dict[str, FileDisk]:
-    """The names of the journals' disks: ``journal``, ``journal-2``, and so on."""
+    """Name the journals' disks ``journal``, ``journal-2``, and so on."""
     return {"journal" if number == 1 else f"journal-{number}": disk for number, disk in enumerate(disks, 1)}
 
 
@@ -282,7 +282,7 @@ async def _connect(context: _Context) -> _Metadata:
 async def _join(
     context: _Context, listeners: _Listeners, disks: _Disks, metadata: _Metadata
 ) -> tuple[Admission, Disk, LedgerStorage]:
-    """Prove that these are the disks of this bookie id, then open them. Also returns all ledger directories as one."""
+    """Prove that the disks belong to this bookie id, then open them. Also return all ledger directories as one disk."""
     settings, clock, rng = context.settings, context.clock, context.rng
     store, cluster = metadata.store, metadata.cluster
     places = (
@@ -331,7 +331,7 @@ def _ledger_place(path: Path, disk: FileDisk | DiskError) -> Place:
 
 
 async def _ledgers(places: Sequence[Place], admission: Admission, clock: Clock) -> Disk:
-    """The ledger directories as one disk."""
+    """Return the ledger directories as one disk."""
     parts = []
     for place in (place for place in places if place.role is Role.LEDGERS):
         path = str(place.path.resolve())
@@ -363,7 +363,7 @@ async def _serve(
 
 
 def _copying(context: _Context, metadata: _Metadata) -> Copying:
-    """Copies from bookies that are registered in this cluster, with the certificate of this bookie."""
+    """Return the copying from bookies registered in this cluster, with this bookie's certificate."""
     tls, clock = context.settings.tls, context.clock
     resolver = RegistrationResolver(Registrations(metadata.store, metadata.cluster), clock)
     sources = GrpcTransport(resolver, tls=tls, is_plaintext=tls is None)
@@ -406,7 +406,7 @@ def _start_upkeep(
     drain: DrainWatch,
     read_only: OperatorReadOnly,
 ) -> _Upkeep:
-    """Start what goes on beside the requests: samples, watches of disks and drains, scrubs, the garbage collector."""
+    """Start the background work: samples, watches of disks and drains, scrubs, the garbage collector."""
     settings, clock = context.settings, context.clock
     sampler = Sampler(context.metrics, disks, storage, clock)
     context.run_until_the_end("metrics sampler", sampler.run())
@@ -445,14 +445,14 @@ def _start_upkeep(
 
 
 def _pace(settings: BookieSettings) -> CollectorSettings:
-    # Longer than any session timeout that a server grants, or a look could be answered by the past.
+    # Longer than any session timeout granted by a server, or a look could be answered with old state.
     confirm_after_s = settings.takeover_deadline_s
     return CollectorSettings(settings.collect_interval_s, confirm_after_s, ratio_max=settings.collect_ratio_max)
 
 
 @dataclass(slots=True)
 class _Readiness:
-    """Whether the bookie can be found; asked from the very start on."""
+    """Whether the bookie can be found; queried from the very start."""
 
     keeper: RegistrationKeeper | None = None
 
@@ -467,7 +467,7 @@ def _watch(
     server: GrpcServer,
     keeper: RegistrationKeeper,
 ) -> None:
-    """Figures from plain attributes, read at the time of a scrape."""
+    """Register metrics from plain attributes, read during a scrape."""
     metrics.watch(names.OUT_OF_USE, lambda: storage.directories_out_of_use)
     metrics.watch(names.LEDGERS, lambda: storage.ledger_count)
     metrics.watch(names.REGISTERED, lambda: keeper.is_registered)
@@ -513,7 +513,7 @@ async def _first_of(*futures: asyncio.Future[Any]) -> None:
 
 
 def _stop_asked() -> asyncio.Future[None]:
-    """Completes at the first SIGTERM or SIGINT."""
+    """Return a future completed at the first SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[None] = loop.create_future()
 

@@ -1,6 +1,6 @@
-"""Measuring at the two edges of a bookie: the requests it answers, and the commits of its journal.
+"""Measurements at the two edges of a bookie: its requests, and the commits of its journal.
 
-Each wraps a port and changes nothing of what passes, so that neither the service nor the storage knows of metrics.
+Each class wraps a port and passes everything on unchanged, so service and storage need no code for metrics.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bookie.wire.port import AddBatch, AddReply, CopyReply, EntryResult, ReadRep
 
 
 class _Operation:
-    """The figures of one operation, looked up once: requests come by the thousand each second."""
+    """The metrics of one operation, looked up once because there are thousands of requests per second."""
 
     def __init__(self, metrics: MetricSet, clock: Clock, operation: str) -> None:
         def of(status: str) -> Callable[[], None]:
@@ -43,7 +43,7 @@ class _Operation:
 
 
 class MeasuredService(BookieHandler):
-    """Counts and times the requests to another handler."""
+    """Wrapper of another handler to count and time its requests."""
 
     def __init__(self, service: BookieHandler, metrics: MetricSet, clock: Clock) -> None:
         self._service = service
@@ -82,7 +82,7 @@ class MeasuredService(BookieHandler):
 
 
 class TimedDisk:
-    """A ``Disk`` that times and sizes each group commit (``append_and_sync``) of files it creates, unless it fails."""
+    """A ``Disk`` that measures the time and size of each successful ``append_and_sync`` on files it creates."""
 
     def __init__(self, disk: Disk, metrics: MetricSet, clock: Clock) -> None:
         self._disk = disk
@@ -101,11 +101,11 @@ class TimedDisk:
 
     @property
     def out_of_use_count(self) -> int:
-        """As of the measured disk."""
+        """The value of the measured disk."""
         return self._disk.out_of_use_count
 
     async def create(self, path: str) -> DiskFile:
-        """A ``Disk`` with its operations measured."""
+        """Create a file with measured group commits."""
         return _TimedFile(await self._disk.create(path), self._observe, self._observe_size, self._clock)
 
 

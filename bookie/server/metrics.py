@@ -1,7 +1,7 @@
-"""What a bookie process shows of itself, and the code that keeps it up to date.
+"""The metrics of a bookie process, and the code to keep them up to date.
 
-Requests are counted at the answer, once for each batch and never for each entry. What has to be looked up (disks,
-limbo) is looked up now and then by ``Sampler``, so that a scrape waits for nothing.
+Requests are counted at the answer, once for each batch and never for each entry. ``Sampler`` periodically queries disks
+and limbo, so a scrape never waits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OPERATION_OF: Final[Mapping[type[Request[Any]], str]] = {
 }
 OPERATIONS: Final = (ADD, *OPERATION_OF.values())
 CANCELLED: Final = "cancelled"
-"""Instead of a status: the caller went before the answer."""
+"""Used as the status if the caller left before the answer."""
 STATUSES: Final = (*(status.name.lower() for status in Status if status < 100), CANCELLED)
 DISKS: Final = ("journal", "ledgers")
 
@@ -80,7 +80,7 @@ SYNC_DURATION: Final = "bkheal_bookie_journal_sync_duration_seconds"
 
 BATCH_BUCKETS: Final = (1.0, 2.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0)
 JOURNAL_BATCH_BUCKETS: Final = tuple(float(1 << power) for power in range(10, 23, 2))
-"""1 KiB to 4 MiB, which is the largest batch."""
+"""1 KiB to 4 MiB, the largest batch."""
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
 _BY_OPERATION: Final[Mapping[str, tuple[str, ...]]] = {"operation": OPERATIONS}
@@ -222,38 +222,38 @@ BOOKIE: Final = (
         watch="the 99th percentile grows: the disk under every add is slow",
     ),
 )
-"""What a bookie shows beside what every process shows."""
+"""The metrics of a bookie in addition to the metrics of every process."""
 
 SAMPLE_INTERVAL_S: Final = 10.0
-"""Between two looks at the disks."""
+"""Interval between two looks at the disks."""
 LIMBO_INTERVAL_S: Final = 60.0
-"""Between two counts of the ledgers in limbo, each a pass over all ledgers; there are some only after a lost disk."""
+"""Interval between two counts of the ledgers in limbo, each a pass over all ledgers; needed only after a lost disk."""
 _LIMBO_PAGE: Final = 1000
 
 
 def bookie_metrics(version: str) -> MetricSet:
-    """The metrics of one bookie process, all 0."""
+    """Return the metrics of one bookie process, all 0."""
     return MetricSet(COMPONENT, version, BOOKIE)
 
 
 class Counted:
-    """A counter that follows a total which is kept elsewhere."""
+    """A counter following a total maintained elsewhere."""
 
     def __init__(self, increase: Callable[[float], None]) -> None:
         self._increase = increase
         self._total = 0
 
     def raise_to(self, total: int) -> None:
-        """Increase the counter to a total that never falls."""
+        """Increase the counter to a total, which never falls."""
         self._increase(total - self._total)
         self._total = total
 
 
 class Sampler:
-    """Looks up what cannot be read at once."""
+    """The periodic query of values not available as attributes."""
 
     def __init__(self, metrics: MetricSet, disks: Mapping[str, Disk], storage: LedgerStorage, clock: Clock) -> None:
-        """Do nothing yet; ``disks`` has one of each of ``DISKS``, and ``journal-2`` and so on for more journals.
+        """Prepare the gauges; ``disks`` has one of each of ``DISKS``, and ``journal-2`` and so on for more journals.
 
         Of several journals, the one with the least free space is shown.
         """
@@ -276,13 +276,13 @@ class Sampler:
         self._count_again_s: float | None = clock.monotonic_s()
 
     async def run(self) -> None:
-        """Look again and again; ends by cancellation alone."""
+        """Look periodically until cancelled."""
         while True:
             await self.look()
             await self._clock.sleep(SAMPLE_INTERVAL_S)
 
     async def look(self) -> None:
-        """Look once. If a disk does not answer, the last figures stay; requests show its problem."""
+        """Look once. If a disk does not answer, the last values stay; requests show its problem."""
         for total_of, counted in self._counted:
             counted.raise_to(total_of())
         try:
@@ -296,7 +296,7 @@ class Sampler:
             _log.debug("a disk could not be checked", extra={"error": str(error)})
 
     async def _count_limbo(self) -> None:
-        """Limbo begins before a bookie serves and only shrinks afterwards: once there is none, there will be none."""
+        """Count ledgers in limbo. They only decrease once the bookie serves, so counting stops when none is left."""
         count, after = 0, -1
         while page := await self._storage.limbo_ids(after, _LIMBO_PAGE):
             count, after = count + len(page), page[-1]

@@ -1,8 +1,8 @@
-"""Places for reads that run at once, with two priorities: the reads of a recovery go before all others.
+"""Places for concurrent reads, with two priorities: reads of recoveries come before all others.
 
-A recovery holds up a writer or a reader that needs the end of a ledger, and reads few entries. A client that reads
-much, a replicator or an audit can wait. So a part of the places is kept for recoveries, and of those that wait they are
-first. After ``ROW_MAX`` of them in a row another read gets a place, so no read waits for ever.
+A recovery delays a writer, or a reader in need of the end of a ledger, and reads few entries. A client with many reads,
+a replicator or an audit can wait. A share of the places is therefore reserved for recoveries, and they are first among
+the waiting reads. After ``ROW_MAX`` of them in a row another read gets a place, so no read waits forever.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 ROW_MAX: Final = 8
-"""Reads of recoveries that get a place one after the other while another read waits."""
+"""Consecutive places for reads of recoveries while another read waits."""
 KEPT_SHARE: Final = 8
-"""One place of so many is kept for recoveries."""
+"""One in this many places is reserved for recoveries."""
 
 
 class ReadPlaces:
     """A number of places. First come, first served within a priority."""
 
     def __init__(self, count: int) -> None:
-        """All ``count`` places are free."""
+        """Start with ``count`` free places."""
         self._count = count
         self._kept = count // KEPT_SHARE
         self._free = count
@@ -33,17 +33,17 @@ class ReadPlaces:
 
     @property
     def taken(self) -> int:
-        """Places that are in use."""
+        """Places in use."""
         return self._count - self._free
 
     @property
     def waiting(self) -> int:
-        """Reads that wait for a place."""
+        """Reads waiting for a place."""
         return len(self._urgent) + len(self._others)
 
     @asynccontextmanager
     async def place(self, *, is_urgent: bool) -> AsyncIterator[None]:
-        """Have a place while this lasts."""
+        """Hold a place inside the context."""
         await self.take(is_urgent=is_urgent)
         try:
             yield
@@ -80,7 +80,7 @@ class ReadPlaces:
             waiter.set_result(None)
 
     def _next(self) -> deque[asyncio.Future[None]] | None:
-        """The queue whose first read gets a place now."""
+        """Return the queue whose first read gets a place now, or None."""
         may_be_other = bool(self._others) and self._free > (0 if self._row >= ROW_MAX else self._kept)
         if self._urgent and self._free > 0 and not (may_be_other and self._row >= ROW_MAX):
             return self._urgent

@@ -1,8 +1,8 @@
-"""A bookie's answers: the checks that come before the storage, and the limits around it. Knows no network.
+"""A bookie's answers: the checks before the storage, and the limits around it, without any network code.
 
-Checked in this order: shutting down, incarnation, the request's own shape, read-only, room. What needs a look at the
-entries or at the ledger (sizes, ids, master keys, fences, limbo) is the storage's business. A request that reached the
-storage runs to its end, also after its caller was cancelled; a long poll ends with its caller.
+The order of the checks is: shutting down, incarnation, the request's own shape, read-only, room. The storage checks
+everything about entries and ledgers (sizes, ids, master keys, fences, limbo). A request in the storage is completed
+even if its caller is cancelled; a long poll ends with its caller.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ _log = logging.getLogger(__name__)
 
 
 class RunningRequests:
-    """Requests that have reached the storage. Each runs to its end and is answered, even if its caller is cancelled."""
+    """Requests in the storage. Each is completed and answered, even if its caller is cancelled."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of running requests."""
         return len(self._running)
 
     async def to_the_end(self, work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -> ReplyT:
-        """Run ``work`` so that a caller who is cancelled does not stop it half-way; what it raises becomes IO_ERROR."""
+        """Run ``work`` to its end even if the caller is cancelled; errors become IO_ERROR."""
         task = guarded("bookie request", _answered(work, failed))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
 
     async def drain(self, deadline_s: float) -> bool:
-        """Wait for those that run now; whether they ended in time."""
+        """Wait for the running requests. Return whether they ended in time."""
         if not self._running:
             return True
         _, late = await asyncio.wait(self._running, timeout=deadline_s)
@@ -87,11 +87,11 @@ async def _answered(work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -
 
 
 _MAY_CHANGE: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
-"""The object of a long poll: the bookie answered, and may have more later."""
+"""Statuses after which a long poll goes on: the bookie answered, and may have more later."""
 
 
 _MAY_BE_ADDED_TO: Final = frozenset((Status.OK, Status.NO_LEDGER, Status.LIMBO))
-"""How a master key compares with that of a ledger to which it may add: an unknown ledger takes any."""
+"""Results of a master key's comparison that allow adds; an unknown ledger accepts any key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +99,16 @@ class ServiceLimits:
     """Bounds of one bookie's work."""
 
     add_bytes_max: int = 256 << 20
-    """Bytes of adds that may be with the storage at once; beyond, TOO_MANY_REQUESTS."""
+    """Bytes of adds in the storage at once; beyond it the answer is TOO_MANY_REQUESTS."""
     reads_max: int = 32
-    """Reads that may be with the storage at once; later ones wait, those of recoveries first
-    (``bookie.server.read_places``). Each may hold ``READ_BYTES_MAX`` in memory."""
+    """Concurrent reads in the storage; further ones wait, recoveries first (``bookie.server.read_places``). Each may
+    hold ``READ_BYTES_MAX`` in memory."""
     lac_wait_s_max: float = 30.0
     """Longest wait of a long poll, for any requested time."""
     lac_waiters_max: int = 128
-    """Long polls at once, half of what one connection may carry; later ones are answered without a wait."""
+    """Concurrent long polls, half the capacity of one connection; further ones are answered without a wait."""
     explicit_lacs_max: int = 10_000
-    """Explicit LACs remembered, some 300 bytes each."""
+    """Bound on the explicit LACs kept, some 300 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +121,15 @@ class BookieIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLoad:
-    """The requests that are with the storage."""
+    """The requests in the storage."""
 
     add_bytes: int
-    """Of entries in adds."""
+    """Bytes of the entries in adds."""
     reads_running: int
     reads_waiting: int
-    """Reads that wait for their turn."""
+    """Reads waiting for their turn."""
     requests: int
-    """All of them."""
+    """Number of all requests."""
 
 
 class BookieService(BookieHandler):
@@ -144,7 +144,7 @@ class BookieService(BookieHandler):
         copying: Copying | None = None,
     ) -> None:
         self.damaged = DamagedEntries()
-        """Known damage, which is left out of lists."""
+        """Known damage, omitted from lists."""
         self.is_read_only = False
         """True if plain adds are refused; set by the disk watch."""
         self._storage = storage
@@ -212,7 +212,7 @@ class BookieService(BookieHandler):
                 assert_never(request)
 
     async def _copy(self, incarnation: str, copy: Copy) -> CopyReply:
-        """Copy from another bookie, for a caller that may add to the ledger."""
+        """Copy from another bookie, for a caller with permission to add to the ledger."""
         if self._copying is None:
             return CopyReply(Status.BAD_REQUEST, detail="this bookie does not copy from others")
         known = await self._storage.check_key(copy.ledger_id, copy.master_key)
@@ -234,18 +234,18 @@ class BookieService(BookieHandler):
         return await self._in_turn(lambda: self._read_noting(ledger_id, entry_ids), ReadReply, is_urgent=is_urgent)
 
     async def _read_noting(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
-        """Read, and note what is damaged."""
+        """Read, and note damaged entries."""
         with self.damaged.reading(ledger_id):
             reply = await self._storage.read(ledger_id, entry_ids)
             self.damaged.read(ledger_id, reply.results)
         return reply
 
     async def _list(self, ledger_id: LedgerId) -> ListReply:
-        """List what can be served."""
+        """List the entries that can be served."""
         return self.damaged.list_of(ledger_id, await self._storage.list_entries(ledger_id))
 
     async def verify(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
-        """Read entries from the disk, so that the damaged ones among them are noted, and the others are no longer."""
+        """Read entries from the disk to update their notes: damaged entries are noted, the notes of others removed."""
         self._storage.read_cache.forget((ledger_id,))  # it may have their bytes from before the damage (R106)
         for start in range(0, len(entry_ids), READ_ENTRIES_MAX):
             rest = entry_ids[start : start + READ_ENTRIES_MAX]
@@ -265,7 +265,7 @@ class BookieService(BookieHandler):
         return LacReply(Status.LIMBO if last.status is Status.LIMBO else Status.OK, explicit, last)
 
     async def _wait_lac(self, incarnation: str, poll: WaitLac) -> LacReply:
-        """Waits for ``lac_wait_s_max`` at most, and not while shutting down."""
+        """Wait for at most ``lac_wait_s_max``, and not while shutting down."""
         bounded_s = min(poll.wait_s, self._limits.lac_wait_s_max) if poll.wait_s > 0 else 0.0
         until_s, beyond = asyncio.get_running_loop().time() + bounded_s, poll.beyond
         look = ReadLac(poll.ledger_id)
@@ -278,7 +278,7 @@ class BookieService(BookieHandler):
         return replace(reply, entry=await self._entry(poll.ledger_id, EntryId(beyond + 1)))
 
     async def _entry(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryResult | None:
-        """An entry that is stored here and whole; None otherwise."""
+        """Return an undamaged entry stored here, or None."""
         found = await self._entries(ledger_id, [entry_id])
         return next((result for result in found.results if result.status is Status.OK), None)
 
@@ -303,7 +303,7 @@ class BookieService(BookieHandler):
     async def _in_turn(
         self, read: Callable[[], Coroutine[Any, Any, ReplyT]], failed: Failed[ReplyT], *, is_urgent: bool = False
     ) -> ReplyT:
-        """Run ``read`` once there is room among the reads. It keeps its place to its own end, not to its caller's."""
+        """Run ``read`` once it has a place. It keeps the place until it ends, even if its caller ends earlier."""
         await self._reads.take(is_urgent=is_urgent)
 
         async def placed() -> ReplyT:
@@ -316,16 +316,16 @@ class BookieService(BookieHandler):
 
     @property
     def load(self) -> ServiceLoad:
-        """What is with the storage now."""
+        """The present requests in the storage."""
         return ServiceLoad(self._add_bytes, self._reads.taken, self._reads.waiting, self._running.count)
 
     def refuse_everything(self) -> None:
-        """From now on each new request answers SHUTTING_DOWN, and each long poll that still waits."""
+        """Answer all new requests and all waiting long polls with SHUTTING_DOWN from now on."""
         self._is_shutting_down = True
         self._lacs.close()
 
     async def drain(self, deadline_s: float) -> bool:
-        """Wait for the requests that are with the storage; whether they ended in time."""
+        """Wait for the requests in the storage. Return whether they ended in time."""
         return await self._running.drain(deadline_s)
 
     def _refusal(self, incarnation: str) -> tuple[Status, str] | None:

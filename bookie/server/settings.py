@@ -20,17 +20,17 @@ from bookie.storage.settings import READ_CACHE_BYTES
 from bookie.wire.security import TlsSettings
 
 DEFAULT_PORT: Final = 3181
-"""Apache's."""
+"""The same as Apache's."""
 LOOPBACK: Final = "127.0.0.1"
 JOURNAL_DIRS_MAX: Final = 16
-"""Journals of one bookie: more than the process can keep busy. Each may hold 64 MiB of records that wait."""
+"""Most journals of one bookie, more than a process can keep busy. Each may hold 64 MiB of waiting records."""
 LEDGER_DIRS_MAX: Final = 32
-"""Ledger directories of one bookie: one for each disk of a large host."""
+"""Most ledger directories of one bookie: one for each disk of a large host."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdministrationAccess:
-    """Who may call the administration; see ``bookie.runtime.access.access.AccessSettings``."""
+    """The permissions for the administration; see ``bookie.runtime.access.access.AccessSettings``."""
 
     tokens_file: Path | None
     allow_anonymous_read: bool
@@ -41,10 +41,10 @@ class AdministrationAccess:
 
 @dataclass(frozen=True, slots=True)
 class BookieSettings:
-    """Settings of one bookie process. Refuses impossible values as a whole, naming each of them.
+    """Settings of one bookie process.
 
     Raises:
-        ConfigurationError: some value is impossible.
+        ConfigurationError: some values are invalid; lists every one of them.
     """
 
     metadata_uri: str
@@ -64,11 +64,11 @@ class BookieSettings:
             "the index is in the first one."
         ),
     ]
-    """Other directories than the journal's, on other devices if there are some; see ``ledger_dirs``."""
+    """Directories other than the journal's, on other devices if possible; see ``ledger_dirs``."""
     host: Annotated[str, Option("Address to listen on.")] = LOOPBACK
     advertised_host: Annotated[str | None, Option("Host that clients dial; default: --host.")] = None
     port: Annotated[int, Option("Port to listen on; 0 picks a free one.", minimum=0, maximum=65535)] = DEFAULT_PORT
-    """The real one is registered."""
+    """The actual port is registered."""
     apache_port: Annotated[
         int | None,
         Option(
@@ -89,32 +89,33 @@ class BookieSettings:
     bookie_id: Annotated[
         str | None, Option("Default: the directory's own, else HOST:PORT (HOST:APACHE_PORT, if given).")
     ] = None
-    """With the port of Apache's protocol if it is spoken: its clients may be configured to use an id as an address."""
+    """Has the port of Apache's protocol if that is enabled: its clients may be configured to use an id as an
+    address."""
     read_only_below_bytes: Annotated[
         int, Option("Become read-only while a disk has less free space; 0: never.", minimum=0)
     ] = 1 << 30
-    """The default is room for the journal and both write caches to be flushed several times over."""
+    """The default is room for several flushes of the journal and both write caches."""
     is_new_incarnation: Annotated[
         bool, Option("The old disks are lost permanently: start on these empty ones.", "new_incarnation")
     ] = False
-    """Start although the directories are empty and the bookie id had others: what these held counts as unknown and is
-    copied to this bookie again."""
+    """Start with empty directories although the bookie id had others: the old content counts as unknown and is copied
+    to this bookie again."""
     may_salvage_journal: Annotated[
         bool, Option("If the journal is damaged, salvage it at the start instead of refusing.", "salvage_journal")
     ] = False
-    """What the journal held then counts as unknown, and is copied to this bookie again (docs/bookie.md#disks)."""
+    """The journal's content then counts as unknown, and is copied to this bookie again (docs/bookie.md#disks)."""
     session_timeout_s: Annotated[
         float,
         Option("ZooKeeper session timeout, in seconds.", "session_timeout", above=0),
     ] = 10.0
-    """A bookie that was killed counts as registered for this long."""
+    """Time for which a killed bookie still counts as registered."""
     connect_timeout_s: Annotated[
         float, Option("Seconds that ZooKeeper may take to answer at the start.", "connect_timeout", above=0)
     ] = 15.0
     takeover_deadline_s: float = 60.0
-    """How long an earlier session's registration of this bookie may take to vanish; more than any session timeout."""
+    """Deadline for an earlier session's registration of this bookie to vanish; more than any session timeout."""
     concurrent_requests_max: int = 512
-    """gRPC calls at once, add streams among them; one more is refused."""
+    """Concurrent gRPC calls, including add streams; further calls are refused."""
     collect_interval_s: Annotated[
         float,
         Option(
@@ -145,7 +146,7 @@ class BookieSettings:
         Path | None,
         Option("File with tokens and their roles, for `bkheal bookie ... --at`; as the auditor's.", is_file=True),
     ] = None
-    """It is read again when it changes (``bookie.runtime.access.tokens``)."""
+    """The file is read again after each change (``bookie.runtime.access.tokens``)."""
     allow_anonymous_read: Annotated[bool, Option("Show status and ledgers to operators without a token.")] = True
     allow_anonymous_write: Annotated[
         bool,
@@ -159,11 +160,11 @@ class BookieSettings:
         Option("Memory for entries that are read ahead for sequential readers. 0: nothing is read ahead.", minimum=0),
     ] = READ_CACHE_BYTES
     drain_deadline_s: float = 20.0
-    """How long requests may take to end once a stop was asked for; below Kubernetes' grace period of 30 s."""
+    """Deadline of running requests after a request to stop; below Kubernetes' grace period of 30 s."""
     is_plaintext: Annotated[bool, Option("No TLS on an address others can reach.", "plaintext")] = False
     tls: Annotated[TlsSettings | None, Group("tls_", heading="TLS")] = None
     http: Annotated[StatusServerSettings | None, Group("http_", heading="Metrics and probes")] = None
-    """The address of metrics and probes; None: none."""
+    """The address of metrics and probes, or None."""
 
     def __post_init__(self) -> None:
         if problems := [*uri_problems(self.metadata_uri), *range_problems(self), *self._problems()]:
@@ -186,7 +187,7 @@ class BookieSettings:
 
     @property
     def access(self) -> AdministrationAccess:
-        """Who may call the administration."""
+        """The permissions for the administration."""
         return AdministrationAccess(self.tokens_file, self.allow_anonymous_read, self.allow_anonymous_write)
 
     def _problems(self) -> Iterator[str]:

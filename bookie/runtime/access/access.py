@@ -1,4 +1,4 @@
-"""Who a caller is and whether it may: the same rules on every face."""
+"""The identity of a caller and its permissions, with the same rules on every face."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from bookie.runtime.listening import is_loopback
 
 _PEER_KINDS: Final = ("ipv4:", "ipv6:")
 _IPV6_CLIENT_BITS: Final = 64
-"""One client usually has a whole network of this size, so addresses in it count as one."""
+"""Clients usually own a whole network of this size, so its addresses count as one client."""
 
 
 class UnauthenticatedError(PermanentError):
-    """A missing token although one is needed, or an unknown one."""
+    """A required token is missing, or a token is unknown."""
 
 
 class ForbiddenError(PermanentError):
-    """The token is known, and its role does not include this."""
+    """The token is known, but its role does not permit the request."""
 
 
 class RateLimitedError(TransientError):
-    """Too many requests of this client."""
+    """This client sent too many requests."""
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__(f"too many requests of this client: try again in {retry_after_s:.1f} s")
@@ -38,13 +38,13 @@ class RateLimitedError(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A caller that was admitted."""
+    """An admitted caller."""
 
     name: str
-    """Of its token, or ``anonymous``."""
+    """Name of its token, or ``anonymous``."""
     address: str
     role: Role = Role.READ
-    """The most that it may do."""
+    """Its highest role."""
 
     def require(self, needed: Role, what: str) -> None:
         """Refuse ``what`` to a caller whose role does not include ``needed``.
@@ -60,21 +60,21 @@ class Principal:
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether it showed no token."""
+        """Whether the caller sent no token."""
         return self.name == ANONYMOUS
 
     @property
     def client(self) -> str:
-        """The identity of a client for limits: the token, else the address."""
+        """Key of the client for its limits: the token if there is one, else the address."""
         return f"address {client_of(self.address)}" if self.is_anonymous else f"token {self.name}"
 
 
 class AccessSettings(Protocol):
-    """What decides who is admitted."""
+    """The settings for the admission of callers."""
 
     @property
     def tokens_file(self) -> Path | None:
-        """File of the tokens (``bookie.runtime.access.tokens``); None: no tokens."""
+        """The tokens file (``bookie.runtime.access.tokens``). None means no tokens."""
         ...
 
     @property
@@ -84,26 +84,26 @@ class AccessSettings(Protocol):
 
     @property
     def allow_anonymous_write(self) -> bool:
-        """Whether they may change things: only together with addresses of this machine alone."""
+        """Whether callers without a token may make changes. Requires all listeners on loopback addresses."""
         ...
 
     @property
     def requests_per_second(self) -> float:
-        """Of one client, over time; twice as many at once."""
+        """Long-term rate of each client; a burst may be twice as large."""
         ...
 
     @property
     def clients_max(self) -> int:
-        """Clients whose rate is remembered."""
+        """Number of clients with a stored rate."""
         ...
 
 
 def anonymous_write_problems(hosts: Iterable[str], what: str) -> list[str]:
-    """The reason why changes without a token are impossible for listeners on ``hosts``; empty: they are possible.
+    """Return why listeners on ``hosts`` must not accept changes without a token. Empty means they may.
 
     Args:
         hosts: addresses of the listeners.
-        what: what every client that reaches them could do.
+        what: the change open to every client that reaches them.
     """
     open_hosts = sorted({host for host in hosts if not is_loopback(host)})
     if not open_hosts:
@@ -114,7 +114,7 @@ def anonymous_write_problems(hosts: Iterable[str], what: str) -> list[str]:
 
 
 class Access:
-    """Admits callers of one face."""
+    """The admission of callers at one face."""
 
     def __init__(self, settings: AccessSettings, clock: Clock) -> None:
         self._clock = clock
@@ -125,7 +125,7 @@ class Access:
 
     @property
     def open_to_all(self) -> frozenset[Role]:
-        """The roles that a caller without a token has."""
+        """The roles of a caller without a token."""
         return frozenset(role for role, is_open in self._anonymous.items() if is_open)
 
     def set_requests_per_second(self, rate: float) -> None:
@@ -133,16 +133,16 @@ class Access:
         self._limit.set_rate(rate)
 
     def admit(self, address: str, token: str | None, needed: Role, *, is_limited: bool = True) -> Principal:
-        """Return who calls.
+        """Return the admitted caller.
 
-        Wrong tokens count against their address, so that guessing is as slow as asking. A wrong token is refused even
-        if none is needed: its owner expects to be authenticated.
+        Wrong tokens count for the rate of their address, which limits guessing. A wrong token is refused even if none
+        is needed, because its owner expects to be authenticated.
 
         Args:
             address: IP address of the caller.
-            token: what it showed; None: nothing.
-            needed: role that the request needs.
-            is_limited: whether it counts for the rate of its client. A wrong token counts in any case.
+            token: the caller's token, or None.
+            needed: role required by the request.
+            is_limited: whether the request counts for the client's rate. A wrong token always counts.
 
         Raises:
             RateLimitedError, UnauthenticatedError, ForbiddenError: see there.
@@ -169,7 +169,7 @@ class Access:
 
 
 def bearer_token(header: str | None) -> str | None:
-    """The token in an ``Authorization`` header; None without one.
+    """Return the token in an ``Authorization`` header, or None without a header.
 
     Raises:
         UnauthenticatedError: the header is of another kind.
@@ -183,7 +183,7 @@ def bearer_token(header: str | None) -> str | None:
 
 
 def metadata_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """The token in the metadata of a gRPC call; None without one.
+    """Return the token in the metadata of a gRPC call, or None without one.
 
     Raises:
         UnauthenticatedError: it is of another kind.
@@ -197,7 +197,7 @@ def metadata_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
 
 
 def peer_address(peer: str) -> str:
-    """The IP address in gRPC's name of a peer, such as ``ipv4:10.0.0.1:5123`` or ``ipv6:%5B::1%5D:5123``."""
+    """Return the IP address in gRPC's name of a peer, such as ``ipv4:10.0.0.1:5123`` or ``ipv6:%5B::1%5D:5123``."""
     for kind in _PEER_KINDS:
         if peer.startswith(kind):
             return unquote(peer.removeprefix(kind)).rpartition(":")[0].strip("[]")
@@ -205,7 +205,7 @@ def peer_address(peer: str) -> str:
 
 
 def client_of(address: str) -> str:
-    """The network that counts as one client."""
+    """Return the address or network counted as one client."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

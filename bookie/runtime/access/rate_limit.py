@@ -1,4 +1,4 @@
-"""How many requests a client may send: a token bucket each, for a bounded number of clients."""
+"""A limit for the rate of requests: one token bucket per client, for a bounded number of clients."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Final
 from bookie.runtime.clock import Clock
 
 _BURST_FACTOR: Final = 2.0
-"""A page that asks for several documents at once must not be slowed down."""
+"""Allows a page to request several documents at once without delay."""
 
 
 class RateLimit:
-    """Buckets that refill at ``rate`` requests a second and hold twice as many."""
+    """Buckets with a refill of ``rate`` requests per second and a capacity of twice as many."""
 
     def __init__(self, rate: float, clients_max: int, clock: Clock) -> None:
         self.set_rate(rate)
         self._clients_max = clients_max
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Requests left, and as of when; the client not seen for longest comes first."""
+        """Requests left and the time of that count; the least recently seen client comes first."""
 
     def set_rate(self, rate: float) -> None:
         """Change the rate of every client, from its next request on."""
@@ -27,7 +27,7 @@ class RateLimit:
         self._burst = max(1.0, rate * _BURST_FACTOR)
 
     def wait_s(self, client: str) -> float:
-        """Count one request of ``client``; 0 if it is admitted, else in how many seconds one will be."""
+        """Count one request of ``client``. Return 0 if it is admitted, else the seconds until the next one is."""
         now_s = self._clock.monotonic_s()
         left, seen_s = self._buckets.pop(client, (self._burst, now_s))
         left = min(self._burst, left + (now_s - seen_s) * self._rate)

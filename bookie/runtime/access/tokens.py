@@ -84,7 +84,7 @@ def make_token(name: str, role: Role, expires_ms: int = 0) -> NewToken:
     """Make a token that expires at a time, or never if that is 0.
 
     Raises:
-        TokensFileError: ``name`` cannot stand in the file.
+        TokensFileError: ``name`` is not a valid name.
     """
     if not _NAME.fullmatch(name) or name == ANONYMOUS:
         raise TokensFileError(
@@ -99,7 +99,7 @@ def parse_tokens(text: str) -> tuple[TokenEntry, ...]:
     """Read the content of a tokens file.
 
     Raises:
-        TokensFileError: a line is wrong; the text names the line and the expected form.
+        TokensFileError: a line is invalid; the message contains its number and the expected form.
     """
     entries: dict[str, TokenEntry] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -120,7 +120,7 @@ def parse_tokens(text: str) -> tuple[TokenEntry, ...]:
 
 
 def read_token_file(path: Path) -> str:
-    """Read the token that a caller sends, as the file is now.
+    """Read the token for a caller's own requests from the file's present content.
 
     Raises:
         TokenFileError: the file cannot be read, or does not contain exactly one token.
@@ -141,12 +141,12 @@ def read_token_file(path: Path) -> str:
 
 
 def is_word(token: str) -> bool:
-    """Whether a token can be sent. The text of an error about a malformed header would have the header in it."""
+    """Whether ``token`` is valid in a header. The error for a malformed header would contain the token."""
     return all(char.isascii() and char.isprintable() and not char.isspace() for char in token)
 
 
 class Tokens:
-    """The tokens of one file, as it is now."""
+    """The tokens in the present content of one file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -154,7 +154,7 @@ class Tokens:
         self._entries: tuple[TokenEntry, ...] = ()
 
     def find(self, token: str) -> TokenEntry | None:
-        """The entry of a token. Takes as long for a wrong token as for a right one."""
+        """Return the entry of a token, or None. Takes the same time for valid and invalid tokens."""
         self._refresh()
         asked, found = _sha256(token), None
         for entry in self._entries:

@@ -1,7 +1,7 @@
-"""The audit log: one record for every request that would change something, also for those that were refused.
+"""The audit log: one record for each request to change something, including refused requests.
 
-Except for those refused for their number alone. Logger ``bkheal.audit``, so that it can be sent elsewhere. Records hold
-names, never tokens.
+Requests refused only by the rate limit are not recorded. The logger ``bkheal.audit`` allows a separate destination.
+Records hold names, never tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _log: Final = logging.getLogger("bkheal.audit")
 
 @dataclass(slots=True)
 class Trail:
-    """What is known so far about one changing request."""
+    """The facts known so far about one changing request."""
 
     face: str
     """``http`` or ``grpc``."""
@@ -28,10 +28,10 @@ class Trail:
     """Kind of the run."""
     run_id: str = ""
     detail: str = ""
-    """What else was asked for, such as the new delay."""
+    """Further arguments of the request, such as the new delay."""
 
     def record(self, outcome: str, *, is_refused: bool) -> None:
-        """Write the record. To be called once."""
+        """Write the record. Call this once."""
         fields = {
             "face": self.face,
             "action": self.action,

@@ -1,8 +1,8 @@
 """The watch on a running process's configuration file: reads it periodically and at SIGHUP, and applies changes.
 
 Contents are compared, not times: a ConfigMap volume swaps the directory of a symbolic link, with arbitrary times. New
-content counts once two consecutive reads have returned it, so that a half-written file is not mistaken for a complete
-one; SIGHUP declares it complete. A file that is unreadable or rejected changes nothing. ``reload`` makes the decisions.
+content counts once two consecutive reads have returned it, because the first may have seen a half-written file. SIGHUP
+declares the file complete. An unreadable or rejected file changes nothing. ``reload`` makes the decisions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 LOOK_INTERVAL_S: Final = 2.0
 """Interval between two reads; a change takes effect after two of them."""
 BYTES_MAX: Final = 1 << 20
-"""Largest file that is read, in bytes; Kubernetes has the same limit for a ConfigMap."""
+"""Size limit of the file, in bytes, the same as Kubernetes' limit for a ConfigMap."""
 _STREAMS: Final = (0, 1, 2)
 
 Apply: TypeAlias = Mapping[str, Callable[[Any], None]]
@@ -37,7 +37,7 @@ Apply: TypeAlias = Mapping[str, Callable[[Any], None]]
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """The result of a read that returned no usable content."""
+    """The result of a read without usable content."""
 
     reason: str
 
@@ -144,7 +144,7 @@ async def following(
 
 
 def _terminals() -> frozenset[int]:
-    """Return the standard streams that are terminals; a closed terminal no longer counts."""
+    """Return the standard streams connected to a terminal; a closed terminal no longer counts."""
     return frozenset(number for number in _STREAMS if os.isatty(number))
 
 

@@ -1,7 +1,7 @@
-"""From the class of a process's settings to its options, and from their values to the settings.
+"""Convert a process's settings class to options, and the values of the options to settings.
 
-``bookie.model.option`` explains the annotations. Two parsers use this: argparse, in the processes that start with few
-imports (``python -m replicator``), and Typer, in ``bkheal`` (``auditor.cli.configuration.settings``).
+``bookie.model.option`` explains the annotations. There are two parsers: argparse in processes with few imports
+(``python -m replicator``), and Typer in ``bkheal`` (``auditor.cli.configuration.settings``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Required(enum.Enum):
 
 
 REQUIRED: Final = _Required.REQUIRED
-"""The default of an option that has none."""
+"""The default of an option without a default value."""
 _NO_GROUP: Final = Group()
 
 
@@ -37,23 +37,23 @@ class SettingsOption:
     """One option of a settings class."""
 
     name: str
-    """As in the configuration file."""
+    """Name in the configuration file."""
     fields: tuple[str, ...]
-    """The field that it sets: its name in each class on the way to it."""
+    """Path to the field of the option: its name in each nested class."""
     type: type
     """Type of the values: bool, int, float, str, Path or an enum."""
     is_optional: bool
-    """None is a value."""
+    """Whether None is a value."""
     default: Any
     """Value without the option, or ``REQUIRED``."""
     heading: str
-    """Heading in the help; empty: none."""
+    """Heading in the help; empty if none."""
     help: str
     declared: Option = field(repr=False)
 
     @property
     def flag(self) -> str:
-        """As on the command line."""
+        """Name on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
 
@@ -63,7 +63,7 @@ def options_of(settings: type) -> tuple[SettingsOption, ...]:
 
 
 def live_options(settings: type) -> frozenset[str]:
-    """Return the names of the options that running processes follow in the configuration file."""
+    """Return the names of the options with live changes from the configuration file."""
     return frozenset(option.name for option in options_of(settings) if option.declared.is_live)
 
 
@@ -78,10 +78,10 @@ def range_problems(settings: Any) -> Iterator[str]:
 
 
 def build(settings: type[T], values: Mapping[str, Any], **others: Any) -> T:
-    """Return the settings with the values of options, such as a parser found them.
+    """Return the settings built from parsed option values.
 
     Args:
-        settings: a settings class, which raises ConfigurationError for values that contradict each other.
+        settings: a settings class, which raises ConfigurationError for contradictory values.
         values: the value of each option by its name; options without a value have their default.
         others: the fields that are not options.
 
@@ -144,7 +144,7 @@ def _options(
 
 
 def _declared(settings: type) -> Iterator[tuple[dataclasses.Field[Any], type, bool, Option | Group]]:
-    """The fields with an annotation for options: field, type without None, whether None is allowed, annotation."""
+    """Yield the fields with an option annotation: field, type without None, whether None is allowed, annotation."""
     hints = typing.get_type_hints(settings, include_extras=True)
     for each in dataclasses.fields(settings):
         hint = hints[each.name]
@@ -162,7 +162,7 @@ def _without_none(hint: Any) -> tuple[type, bool]:
 
 
 def _arguments(settings: type, values: Mapping[str, Any], prefix: str, problems: list[str]) -> dict[str, Any]:
-    """The arguments of a settings class among the values, without those that were not given."""
+    """Return the given values as arguments of a settings class."""
     found: dict[str, Any] = {}
     for each, kind, is_optional, mark in _declared(settings):
         if isinstance(mark, Group):
@@ -175,7 +175,7 @@ def _arguments(settings: type, values: Mapping[str, Any], prefix: str, problems:
 
 
 def _group(kind: type, values: Mapping[str, Any], prefix: str, problems: list[str], *, is_optional: bool) -> Any:
-    """The object of a group; None if it is optional and not wanted, or cannot be made."""
+    """Return the object of a group, or None if it is optional and not given, or invalid."""
     given = _arguments(kind, values, prefix, problems)
     names = {each.name: _name(each, mark, prefix) for each, _, _, mark in _declared(kind) if isinstance(mark, Option)}
     defaults = {each.name: each.default for each in dataclasses.fields(kind)}

@@ -25,7 +25,7 @@ class ConfigSource:
     values: Values
     """The values at the start of the process."""
     given: Mapping[str, str]
-    """The options set by a flag or a variable, which take precedence over the file; values are the flag or variable."""
+    """The options with a flag or variable, which takes precedence over the file; values are the flag or variable."""
     live: frozenset[str]
     """The options that may change while the process runs."""
 

@@ -29,7 +29,7 @@ _EXAMPLE: Final = "zk://host1:2181;host2:2181/ledgers"
 
 
 class ConfigurationError(PermanentError):
-    """Missing or invalid settings. ``problems`` contains all that were found, not only the first."""
+    """Missing or invalid settings. ``problems`` contains every problem found, not only the first."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("configuration: " + "; ".join(problems))

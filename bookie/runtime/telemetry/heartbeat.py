@@ -1,6 +1,6 @@
-"""A heartbeat of the event loop, which other threads read: the liveness probe asks whether the loop still runs.
+"""A heartbeat of the event loop, read by other threads: the liveness probe checks whether the loop still runs.
 
-It depends on nothing outside the process, so that an outage of ZooKeeper causes no restarts.
+It depends on nothing outside the process, so an outage of ZooKeeper causes no restarts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bookie.runtime.clock import Clock
 
 INTERVAL_S: Final = 1.0
 SILENCE_S_MAX: Final = 30.0
-"""A loop that is blocked for longer does not recover by itself; garbage collections and slow disks block it less."""
+"""A loop blocked for longer does not recover by itself; garbage collections and slow disks block it less."""
 
 
 class Heartbeat:

@@ -1,8 +1,8 @@
 """Metrics as data: the only source for the registry of a process, for ``docs/metrics.md`` and for tests.
 
 Names follow Prometheus: prefix, base units, unit suffix, ``_total`` for counters. A label has a fixed set of values,
-all of them exported as 0 from the start, so that ``increase()`` counts the first event. Ids of ledgers, entries and
-runs are never labels.
+all exported as 0 from the start, so ``increase()`` counts the first event. Ids of ledgers, entries and runs are never
+labels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SYNC_BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.
 WORK_BUCKETS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
 """The work on one ledger: from a few round trips to many gigabytes."""
 WAIT_BUCKETS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 604_800.0)
-"""The time during which data has too few copies: seconds to a week."""
+"""The time with too few copies of some data: seconds to a week."""
 RUN_BUCKETS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14_400.0, 43_200.0, 86_400.0)
 """One audit run."""
 
@@ -50,7 +50,7 @@ class Definition:
     buckets: tuple[float, ...] = ()
     """Upper bounds; only for a histogram."""
     watch: str = ""
-    """The values that need attention, for the documentation."""
+    """Condition that needs attention, for the documentation."""
     is_leader_only: bool = False
     """Only the leading auditor exports it."""
     is_free: bool = False

@@ -73,7 +73,7 @@ class MetricSet:
         build.set(1)
 
     def counter(self, name: str, **labels: str) -> Counter:
-        """Return the counter with these labels; a caller that counts often should keep it.
+        """Return the counter with these labels. A caller should keep it for frequent use.
 
         Raises:
             InvariantError: no such counter with these labels is defined; ``gauge`` and ``histogram`` raise it as well.

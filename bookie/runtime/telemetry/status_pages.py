@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 from bookie.runtime.telemetry.metrics import MetricSet, render
 
 Check = Callable[[], str]
-"""Function that returns the reason for a failed check, or an empty text after a success.
+"""A function to return the reason for a failed check, or an empty text after a success.
 
 It runs in the server's threads and only reads attributes.
 """

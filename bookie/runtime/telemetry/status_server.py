@@ -1,8 +1,8 @@
 """A small HTTP server beside the main work of a process: ``/metrics``, ``/livez``, ``/readyz``, ``/version``.
 
-It runs in its own threads, so that a blocked event loop is reported as not alive instead of giving no answer. Unlike
-the server of prometheus-client, it has the other paths, performs the TLS handshake in the connection's own thread (a
-silent client must not block the others), and limits threads and time.
+It runs in its own threads, so a blocked event loop is reported as not alive instead of giving no answer. Unlike the
+server of prometheus-client, it has the other paths and limits threads and time. It performs the TLS handshake in the
+connection's own thread, because an unresponsive client must not block the others.
 
 With a client CA, ``/metrics`` and ``/version`` require a client certificate signed by this CA. The two probes require
 none, because a kubelet has none; they return only success or failure and the reason.
@@ -134,7 +134,7 @@ class _Server(ThreadingMixIn, TCPServer):
                     _hang_up(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log at debug level only: the usual cause is a client that has left or does not speak HTTP or TLS."""
+        """Log at debug level only: usually the client has left or does not speak HTTP or TLS."""
         _log.debug("HTTP connection ended early", exc_info=True)
 
     def _leave(self, request: socket.socket) -> None:
@@ -230,7 +230,7 @@ def _tls_context(settings: StatusServerSettings, files: Sequence[Path]) -> ssl.S
         context.load_cert_chain(files[0], settings.key)
         if settings.client_ca is not None:
             context.load_verify_locations(settings.client_ca)
-            context.verify_mode = ssl.CERT_OPTIONAL  # one that is presented must verify; each path decides on its own
+            context.verify_mode = ssl.CERT_OPTIONAL  # a presented certificate must verify; each path decides on its own
     except OSError as error:  # ssl.SSLError is one
         named = ", ".join(map(str, files))
         raise StatusServerError(f"cannot use the TLS files for HTTP ({named}): {error}") from error

@@ -1,4 +1,4 @@
-"""What operators ask of a running bookie: its state, its ledgers, scrubs, garbage collections, the read-only mode.
+"""Operators' requests to a running bookie: its state, its ledgers, scrubs, garbage collections, the read-only mode.
 
-``node`` does it, ``servicer`` is the gRPC face with the access rules.
+``node`` executes them, ``servicer`` is the gRPC face with the access rules.
 """

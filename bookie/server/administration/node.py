@@ -1,8 +1,8 @@
-"""The state of a running bookie and the changes that an operator may ask for. Who may ask is decided by the face.
+"""The state of a running bookie, and changes to it by operators. The face checks the caller's permissions.
 
-Every method is short or bounded: a change only starts what runs in the background, and an inventory has limits of
-ledgers, bytes and time. A change that has begun is finished also if its caller leaves: a write that goes on in a thread
-after its caller has ended could overtake a later one.
+Every method is short or bounded: a change only starts background work, and an inventory has limits of ledgers, bytes
+and time. A change is completed even if its caller leaves: a write continued in a thread after the end of its caller
+could overtake a later write.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from bookie.storage.store import LedgerStorage
 from bookie.wire import administration_pb2 as pb
 
 INVENTORY_LEDGERS_MAX: Final = 10_000
-"""Ledgers of one call."""
+"""Most ledgers of one call."""
 _BATCH_LEDGERS: Final = 200
 _BATCH_BYTES: Final = 1 << 20
 _ENDS_AT_ONCE: Final = 8
-"""Few, so that requests of clients find the index free."""
+"""A small number, to keep the index free for client requests."""
 _INVENTORY_S: Final = 60.0
-"""For one call, from its begin to its last list. After a list that takes longer, the call ends."""
+"""Time limit of one call, from its start to its last list. The list in progress at the limit is completed."""
 _INVENTORIES_MAX: Final = 2
-"""Calls at once: each holds the list of one ledger in memory."""
+"""Concurrent calls; each holds the list of one ledger in memory."""
 _UNREPAIRED_SHOWN: Final = 1000
 _LOOK_S: Final = 5.0
-"""How long a disk may take to report its space."""
+"""Deadline of a disk to report its space."""
 
 _PHASES: Final = {
     ScrubPhase.WAITING: pb.ScrubState.WAITING,
@@ -60,7 +60,7 @@ class NotNowError(TransientError):
 
 
 class TooManyInventoriesError(TransientError):
-    """Too many inventories are under way."""
+    """Too many inventories are in progress."""
 
 
 @dataclass(slots=True)
@@ -72,27 +72,27 @@ class Node:
     storage: LedgerStorage
     service: BookieService
     disks: Mapping[str, Disk]
-    """By role: ``journal``, ``journal-2`` and so on for more journals, and ``ledgers``."""
+    """The disks by role: ``journal``, then ``journal-2`` and so on for more journals, and ``ledgers``."""
     watch: DiskWatch
     drain: DrainWatch
     read_only: OperatorReadOnly
     collector: Collector
     scrubber: Scrubber | None
-    """None: scrubs are disabled."""
+    """None if scrubs are disabled."""
     unsent_bytes: Callable[[], int]
     clock: Clock
     journal_paths: Mapping[str, Path]
     """The directories of the journals by role, in their order."""
     begun_s: float
-    """When the process started, on the clock's monotonic time."""
+    """Start of the process on the clock's monotonic time."""
     _inventories: int = 0
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _forcing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _next_force: asyncio.Task[pb.ForceResponse] | None = None
-    """Has not begun yet, and serves every call until then."""
+    """A force not yet begun, shared by all calls until its start."""
 
     async def status(self) -> pb.NodeStatus:
-        """Return what the process does and holds."""
+        """Return the activity and content of the process."""
         load, memory = self.service.load, self.storage.memory
         return pb.NodeStatus(
             bookie_id=self.bookie,
@@ -139,11 +139,11 @@ class Node:
         return pb.DiskSpace(role=role, total_bytes=total, free_bytes=free, path=path, problem=problem)
 
     async def inventory(self, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
-        """Yield the ledgers that the request selects; see the ``.proto`` file.
+        """Yield the ledgers selected by the request; see the ``.proto`` file.
 
         Raises:
-            WrongRequestError: an id or a limit is impossible.
-            TooManyInventoriesError: ``_INVENTORIES_MAX`` calls are under way.
+            WrongRequestError: an id or a limit is out of range.
+            TooManyInventoriesError: ``_INVENTORIES_MAX`` calls are in progress.
             DiskError: the index cannot be read.
         """
         is_one = request.HasField("ledger_id")
@@ -190,7 +190,7 @@ class Node:
     async def _messages(
         self, ids: Sequence[LedgerId], *, only_ends: bool
     ) -> AsyncGenerator[tuple[LedgerId, Sequence[pb.InventoryLedger]], None]:
-        """Each ledger with its messages. Ends are small, so those of a few ledgers are read side by side."""
+        """Yield each ledger with its messages. Ends are small, so those of a few ledgers are read concurrently."""
         if not only_ends:
             for ledger_id in ids:
                 yield ledger_id, _ledger_pieces(await self.storage.ledger(ledger_id))
@@ -204,10 +204,10 @@ class Node:
         return (await pages(after, min(limit, _BATCH_LEDGERS)))[:limit]
 
     async def force(self) -> pb.ForceResponse:
-        """Move what was acknowledged before the call to the entry logs and the index, and sync both.
+        """Move everything acknowledged before the call to the entry logs and the index, and sync both.
 
         Raises:
-            DiskFullError: not done; nothing is lost.
+            DiskFullError: nothing was moved or lost.
             DiskError: a disk failed; the process ends.
         """
         if self._next_force is None:
@@ -246,7 +246,7 @@ class Node:
 
         Raises:
             WrongRequestError: an unknown action.
-            NotNowError: one runs already.
+            NotNowError: a collection is already running.
         """
         if request.action not in (pb.CollectRequest.SHOW, pb.CollectRequest.MINOR, pb.CollectRequest.MAJOR):
             raise WrongRequestError(f"action {request.action} is unknown")
@@ -257,11 +257,12 @@ class Node:
         return self._collection()
 
     async def set_read_only(self, request: pb.SetReadOnlyRequest, who: str) -> pb.ReadOnlyState:
-        """Record and follow the wish of an operator, or show it. On return, clients are answered by it.
+        """Record and apply an operator's request, or show the state. From the return on, clients get answers
+        accordingly.
 
         Raises:
             WrongRequestError: an unknown action.
-            DiskError: the wish could not be recorded; nothing has changed.
+            DiskError: the request could not be recorded; nothing has changed.
         """
         if request.action not in (pb.SetReadOnlyRequest.SHOW, pb.SetReadOnlyRequest.SET, pb.SetReadOnlyRequest.CLEAR):
             raise WrongRequestError(f"action {request.action} is unknown")
@@ -343,7 +344,7 @@ def _ends_message(found: LedgerEnds) -> pb.InventoryLedger:
 
 
 def _ledger_pieces(found: LedgerStatus) -> Sequence[pb.InventoryLedger]:
-    """The messages of one ledger, with pieces of some 120 KB each."""
+    """Return the messages of one ledger, in pieces of about 120 KB."""
     pieces = [
         pb.InventoryLedger(
             ledger_id=found.ledger_id,

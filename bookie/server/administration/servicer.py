@@ -1,4 +1,4 @@
-"""The gRPC face of the administration: who may call, deadlines, the record of each change, errors as statuses."""
+"""The gRPC face of the administration: permissions, deadlines, the record of each change, errors as statuses."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from bookie.wire import administration_pb2_grpc as rpc
 _log = logging.getLogger(__name__)
 
 _DEADLINE_S: Final = 30.0
-"""For a call that is not a stream."""
+"""Deadline of a call without a stream."""
 _FORCE_DEADLINE_S: Final = 120.0
-"""Two write caches and the index on a slow disk."""
+"""Enough for two write caches and the index on a slow disk."""
 _TAKEN_WITHIN_S: Final = 30.0
-"""For one message of an inventory; a client that does not take it in time is disconnected."""
+"""Deadline for one message of an inventory; a slower client is disconnected."""
 
 Context = grpc.aio.ServicerContext[object, object]
 InventoryContext = grpc.aio.ServicerContext[pb.InventoryRequest, pb.InventoryBatch]
@@ -50,10 +50,10 @@ _CODES: Final = {
 
 
 class AdministrationServicer(rpc.AdministrationServicer):
-    """Serves ``node`` once it is set; UNAVAILABLE until then."""
+    """The servicer of ``node``; answers UNAVAILABLE until ``node`` is set."""
 
     def __init__(self, access: Access) -> None:
-        """Store ``access``, which decides who may call."""
+        """Store ``access``, which decides about callers."""
         self.node: Node | None = None
         self._access = access
 
@@ -64,7 +64,7 @@ class AdministrationServicer(rpc.AdministrationServicer):
     async def Inventory(  # noqa: N802
         self, request: pb.InventoryRequest, context: InventoryContext
     ) -> None:
-        """Send the batches, each only when the one before was taken."""
+        """Send the batches, each after the client has taken the previous one."""
         try:
             node = self._admitted(context, Role.READ)
             async with aclosing(node.inventory(request)) as batches:
@@ -109,7 +109,7 @@ class AdministrationServicer(rpc.AdministrationServicer):
         return await self._changing(context, "read_only", _name(pb.SetReadOnlyRequest.Action, request.action), work)
 
     def _admitted(self, context: Context | InventoryContext, needed: Role) -> Node:
-        """The node, for a caller that may do what ``needed`` may."""
+        """Return the node for a caller with the permissions of ``needed``."""
         self._access.admit(peer_address(context.peer()), metadata_token(context.invocation_metadata() or ()), needed)
         return self._ready()
 
@@ -134,7 +134,7 @@ class AdministrationServicer(rpc.AdministrationServicer):
         work: Callable[[Node, str], Awaitable[T]],
         deadline_s: float = _DEADLINE_S,
     ) -> T:
-        """Do what needs the role ``operate``, and record it."""
+        """Make a change with the role ``operate``, and record it."""
         trail = Trail("bookie", action, peer_address(context.peer()), detail=detail)
         is_admitted = False
         try:
@@ -161,11 +161,11 @@ class AdministrationServicer(rpc.AdministrationServicer):
 
 
 class _NotReadyError(Exception):
-    """The bookie starts; stays in this module."""
+    """The bookie is starting; stays in this module."""
 
 
 def _name(actions: Callable[[int], str] | object, number: int) -> str:
-    """The name of an action for the record."""
+    """Return the name of an action for the record."""
     try:
         return str(actions.Name(number)).lower()  # type: ignore[union-attr]
     except ValueError:

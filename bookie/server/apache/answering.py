@@ -1,7 +1,7 @@
-"""The work of Apache's operations: their requests to the bookie, and the encoding of the outcomes.
+"""Execute Apache's operations: their requests to the bookie, and the encoding of the outcomes.
 
-Knows no network. Every request gets one answer, the body of a frame, for any outcome. An unavailable entry is never
-reported as absent (S6): limbo and damage have answers of their own, or the one for an I/O error.
+Contains no network code. Every request gets one answer, the body of a frame, for any outcome. An unavailable entry is
+never reported as absent (S6): limbo and damage have their own status, or that of an I/O error.
 
 Source: docs/formats.md#operations.
 """
@@ -43,17 +43,17 @@ from bookie.wire.port import READ_BYTES_MAX, AddBatch, EntryResult, LacReply, St
 _log = logging.getLogger(__name__)
 
 LIST_BYTES_MAX: Final = FRAME_BYTES_EVERYBODY_TAKES - 256
-"""Room for an encoded entry list in one frame; a longer one cannot be sent, and a part of it must not be."""
+"""Room for an encoded entry list in one frame. A longer list is not sent at all, because a part would be wrong."""
 BATCH_READ_BYTES_MAX: Final = FRAME_BYTES_EVERYBODY_TAKES
 _BATCH_READ_STEP: Final = 64
-"""Entries that a batch read fetches at a time."""
+"""Entries fetched at a time by a batch read."""
 _THESE_DISKS: Final = ""
-"""Apache's requests name no incarnation: they mean the disks that are here."""
+"""Apache's requests have no incarnation: they mean the present disks."""
 _ANSWERED_POLL: Final = frozenset((Status.OK, Status.NO_ENTRY))
 
 
 class RequestAnswerer:
-    """Answers the requests of every connection of one listener."""
+    """The answers to the requests of all connections of one listener."""
 
     def __init__(self, handler: BookieHandler, clock: Clock) -> None:
         self._handler = handler
@@ -61,10 +61,10 @@ class RequestAnswerer:
         self._polls: dict[LedgerId, set[asyncio.Task[LacReply]]] = {}
 
     async def adds(self, group: AddGroup) -> Sequence[bytes]:
-        """The frames that answer the adds of a group, in their order.
+        """Return the answer frames for the adds of a group, in their order.
 
-        They are stored together. If the batch is refused for its shape, each is tried alone, so that none suffers for
-        its neighbour.
+        The adds are stored together. If the batch is refused for its shape, each is tried alone, so a bad add does not
+        affect the others.
         """
         kind, packets, accepted = group.kind, group.packets, group.accepted
         status = await self._add(kind, packets)
@@ -87,10 +87,10 @@ class RequestAnswerer:
         return reply.status
 
     async def reads(self, reads: Sequence[Read]) -> tuple[list[bytes], list[Read]]:
-        """The frames, in pieces, that answer some reads of one group (``grouping``), at least one, and those that are
+        """Answer at least one of the reads of one group (``grouping``). Return the pieces of the frames, and the reads
         left for another call.
 
-        The answers hold ``READ_BYTES_MAX`` and one entry more, also if one entry is requested many times.
+        The answers hold ``READ_BYTES_MAX`` and one entry more, even if one entry is requested many times.
         """
         if reads[0].entry_id == NO_ENTRY:
             return self._read_answers(reads, {EntryId(NO_ENTRY): await self._last(reads[0])})
@@ -121,7 +121,7 @@ class RequestAnswerer:
         return answers, left
 
     async def _last(self, read: Read) -> EntryResult:
-        """The greatest entry. After fencing an unknown ledger, there is none."""
+        """Return the greatest entry. After fencing an unknown ledger, there is none."""
         if read.fence_key is not None:
             fenced = await self._handler.answer(_THESE_DISKS, requests.Fence(read.ledger_id, read.fence_key))
             self._end_polls(read.ledger_id)
@@ -138,7 +138,7 @@ class RequestAnswerer:
         return read.dialect.was_read(read, Status.OK, result.packet, known_lac)
 
     async def one(self, request: Other) -> bytes:
-        """The answer to a request that stands alone."""
+        """Return the answer to an ungrouped request."""
         match request:
             case LongPoll():
                 return await self._long_poll(request)
@@ -177,9 +177,9 @@ class RequestAnswerer:
         return v3.polled(poll, reply.entry.entry_id, reply.entry.packet, lac, updated_ms)
 
     async def _waited(self, poll: LongPoll) -> LacReply:
-        """The answer when there is news, at the end of the wait, or after a fence through this listener.
+        """Return the answer after a change, at the end of the wait, or after a fence through this listener.
 
-        A fence over the other protocol is not noticed: then the poll lasts its whole time.
+        A fence over gRPC is not noticed: the poll then lasts its whole time.
         """
         waiting = self._handler.answer(_THESE_DISKS, requests.WaitLac(poll.ledger_id, poll.beyond, poll.wait_s))
         task = guarded("apache long poll", waiting)
@@ -199,12 +199,12 @@ class RequestAnswerer:
                 self._polls.pop(poll.ledger_id, None)
 
     def _end_polls(self, ledger_id: LedgerId) -> None:
-        """A ledger was fenced, or a fence was tried: its waiters look again, and get the news."""
+        """After a fence or an attempt at one, make the waiting polls of the ledger look again and answer."""
         for task in self._polls.pop(ledger_id, set()):
             task.cancel()
 
     async def _read_lac(self, request: ReadLac) -> bytes:
-        """An explicit LAC without any entry is answered with an I/O error, as Apache's bookies do.
+        """Answer READ_LAC. An explicit LAC without any entry becomes an I/O error, as in Apache's bookies.
 
         Source: docs/formats.md#operations.
         """
@@ -248,7 +248,7 @@ class RequestAnswerer:
         return v3.info_answer(request, Status.OK, reply.info.disk_total_bytes, reply.info.disk_free_bytes)
 
     async def _batch_read(self, read: BatchRead) -> bytes:
-        """Entries from the first on, up to one that is not here, the count, or the bytes; the first in any case."""
+        """Return entries from the first on, up to an unavailable entry, the count, or the bytes; always the first."""
         room = min(read.bytes_max, BATCH_READ_BYTES_MAX) - BATCH_OVERHEAD_BYTES
         last = LEDGER_ID_MAX if read.count_max <= 0 else min(read.first + read.count_max - 1, LEDGER_ID_MAX)
         entries: list[bytes] = []
@@ -267,15 +267,15 @@ class RequestAnswerer:
         return _batch(read, entries, Status.BAD_REQUEST)
 
     def _noted(self, ledger_id: LedgerId, reply: LacReply) -> int:
-        """The greatest LAC known after this reply."""
+        """Return the greatest LAC known after this reply."""
         return self._lacs.note(ledger_id, proven_lac(reply))
 
 
 def _batch(read: BatchRead, entries: Sequence[bytes], ended_by: Status) -> bytes:
-    """What was found, or why nothing was."""
+    """Return the entries found, or the reason why there are none."""
     return batch_answer(read, Status.OK if entries else ended_by, entries)
 
 
 def _failure(status: Status) -> Status:
-    """The status of an answer without content; never OK."""
+    """Return the status of an answer without content; never OK."""
     return Status.IO_ERROR if status is Status.OK else status

@@ -1,10 +1,10 @@
 """One client's connection: its transport, from the first byte to the end.
 
-Bytes become requests in ``incoming``, requests wait and run in ``pending``, and answers leave through ``outgoing``, in
-the order in which they are ready. A malformed message closes the connection, with one line in the log.
+``incoming`` turns bytes into requests, requests wait and run in ``pending``, and answers leave through ``outgoing`` in
+the order of their completion. A malformed message closes the connection, with one line in the log.
 
-A connection that must use TLS begins in the clear, with START_TLS; until the end of the handshake it gets nothing but
-refusals.
+A connection with mandatory TLS begins in cleartext with START_TLS. Until the end of the handshake, all its requests are
+refused.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from bookie.wire.apache.framing import MalformedFrameError
 _log = logging.getLogger(__name__)
 
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-"""Finds clients whose machine vanished within a minute; not every platform has every knob."""
+"""Detects clients on a vanished machine within a minute; some platforms lack some of the options."""
 
 
 class ApacheConnection(asyncio.Protocol):
     """One client's connection. All of it runs on the loop's thread.
 
-    The socket is read exactly while nothing that was read before has to wait; this holds a client back that sends more
-    than the bounds allow.
+    The socket is read only while no earlier request has to wait, to slow down a client above the bounds.
     """
 
     def __init__(
@@ -52,10 +51,10 @@ class ApacheConnection(asyncio.Protocol):
         """Wait for ``connection_made``.
 
         Args:
-            answering: does the work.
+            answering: executes the requests.
             limits: bounds.
-            room: what it shares with the other connections.
-            tls: makes the handshake; None: the connection stays in the clear.
+            room: the room shared with the other connections.
+            tls: context of the handshake, or None for cleartext.
             joined: called for a new connection; False if there is no room for it.
             left: called at its end.
         """
@@ -87,7 +86,7 @@ class ApacheConnection(asyncio.Protocol):
         self._await_request(self._first_request_s)
 
     def data_received(self, data: bytes) -> None:
-        """Take every whole frame, and begin what there is room for."""
+        """Take every whole frame, and begin the requests with room."""
         if self._upgrade.is_under_way:
             self._upgrade.keep(data)
             return
@@ -104,22 +103,22 @@ class ApacheConnection(asyncio.Protocol):
             self._give_up(str(error))
 
     def pause_writing(self) -> None:
-        """The client does not fetch its answers as fast as they come; beyond a bound, nothing more is begun for it."""
+        """Note that the client fetches answers too slowly; beyond a bound, no more requests begin for it."""
         self._out.is_held_up()
         self._read_on()
 
     def resume_writing(self) -> None:
-        """It has fetched them all."""
+        """Note that the client has fetched all answers."""
         self._out.has_left()
         self._pending.begin()
 
     def eof_received(self) -> None:
-        """The client sends nothing more; the connection ends, and what was begun runs to its end."""
+        """The client sends nothing more: the connection ends, and requests in progress are completed."""
         if self._incoming.frames.rest_bytes:
             self._give_up("it ended within a frame")
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The end. What is with the storage goes on there; long polls end."""
+        """End the connection. Requests in the storage are completed; long polls end."""
         if self._over.done():
             return
         self._over.set_result(None)
@@ -133,7 +132,7 @@ class ApacheConnection(asyncio.Protocol):
         self._left(self)
 
     def finish(self) -> asyncio.Future[None]:
-        """Read nothing more, send the answers that are due, and close; the future completes with the end."""
+        """Stop reading, send the due answers, and close. The returned future completes at the end."""
         self._is_finishing = True
         self._drop_waiting()
         self._pending.end_polls()
@@ -152,7 +151,7 @@ class ApacheConnection(asyncio.Protocol):
         self._pending.put(fresh, is_more_coming=self._incoming.frames.rest_bytes > 0)
 
     def _go_on(self) -> None:
-        """After requests came, began or ended: give back the room of frames that no longer wait, and read on or end."""
+        """After requests arrived, began or ended, release the room of begun frames, and read on or end."""
         if self._transport is None:
             return
         pending = self._pending
@@ -170,7 +169,7 @@ class ApacheConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _use_encrypted(self, transport: asyncio.Transport, early: list[bytes]) -> None:
-        """Go on after the handshake, with the bytes that arrived before its end was noticed."""
+        """Continue after the handshake, with the bytes received before its end was noticed."""
         self._transport = transport
         self._await_request(self._limits.silent_s)
         for data in early:
@@ -199,7 +198,7 @@ class ApacheConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _lose(self, reason: str) -> None:
-        """End a connection whose handshake failed; asyncio does not call ``connection_lost`` for it."""
+        """End a connection after a failed handshake; asyncio does not call ``connection_lost`` for it."""
         self._say_closed(reason)
         self.connection_lost(None)
 
@@ -212,7 +211,7 @@ class ApacheConnection(asyncio.Protocol):
 
 
 def _keep_alive(transport: asyncio.Transport) -> None:
-    """Let the kernel find out whether the other machine is dead."""
+    """Let the kernel detect a dead peer."""
     peer = transport.get_extra_info("socket")
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:

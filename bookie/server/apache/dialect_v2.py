@@ -23,7 +23,7 @@ class DialectV2(Dialect):
     """Version 2 of the protocol."""
 
     def __init__(self, *, may_serve: bool = True) -> None:
-        """``may_serve`` False: adds and reads are refused, because the connection has to be TLS."""
+        """Without ``may_serve``, adds and reads are refused, because the connection must use TLS."""
         self._may_serve = may_serve
 
     @override
@@ -62,14 +62,14 @@ class DialectV2(Dialect):
 
     @override
     def was_read(self, read: Read, status: Status, packet: bytes, known_lac: int | None) -> Sequence[bytes]:
-        """Version 2 has no place for a last add confirmed."""
+        """Version 2 has no field for a last add confirmed."""
         found = packet if status is Status.OK else b""
         head = v2.encode_response(v2.EntryV2(v2_of_status(status), read.ledger_id, read.entry_id, b"", read.tag))
         return (len(head) + len(found)).to_bytes(LENGTH_SIZE, "big") + head, found
 
 
 def batch_answer(read: BatchRead, status: Status, entries: Sequence[bytes]) -> bytes:
-    """The answer to a batch read; entries only when OK."""
+    """Return the answer to a batch read; with entries only if OK."""
     found = tuple(entries) if status is Status.OK else ()
     return v2.encode_response(
         v2.BatchV2(v2_of_status(status), read.ledger_id, read.first, read.request_id, found, read.tag)

@@ -1,7 +1,7 @@
 """Version 3 on one connection: protobuf messages to requests, outcomes to protobuf messages.
 
-Answers carry version three, the operation and the txnId of the request. An outcome stands twice in them, at the top
-and in the operation's own part; what has no such part (login, TLS, unknown operations, refusals) has it at the top.
+Answers carry version three, the operation and the txnId of the request. The outcome is at the top and again in the
+operation's own part. Answers without such a part (login, TLS, unknown operations, refusals) have it only at the top.
 
 Source: docs/formats.md#version-3, #operations.
 """
@@ -37,7 +37,7 @@ from bookie.wire.apache.statuses import code_of_status
 from bookie.wire.port import Status
 
 AUTH_DISABLED: Final = "AuthDisabledPlugin"
-"""What a bookie that asks for no login calls it; clients take it for a yes."""
+"""The name used by a bookie without a login; clients take it as a success."""
 _TOTAL_DISK_CAPACITY: Final = 1
 _FREE_DISK_SPACE: Final = 2
 
@@ -52,14 +52,14 @@ _PARTS: Final[Mapping[int, tuple[str, str]]] = {
     pb.FORCE_LEDGER: ("forceLedgerRequest", "forceLedgerResponse"),
     pb.GET_LIST_OF_ENTRIES_OF_LEDGER: ("getListOfEntriesOfLedgerRequest", "getListOfEntriesOfLedgerResponse"),
 }
-"""Of operations whose answers have a status of their own."""
+"""The parts of operations with a status of their own in the answer."""
 
 
 class DialectV3(Dialect):
-    """Version 3 of the protocol. Belongs to one connection, as its answers are built in place."""
+    """Version 3 of the protocol. Belongs to one connection, because its answers are built in place."""
 
     def __init__(self, *, may_serve: bool = True) -> None:
-        """``may_serve`` False: everything but login and START_TLS is refused, because the connection has to be TLS."""
+        """Without ``may_serve``, everything but login and START_TLS is refused, because the connection must use TLS."""
         self._may_serve = may_serve
         self._accepted = _response(pb.ADD_ENTRY, 0, pb.EOK)
         self._accepted.addResponse.status = pb.EOK
@@ -77,7 +77,7 @@ class DialectV3(Dialect):
 
     @override
     def decode(self, body: bytes) -> Request:
-        """Malformed is also a message that lacks a required field, but for an unknown operation."""
+        """Decode a frame. A message without a required field is malformed unless its operation is unknown."""
         try:
             request = pb.Request.FromString(body)
         except DecodeError as error:
@@ -135,7 +135,7 @@ class DialectV3(Dialect):
 
 
 def polled(poll: LongPoll, entry_id: int, packet: bytes | None, lac: int, updated_ms: int | None) -> bytes:
-    """The good answer to a long poll that wants an entry along; without ``packet`` there is none here, or none yet."""
+    """Return the successful answer to a long poll with an entry; without ``packet``, the entry is not here (yet)."""
     response = _read_response(poll.tag, pb.EOK, poll.ledger_id, entry_id)
     part = response.readResponse
     part.maxLAC = lac
@@ -147,12 +147,12 @@ def polled(poll: LongPoll, entry_id: int, packet: bytes | None, lac: int, update
 
 
 def poll_failed(poll: LongPoll, status: Status) -> bytes:
-    """The answer to a long poll that has no good one."""
+    """Return the answer to a failed long poll."""
     return _read_response(poll.tag, code_of_status(status), poll.ledger_id, poll.entry_id).SerializeToString()
 
 
 def lac_answer(request: ReadLac, status: Status, explicit: bytes, last_entry: bytes | None) -> bytes:
-    """The answer to READ_LAC."""
+    """Return the answer to READ_LAC."""
     code = code_of_status(status)
     response = _response(pb.READ_LAC, request.tag, code)
     part = response.readLacResponse
@@ -165,7 +165,7 @@ def lac_answer(request: ReadLac, status: Status, explicit: bytes, last_entry: by
 
 
 def lac_written(request: WriteLac, status: Status) -> bytes:
-    """The answer to WRITE_LAC."""
+    """Return the answer to WRITE_LAC."""
     code = code_of_status(status)
     response = _response(pb.WRITE_LAC, request.tag, code)
     part = response.writeLacResponse
@@ -174,7 +174,7 @@ def lac_written(request: WriteLac, status: Status) -> bytes:
 
 
 def info_answer(request: Info, status: Status, total_bytes: int, free_bytes: int) -> bytes:
-    """The answer to GET_BOOKIE_INFO: the figures that were asked for."""
+    """Return the answer to GET_BOOKIE_INFO, with the requested figures."""
     code = code_of_status(status)
     response = _response(pb.GET_BOOKIE_INFO, request.tag, code)
     part = response.getBookieInfoResponse
@@ -187,7 +187,7 @@ def info_answer(request: Info, status: Status, total_bytes: int, free_bytes: int
 
 
 def list_answer(request: ListEntries, status: Status, encoded: bytes) -> bytes:
-    """The answer to GET_LIST_OF_ENTRIES; the list is included only with EOK."""
+    """Return the answer to GET_LIST_OF_ENTRIES; the list is included only with EOK."""
     code = code_of_status(status)
     response = _response(pb.GET_LIST_OF_ENTRIES_OF_LEDGER, request.tag, code)
     part = response.getListOfEntriesOfLedgerResponse
@@ -198,7 +198,7 @@ def list_answer(request: ListEntries, status: Status, encoded: bytes) -> bytes:
 
 
 def _auth(request: pb.Request) -> Request:
-    """No login is required: TLS has authenticated the client, or no authentication is needed."""
+    """Accept a login: TLS has authenticated the client, or no authentication is needed."""
     response = _response(pb.AUTH, request.header.txnId, pb.EOK)
     response.authResponse.authPluginName, response.authResponse.payload = AUTH_DISABLED, b""
     return Answered(response.SerializeToString())
@@ -212,7 +212,7 @@ def _start_tls(request: pb.Request) -> Request:
 
 
 def _force(request: pb.Request) -> Request:
-    """Every add was durable when it was acknowledged, so there is nothing to wait for."""
+    """Answer at once: every add was durable when it was acknowledged."""
     response = _response(pb.FORCE_LEDGER, request.header.txnId, pb.EOK)
     part = response.forceLedgerResponse
     part.status, part.ledgerId = pb.EOK, request.forceLedgerRequest.ledgerId
@@ -238,7 +238,7 @@ def _list_entries(request: pb.Request) -> Request:
 
 
 def _unknown_operation(request: pb.Request) -> Request:
-    """A request with an unknown operation is refused with its own fields; any other gap is damage."""
+    """Refuse an unknown operation with the request's own fields; any other missing field is damage."""
     header = request.header
     if header.HasField("version") and header.HasField("txnId") and not header.HasField("operation"):
         return Answered(_echo(request, pb.EBADREQ))
@@ -246,7 +246,7 @@ def _unknown_operation(request: pb.Request) -> Request:
 
 
 def _echo(request: pb.Request, code: pb.StatusCode) -> bytes:
-    """A refusal at the top alone, with the header as it came, also an operation that has no name here."""
+    """Return a refusal at the top alone, with the request's header, even if the operation is unknown."""
     response = pb.Response(header=request.header, status=code)
     response.header.version = pb.VERSION_THREE
     response.header.ClearField("priority")
@@ -254,7 +254,7 @@ def _echo(request: pb.Request, code: pb.StatusCode) -> bytes:
 
 
 def _refused(request: pb.Request, code: pb.StatusCode) -> bytes:
-    """A refusal in the operation's own part as well, if it has one."""
+    """Return a refusal, also in the operation's own part if it has one."""
     operation = request.header.operation
     response = _response(operation, request.header.txnId, code)
     if operation in _PARTS:

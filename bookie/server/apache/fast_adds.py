@@ -1,10 +1,9 @@
-"""Adds in the form in which they are really sent, decoded and answered by position, without protobuf.
+"""Decode and answer adds in their usual form by position, without protobuf.
 
-A bookie's time for a small add over this protocol went mostly into decoding its message and building its answer: 4.7 us
-of 8 for an entry of 100 bytes, 0.6 with this. Clients send the fields of an add in the order of their numbers, and only
-the necessary ones, so one look finds everything; the frames after it, as long as they have the same length, have the
-same layout. Any other frame is left to the dialects, which alone decide the meaning of a message: a frame accepted here
-has the same meaning and the same answer.
+Decoding and answering took most of a bookie's time for a small add over this protocol: 4.7 us of 8 for an entry of 100
+bytes, now 0.6. Clients send only the necessary fields of an add, in the order of their numbers, so one match finds
+everything. The following frames of the same length have the same layout. All other frames are left to the dialects,
+which alone decide the meaning of a message: a frame accepted here has the same meaning and the same answer.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from bookie.server.apache.requests import AddKind, Dialect
 from bookie.wire.apache.framing import LENGTH_SIZE
 
 _VARINT: Final = rb"(\x00|[\x80-\xff]{0,8}[\x01-\x7f])"
-"""A number of 0 to 2^63 - 1 in its shortest form, as protobuf writes it; so it can be repeated in an answer."""
+"""A number of 0 to 2^63 - 1 in protobuf's shortest form, so that an answer can repeat its bytes."""
 _ADD_V3: Final = re.compile(
     rb"....\x0a(.)\x08\x03\x10\x02\x18" + _VARINT  # header: its length, version 3, ADD_ENTRY, txnId
     + rb"(?:\x20" + _VARINT + rb")?"  # priority
@@ -35,7 +34,7 @@ _LEDGER_ID_SIZE: Final = 8
 _RECOVERY: Final = b"\xa0\x06\x01"
 """The flag RECOVERY_ADD after the body."""
 _RUN_MAX: Final = 64
-"""Frames that are looked at together; bounds what one that only seems to belong to them can cost."""
+"""Frames processed together; bounds the cost of a last frame that does not match."""
 _NUMBERS: Final = (
     re.compile(rb""),
     re.compile(rb"[\x00-\x7f]*"),
@@ -52,7 +51,7 @@ _ACCEPTED_V2: Final = bytes.fromhex("00000018 02010000 00000000")
 
 
 def take_adds_v3(block: bytes, start: int, frame_bytes_max: int, dialect: Dialect, groups: AddGroups) -> int:
-    """Put the whole frames from ``start`` on into ``groups`` as long as each is an add in the common form.
+    """Put the whole frames from ``start`` on into ``groups`` while each is an add in the common form.
 
     Returns:
         The start of the first remaining frame.
@@ -86,7 +85,7 @@ def take_adds_v3(block: bytes, start: int, frame_bytes_max: int, dialect: Dialec
 def _follow_v3(
     block: bytes, cuts: Sequence[int], stored_in: bytes, packets: list[bytes], txns: list[bytes], entry_ids: list[bytes]
 ) -> None:
-    """Take the frames after the one at ``cuts[0]``, as long as they differ from it in three fields only."""
+    """Take the frames after the one at ``cuts[0]`` while they differ from it in three fields only."""
     sizes = [end - start for start, end in pairwise(cuts)]
     unpack = struct.Struct("".join(f"{size}s" for size in sizes)).unpack_from
     head, _, middle, _, key, _, tail = unpack(block, cuts[0])
@@ -109,7 +108,7 @@ def _follow_v3(
 
 
 def _accepted_v3(txns: Sequence[bytes], ledger_id: bytes, entry_ids: Sequence[bytes]) -> list[bytes]:
-    """The frames of a success; all numbers are unchanged, those of one field of one size."""
+    """Return the success frames; all numbers are copied, and those of one field have the same size."""
     header_size, part_size = 5 + len(txns[0]), 4 + len(ledger_id) + len(entry_ids[0])
     head = b"\x00\x00\x00%c\x0a%c\x08\x03\x10\x02\x18" % (header_size + part_size + 7, header_size)
     middle = b"\x10\x00\xaa\x06%c\x08\x00\x10%b\x18" % (part_size, ledger_id)
@@ -117,7 +116,7 @@ def _accepted_v3(txns: Sequence[bytes], ledger_id: bytes, entry_ids: Sequence[by
 
 
 def take_adds_v2(block: bytes, start: int, frame_bytes_max: int, dialect: Dialect, groups: AddGroups) -> int:
-    """As ``take_adds_v3``, for version 2."""
+    """Do the same as ``take_adds_v3`` for version 2."""
     while (add := _ADD_V2.match(block, start)) is not None:
         size = LENGTH_SIZE + int.from_bytes(block[start : start + LENGTH_SIZE], "big")
         if start + size > len(block) or size > frame_bytes_max or start + size < add.end():
@@ -142,7 +141,7 @@ def _ledger_id(raw: bytes) -> LedgerId:
 
 
 def _number(raw: bytes) -> int:
-    """A varint's value."""
+    """Return a varint's value."""
     if len(raw) == 1:
         return raw[0]
     number = 0
@@ -152,7 +151,7 @@ def _number(raw: bytes) -> int:
 
 
 def _numbers(raws: Sequence[bytes]) -> int:
-    """How many of these strings of one size, from the first on, are numbers."""
+    """Return the number of leading strings that are numbers; all strings have one size."""
     size = len(raws[0])
     found = _NUMBERS[size].match(b"".join(raws))
     return 0 if found is None else found.end() // size

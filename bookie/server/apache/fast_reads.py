@@ -1,7 +1,7 @@
-"""The good answer of version 3 to a read, put together around the entry instead of by protobuf.
+"""Build the successful version 3 answer to a read around the entry, instead of with protobuf.
 
-Protobuf copies an entry into its message and again into the message's bytes; here it goes out as the storage gave it.
-The bytes are those that protobuf makes.
+Protobuf would copy an entry into its message and again into the message's bytes; here the storage's bytes are sent as
+they are. The result is identical to protobuf's.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from bookie.model.varint import varint
 from bookie.wire.apache.framing import LENGTH_SIZE
 
 _VARINTS_KEPT: Final = 4096
-"""Ledgers, sizes and last add confirmed come again and again."""
+"""Size of the cache for ledgers, sizes and last adds confirmed, which repeat often."""
 
 
 def found_v3(txn: int, ledger_id: int, entry_id: int, packet: bytes, known_lac: int | None) -> Sequence[bytes]:
-    """Pieces of the frame that answers a read with EOK and ``packet``; with ``known_lac`` as maxLAC if there is one."""
+    """Return the frame, in pieces, of a successful read of ``packet``, with ``known_lac`` as maxLAC if there is one."""
     header = b"\x08\x03\x10\x01\x18" + varint(txn)
     ids = b"\x08\x00\x10%b\x18%b\x22%b" % (_kept(ledger_id), varint(entry_id), _kept(len(packet)))
     tail = b"" if known_lac is None else b"\x28" + _kept(known_lac)

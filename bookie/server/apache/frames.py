@@ -1,7 +1,7 @@
 """A client's stream of bytes as blocks of whole frames, each parsed in its receive buffer.
 
-Frames that came whole are not copied; one that came in pieces is put together once. ``bookie.wire.apache.framing`` has
-the format.
+Frames received whole are not copied; a frame received in pieces is joined once. ``bookie.wire.apache.framing`` has the
+format.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class FrameBlocks:
     def __init__(self, frame_bytes_max: int) -> None:
         self.frame_bytes_max = frame_bytes_max
         self.rest_bytes = 0
-        """What is kept of a frame that has not come wholly; 0 between frames."""
+        """Bytes kept of an incomplete frame; 0 between frames."""
         self.rest_number = 0
-        """Grows with each frame of which something is kept."""
+        """Number of frames kept in part so far."""
         self._rest: list[bytes] = []
 
     @property
@@ -32,10 +32,10 @@ class FrameBlocks:
         return self._frame_bytes() if self.rest_bytes >= LENGTH_SIZE else 0
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Blocks, and the offset in each at which its first frame begins. Hand back what is left by ``keep``.
+        """Yield blocks, each with the offset of its first frame. Return the rest of a block by ``keep``.
 
         Raises:
-            MalformedFrameError: the frame that came in pieces is too long or empty.
+            MalformedFrameError: the frame received in pieces is too long or empty.
         """
         start = 0
         if self.rest_bytes:
@@ -51,7 +51,7 @@ class FrameBlocks:
             yield data, start
 
     def frame_end(self, block: bytes, start: int) -> int | None:
-        """The end of the frame at ``start``; None if it ends beyond the block.
+        """Return the end of the frame at ``start``, or None if it ends beyond the block.
 
         Raises:
             MalformedFrameError: it is too long or empty.
@@ -64,14 +64,14 @@ class FrameBlocks:
         return end if end <= len(block) else None
 
     def keep(self, block: bytes, start: int) -> None:
-        """The last frame of a block, from ``start`` on, has not come wholly: keep it until it has."""
+        """Keep the incomplete last frame of a block, from ``start`` on, until it is complete."""
         if start < len(block):
             self._rest = [block[start:]]
             self.rest_bytes = len(block) - start
             self.rest_number += 1
 
     def _move(self, data: bytes, start: int, needed: int) -> int:
-        """Take from ``data`` the bytes that the rest lacks of ``needed``, as far as they have arrived."""
+        """Take the bytes still missing of ``needed`` from ``data``, as far as available."""
         end = min(start + needed - self.rest_bytes, len(data))
         self._rest.append(data[start:end])
         self.rest_bytes += end - start

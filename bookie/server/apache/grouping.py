@@ -1,8 +1,8 @@
-"""Requests that arrived together, put together: the storage takes a batch for hardly more than the price of an entry.
+"""Group requests that arrived together: a batch costs the storage hardly more than one entry.
 
-Adds of one ledger, key and recovery flag become one batch, plain or fencing reads of one ledger one read. Requests that
-arrive in the middle do not separate them: the protocol promises no order among unanswered requests, but the adds of one
-such group keep theirs.
+Adds of one ledger, key and recovery flag become one batch; plain or fencing reads of one ledger become one read.
+Requests in between do not separate a group: the protocol promises no order among unanswered requests. The adds of one
+group keep their order.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from bookie.server.apache.requests import AddKind, Other, Read
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 
 READS_MAX: Final = 256
-"""Reads in one group; their answer is bounded by bytes as well."""
+"""Reads in one group; bytes bound their answer as well."""
 
 
 class AddGroup:
     """Adds for one ``AddBatch``: at least one, and within its bounds.
 
     Attributes:
-        kind: what they have in common.
+        kind: their common properties.
         packets: the entries.
-        accepted: the frames that are answered once they are stored, in the same order.
+        accepted: the answer frames to send once the entries are stored, in the same order.
         size: bytes of the entries.
     """
 
@@ -36,21 +36,21 @@ class AddGroup:
         self.size = 0
 
     def room(self, packet_bytes: int) -> int:
-        """How many entries of this size fit in; at least one as long as the group is empty."""
+        """Return how many entries of this size fit; at least one if the group is empty."""
         by_count = BATCH_ENTRIES_MAX - len(self.packets)
         by_bytes = (BATCH_BYTES_MAX - self.size) // packet_bytes if packet_bytes else by_count
         return max(min(by_count, by_bytes), not self.packets)
 
 
 class AddGroups:
-    """Adds as they come, in groups in the order of their first adds."""
+    """The groups of arriving adds, in the order of their first adds."""
 
     def __init__(self) -> None:
         self.groups: list[AddGroup] = []
         self._open: dict[AddKind, AddGroup] = {}
 
     def add(self, kind: AddKind, packets: Sequence[bytes], accepted: Sequence[bytes]) -> None:
-        """Take adds of one kind, whose entries all have the same size."""
+        """Take adds of one kind with entries of one size."""
         start, packet_bytes = 0, len(packets[0])
         group = self._open.get(kind)
         while start < len(packets):
@@ -67,9 +67,9 @@ class AddGroups:
 
 
 def group_others(requests: Iterable[Other]) -> list[list[Read] | Other]:
-    """Groups of reads, and every other request as it is, in the order of their first.
+    """Group the reads and return all other requests unchanged, in the order of the first request of each.
 
-    The reads of one group all name entries, or they all ask for the last one.
+    The reads of one group either all name entries, or all request the last one.
     """
     groups: list[list[Read] | Other] = []
     open_groups: dict[tuple[int, bytes | None, int], list[Read]] = {}

@@ -1,6 +1,6 @@
-"""What one client sends: bytes to requests, in the version of the protocol that it speaks.
+"""Requests from one client's bytes, in its version of the protocol.
 
-The version is found frame by frame, as Apache's bookies do: the first frame that is not version 3 makes the connection
+The version is found frame by frame, as in Apache's bookies: the first frame that is not version 3 makes the connection
 version 2 permanently.
 """
 
@@ -18,11 +18,11 @@ from bookie.wire.apache.framing import LENGTH_SIZE, MalformedFrameError, framed
 
 
 class Fresh:
-    """What one piece of the stream asks for.
+    """The requests in one piece of the stream.
 
     Attributes:
         adds: in groups.
-        answers: frames that answer what needs nothing of the storage.
+        answers: answer frames of requests without work for the storage.
         others: every other request.
     """
 
@@ -55,18 +55,18 @@ class IncomingRequests:
         """Wait for the first bytes; ``may_serve`` as for the dialects."""
         self.frames = FrameBlocks(frame_bytes_max)
         self.must_be_over = False
-        """True if no further cleartext is allowed, because START_TLS was answered."""
+        """True if START_TLS was answered, after which cleartext is refused."""
         self._may_serve = may_serve
         self._v3, self._v2 = DialectV3(may_serve=may_serve), DialectV2(may_serve=may_serve)
         self._is_v2 = False
 
     def secured(self) -> None:
-        """From now on all comes encrypted, and everything is served."""
+        """Serve all requests from now on; everything received from now on was encrypted."""
         self._v3, self._v2, self._may_serve = DialectV3(), DialectV2(), True
         self.must_be_over = False
 
     def feed(self, data: bytes) -> Iterator[Fresh | StartTls]:
-        """The requests in the frames that ``data`` completes; START_TLS by itself, after the earlier ones.
+        """Yield the requests in the frames completed by ``data``; START_TLS separately, after the earlier ones.
 
         Raises:
             MalformedFrameError: a frame is malformed, or cleartext followed START_TLS.
@@ -90,7 +90,7 @@ class IncomingRequests:
         yield fresh
 
     def _take_adds(self, block: bytes, start: int, adds: AddGroups) -> int:
-        """Take adds in the expected layout; returns at the first other frame."""
+        """Take adds in the usual layout, up to the first other frame; return its start."""
         if not self._may_serve:
             return start
         if self._is_v2:

@@ -1,8 +1,8 @@
-"""The greatest last add confirmed seen by this listener, ledger by ledger: it is added to reads.
+"""The greatest last add confirmed of each ledger seen by this listener, added to read answers.
 
-A hint that costs nothing to give: readers move on by it without asking again. It is taken from headers of entries that
-are durable here and from explicit LACs that the service accepted or showed, so it never exceeds what a writer
-confirmed. A ledger without recent requests is forgotten, and then the entry at hand is the only evidence.
+It is a free hint: readers can continue without another request. It comes from headers of durable entries here and from
+explicit LACs accepted or returned by the service, so it never exceeds the value confirmed by a writer. The LAC of a
+ledger without recent requests is removed; then the entry at hand is the only evidence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class KnownLacs:
         self._known: OrderedDict[LedgerId, tuple[int, int]] = OrderedDict()
 
     def note(self, ledger_id: LedgerId, lac: int) -> int:
-        """Take ``lac`` into account, and return the greatest known one (-1: none)."""
+        """Take ``lac`` into account, and return the greatest known one, or -1."""
         known = self._known.get(ledger_id)
         if known is not None:
             self._known.move_to_end(ledger_id)
@@ -39,6 +39,6 @@ class KnownLacs:
         return lac
 
     def updated_ms(self, ledger_id: LedgerId) -> int | None:
-        """When the known LAC was first seen here, in milliseconds since 1970; None if unknown."""
+        """Return when the known LAC was first seen, in milliseconds since 1970, or None if unknown."""
         known = self._known.get(ledger_id)
         return None if known is None else known[1]

@@ -1,7 +1,7 @@
-"""The room that one connection takes for frames so large that they are not read on without.
+"""The room of one connection for large frames, taken before they are read to their end.
 
-It is kept until what they ask for has begun: from there on other bounds hold. A request that waits for those waits with
-its frame in memory, and never for this room, so its holder makes progress in the end.
+It is kept until the requests of the frames have begun; other bounds apply from there on. A request waiting for those
+bounds keeps its frame in memory but never waits for this room, so its holder makes progress in the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bookie.server.apache.room import Room
 
 
 class LargeFrames:
-    """Belongs to one connection; at most one of its frames has come in part, others may wait to be begun."""
+    """The large frames of one connection; at most one is incomplete, others may wait for their requests to begin."""
 
     def __init__(
         self,
@@ -30,9 +30,9 @@ class LargeFrames:
         Args:
             room: shared with all connections.
             limits: bounds.
-            read_on: called when there is room at last.
-            is_held_back: whether the client can do nothing about it that its frames keep their room.
-            give_up: called with the reason when the client could, but did not in time, and others wait.
+            read_on: called when room has become available.
+            is_held_back: whether the frames keep their room for a reason the client cannot change.
+            give_up: called with the reason if the client is too slow while others wait.
         """
         self._room, self._limits = room, limits
         self._read_on, self._is_held_back, self._give_up = read_on, is_held_back, give_up
@@ -47,12 +47,12 @@ class LargeFrames:
         return bool(self._wanted)
 
     def look(self, frames: FrameBlocks, *, is_begun: bool, is_read: bool) -> None:
-        """After a piece of the stream, and whenever something that it asked for was begun.
+        """Update the room. Call this after each piece of the stream and whenever requests have begun.
 
         Args:
-            frames: the stream; the frame at hand takes what it needs, once it is to be read on.
-            is_begun: nothing that came before waits any more: what frames took that came wholly is given back.
-            is_read: requests that wait do not keep the connection from being read.
+            frames: the stream; room is taken for its incomplete frame before reading on.
+            is_begun: no earlier request waits any more, so the room of complete frames is given back.
+            is_read: no waiting request prevents reading from the connection.
         """
         size = frames.frame_bytes
         if frames.rest_number != self._frame or not size:
@@ -67,7 +67,7 @@ class LargeFrames:
         self._is_read = is_read
 
     def drop(self) -> None:
-        """Give back what was taken for frames that came wholly: they wait no more."""
+        """Give back the room of complete frames, which no longer wait."""
         kept, self._kept = self._kept, 0
         if not self._taken:
             self._unwatch()
@@ -75,12 +75,12 @@ class LargeFrames:
             self._room.give(kept)
 
     def close(self) -> None:
-        """Release everything; not to be called before the end of the connection."""
+        """Release everything. Call this only at the end of the connection."""
         self._put_by()
         self.drop()
 
     def _put_by(self) -> None:
-        """The frame at hand came wholly, if there was one; what it took is kept."""
+        """Keep the room of a frame that is now complete, if there is one."""
         self._kept += self._taken
         self._taken = self._wanted = 0
         self._room.leave(self._ask)

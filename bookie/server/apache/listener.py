@@ -1,4 +1,4 @@
-"""The listening socket of Apache's protocol: takes the port, makes connections, and ends them in order."""
+"""The listening socket of Apache's protocol: binds the port, accepts connections, and ends them in order."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 256
 _FLUSH_DEADLINE_S: Final = 2.0
-"""For answers that are due to leave, once the requests themselves have ended."""
+"""Time to send the due answers after the requests themselves have ended."""
 _ABORT_DEADLINE_S: Final = 0.5
 
 
 class ApacheListener:
     """One listener for one bookie: ``bind``, ``start``, ``stop``.
 
-    With TLS, a client must ask for it first (START_TLS) and present a certificate signed by the bookie's authority, as
-    over gRPC; every other cleartext request is refused as unauthorized, except the login, whose answer is that none is
+    With TLS, a client must first request it (START_TLS) and present a certificate signed by the bookie's authority, as
+    over gRPC. Every other cleartext request is refused as unauthorized, except the login, which is answered as not
     needed.
     """
 
@@ -43,10 +43,10 @@ class ApacheListener:
         self._is_full = False
 
     def bind(self, host: str, port: int, tls: TlsSettings | None) -> int:
-        """Take the port (0: any free one) and return it. Connections are answered from ``start`` on.
+        """Bind the port (0: any free one) and return it. Connections are answered from ``start`` on.
 
         Raises:
-            AddressInUseError: it cannot be had.
+            AddressInUseError: the port is not available.
             TlsFilesError: the TLS files cannot be used.
         """
         self._tls = ServerContext(tls) if tls is not None else None
@@ -57,7 +57,7 @@ class ApacheListener:
             self._socket = socket.socket(family, kind, protocol)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(address)
-            self._socket.listen(_BACKLOG)  # now, so that a second bookie on this port learns of it now
+            self._socket.listen(_BACKLOG)  # now, to let a second bookie on this port fail at once
         except OSError as error:
             self._close_socket()
             raise address_in_use(host, port, "Apache's protocol", ("--apache-port", "--host"), error) from error
@@ -77,7 +77,7 @@ class ApacheListener:
         self._server = await loop.create_server(connection, sock=self._socket, backlog=_BACKLOG)
 
     async def stop(self) -> None:
-        """Send the answers that are due and close every connection. Idempotent."""
+        """Send the due answers and close every connection. Idempotent."""
         if self._server is not None:
             self._server.close()
         else:

@@ -1,7 +1,7 @@
-"""Answers on their way to one client, and the room they take until they have left.
+"""Unsent answers to one client, and the room they take until they are sent.
 
-A client that does not fetch its answers holds on to its part of a room that all share: once others wait for it, such a
-client loses its connection.
+A client that does not fetch its answers keeps its part of a shared room. It loses its connection once others wait for
+this room.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.room import Room
 
 _PORTION_BYTES: Final = 256 << 10
-"""A transport copies what the socket does not take at once, twice if that was not all: many answers go in portions."""
+"""Size of one write. A transport copies the bytes not accepted by the socket at once, so many answers go in
+portions."""
 
 
 class OutgoingAnswers:
-    """The answers of one connection. Belongs to one connection, which passes on asyncio's callbacks."""
+    """The answers of one connection, which forwards asyncio's callbacks."""
 
     def __init__(self, room: Room, limits: ListenerLimits, give_up: Callable[[str], None]) -> None:
         self._room = room
@@ -35,21 +36,21 @@ class OutgoingAnswers:
         """Send over this transport from now on."""
         self._transport = transport
         self._unwatch()
-        transport.set_write_buffer_limits(high=1, low=0)  # so that it reports when everything has left, and when not
+        transport.set_write_buffer_limits(high=1, low=0)  # to be notified when all bytes have left, and when not
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a client that can fetch answers."""
+        """Whether there is still a client to fetch answers."""
         return self._transport is not None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits to be handed to the transport."""
+        """Whether no answer waits for the transport."""
         return not self._frames
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has to fetch answers before anything more is begun for it."""
+        """Whether the client must fetch answers before more requests begin for it."""
         return (
             self._transport is not None and self._too_slow is not None and self._unsent > self._limits.unsent_bytes_max
         )
@@ -59,11 +60,11 @@ class OutgoingAnswers:
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def send(self, frames: Sequence[bytes], taken: int = 0) -> None:
-        """Put answers in line; those of one turn of the loop leave together.
+        """Queue answers; those of one turn of the loop are sent together.
 
         Args:
             frames: the answers.
-            taken: room that was taken for them, more or less; the right amount is given back when they have left.
+            taken: estimated room taken for them; the exact amount is given back when they have been sent.
         """
         if self._transport is None:
             self._room.give(taken)
@@ -77,7 +78,7 @@ class OutgoingAnswers:
         self._frames += frames
 
     def flush(self) -> None:
-        """Hand everything to the transport."""
+        """Pass everything to the transport."""
         frames, self._frames = self._frames, []
         for data in _portions(frames):
             if self._transport is not None and not self._transport.is_closing():
@@ -87,18 +88,18 @@ class OutgoingAnswers:
             self._give_back()
 
     def is_held_up(self) -> None:
-        """The client has not fetched everything."""
+        """Note that the client has not fetched everything."""
         if self._too_slow is None:
             self._watch()
 
     def has_left(self) -> None:
-        """Now it has."""
+        """Note that the client has fetched everything."""
         self._unwatch()
         if self.is_empty:
             self._give_back()
 
     def close(self) -> None:
-        """The client has disconnected."""
+        """Discard the answers: the client has disconnected."""
         self._transport = None
         self._frames.clear()
         self._unwatch()
@@ -127,7 +128,7 @@ class OutgoingAnswers:
 
 
 def _portions(frames: Sequence[bytes]) -> Iterator[bytes]:
-    """The same bytes in strings of about ``_PORTION_BYTES``."""
+    """Yield the same bytes in strings of about ``_PORTION_BYTES``."""
     portion: list[bytes] = []
     size = 0
     for frame in frames:

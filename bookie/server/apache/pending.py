@@ -1,4 +1,4 @@
-"""The requests of one connection that are not answered: those that wait, and those that are with the storage."""
+"""The unanswered requests of one connection: waiting, or in the storage."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from bookie.server.apache.running import RunningRequests
 
 
 class PendingRequests:
-    """What one connection requests of the storage; it has no part in the transport.
+    """The requests of one connection to the storage, independent of the transport.
 
-    A request that is due waits only for a bound: of the connection, or of the room that connections share. Adds begin
-    before other requests.
+    A due request waits only for a bound: its connection's, or the shared room's. Adds begin before other requests.
     """
 
     def __init__(
@@ -30,10 +29,10 @@ class PendingRequests:
         begun: Callable[[], None],
         give_up: Callable[[str], None],
     ) -> None:
-        """No requests.
+        """Start without requests.
 
         Args:
-            answering: does the work.
+            answering: executes the requests.
             limits: bounds.
             room: shared with the other connections.
             out: takes the answers.
@@ -47,25 +46,25 @@ class PendingRequests:
 
     @property
     def are_running(self) -> bool:
-        """Whether any requests have begun and have not ended."""
+        """Whether any begun request has not ended."""
         return self._running.count > 0
 
     @property
     def are_waiting(self) -> bool:
-        """Whether any requests have not begun."""
+        """Whether any request has not begun."""
         return self._adds.are_waiting or self._others.are_waiting
 
     @property
     def are_due(self) -> bool:
-        """Whether requests are to be begun now."""
+        """Whether any request should begin now."""
         return self._adds.are_due or self._others.are_waiting
 
     def are_held_back(self) -> bool:
-        """Whether requests wait for anything but the client's fetching its answers."""
+        """Whether requests wait for something other than the client fetching its answers."""
         return self.are_due and not self._out.is_full
 
     def put(self, fresh: Fresh, *, is_more_coming: bool) -> None:
-        """Take requests that arrived, and begin what has room.
+        """Take arrived requests, and begin those with room.
 
         Args:
             fresh: the adds and the other requests.
@@ -76,16 +75,16 @@ class PendingRequests:
         self.begin()
 
     def begin(self) -> None:
-        """Begin what is due and has room."""
+        """Begin the due requests with room."""
         self._adds.begin()
         self._others.begin()
         self._begun()
 
     def drop(self) -> None:
-        """Forget the requests that wait; those that have begun go on."""
+        """Drop the waiting requests; begun ones continue."""
         self._adds.drop()
         self._others.drop()
 
     def end_polls(self) -> None:
-        """End the long polls; they are not answered."""
+        """End the long polls without an answer."""
         self._others.end_polls()

@@ -16,10 +16,10 @@ from bookie.wire.port import BATCH_BYTES_MAX
 
 
 class PendingAdds:
-    """Groups of adds that wait, or are with the storage.
+    """Groups of adds, waiting or in the storage.
 
-    Groups begin in the order in which they came, and overlap from there on. The shared room holds the bytes of a group
-    exactly while the group is with the storage.
+    Groups begin in the order of their arrival, and may overlap in the storage. The shared room includes the bytes of a
+    group exactly while the group is in the storage.
     """
 
     def __init__(
@@ -31,15 +31,15 @@ class PendingAdds:
         out: OutgoingAnswers,
         begin: Callable[[], None],
     ) -> None:
-        """No adds.
+        """Start without adds.
 
         Args:
             answering: stores the adds.
             limits: bounds.
             room: shared with all connections.
-            running: counts the adds with the storage.
+            running: counts the adds in the storage.
             out: takes the answers.
-            begin: called when adds that wait may begin; it must call ``begin`` of this object.
+            begin: called when waiting adds may begin; it must call ``begin`` of this object.
         """
         self._answering, self._limits, self._room = answering, limits, room
         self._running, self._out, self._begin = running, out, begin
@@ -49,18 +49,18 @@ class PendingAdds:
 
     @property
     def are_waiting(self) -> bool:
-        """Whether any adds have not begun."""
+        """Whether any add has not begun."""
         return bool(self._waiting)
 
     @property
     def are_due(self) -> bool:
-        """Whether adds are to be begun now."""
+        """Whether any add should begin now."""
         return bool(self._waiting) and self._gathering is None
 
     def put(self, groups: Iterable[AddGroup], *, is_more_coming: bool) -> None:
-        """Take adds that arrived; they begin at the next ``begin``, or a moment later if they are held.
+        """Take arrived adds. They begin at the next ``begin``, or after a short delay.
 
-        They are held if the stream stopped within a frame (``is_more_coming``), so that more adds share a commit.
+        The delay applies if the stream stopped within a frame (``is_more_coming``), so that more adds share a commit.
         """
         self._waiting += groups
         is_enough = sum(group.size for group in self._waiting) >= BATCH_BYTES_MAX
@@ -71,7 +71,7 @@ class PendingAdds:
             self._gathering = loop.call_later(self._limits.gather_s, self._gathered)
 
     def begin(self) -> None:
-        """Begin what is due and has room."""
+        """Begin the due adds with room."""
         while self.are_due and self._running.may_begin and self._bytes < self._limits.add_bytes_max:
             group = self._waiting[0]
             if not self._room.take(self._begin, group.size):
@@ -81,7 +81,7 @@ class PendingAdds:
             self._running.run("apache adds", len(group.packets), self._run(group))
 
     def drop(self) -> None:
-        """Forget the adds that wait."""
+        """Drop the waiting adds."""
         self._end_gathering()
         self._waiting.clear()
         self._room.leave(self._begin)

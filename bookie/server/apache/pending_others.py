@@ -1,4 +1,4 @@
-"""The requests of one connection that are not adds, from their arrival until their answers."""
+"""The requests of one connection other than adds, from their arrival until their answers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SMALL_ANSWERS: Final = (Info, WriteLac)
 
 
 class PendingOthers:
-    """Groups of reads and other requests that wait, or are with the storage.
+    """Groups of reads and other requests, waiting or in the storage.
 
-    A request begins only after the shared room holds the largest size of its answer. ``OutgoingAnswers`` gives that
+    A request begins only after the shared room includes the largest size of its answer. ``OutgoingAnswers`` gives this
     room back. Requests with small answers and long polls take no room; the number of long polls is bounded.
     """
 
@@ -37,15 +37,15 @@ class PendingOthers:
         out: OutgoingAnswers,
         begin: Callable[[], None],
     ) -> None:
-        """No requests.
+        """Start without requests.
 
         Args:
-            answering: does the work.
+            answering: executes the requests.
             limits: bounds.
-            room: of answers, shared with all connections.
-            running: counts the requests with the storage.
+            room: room for answers, shared with all connections.
+            running: counts the requests in the storage.
             out: takes the answers.
-            begin: called when a request that waits may begin; it must call ``begin`` of this object.
+            begin: called when a waiting request may begin; it must call ``begin`` of this object.
         """
         self._answering, self._limits, self._room = answering, limits, room
         self._running, self._out, self._begin = running, out, begin
@@ -55,15 +55,15 @@ class PendingOthers:
 
     @property
     def are_waiting(self) -> bool:
-        """Whether any requests have not begun."""
+        """Whether any request has not begun."""
         return bool(self._waiting)
 
     def put(self, requests: Iterable[Other]) -> None:
-        """Take requests that arrived; they begin at the next ``begin``."""
+        """Take arrived requests; they begin at the next ``begin``."""
         self._waiting += group_others(requests)
 
     def begin(self) -> None:
-        """Begin what has room."""
+        """Begin the requests with room."""
         while self._waiting and self._running.may_begin and self._reads < self._limits.reads_max:
             other = self._waiting[0]
             if isinstance(other, LongPoll) and len(self._polls) >= self._limits.polls_max:
@@ -78,12 +78,12 @@ class PendingOthers:
                 self._begin_one(other, taken)
 
     def drop(self) -> None:
-        """Forget the requests that wait."""
+        """Drop the waiting requests."""
         self._waiting.clear()
         self._room.leave(self._begin)
 
     def end_polls(self) -> None:
-        """End the long polls; they are not answered."""
+        """End the long polls without an answer."""
         for poll in list(self._polls):
             poll.cancel()
 
@@ -122,7 +122,7 @@ class PendingOthers:
 
 
 def _answer_bytes_max(other: list[Read] | Other) -> int:
-    """What the answer may take in memory, but for its last entry. Long polls are bounded by their number instead."""
+    """Return the memory bound of the answer without its last entry. Long polls are bounded by their number instead."""
     if isinstance(other, list):
         return min(len(other) * FRAME_BYTES_MAX, READ_BYTES_MAX)
     return 0 if isinstance(other, _SMALL_ANSWERS) or _waits(other) else READ_BYTES_MAX

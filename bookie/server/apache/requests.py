@@ -1,8 +1,8 @@
-"""What a client of Apache's protocol may ask, as values that both versions of the protocol decode to.
+"""The requests of Apache's protocol, as values decoded from both versions.
 
-Adds and reads carry the dialect that they came in, which is how they are answered; what only version 3 can ask is
-answered in version 3. They come by the ten thousand each second, so they are plain classes with slots: freezing one
-would cost more than decoding it. They are never changed.
+Adds and reads carry their dialect, for their answers; requests that exist only in version 3 are answered in version 3.
+They arrive by the ten thousand per second, so they are plain classes with slots: freezing one would cost more than
+decoding it. They are never changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Dialect(Protocol):
     """One version of the protocol on one connection. Adds and reads are answered with frames, the rest with bodies."""
 
     def decode(self, body: bytes) -> Request:
-        """What a frame asks for.
+        """Return the request in a frame.
 
         Raises:
             MalformedFrameError: it is not a request of this version.
@@ -27,37 +27,38 @@ class Dialect(Protocol):
         ...
 
     def refused(self, accepted: bytes, status: Status) -> bytes:
-        """The frame of ``status``, if ``accepted`` would have been the frame of a success."""
+        """Return the frame for ``status`` in place of ``accepted``, the frame of a success."""
         ...
 
     def was_read(self, read: Read, status: Status, packet: bytes, known_lac: int | None) -> Sequence[bytes]:
-        """The pieces of the frame that answers a read; ``known_lac`` is None if there is none (errors, fencing)."""
+        """Return the answer to a read as pieces of a frame. ``known_lac`` is None for errors and fencing."""
         ...
 
 
 class AddKind(NamedTuple):
-    """What adds that are stored together have in common."""
+    """The common properties of adds in one batch."""
 
     dialect: Dialect
     stored_in: LedgerId
-    """Ledger in the entry's header; the one beside it for an entry too short to have one, which the storage refuses."""
+    """The ledger in the entry's header. An entry too short for one uses the ledger beside it, and the storage refuses
+    it."""
     master_key: bytes
     is_recovery: bool
 
 
 @dataclass(slots=True)
 class Add:
-    """Store one entry. Its own header has its ids; the ids beside it are only repeated."""
+    """Store one entry. The ids are in its own header; the ids beside it only repeat them."""
 
     kind: AddKind = field(repr=False)
     packet: bytes = field(repr=False)
     accepted: bytes = field(repr=False)
-    """The frame that is answered once it is stored."""
+    """The answer frame to send once the entry is stored."""
 
 
 @dataclass(slots=True)
 class Read:
-    """Read one entry, -1 for the last one, after fencing the ledger if there is a ``fence_key``."""
+    """Read one entry, -1 for the last one. With a ``fence_key``, fence the ledger first."""
 
     dialect: Dialect
     tag: int
@@ -68,21 +69,21 @@ class Read:
 
 @dataclass(slots=True)
 class BatchRead:
-    """Version 2's: entries without gaps from ``first`` on."""
+    """Version 2: read consecutive entries from ``first`` on."""
 
     tag: int
     ledger_id: LedgerId
     first: EntryId
     request_id: int
     count_max: int
-    """0 or less: any."""
+    """0 or less means any number."""
     bytes_max: int
     fence_key: bytes | None = field(repr=False)
 
 
 @dataclass(slots=True)
 class LongPoll:
-    """Version 3's: wait for a last add confirmed beyond one, then read."""
+    """Version 3: wait for a last add confirmed beyond one, then read."""
 
     dialect: Dialect
     tag: int
@@ -91,12 +92,12 @@ class LongPoll:
     beyond: EntryId
     wait_s: float
     wants_entry: bool
-    """True if entry ``beyond + 1`` belongs to the answer; otherwise ``entry_id`` is read at the end of the wait."""
+    """True if the answer includes entry ``beyond + 1``; otherwise ``entry_id`` is read at the end of the wait."""
 
 
 @dataclass(slots=True)
 class ReadLac:
-    """Version 3's: what is known of the last add confirmed."""
+    """Version 3: return the known last add confirmed."""
 
     tag: int
     ledger_id: LedgerId
@@ -104,7 +105,7 @@ class ReadLac:
 
 @dataclass(slots=True)
 class WriteLac:
-    """Version 3's: an explicit last add confirmed."""
+    """Version 3: store an explicit last add confirmed."""
 
     tag: int
     ledger_id: LedgerId
@@ -114,7 +115,7 @@ class WriteLac:
 
 @dataclass(slots=True)
 class Info:
-    """Version 3's: disk figures."""
+    """Version 3: return disk figures."""
 
     tag: int
     wants_total: bool
@@ -123,7 +124,7 @@ class Info:
 
 @dataclass(slots=True)
 class ListEntries:
-    """Version 3's: which entries are here."""
+    """Version 3: list the entries stored here."""
 
     tag: int
     ledger_id: LedgerId
@@ -131,14 +132,14 @@ class ListEntries:
 
 @dataclass(slots=True)
 class Answered:
-    """A request whose answer needs nothing of the storage."""
+    """A request answered without the storage."""
 
     answer: bytes = field(repr=False)
 
 
 @dataclass(slots=True)
 class StartTls:
-    """Version 3's: go on encrypted."""
+    """Version 3: continue with TLS."""
 
     accepted: bytes = field(repr=False)
     refused: bytes = field(repr=False)

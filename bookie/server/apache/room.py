@@ -1,8 +1,8 @@
-"""Bytes that all connections of a listener may hold together, given out in a fair order.
+"""Bytes shared by all connections of a listener, given out in a fair order.
 
-A request without room waits in a queue, and is offered room in its turn; while there is a queue, new requests go to its
-end. So none starves, and freed room goes to the longest waiter. No holder of one kind of room waits for more of that
-kind before it releases its own, except for actions of its own client, which have a deadline.
+A request without room waits in a queue and is offered room in its turn; while there is a queue, new requests go to its
+end. So no request starves, and freed room goes to the longest waiter. No holder of one kind of room waits for more of
+the same kind before it releases its own, except for actions of its own client, which have a deadline.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bookie.server.apache.limits import ListenerLimits
 
 Ask = Callable[[], None]
-"""The callback of a waiter whose turn it is: it calls ``take`` again, or leaves without room."""
+"""The callback of the next waiter: it calls ``take`` again, or leaves without room."""
 
 
 class Room:
@@ -21,7 +21,7 @@ class Room:
 
     def __init__(self, bytes_max: int) -> None:
         self.held = 0
-        """Bytes that are taken. A request for more than the total gets it while nothing else is held."""
+        """Bytes in use. A request for more than the total succeeds while nothing else is held."""
         self._bytes_max = bytes_max
         self._line: dict[Ask, int] = {}
         self._asked: Ask | None = None
@@ -29,11 +29,11 @@ class Room:
 
     @property
     def is_wanted(self) -> bool:
-        """True if there is a queue."""
+        """Whether there is a queue."""
         return bool(self._line)
 
     def take(self, ask: Ask, size: int) -> bool:
-        """Take ``size`` bytes; False: there is no room, and ``ask`` is called when it is its turn."""
+        """Take ``size`` bytes. Return False without room, and call ``ask`` in its turn."""
         if (self._line and self._asked != ask) or not self._fits(size):
             self._line.setdefault(ask, size)
             return False
@@ -42,12 +42,12 @@ class Room:
         return True
 
     def give(self, size: int) -> None:
-        """Release; a negative size means more was taken than announced."""
+        """Release bytes; a negative size means more were used than announced."""
         self.held -= size
         self._serve()
 
     def leave(self, ask: Ask) -> None:
-        """Do not wait any more."""
+        """Stop waiting."""
         if self._line.pop(ask, None) is not None:
             self._serve()
 
@@ -73,16 +73,16 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class SharedRoom:
-    """What the connections of one listener share."""
+    """The room shared by the connections of one listener."""
 
     adds: Room
-    """Entries with the storage."""
+    """Entries in the storage."""
     answers: Room
-    """Entries that were read, or may be read by what has begun, and have not left."""
+    """Entries read but not sent, and the largest results of running reads."""
     frames: Room
-    """Large frames that have not come wholly, or whose requests wait to be begun."""
+    """Large frames, incomplete or with requests not yet begun."""
 
     @classmethod
     def within(cls, limits: ListenerLimits) -> SharedRoom:
-        """Empty ones."""
+        """Return empty rooms within ``limits``."""
         return cls(Room(limits.all_add_bytes_max), Room(limits.all_answer_bytes_max), Room(limits.all_frame_bytes_max))

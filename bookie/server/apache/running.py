@@ -1,4 +1,4 @@
-"""The requests of one connection that have begun: their number, and their tasks."""
+"""The begun requests of one connection: their number, and their tasks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _log = logging.getLogger(__name__)
 
 
 class RunningRequests:
-    """Requests with the storage, of one connection.
+    """The requests of one connection in the storage.
 
-    ``count`` is the number of requests that have begun and have not ended. A call of ``ended`` follows each task. A
-    task that fails ends its own connection and no other.
+    ``count`` is the number of begun requests that have not ended. A call of ``ended`` follows each task. A failed task
+    ends its own connection and no other.
     """
 
     def __init__(
         self, limits: ListenerLimits, out: OutgoingAnswers, ended: Callable[[], None], give_up: Callable[[str], None]
     ) -> None:
-        """Nothing has begun.
+        """Start without requests.
 
         Args:
             limits: bounds.
-            out: nothing begins while it is full.
+            out: the answers; no request begins while they are full.
             ended: called at the end of each task.
             give_up: called with the reason if a request cannot be answered.
         """
@@ -46,13 +46,13 @@ class RunningRequests:
         return guarded(name, self._to_the_end(work))
 
     def end(self, count: int) -> None:
-        """Count the requests as ended. To be called before their room is given back, because others begin then."""
+        """Count the requests as ended. Call this before giving back their room, because others begin then."""
         self.count -= count
 
     async def _to_the_end(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Exception:  # noqa: BLE001 (task boundary: a request that cannot be answered ends its connection alone)
+        except Exception:  # noqa: BLE001 (task boundary: a request without an answer ends its connection alone)
             _log.exception("request over Apache's protocol failed unexpectedly")
             self._give_up("a request of it could not be answered")
         finally:

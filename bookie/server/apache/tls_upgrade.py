@@ -20,7 +20,7 @@ _LEFT: Final = "it left during the TLS handshake"
 class TlsUpgrade:
     """The handshake of one connection; at most one succeeds.
 
-    Between the consent to START_TLS and the end of the handshake, no byte is taken for a request: cleartext after
+    Between the acceptance of START_TLS and the end of the handshake, no byte is treated as a request. Cleartext after
     START_TLS is refused, and decrypted bytes are kept until the connection uses the encrypted transport.
     """
 
@@ -36,17 +36,17 @@ class TlsUpgrade:
         """Wait for START_TLS.
 
         Args:
-            context: makes the handshake; None: START_TLS is refused.
+            context: the TLS context; None: START_TLS is refused.
             limits: bounds.
             incoming: the requests of the connection; all of them are served after the handshake.
-            out: the answers of the connection; they go over the encrypted transport after the handshake.
-            secured: called after the handshake with the encrypted transport and the bytes that arrived early.
+            out: the answers of the connection, sent over the encrypted transport after the handshake.
+            secured: called after the handshake with the encrypted transport and the bytes received early.
             failed: called with the reason if there is no handshake; asyncio does not report the end of the connection.
         """
         self._context, self._limits, self._incoming, self._out = context, limits, incoming, out
         self._secured, self._failed = secured, failed
         self.is_under_way = False
-        """True from the consent on; it remains true if the handshake fails."""
+        """True from the acceptance on, also after a failed handshake."""
         self._is_done = self._is_lost = False
         self._early: list[bytes] = []
 
@@ -62,11 +62,11 @@ class TlsUpgrade:
         guarded("apache TLS handshake", self._shake_hands(transport, protocol, self._context))
 
     def keep(self, data: bytes) -> None:
-        """Keep bytes that arrived early: the TLS layer may be done before the call that awaits it."""
+        """Keep bytes received early: the TLS layer may finish before the call waiting for it."""
         self._early.append(data)
 
     def lose(self) -> None:
-        """The connection has ended: a handshake that succeeds afterwards has no effect."""
+        """Ignore a handshake that succeeds later: the connection has ended."""
         self._is_lost = True
 
     async def _shake_hands(
