@@ -1,15 +1,18 @@
-"""Wait for several coroutines: all, the first to end, or the first error; run long work in turns."""
+"""Wait for several coroutines: all, the first to end, or the first error. Run work in turns, or with a deadline."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from bookie.runtime.tasks import cancel
 
 T = TypeVar("T")
+
+STEPS: Final = 12
+"""Steps of a wait that does not count a pause of the process."""
 
 
 async def in_turns(steps: Generator[None, None, T]) -> T:
@@ -21,6 +24,26 @@ async def in_turns(steps: Generator[None, None, T]) -> T:
             result: T = end.value
             return result
         await asyncio.sleep(0)
+
+
+async def within_running_time(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``, or cancel it after ``seconds`` during which this process ran.
+
+    A process may be stopped (SIGSTOP, a paused machine). When it continues, its timers have expired, but the threads
+    that it waits for were stopped as well. So a pause counts as one of ``STEPS`` steps at most.
+
+    Raises:
+        TimeoutError: ``work`` has not ended.
+    """
+    running = asyncio.ensure_future(work)
+    try:
+        for _ in range(STEPS):
+            done, _ = await asyncio.wait([running], timeout=seconds / STEPS)
+            if done:
+                return running.result()
+    finally:
+        running.cancel()
+    raise TimeoutError(f"no end within {seconds:g} s")
 
 
 async def all_or_first_error(works: Iterable[Coroutine[Any, Any, None]]) -> None:

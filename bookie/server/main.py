@@ -56,16 +56,16 @@ from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.settings import BookieSettings
 from bookie.server.upkeep.collector import Collector, CollectorSettings
 from bookie.server.upkeep.damage_repair import DamageRepair
-from bookie.server.upkeep.disk_watch import DiskWatch, StalledDiskError, free_bytes, should_be_read_only
+from bookie.server.upkeep.disk_watch import DiskWatch, free_bytes, should_be_read_only
 from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.operator_read_only import OperatorReadOnly, read_wish
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.server.upkeep.scrubber import Scrubber
-from bookie.storage.disks.files import FileDisk
+from bookie.storage.disks.files import FileDisk, is_thread_waiting
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
 from bookie.storage.errors import DamagedJournalError
-from bookie.storage.port import Disk, DiskError
+from bookie.storage.port import Disk, DiskError, StalledDiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.grpc_transport import GrpcTransport
@@ -81,35 +81,46 @@ async def run_bookie(settings: BookieSettings, config: ConfigSource | None = Non
     Changes of ``config``, the configuration file of the process, are logged: all of them need a restart.
     """
     prepare_for_large_messages()
-    stop_asked = _stop_asked()
     try:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(following(config, {}, SystemClock(), lambda: _ask(stop_asked)))
-            start = asyncio.create_task(_start(settings, stack), name="bookie start")
-            await _first_of(start, stop_asked)
-            if not start.done():
-                await cancel(start)
-                return ExitCode.OK
-            running = start.result()
-            await _first_of(running.storage.fatal, stop_asked)
-            await running.stop(settings.drain_deadline_s)
-            if running.storage.fatal.done():
-                fatal = running.storage.fatal.result()
-                if isinstance(fatal, StalledDiskError):
-                    _end_without_the_disk(fatal)
-                raise fatal
+        await _run(settings, config, _stop_asked())
+        code: int = ExitCode.OK
     except BkhealError as error:
-        sys.stderr.write(f"bookie: {error}\n")
-        return bookie_exit_code(error)
-    return ExitCode.OK
+        code = _said(error)
+    if is_thread_waiting():
+        _end_now(code)
+    return code
 
 
-def _end_without_the_disk(error: StalledDiskError) -> NoReturn:
-    """End the process now: an orderly end would wait for threads blocked by the disk."""
+async def _run(settings: BookieSettings, config: ConfigSource | None, stop_asked: asyncio.Future[None]) -> None:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(following(config, {}, SystemClock(), lambda: _ask(stop_asked)))
+        start = asyncio.create_task(_start(settings, stack), name="bookie start")
+        await _first_of(start, stop_asked)
+        if not start.done():
+            await cancel(start)
+            return
+        running = start.result()
+        await _first_of(running.storage.fatal, stop_asked)
+        await running.stop(settings.drain_deadline_s)
+        if running.storage.fatal.done():
+            fatal = running.storage.fatal.result()
+            if isinstance(fatal, StalledDiskError):  # it has the index or a journal, so nothing can be closed
+                _end_now(_said(fatal))
+            raise fatal
+
+
+def _said(error: BkhealError) -> int:
+    """Write the error to standard error, and return the exit code."""
     sys.stderr.write(f"bookie: {error}\n")
+    return bookie_exit_code(error)
+
+
+def _end_now(code: int) -> NoReturn:
+    """End the process: an orderly end would wait for threads blocked by a disk."""
+    sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
-    os._exit(bookie_exit_code(error))
+    os._exit(code)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,13 @@ the adapter. Written data is only guaranteed to survive a crash once the matchin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from bookie.model.errors import FatalError
+
+SILENT_S: Final = 60.0
+"""A disk that does not answer for so long is given up: the retries of a disk driver, or of a network volume that fails
+over, take up to about 30 s."""
 
 
 class DiskError(FatalError):
@@ -18,6 +22,10 @@ class DiskError(FatalError):
 
 class DiskFullError(DiskError):
     """No space left; unlike after other disk errors, the process may continue read-only."""
+
+
+class StalledDiskError(DiskError):
+    """A disk does not answer. Threads that wait for it cannot be ended."""
 
 
 class DirectoryFullError(DiskFullError):

@@ -25,7 +25,7 @@ from bookie.storage.disks.index_format import (
 )
 from bookie.storage.entry_logs.entry_log import EntryLogs, is_entry
 from bookie.storage.ledger_state import LedgerState
-from bookie.storage.port import DiskError, EntryIndex
+from bookie.storage.port import DirectoryFailedError, DiskError, EntryIndex
 from bookie.storage.read_ahead import ReadAhead
 from bookie.storage.write_cache import Caches
 from bookie.wire.port import READ_BYTES_MAX, EntryResult, Status
@@ -284,16 +284,18 @@ def _verified(
     if isinstance(data, bytes) and is_entry(location, data, ledger_id, entry_id):
         return EntryResult(entry_id, Status.OK, data)
     status = Status.IO_ERROR if isinstance(data, DiskError) else Status.CORRUPT
-    _log.error(
-        "stored entry does not verify",
-        extra={
-            "ledger_id": ledger_id,
-            "entry_id": entry_id,
-            "log_id": location.log_id,
-            "offset": location.offset,
-            "status": status.name,
-        },
-    )
+    if not isinstance(data, DirectoryFailedError):  # logged once, for all of its entries
+        _log.error(
+            "stored entry does not verify",
+            extra={
+                "ledger_id": ledger_id,
+                "entry_id": entry_id,
+                "log_id": location.log_id,
+                "offset": location.offset,
+                "status": status.name,
+                **({"error": str(data)} if isinstance(data, DiskError) else {}),
+            },
+        )
     return EntryResult(entry_id, status)
 
 

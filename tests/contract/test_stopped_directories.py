@@ -11,7 +11,16 @@ import pytest
 from bookie.metadata.bookies.cookies import Cookie, encode_cookie
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.clock import SystemClock
-from bookie.server.joining.directories import CURRENT, INCARNATION_FILE, INDEX_DIRECTORY, VERSION_FILE
+from bookie.server.joining import stopped
+from bookie.server.joining.directories import (
+    CURRENT,
+    INCARNATION_FILE,
+    INDEX_DIRECTORY,
+    VERSION_FILE,
+    LocalDirectory,
+    Role,
+    look,
+)
 from bookie.server.joining.formatting import FormatRefusedError, require_all
 from bookie.server.joining.rebuilt import rebuild_index
 from bookie.server.joining.salvaged import salvage_journal
@@ -21,6 +30,7 @@ from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
 from bookie.storage.entry_logs.entry_log import log_path
+from bookie.storage.port import Disk, DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
@@ -84,6 +94,24 @@ async def test_a_missing_directory_is_passed_over_by_looks_and_needed_for_change
                 require_all(disks.directories)
     with pytest.raises(MendingRefusedError, match="VERSION"):
         await rebuild_index([journal], ledgers, SystemClock(), random.Random(1), may_replace=True)
+
+
+async def test_an_unreadable_directory_is_passed_over_unless_it_is_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, ledgers = await filled(tmp_path)
+
+    async def failing(role: Role, path: str, disk: Disk) -> LocalDirectory:
+        if path == str(unreadable):
+            raise DiskError("input/output error")
+        return await look(role, path, disk)
+
+    monkeypatch.setattr(stopped, "look", failing)
+    unreadable = ledgers[1]
+    assert await statuses(journal, ledgers) == [Status.OK, Status.IO_ERROR, Status.NO_ENTRY]
+    unreadable = ledgers[0]
+    with pytest.raises(DiskError, match="input/output error"):
+        await statuses(journal, ledgers)
 
 
 async def test_a_directory_that_was_not_given_is_not_overlooked(tmp_path: Path) -> None:

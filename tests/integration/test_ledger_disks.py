@@ -60,8 +60,9 @@ def disks(tmp_path: Path) -> Iterator[list[Path]]:
 class DiskBookie:
     """The bookie on these file systems."""
 
-    def __init__(self, machine: Machine, disks: list[Path]) -> None:
+    def __init__(self, machine: Machine, disks: list[Path], journal: Path | None = None) -> None:
         self.machine = machine
+        self.journal = journal or machine.home / "journal"
         self.disks = disks
         self.directories = [disk / "ledgers" for disk in disks]
         self.added = 0
@@ -73,6 +74,7 @@ class DiskBookie:
 
     async def start(self) -> None:
         self.process = self.machine.start(
+            journal_dir=self.journal,
             ledger_dir=",".join(map(str, self.directories)),
             bookie_id="disks",
             tokens_file=self.machine.home / "tokens",

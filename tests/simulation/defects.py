@@ -68,6 +68,7 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "limbo-is-denial": "beyond quorum",
     "list-before-each-task": "repair",
     "lock-left-behind": "collector race",
+    "log-id-used-again": "ledger directories",
     "loss-forgotten": "lost witness",
     "lost-directory-listed": "ledger directories",
     "lost-disks-not-urgent": "new disks",

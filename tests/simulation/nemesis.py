@@ -60,6 +60,7 @@ class Nemesis:
             "wipe bookie": self._wipe,
             "damage journal": self._damage_journal,
             "fail directory": self._fail_directory,
+            "hang directory": self._hang_directory,
             "miss directory": self._miss_directory,
             "lose directory": self._lose_directory,
             "cut link": lambda: self._cut(is_both_ways=True),
@@ -244,6 +245,19 @@ class Nemesis:
         node.faults.failing_directory = self._rng.randrange(1, len(node.ledger_disks))
         self._note(f"ledger directory {node.faults.failing_directory} of {node.process.name} fails")
         self._undo(lambda: setattr(node.faults, "failing_directory", 0))
+        return True
+
+    def _hang_directory(self) -> bool:
+        """The disk of a ledger directory does not answer for a while. If it is long, its entries are as if rotten."""
+        node = self._spread_bookie()
+        rotten = self._world.truth.rotten
+        if node is None or node.faults.hanging_directory or (rotten and node.bookie not in rotten):
+            return False
+        rotten.add(node.bookie)
+        node.faults.hanging_directory = self._rng.randrange(1, len(node.ledger_disks))
+        self._note(f"ledger directory {node.faults.hanging_directory} of {node.process.name} hangs")
+        hangs_s = 1.5 * self._world.variation.silent_s * self._rng.random()
+        self._world.loop.call_later(hangs_s, node.faults.end_hang)
         return True
 
     def _miss_directory(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +48,7 @@ from bookie.wire.port import (
 from bookie.wire.requests import Copy, Fence, ListEntries, Read
 from tests.simulation import journals
 from tests.simulation.apache import WithoutLists
+from tests.simulation.late_disk import LateDisk
 from tests.simulation.loop import Process
 from tests.simulation.network import PORT, SimTransport
 from tests.simulation.store import SimStore, StoreFaults
@@ -183,11 +184,20 @@ class DiskFaults:
     failing_directory: int = 0
     """The ledger directory, by its place in the settings, to which nothing can be written; 0: none. Without the first
     one there is no bookie."""
+    hanging_directory: int = 0
+    """The ledger directory, by its place in the settings, whose disk does not answer; 0: none."""
+    hang_ended: asyncio.Event = field(default_factory=asyncio.Event)
     busy_until_s: float = 0.0
     refuses_copies: bool = False
     """Every copy is refused, for a reason that does not end."""
     stall_share: float = 0.0
     stall_s: float = 0.5
+
+    def end_hang(self) -> None:
+        """Every disk answers again."""
+        self.hanging_directory = 0
+        self.hang_ended.set()
+        self.hang_ended = asyncio.Event()
 
 
 class SimBookie:
@@ -336,6 +346,7 @@ class SimBookie:
     def be_well(self) -> None:
         """Nothing is wrong with this bookie any more."""
         self.process.held_until_s = 0.0
+        self.faults.end_hang()
         self.faults = DiskFaults()
         self.unfill()
         if self.process.is_alive and hasattr(self, "store"):
@@ -557,5 +568,6 @@ def places_of(node: SimBookie) -> list[Place]:
     for number, disk in enumerate(node.ledger_disks[1:], 1):
         is_missing = number == node.missing_directory
         where = home / f"ledgers-{number + 1}"
-        places.append(Place(Role.LEDGERS, where, None if is_missing else disk, "not mounted" * is_missing))
+        late = LateDisk(node, number, disk)
+        places.append(Place(Role.LEDGERS, where, None if is_missing else late, "not mounted" * is_missing))
     return [*journals, *places]

@@ -20,6 +20,7 @@ from bookie.storage.disks.memory import MemoryDisk, _MemoryFile
 from bookie.storage.disks.spread import _SpreadFile
 from bookie.storage.entry_logs import compaction, leftovers
 from bookie.storage.entry_logs.collection import Collection
+from bookie.storage.entry_logs.entry_log import EntryLogs, EntryLogWriter
 from bookie.storage.errors import DamagedJournalError
 from bookie.storage.journal.replay import JournalReplay
 from bookie.storage.ledger_state import LedgerState, LedgerStates
@@ -65,6 +66,22 @@ def _(stack: ExitStack) -> None:
         return EntryRuns()
 
     swap(stack, reading.EntryReader, "unreachable", lambda _: none)
+
+
+@plants("log-id-used-again", "R114", "a log that a ledger directory did not create leaves its id to the next one")
+def _(stack: ExitStack) -> None:
+    def make(create: Any) -> Any:
+        async def again(self: EntryLogs, log_id: int) -> EntryLogWriter:
+            try:
+                created: EntryLogWriter = await create(self, log_id)
+            except DirectoryFailedError:
+                self.next_id = min(self.next_id, log_id)
+                raise
+            return created
+
+        return again
+
+    swap(stack, EntryLogs, "create", make)
 
 
 @plants("fence-in-memory", "BK-500, BP-46 scenario 1", "a fence is answered before it is durable")

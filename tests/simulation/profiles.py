@@ -302,6 +302,7 @@ NAMED: Final[tuple[Profile, ...]] = (
         "ledger directories",
         {
             "fail directory": 0.4,
+            "hang directory": 0.3,
             "miss directory": 0.2,
             "lose directory": 0.3,
             "kill bookie": 0.6,
@@ -309,7 +310,7 @@ NAMED: Final[tuple[Profile, ...]] = (
             "fill disk": 0.1,
         },
         {
-            "storing": (("fail directory", 0.04), ("power loss here", 0.005)),
+            "storing": (("fail directory", 0.04), ("hang directory", 0.02), ("power loss here", 0.005)),
             "copied": (("fail directory", 0.05), ("miss directory", 0.02), ("lose directory", 0.04)),
         },
         quorums=SAFE,

@@ -13,6 +13,7 @@ from typing import Final
 
 from bookie.client.settings import ClientSettings
 from bookie.server.upkeep.collector import CollectorSettings
+from bookie.storage.port import SILENT_S
 from bookie.storage.settings import StorageSettings
 from replicator.settings import ReplicatorSettings
 
@@ -45,6 +46,7 @@ SMALL_STORAGE: Final = StorageSettings(
     read_ahead_bytes=1500,
     read_ahead_entries=6,
 )
+SMALL_SILENT_S: Final = 2.0
 SMALL_CLIENT: Final = ClientSettings(
     add_timeout_s=1.0,
     read_timeout_s=0.8,
@@ -102,6 +104,11 @@ class Variation:
     def storage(self) -> StorageSettings:
         """Of every bookie."""
         return StorageSettings() if self.is_default else SMALL_STORAGE
+
+    @property
+    def silent_s(self) -> float:
+        """After which time a ledger directory that does not answer is out of use."""
+        return SILENT_S if self.is_default else SMALL_SILENT_S
 
     def client(self, add_timeout_s: float | None = None) -> ClientSettings:
         """Of clients; ``add_timeout_s`` replaces that of the small settings."""

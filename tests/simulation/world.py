@@ -176,7 +176,11 @@ class SimWorld:
             path = str(place.path.resolve())
             problem = admitted.out_of_use.get(path, "")
             parts.append(SpreadDirectory(path, None if problem else place.disk, problem))
-        spread = node.ledgers if len(parts) == 1 else await SpreadDisk.over(parts, node.clock)
+        spread = (
+            node.ledgers
+            if len(parts) == 1
+            else await SpreadDisk.over(parts, node.clock, silent_s=self.variation.silent_s)
+        )
         return await self._open_storage(node, spread)
 
     async def _open_storage(self, node: SimBookie, ledgers: Disk) -> LedgerStorage:

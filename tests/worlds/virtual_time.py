@@ -24,6 +24,10 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
     def time(self) -> float:
         return self._now_s
 
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass in which the process does not run."""
+        self._now_s += seconds
+
     def select(self, timeout: float | None) -> list[Any]:
         self.turns += 1
         if timeout is None:

@@ -56,7 +56,7 @@ from bookie.server.joining.directories import (
     look,
 )
 from bookie.server.joining.identity import Evidence, IdentityError, KnownBookie, NewIncarnation, Refusal, decide
-from bookie.storage.port import Disk
+from bookie.storage.port import Disk, DiskError
 
 _log = logging.getLogger(__name__)
 
@@ -119,10 +119,12 @@ async def admit(
             before any bookie of Apache's did is admitted with a warning: other clients need its data.
         InvalidIdError: not a bookie id.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer from ZooKeeper; starting again is safe.
-        DiskError: a directory cannot be read or written.
+        DiskError: a directory cannot be read or written. A known ledger directory other than the first may be
+            unreadable.
     """
     with_both_protocols = frozenset() if speaks_apache else await refuse_foreign(store, cluster)
-    directories = [await _look(place) for place in places]
+    first = next(place for place in places if place.role is Role.LEDGERS)
+    directories = [await _look(place, is_needed=place.role is Role.JOURNAL or place is first) for place in places]
     bookie = bookie_id(wanted_id or _id_in(directories) or default_id)
     expected = _cookie(places, bookie, cluster)
     history = [incarnation.uuid for incarnation in await Incarnations(store, cluster.root).read(bookie)]
@@ -149,11 +151,16 @@ async def admit(
     return admitted if has_predecessors else await stamp(store, cluster, places, admitted)
 
 
-async def _look(place: Place) -> LocalDirectory:
+async def _look(place: Place, *, is_needed: bool) -> LocalDirectory:
     path = str(place.path.resolve())
     if place.disk is None:
         return LocalDirectory(place.role, path, problem=place.problem)
-    return await look(place.role, path, place.disk)
+    try:
+        return await look(place.role, path, place.disk)
+    except DiskError as error:
+        if is_needed:
+            raise
+        return LocalDirectory(place.role, path, problem=str(error))
 
 
 def _disks(places: Sequence[Place]) -> list[Disk]:

@@ -12,7 +12,8 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.storage.port import Disk
+from bookie.runtime.waiting import within_running_time
+from bookie.storage.port import SILENT_S, Disk, StalledDiskError
 
 CURRENT: Final = "current"
 """Sub-directory with everything; beside it may lie what is not ours, such as ``lost+found``."""
@@ -52,12 +53,20 @@ class LocalDirectory:
     """Why it could not be opened; nothing is known about its files then."""
 
 
-async def look(role: Role, path: str, disk: Disk) -> LocalDirectory:
+async def look(role: Role, path: str, disk: Disk, *, silent_s: float = SILENT_S) -> LocalDirectory:
     """Read the identity files in ``disk``, the ``current`` of the directory ``path``.
 
     Raises:
+        StalledDiskError: the disk did not answer for ``silent_s``.
         DiskError: unreadable.
     """
+    try:
+        return await within_running_time(silent_s, _found(role, path, disk))
+    except TimeoutError as error:
+        raise StalledDiskError(f"cannot read {path}: its disk did not answer for {silent_s:g} s") from error
+
+
+async def _found(role: Role, path: str, disk: Disk) -> LocalDirectory:
     names = await disk.names("")
     version = await _read(disk, VERSION_FILE) if VERSION_FILE in names else None
     incarnation = await _read(disk, INCARNATION_FILE) if INCARNATION_FILE in names else None

@@ -83,7 +83,7 @@ async def opened_disks(
     """Look at directories that this process has locked, and in which no storage is open.
 
     Raises:
-        DiskError: a directory cannot be read.
+        DiskError: a journal directory, or the first ledger directory, cannot be read.
     """
     directories = [await look(Role.JOURNAL, str(path), disk) for path, disk in zip(journal_dirs, journals, strict=True)]
     parts = []
@@ -92,10 +92,15 @@ async def opened_disks(
             directories.append(LocalDirectory(Role.LEDGERS, str(path), problem=str(disk)))
             parts.append(SpreadDirectory(str(path), None, str(disk)))
             continue
-        found = await look(Role.LEDGERS, str(path), disk)
+        try:
+            found = await look(Role.LEDGERS, str(path), disk)
+        except DiskError as error:
+            if not parts:
+                raise
+            found = LocalDirectory(Role.LEDGERS, str(path), problem=str(error))
         directories.append(found)
         is_lost = bool(parts) and found.version is None
-        problem = "it has no file VERSION: is its disk mounted?" if is_lost else ""
+        problem = (found.problem or "it has no file VERSION: is its disk mounted?") if is_lost else ""
         parts.append(SpreadDirectory(str(path), None if is_lost else disk, problem))
     opened = [disk for disk in ledgers if isinstance(disk, FileDisk)]
     whole = opened[0] if len(parts) == 1 else await SpreadDisk.over(parts, None)

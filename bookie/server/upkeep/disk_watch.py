@@ -25,7 +25,7 @@ from bookie.model.errors import BkhealError
 from bookie.runtime.clock import Clock
 from bookie.server.service import BookieService
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper
-from bookie.storage.port import Disk, DiskError
+from bookie.storage.port import SILENT_S, Disk, StalledDiskError
 from bookie.storage.store import LedgerStorage
 
 _log = logging.getLogger(__name__)
@@ -46,12 +46,10 @@ the next write is known only by writing."""
 
 STALL_READ_ONLY_S: Final = 15.0
 """As long as clients wait for an add. A slow disk that writes 4 MiB in this time is of no use to them."""
-STALL_FATAL_S: Final = 60.0
-"""Longer than the retries of a disk driver or of a network volume that fails over, which take up to about 30 s."""
-
-
-class StalledDiskError(DiskError):
-    """A disk does not answer. Threads that wait for it cannot be ended."""
+STALL_FATAL_S: Final = SILENT_S
+_LOOK_S_MAX: Final = 2 * INTERVAL_S
+"""Longest time between two looks that counts. A process may be stopped (SIGSTOP, a paused machine): when it continues,
+the threads that write were stopped as well."""
 
 
 def should_be_read_only(was_read_only: bool, free_bytes: int, read_only_below_bytes: int) -> bool:
@@ -108,10 +106,10 @@ class DiskWatch:
         self._is_stalled = False
         self._looking = asyncio.Lock()
         self._was_full_at_s: float | None = None
+        self._looked_s = clock.monotonic_s()
+        """Time of the last look at the journals."""
         self._changes: dict[int, tuple[int, float]] = {}
-        """For each journal the change that the last look saw, and when it was seen first."""
-        self._stalled_s: dict[int, float] = {}
-        """For each journal for how long looks have seen the same change."""
+        """For each journal the change that the last look saw, and for how long looks have seen it."""
         self._journal_paths = journal_paths
 
     @property
@@ -126,7 +124,7 @@ class DiskWatch:
 
     def journal_problem(self, number: int) -> str:
         """Why a journal's disk keeps the bookie read-only, as of the last look; empty: it does not. The first is 0."""
-        stalled_s = self._stalled_s.get(number, 0.0)
+        stalled_s = self._stalled_s(number)
         if stalled_s >= STALL_READ_ONLY_S:
             return f"a write has not ended for {stalled_s:.0f} s"
         return "full" if self._storage.full_journals[number] and self._was_full_lately() else ""
@@ -144,9 +142,9 @@ class DiskWatch:
 
     async def _look(self) -> None:
         self._look_at_journals()
-        stalled_s = max(self._stalled_s.values(), default=0.0)
+        which = max(self._changes, key=self._stalled_s, default=0)
+        stalled_s = self._stalled_s(which)
         if stalled_s >= STALL_FATAL_S:
-            which = max(self._stalled_s, key=self._stalled_s.__getitem__)
             name = self._journal_paths[which] if self._journal_paths else f"journal {which + 1}"
             self._storage.fail(StalledDiskError(f"a write to the disk of {name} has not ended for {stalled_s:.0f} s"))
             return
@@ -179,12 +177,15 @@ class DiskWatch:
 
     def _look_at_journals(self) -> None:
         now_s, seen = self._clock.monotonic_s(), self._changes
-        self._changes = {}
+        passed_s, self._looked_s, self._changes = min(now_s - self._looked_s, _LOOK_S_MAX), now_s, {}
         for journal, change in enumerate(self._storage.journal_changes):
             if change is not None:
-                before = seen.get(journal)
-                self._changes[journal] = before if before is not None and before[0] == change else (change, now_s)
-        self._stalled_s = {journal: now_s - since_s for journal, (_, since_s) in self._changes.items()}
+                before, stalled_s = seen.get(journal, (None, 0.0))
+                self._changes[journal] = change, stalled_s + passed_s if before == change else 0.0
+
+    def _stalled_s(self, journal: int) -> float:
+        """For how long looks have seen the same change of a journal's disk."""
+        return self._changes.get(journal, (0, 0.0))[1]
 
     def _journal_problems(self) -> str:
         found = [(path, self.journal_problem(number)) for number, path in enumerate(self._journal_paths)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +20,14 @@ from typing import Final, TypeVar
 
 from typing_extensions import override
 
+from bookie.runtime.waiting import within_running_time
 from bookie.storage.disks.directory_lock import lock_directory
-from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError
+from bookie.storage.port import SILENT_S, Disk, DiskError, DiskFile, DiskFullError, StalledDiskError
 
+_THREAD_NAME: Final = "disk-"
+"""Start of the names of the threads that wait for a disk."""
+_CLOSE_S: Final = 5.0
+"""Longest wait for operations that still run at the end."""
 _THREADS: Final = 6
 """Threads per disk: one for the journal or a flush, the rest for reads, so that reads do not wait for a sync."""
 _PARTS_MAX: Final = 64
@@ -38,24 +44,35 @@ _NO_WAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 
 class FileDisk(Disk):
     """A directory, locked for this object. Paths are relative to it. Create it with ``acquire``."""
 
-    def __init__(self, root: Path, lock: int) -> None:
+    def __init__(self, root: Path, lock: int, threads: ThreadPoolExecutor) -> None:
         self._root = root
         self._lock: int | None = lock
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"disk-{root.name}")
+        self._threads = threads
 
     @classmethod
-    async def acquire(cls, root: Path) -> FileDisk:
+    async def acquire(cls, root: Path, *, silent_s: float = SILENT_S) -> FileDisk:
         """Create the directory if needed, and lock it until ``close``.
 
         Raises:
             DirectoryInUseError: another process uses the directory.
+            StalledDiskError: the disk did not answer for ``silent_s``.
             DiskError: the directory cannot be created or locked.
         """
-        return cls(root, await asyncio.to_thread(_make_and_lock, root))
+        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"{_THREAD_NAME}{root.name}")
+        try:
+            lock = await within_running_time(silent_s, _in_thread(threads, _make_and_lock, root))
+        except BaseException as error:
+            threads.shutdown(wait=False)
+            if isinstance(error, TimeoutError):
+                raise StalledDiskError(f"cannot lock {root}: its disk did not answer for {silent_s:g} s") from error
+            raise
+        return cls(root, lock, threads)
 
     @override
     async def create(self, path: str) -> DiskFile:
@@ -91,8 +108,13 @@ class FileDisk(Disk):
         return await self._run(_space, self._root)
 
     async def close(self) -> None:
-        """Wait for running operations and unlock the directory. Idempotent."""
-        await asyncio.to_thread(self._threads.shutdown)
+        """Wait for running operations and unlock the directory. Idempotent.
+
+        If the disk does not answer, the directory stays locked until the process ends.
+        """
+        if not await _ended(self._threads):
+            _log.error("disk does not answer, its directory stays locked", extra={"directory": str(self._root)})
+            return
         if self._lock is not None:
             lock, self._lock = self._lock, None
             os.close(lock)
@@ -247,6 +269,26 @@ async def _in_thread(threads: ThreadPoolExecutor, work: Callable[..., T], *argum
     except RuntimeError as error:  # raised by an executor after its shutdown
         raise DiskError("the disk was closed") from error
     return await running
+
+
+async def _ended(threads: ThreadPoolExecutor) -> bool:
+    """Wait until all operations have ended, up to ``_CLOSE_S``; return whether they have."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def wait() -> None:
+        threads.shutdown()
+        with suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=wait, daemon=True).start()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(ended.wait(), _CLOSE_S)
+    return ended.is_set()
+
+
+def is_thread_waiting() -> bool:
+    """Return whether a thread may still wait for a disk after ``close``. The end of the interpreter waits for it."""
+    return any(thread.name.startswith(_THREAD_NAME) for thread in threading.enumerate())
 
 
 def _make_and_lock(root: Path) -> int:

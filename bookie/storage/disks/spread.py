@@ -25,7 +25,6 @@ Source: docs/failure-model.md#R114, and docs/decisions/0105-several-ledger-direc
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -35,7 +34,9 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from bookie.runtime.clock import Clock
+from bookie.runtime.waiting import within_running_time
 from bookie.storage.port import (
+    SILENT_S,
     DirectoryFailedError,
     DirectoryFullError,
     Disk,
@@ -50,8 +51,6 @@ SPREAD: Final = "entries"
 """The directory whose files are spread: that of the entry logs."""
 PROBE_FILE: Final = ".probe"
 """Written to a directory after a failed read."""
-SILENT_S: Final = 60.0
-"""Deadline of an operation; longer than the retries of a disk driver, as for the journal's disk."""
 _PROBE_INTERVAL_S: Final = 10.0
 """Shortest time between two probes of one directory."""
 _REGAINED_BYTES: Final = 1 << 20
@@ -165,7 +164,9 @@ class SpreadDisk(Disk):
         if directory is None or directory.disk is None:
             if self.is_out_of_use(path):
                 problems = "; ".join(f"{each.path}: {each.problem}" for each in self.directories if each.problem)
-                raise DiskError(f"cannot open {path}: it may be in a directory that is out of use ({problems})")
+                raise DirectoryFailedError(
+                    f"cannot open {path}: it may be in a directory that is out of use ({problems})"
+                )
             raise FileNotFoundError(path)
         try:
             file = await self.answer(directory, directory.disk.open(path))
@@ -298,6 +299,8 @@ class SpreadDisk(Disk):
     async def answer(self, directory: SpreadDirectory, work: Coroutine[Any, Any, T]) -> T:
         """Await an operation on a directory; other directories than the first have a deadline.
 
+        Only the time during which this process runs counts.
+
         Raises:
             DirectoryFailedError: the directory does not answer, and is out of use.
             DiskError: from the operation.
@@ -308,8 +311,7 @@ class SpreadDisk(Disk):
             work.close()
             raise DirectoryFailedError(f"{directory.path} is out of use: {directory.problem}")
         try:
-            async with asyncio.timeout(self._silent_s):
-                return await work
+            return await within_running_time(self._silent_s, work)
         except TimeoutError as error:
             directory.is_silent = True
             self._take_out(directory, f"its disk did not answer for {self._silent_s:g} s")

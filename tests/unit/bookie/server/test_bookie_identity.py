@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ from bookie.server.joining.identity import (
     decide,
 )
 from bookie.storage.disks.files import FileDisk
+from bookie.storage.disks.memory import MemoryDisk, Operation
+from bookie.storage.port import DiskError, StalledDiskError
 from tests.worlds.cluster import formatted
 
 OURS = Cookie(BookieId("bookie-1"), ("/journal",), ("/ledgers",), "this-cluster")
@@ -215,6 +218,12 @@ class MortalDisk(FileDisk):
     """A disk of a process that may die before or after a file is written."""
 
     change: Callable[[], None]
+    is_unreadable: bool
+
+    async def names(self, directory: str) -> list[str]:
+        if self.is_unreadable:
+            raise DiskError("input/output error")
+        return await super().names(directory)
 
     async def replace(self, path: str, data: bytes) -> None:
         self.change()
@@ -231,6 +240,7 @@ class Machine:
     cluster: Cluster
     dies_at: int | None = None
     changes: count[int] = field(default_factory=count)
+    unreadable: str = ""
     ledgers: tuple[str, ...] = ("ledgers",)
 
     def change(self) -> None:
@@ -243,7 +253,7 @@ class Machine:
         for role, name in ((Role.JOURNAL, "journal"), *((Role.LEDGERS, name) for name in self.ledgers)):
             disk = await MortalDisk.acquire(self.root / name / "current")
             assert isinstance(disk, MortalDisk)
-            disk.change = self.change
+            disk.change, disk.is_unreadable = self.change, name == self.unreadable
             disks.append(disk)
             places.append(Place(role, self.root / name, disk))
         try:
@@ -474,3 +484,28 @@ async def test_a_missing_ledger_directory_is_left_out_and_comes_back(machine: Ma
     (machine.root / "second" / "current").rmdir()
     (machine.root / "away").rename(machine.root / "second")
     assert await machine.start() == first
+
+
+async def test_a_ledger_directory_that_cannot_be_read_is_left_out_unless_it_is_the_first(machine: Machine) -> None:
+    machine.ledgers = ("ledgers", "second")
+    first = await machine.start()
+    for name in ("journal", "ledgers"):
+        (machine.root / name / "current" / "data").touch()
+    machine.unreadable = "second"
+    again = await machine.start()
+    assert (again.bookie_id, again.incarnation) == (first.bookie_id, first.incarnation)
+    assert again.out_of_use == {str(machine.root / "second"): "input/output error"}
+    for name in ("journal", "ledgers"):
+        machine.unreadable = name
+        with pytest.raises(DiskError, match="input/output error"):
+            await machine.start()
+    machine.unreadable = ""
+    assert await machine.start() == first
+
+
+async def test_a_directory_that_does_not_answer_has_a_deadline(tmp_path: Path) -> None:
+    async def hang(operation: Operation, path: str) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(StalledDiskError, match=r"cannot read /ledgers: its disk did not answer for 0\.02 s"):
+        await look(Role.LEDGERS, "/ledgers", MemoryDisk(before=hang), silent_s=0.02)

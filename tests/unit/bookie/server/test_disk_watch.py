@@ -10,15 +10,16 @@ import pytest
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.tasks import cancel
 from bookie.server.service import BookieIdentity, BookieService
-from bookie.server.upkeep.disk_watch import DiskWatch, StalledDiskError
+from bookie.server.upkeep.disk_watch import DiskWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.port import StalledDiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 from tests.worlds.cluster import VERSION, MemoryCluster, open_bookie
 from tests.worlds.machine import entry
-from tests.worlds.virtual_time import in_virtual_time
+from tests.worlds.virtual_time import VirtualTimeLoop, in_virtual_time
 
 US = BookieId("us:3181")
 THRESHOLD = 100_000
@@ -147,6 +148,22 @@ async def test_a_journal_disk_that_hangs_for_a_minute_ends_the_bookie() -> None:
     await watched_for(world, 71)
     assert isinstance(await world.storage.fatal, StalledDiskError)
     assert await adding is Status.IO_ERROR
+
+
+@in_virtual_time
+async def test_a_bookie_that_was_stopped_for_a_minute_blames_no_disk() -> None:
+    world = await DiskWatchWorld().open(threshold=0)
+    sync = HangingSync(world)
+    adding = asyncio.create_task(world.add(is_recovery=False))
+    await watched_for(world, 6)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.pass_time(600)
+    await world.watch.look()
+    assert not world.storage.fatal.done()
+    assert world.watch.reasons == ()
+    sync.answers.set()
+    assert await adding is Status.OK
 
 
 @pytest.mark.parametrize("hanging", [Operation.SYNC, Operation.REPLACE])

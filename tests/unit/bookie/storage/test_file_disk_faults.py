@@ -7,16 +7,18 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from bookie.storage.disks import files
-from bookie.storage.disks.directory_lock import DirectoryInUseError
+from bookie.storage.disks.directory_lock import DirectoryInUseError, lock_directory
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
-from bookie.storage.port import DiskError, DiskFullError
+from bookie.storage.port import DiskError, DiskFullError, StalledDiskError
+from tests.deadlines import PROGRAM_S
 
 
 @pytest.fixture
@@ -101,6 +103,49 @@ async def test_nothing_is_reserved_or_given_back_after_a_failed_write(
     await file.reserve(1 << 20)
     assert (tmp_path / "d/a").stat().st_size == 4096
     await file.close()
+
+
+async def test_a_directory_on_a_disk_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    def hang(root: Path) -> int:
+        answers.wait()
+        return lock_directory(root)
+
+    monkeypatch.setattr(files, "lock_directory", hang)
+    with pytest.raises(StalledDiskError, match=r"cannot lock .*: its disk did not answer for 0.02 s"):
+        await FileDisk.acquire(tmp_path, silent_s=0.02)
+    assert files.is_thread_waiting()
+    answers.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith(f"disk-{tmp_path.name}"):
+            thread.join()
+    assert not files.is_thread_waiting()
+
+
+async def test_the_end_does_not_wait_for_a_disk_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: answers.wait())
+    disk = await FileDisk.acquire(tmp_path)
+    file = await disk.create("a")
+    syncing = asyncio.create_task(file.sync())
+    await asyncio.sleep(0)
+    monkeypatch.setattr(files, "_CLOSE_S", 0.02)
+    await disk.close()
+    assert [record.getMessage() for record in caplog.records] == ["disk does not answer, its directory stays locked"]
+    assert files.is_thread_waiting()
+    with pytest.raises(DirectoryInUseError):
+        await FileDisk.acquire(tmp_path)
+    answers.set()
+    await syncing
+    monkeypatch.setattr(files, "_CLOSE_S", PROGRAM_S)
+    await disk.close()
+    await (await FileDisk.acquire(tmp_path)).close()
+    assert not files.is_thread_waiting()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])

@@ -361,6 +361,19 @@ async def test_a_directory_that_does_not_answer_is_out_of_use_and_is_asked_nothi
     assert asked == [Operation.CREATE]
 
 
+async def test_entries_in_a_directory_out_of_use_are_not_logged_one_by_one(
+    world: Directories, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.flush(0)
+    await world.restart(2)
+    assert await world.statuses(0) == [Status.IO_ERROR]
+    assert "stored entry" not in caplog.text
+    await world.restart()
+    world.fail(2, broken(Operation.READ))
+    assert await world.statuses(0) == [Status.IO_ERROR]
+    assert [record.getMessage() for record in caplog.records] == ["stored entry does not verify"]
+
+
 async def test_an_operation_that_never_ends_has_a_deadline(world: Directories) -> None:
     await world.flush(0)
     [name] = await world.spread.names("entries")

@@ -1,0 +1,89 @@
+"""A real bookie with three ledger directories, of which one is on a disk that hangs without an error.
+
+A file system on a loop device is frozen, which root may do. The test is skipped if none can be mounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from bookie.server.upkeep import disk_watch
+from bookie.storage.port import SILENT_S
+from bookie.wire.port import Status
+from tests.deadlines import STATE_S
+from tests.integration.power_cut import fragile_disk
+from tests.integration.test_bookie_process import Machine, machine
+from tests.integration.test_ledger_disks import PART, DiskBookie, disks
+
+__all__ = ["disks", "machine"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.long]
+
+PROBLEM = f"its disk did not answer for {SILENT_S:g} s"
+
+
+async def test_a_directory_that_hangs_does_not_take_the_others_along_and_does_not_keep_the_bookie_from_starting(
+    machine: Machine, disks: list[Path], tmp_path: Path
+) -> None:
+    with fragile_disk(tmp_path) as disk:  # the largest, so it takes the first logs
+        bookie = DiskBookie(machine, [disks[0], disk.root, disks[2]])
+        await bookie.start()
+        assert await bookie.flush() == [0, 1, 0]
+        with disk.frozen():
+            assert await bookie.flush() == [0, 1, 1]
+            assert bookie.bookie in (await machine.registrations.list()).writable
+            assert [each["problem"] for each in await bookie.shown()] == [None, PROBLEM, None]
+            assert await bookie.statuses() == [Status.IO_ERROR] * PART + [Status.OK] * PART
+            assert await bookie.listed() == (Status.CORRUPT, PART)
+            assert "stored entry" not in bookie.process.log_tail(), "one line for the directory is enough"
+            copy = [bookie.entry(number) for number in range(PART)]
+            assert await machine.add(bookie.bookie, *copy) is Status.OK, "as a replicator does it"
+            assert await bookie.listed() == (Status.OK, 2 * PART)
+            stopping = asyncio.create_task(bookie.process.stop(STATE_S))
+            await machine.until(lambda bookies: bookie.bookie not in bookies.registered)
+        assert await stopping == 0  # no signal ends a thread that waits for a frozen file system
+
+        with disk.frozen():
+            await bookie.start()
+            assert f"cannot lock {disk.root}/ledgers/current: {PROBLEM}" in bookie.process.log_tail()
+            assert await bookie.statuses() == [Status.OK] * 2 * PART
+            assert (await bookie.flush())[2] == 3
+            stopping = asyncio.create_task(bookie.process.stop(STATE_S))
+            await machine.until(lambda bookies: bookie.bookie not in bookies.registered)
+        assert await stopping == 0
+
+        await bookie.start()
+        assert [each["problem"] for each in await bookie.shown()] == [None] * 3
+        assert bookie.logs() == [0, 1, 3], "a file that was created late, after the bookie gave up, is removed"
+        assert await bookie.statuses() == [Status.OK] * 3 * PART
+        assert await bookie.listed() == (Status.OK, 3 * PART)
+        assert await bookie.process.stop(STATE_S) == 0
+
+
+@pytest.mark.parametrize("is_journal", [False, True], ids=["ledger directory", "journal"])
+async def test_after_a_process_was_stopped_for_longer_no_disk_counts_as_hanging(
+    machine: Machine, disks: list[Path], tmp_path: Path, is_journal: bool
+) -> None:
+    with fragile_disk(tmp_path) as disk:
+        journal = (disk.root if is_journal else machine.home) / "journal"
+        second = disks[1] if is_journal else disk.root
+        bookie = DiskBookie(machine, [disks[0], second, disks[2]], journal)
+        await bookie.start()
+        assert await bookie.flush() == [0, 1, 0]
+        with disk.frozen():  # so that an operation is under way, and has been seen
+            flushing = asyncio.create_task(bookie.flush())
+            await asyncio.wait([flushing], timeout=disk_watch.INTERVAL_S + 1.0)
+            os.kill(bookie.process.pid, signal.SIGSTOP)  # a thread that waits for the disk stops once it answers
+            await asyncio.wait([flushing], timeout=SILENT_S + 1.0)
+            assert not flushing.done()
+        bookie.process.resume()
+        assert await flushing == [0, 2, 0]
+        assert [each["problem"] for each in await bookie.shown()] == [None] * 3
+        assert await bookie.statuses() == [Status.OK] * 2 * PART
+        await machine.until(lambda bookies: bookie.bookie in bookies.writable)
+        assert await bookie.process.stop(STATE_S) == 0
