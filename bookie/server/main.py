@@ -38,6 +38,7 @@ from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.telemetry.metrics import SESSION, MetricSet
 from bookie.runtime.telemetry.telemetry import observable
 from bookie.runtime.version import installed_version
+from bookie.runtime.waiting import within_running_time
 from bookie.server import metrics as names
 from bookie.server.administration.node import Node
 from bookie.server.administration.servicer import AdministrationServicer
@@ -65,7 +66,7 @@ from bookie.storage.disks.files import FileDisk, is_thread_waiting
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
 from bookie.storage.errors import DamagedJournalError
-from bookie.storage.port import Disk, DiskError, StalledDiskError
+from bookie.storage.port import SILENT_S, Disk, DiskError, StalledDiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.grpc_transport import GrpcTransport
@@ -73,6 +74,8 @@ from bookie.wire.grpc_transport import GrpcTransport
 _log = logging.getLogger(__name__)
 
 _UNREGISTER_DEADLINE_S: Final = 5.0
+_INDEX_OPEN_S: Final = 600.0
+"""Longest time to open the index, which includes the replay of its log of up to 64 MiB."""
 
 
 async def run_bookie(settings: BookieSettings, config: ConfigSource | None = None) -> int:
@@ -92,7 +95,8 @@ async def run_bookie(settings: BookieSettings, config: ConfigSource | None = Non
 
 
 async def _run(settings: BookieSettings, config: ConfigSource | None, stop_asked: asyncio.Future[None]) -> None:
-    async with AsyncExitStack() as stack:
+    stack = AsyncExitStack()
+    try:
         await stack.enter_async_context(following(config, {}, SystemClock(), lambda: _ask(stop_asked)))
         start = asyncio.create_task(_start(settings, stack), name="bookie start")
         await _first_of(start, stop_asked)
@@ -107,6 +111,16 @@ async def _run(settings: BookieSettings, config: ConfigSource | None, stop_asked
             if isinstance(fatal, StalledDiskError):  # it has the index or a journal, so nothing can be closed
                 _end_now(_said(fatal))
             raise fatal
+    finally:
+        await _close(stack)
+
+
+async def _close(stack: AsyncExitStack) -> None:
+    try:
+        await within_running_time(SILENT_S, stack.aclose())
+    except TimeoutError:  # everything acknowledged is in the journals
+        what = f"the storage has not been closed within {SILENT_S:g} s: a disk does not answer"
+        _end_now(_said(StalledDiskError(what)))
 
 
 def _said(error: BkhealError) -> int:
@@ -430,6 +444,7 @@ def _start_upkeep(
         read_only_below_bytes=settings.read_only_below_bytes,
         is_drained=lambda: drain.is_drained or read_only.wish is not None,
         journal_paths=settings.journal_dirs,
+        ledger_path=settings.ledger_dirs[0],
     )
     context.run_until_the_end("disk watch", watch.run())
     context.run_until_the_end("drain watch", drain.run(watch.look))
@@ -506,7 +521,11 @@ async def _disk(directory: Path, stack: AsyncExitStack) -> FileDisk:
 async def _storage(
     settings: BookieSettings, journals: Sequence[Disk], ledgers: Disk, clock: Clock, stack: AsyncExitStack
 ) -> LedgerStorage:
-    index = await RocksIndex.open(settings.ledger_dirs[0] / CURRENT / INDEX_DIRECTORY)
+    path = settings.ledger_dirs[0] / CURRENT / INDEX_DIRECTORY
+    try:
+        index = await within_running_time(_INDEX_OPEN_S, RocksIndex.open(path))
+    except TimeoutError as error:
+        raise StalledDiskError(f"the index {path} has not been opened within {_INDEX_OPEN_S:g} s") from error
     try:
         bounds = StorageSettings(read_cache_bytes_max=settings.read_cache_bytes)
         first, *others = journals

@@ -104,6 +104,11 @@ class TimedDisk:
         """The value of the measured disk."""
         return self._disk.out_of_use_count
 
+    @property
+    def oldest_change(self) -> int | None:
+        """The value of the measured disk."""
+        return self._disk.oldest_change
+
     async def create(self, path: str) -> DiskFile:
         """Create a file with measured group commits."""
         return _TimedFile(await self._disk.create(path), self._observe, self._observe_size, self._clock)

@@ -172,6 +172,14 @@ class Disk(Protocol):
         """The number of directories, of several, that are out of use."""
         return 0
 
+    @property
+    def oldest_change(self) -> int | None:
+        """The number of the oldest change that is under way; None if there is none, or if changes are not counted.
+
+        Of several directories, only changes of the first one count.
+        """
+        return None
+
     def is_out_of_use(self, path: str) -> bool:
         """Return whether a file is in a directory that is out of use, or may be in it.
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.model.ids import EntryId, LedgerId
+from bookie.storage.disks.changes import Changes
 from bookie.storage.disks.index_format import ledger_ids_of
 from bookie.storage.port import EntryIndex
 from bookie.storage.write_cache import ENTRY_OVERHEAD_BYTES
@@ -150,6 +151,8 @@ class WatchedIndex:
     """An ``EntryIndex`` whose writes keep a read cache right (R106)."""
 
     def __init__(self, index: EntryIndex, cache: ReadCache) -> None:
+        self.changes = Changes()
+        """The writes that are under way."""
         self._write = index.write
         self._cache = cache
         self.get_many = index.get_many
@@ -163,7 +166,8 @@ class WatchedIndex:
     async def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
         """Apply changes as ``EntryIndex.write`` does. Whatever comes of it, the cache forgets the ledgers in them."""
         try:
-            await self._write(puts, deletes)
+            with self.changes.one():
+                await self._write(puts, deletes)
         except asyncio.CancelledError:
             if ledger_ids_of(_keys(puts, deletes)):
                 self._cache.close()  # the write may still happen, at any later moment

@@ -78,7 +78,7 @@ class LedgerStorage:
     """
 
     def __init__(
-        self, parts: Parts, index: EntryIndex, read_cache: ReadCache, settings: StorageSettings, clock: Clock
+        self, parts: Parts, index: WatchedIndex, read_cache: ReadCache, settings: StorageSettings, clock: Clock
     ) -> None:
         self._parts = parts
         self._caches = parts.caches
@@ -151,6 +151,11 @@ class LedgerStorage:
     def journal_changes(self) -> tuple[int | None, ...]:
         """For each journal the number of the oldest change of its disk that is under way; None if there is none."""
         return self._journals.oldest_changes
+
+    @property
+    def ledger_changes(self) -> tuple[int | None, int | None]:
+        """As ``journal_changes``, for the entry logs in the first ledger directory and for the index there."""
+        return self._parts.disk.oldest_change, self._index.changes.oldest
 
     @property
     def full_journals(self) -> tuple[bool, ...]:

@@ -81,5 +81,24 @@ def fragile_disk(directory: Path) -> Iterator[FragileDisk]:
         disk.image.unlink()
 
 
+@contextmanager
+def slow_disk(directory: Path, outer: FragileDisk) -> Iterator[Path]:
+    """Make and mount a file system whose device is a file of ``outer``. Yields where it is mounted.
+
+    While ``outer`` is frozen, this one behaves as on a device that does not answer: what is written stays in memory,
+    and syncs do not end.
+    """
+    root, image = directory / "slow", outer.root / "image"
+    root.mkdir()
+    with image.open("wb") as file:
+        file.truncate(_IMAGE_BYTES // 2)
+    _run("mkfs.ext4", "-q", "-F", str(image))
+    _run("mount", "-o", "loop", str(image), str(root))
+    try:
+        yield root
+    finally:
+        _run("umount", "--lazy", str(root))
+
+
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=PROGRAM_S)

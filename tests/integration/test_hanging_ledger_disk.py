@@ -1,4 +1,4 @@
-"""A real bookie with three ledger directories, of which one is on a disk that hangs without an error.
+"""A real bookie with one or three ledger directories, of which one is on a disk that hangs without an error.
 
 A file system on a loop device is frozen, which root may do. The test is skipped if none can be mounted.
 """
@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from bookie.model.exit_codes import ExitCode
 from bookie.server.upkeep import disk_watch
 from bookie.storage.port import SILENT_S
 from bookie.wire.port import Status
 from tests.deadlines import STATE_S
-from tests.integration.power_cut import fragile_disk
+from tests.integration.power_cut import fragile_disk, slow_disk
 from tests.integration.test_bookie_process import Machine, machine
 from tests.integration.test_ledger_disks import PART, DiskBookie, disks
 
@@ -86,4 +87,45 @@ async def test_after_a_process_was_stopped_for_longer_no_disk_counts_as_hanging(
         assert [each["problem"] for each in await bookie.shown()] == [None] * 3
         assert await bookie.statuses() == [Status.OK] * 2 * PART
         await machine.until(lambda bookies: bookie.bookie in bookies.writable)
+        assert await bookie.process.stop(STATE_S) == 0
+
+
+async def test_a_bookie_whose_only_ledger_disk_hangs_is_read_only_and_ends_and_nothing_acknowledged_is_lost(
+    machine: Machine, tmp_path: Path
+) -> None:
+    with fragile_disk(tmp_path) as device, slow_disk(tmp_path, device) as disk:
+        bookie = DiskBookie(machine, [disk])
+        await bookie.start()
+        assert await bookie.flush() == [1]
+        with device.frozen():
+            flushing = asyncio.create_task(bookie.flush())
+            await machine.until(lambda bookies: bookie.bookie in bookies.read_only)
+            [problem] = [each["problem"] for each in await bookie.shown()]
+            assert problem.startswith("a write has not ended for")
+            assert await bookie.statuses() == [Status.OK] * 2 * PART
+            assert await machine.add(bookie.bookie, bookie.entry(bookie.added)) is Status.READ_ONLY
+            line = await bookie.process.wait_for_line(r"^bookie: a write to the disk of (\S+) has not ended", STATE_S)
+            assert line[1] == str(bookie.directories[0])
+            await machine.until(lambda bookies: bookie.bookie not in bookies.registered)
+        assert await bookie.process.wait(STATE_S) == ExitCode.STORAGE_FAILED
+        await asyncio.wait([flushing])
+        assert flushing.exception() is not None
+        await bookie.start()
+        assert await bookie.statuses() == [Status.OK] * 2 * PART
+        assert await bookie.process.stop(STATE_S) == 0
+
+
+async def test_a_bookie_that_is_stopped_while_its_ledger_disk_hangs_ends(machine: Machine, tmp_path: Path) -> None:
+    with fragile_disk(tmp_path) as device, slow_disk(tmp_path, device) as disk:
+        bookie = DiskBookie(machine, [disk])
+        await bookie.start()
+        assert await bookie.flush() == [1]
+        with device.frozen():
+            assert await machine.add(bookie.bookie, bookie.entry(bookie.added)) is Status.OK
+            bookie.added += 1
+            stopping = asyncio.create_task(bookie.process.stop(STATE_S))
+            await bookie.process.wait_for_line(r"^bookie: the storage has not been closed within", STATE_S)
+        assert await stopping == ExitCode.STORAGE_FAILED
+        await bookie.start()
+        assert await bookie.statuses() == [Status.OK] * bookie.added
         assert await bookie.process.stop(STATE_S) == 0

@@ -122,12 +122,12 @@ class Node:
             path = str(self.journal_paths[role]) if len(self.journal_paths) > 1 else ""
             return [await self._space(role, disk, path, self.watch.journal_problem(number))]
         if not isinstance(disk, SpreadDisk):
-            return [await self._space(role, disk)]
+            return [await self._space(role, disk, problem=self.watch.ledger_problem)]
         return [
             pb.DiskSpace(role=role, path=each.path, problem=each.problem)
             if each.disk is None or each.problem
-            else await self._space(role, each.disk, each.path)
-            for each in disk.directories
+            else await self._space(role, each.disk, each.path, "" if number else self.watch.ledger_problem)
+            for number, each in enumerate(disk.directories)
         ]
 
     async def _space(self, role: str, disk: Disk, path: str = "", problem: str = "") -> pb.DiskSpace:

@@ -4,10 +4,11 @@ Three steps (docs/failure-model.md#disk-space): below the threshold plain adds a
 recovery and repair as well, so that the rest serves checkpoints and collection; and a disk that reports itself full
 makes the bookie read-only at any threshold.
 
-A disk may also hang without an error. A change of a journal's disk (a write, a sync, a removal) that lasts for
-``STALL_READ_ONLY_S`` makes the bookie read-only. After ``STALL_FATAL_S`` the process ends, so its ledgers are repaired
-from other copies. Nothing of such a write was acknowledged. Removals and marks count as well: a checkpoint waits for
-them, and of several journals one may have no writes.
+A disk may also hang without an error. A change (a write, a sync, a removal) of a journal's disk, or of that of the
+first ledger directory, which has the index, makes the bookie read-only if it lasts for ``STALL_READ_ONLY_S``. After
+``STALL_FATAL_S`` the process ends, so its ledgers are repaired from other copies. Nothing of a write to a journal was
+acknowledged, and what was to be written to a ledger directory is in a journal. Removals and marks count as well: a
+checkpoint waits for them, and of several journals one may have no writes (docs/failure-model.md#R133).
 
 Read-only is announced in ZooKeeper before plain adds are refused, and adds are accepted before writable is announced:
 a writer that picks a bookie by its registration is not turned away.
@@ -82,6 +83,7 @@ class DiskWatch:
         read_only_below_bytes: int,
         is_drained: Callable[[], bool] = lambda: False,
         journal_paths: Sequence[Path] = (),
+        ledger_path: Path | None = None,
     ) -> None:
         """Prepare to look.
 
@@ -94,6 +96,7 @@ class DiskWatch:
             read_only_below_bytes: the threshold.
             is_drained: is asked each time whether an operator wants the bookie to be read-only.
             journal_paths: the directories of the journals, for messages; empty: they have none.
+            ledger_path: the first ledger directory, for messages.
         """
         self._disks = disks
         self._storage = storage
@@ -107,10 +110,11 @@ class DiskWatch:
         self._looking = asyncio.Lock()
         self._was_full_at_s: float | None = None
         self._looked_s = clock.monotonic_s()
-        """Time of the last look at the journals."""
+        """Time of the last look at changes."""
         self._changes: dict[int, tuple[int, float]] = {}
-        """For each journal the change that the last look saw, and for how long looks have seen it."""
+        """For each journal, the entry logs and the index, the change that the last look saw, and for how long."""
         self._journal_paths = journal_paths
+        self._ledger_path = ledger_path
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -124,10 +128,14 @@ class DiskWatch:
 
     def journal_problem(self, number: int) -> str:
         """Why a journal's disk keeps the bookie read-only, as of the last look; empty: it does not. The first is 0."""
-        stalled_s = self._stalled_s(number)
-        if stalled_s >= STALL_READ_ONLY_S:
-            return f"a write has not ended for {stalled_s:.0f} s"
-        return "full" if self._storage.full_journals[number] and self._was_full_lately() else ""
+        is_full = self._storage.full_journals[number] and self._was_full_lately()
+        return _stall(self._stalled_s(number)) or ("full" if is_full else "")
+
+    @property
+    def ledger_problem(self) -> str:
+        """Why the disk of the first ledger directory keeps the bookie read-only; empty: it does not."""
+        journals = len(self._storage.journal_changes)
+        return _stall(max((self._stalled_s(number) for number in self._changes if number >= journals), default=0.0))
 
     async def run(self) -> None:
         """Look again and again; ends by cancellation alone."""
@@ -141,11 +149,11 @@ class DiskWatch:
             await self._look()
 
     async def _look(self) -> None:
-        self._look_at_journals()
+        self._look_at_changes()
         which = max(self._changes, key=self._stalled_s, default=0)
         stalled_s = self._stalled_s(which)
         if stalled_s >= STALL_FATAL_S:
-            name = self._journal_paths[which] if self._journal_paths else f"journal {which + 1}"
+            name = self._name(which)
             self._storage.fail(StalledDiskError(f"a write to the disk of {name} has not ended for {stalled_s:.0f} s"))
             return
         await self._look_at_space()
@@ -156,7 +164,7 @@ class DiskWatch:
             return
         _log.warning(
             "read-only mode changes",
-            extra={"is_read_only": is_read_only, "stalled_s": stalled_s, "journals": self._journal_problems()},
+            extra={"is_read_only": is_read_only, "stalled_s": stalled_s, "problems": self._problems()},
         )
         if not is_read_only:
             self._service.is_read_only = False
@@ -175,20 +183,26 @@ class DiskWatch:
         )
         self._is_low = should_be_read_only(self._is_low, free, self._read_only_below_bytes)
 
-    def _look_at_journals(self) -> None:
+    def _look_at_changes(self) -> None:
         now_s, seen = self._clock.monotonic_s(), self._changes
         passed_s, self._looked_s, self._changes = min(now_s - self._looked_s, _LOOK_S_MAX), now_s, {}
-        for journal, change in enumerate(self._storage.journal_changes):
+        for number, change in enumerate((*self._storage.journal_changes, *self._storage.ledger_changes)):
             if change is not None:
-                before, stalled_s = seen.get(journal, (None, 0.0))
-                self._changes[journal] = change, stalled_s + passed_s if before == change else 0.0
+                before, stalled_s = seen.get(number, (None, 0.0))
+                self._changes[number] = change, stalled_s + passed_s if before == change else 0.0
 
-    def _stalled_s(self, journal: int) -> float:
-        """For how long looks have seen the same change of a journal's disk."""
-        return self._changes.get(journal, (0, 0.0))[1]
+    def _stalled_s(self, number: int) -> float:
+        """For how long looks have seen the same change."""
+        return self._changes.get(number, (0, 0.0))[1]
 
-    def _journal_problems(self) -> str:
-        found = [(path, self.journal_problem(number)) for number, path in enumerate(self._journal_paths)]
+    def _name(self, number: int) -> str:
+        if number >= len(self._storage.journal_changes):
+            return str(self._ledger_path or "the first ledger directory")
+        return str(self._journal_paths[number]) if self._journal_paths else f"journal {number + 1}"
+
+    def _problems(self) -> str:
+        found = [(str(path), self.journal_problem(number)) for number, path in enumerate(self._journal_paths)]
+        found.append((str(self._ledger_path), self.ledger_problem))
         return "; ".join(f"{path}: {problem}" for path, problem in found if problem)
 
     def _was_full_lately(self) -> bool:
@@ -196,3 +210,7 @@ class DiskWatch:
         if self._storage.is_full:
             self._was_full_at_s = now_s
         return self._was_full_at_s is not None and now_s - self._was_full_at_s < _FULL_HOLD_S
+
+
+def _stall(stalled_s: float) -> str:
+    return f"a write has not ended for {stalled_s:.0f} s" if stalled_s >= STALL_READ_ONLY_S else ""

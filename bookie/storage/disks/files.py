@@ -21,10 +21,11 @@ from typing import Final, TypeVar
 from typing_extensions import override
 
 from bookie.runtime.waiting import within_running_time
+from bookie.storage.disks.changes import Changes
 from bookie.storage.disks.directory_lock import lock_directory
 from bookie.storage.port import SILENT_S, Disk, DiskError, DiskFile, DiskFullError, StalledDiskError
 
-_THREAD_NAME: Final = "disk-"
+THREAD_NAME: Final = "disk-"
 """Start of the names of the threads that wait for a disk."""
 _CLOSE_S: Final = 5.0
 """Longest wait for operations that still run at the end."""
@@ -54,6 +55,7 @@ class FileDisk(Disk):
         self._root = root
         self._lock: int | None = lock
         self._threads = threads
+        self._changes = Changes()
 
     @classmethod
     async def acquire(cls, root: Path, *, silent_s: float = SILENT_S) -> FileDisk:
@@ -64,7 +66,7 @@ class FileDisk(Disk):
             StalledDiskError: the disk did not answer for ``silent_s``.
             DiskError: the directory cannot be created or locked.
         """
-        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"{_THREAD_NAME}{root.name}")
+        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"{THREAD_NAME}{root.name}")
         try:
             lock = await within_running_time(silent_s, _in_thread(threads, _make_and_lock, root))
         except BaseException as error:
@@ -76,15 +78,16 @@ class FileDisk(Disk):
 
     @override
     async def create(self, path: str) -> DiskFile:
-        return await self._run(_open_file, self._root / path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._threads)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        return await self._change(_open_file, self._root / path, flags, self._threads, self._changes)
 
     @override
     async def open(self, path: str) -> DiskFile:
-        return await self._run(_open_file, self._root / path, os.O_RDONLY, self._threads)
+        return await self._run(_open_file, self._root / path, os.O_RDONLY, self._threads, self._changes)
 
     @override
     async def replace(self, path: str, data: bytes) -> None:
-        await self._run(_replace, self._root / path, data)
+        await self._change(_replace, self._root / path, data)
 
     @override
     async def names(self, directory: str) -> list[str]:
@@ -92,20 +95,25 @@ class FileDisk(Disk):
 
     @override
     async def make_directory(self, path: str) -> None:
-        await self._run(_make_directory, self._root / path)
+        await self._change(_make_directory, self._root / path)
 
     @override
     async def unlink(self, path: str) -> None:
-        await self._run(_unlink, self._root / path)
+        await self._change(_unlink, self._root / path)
 
     @override
     async def sync_directory(self, directory: str) -> None:
-        await self._run(_sync_directory, self._root / directory)
+        await self._change(_sync_directory, self._root / directory)
 
     @override
     async def space(self) -> tuple[int, int]:
         """Return the total bytes, and the free bytes available to an unprivileged user."""
         return await self._run(_space, self._root)
+
+    @property
+    @override
+    def oldest_change(self) -> int | None:
+        return self._changes.oldest
 
     async def close(self) -> None:
         """Wait for running operations and unlock the directory. Idempotent.
@@ -119,6 +127,10 @@ class FileDisk(Disk):
             lock, self._lock = self._lock, None
             os.close(lock)
 
+    async def _change(self, work: Callable[..., T], *arguments: object) -> T:
+        with self._changes.one():
+            return await self._run(work, *arguments)
+
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
         return await _in_thread(self._threads, work, *arguments)
 
@@ -129,7 +141,7 @@ class _File(DiskFile):
     The thread lock prevents a close from closing the descriptor during a write that still runs for a cancelled caller.
     """
 
-    def __init__(self, path: Path, descriptor: int, size: int, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, path: Path, descriptor: int, size: int, threads: ThreadPoolExecutor, changes: Changes) -> None:
         self._path = path
         self._descriptor: int | None = descriptor
         self._size = size
@@ -137,20 +149,21 @@ class _File(DiskFile):
         self._reserved_to = 0
         """The next attempt to reserve is made by an append that ends after this offset."""
         self._threads = threads
+        self._changes = changes
         self._is_broken = False
         self._busy = threading.Lock()
 
     @override
     async def append(self, parts: Sequence[bytes]) -> int:
-        return await _in_thread(self._threads, self._append, parts)
+        return await self._change(self._append, parts)
 
     @override
     async def sync(self) -> None:
-        await _in_thread(self._threads, self._sync)
+        await self._change(self._sync)
 
     @override
     async def append_and_sync(self, parts: Sequence[bytes]) -> int:
-        return await _in_thread(self._threads, self._append_and_sync, parts)
+        return await self._change(self._append_and_sync, parts)
 
     @override
     async def reserve(self, ahead: int) -> None:
@@ -183,6 +196,10 @@ class _File(DiskFile):
     async def close(self) -> None:
         if self._descriptor is not None:
             await _in_thread(self._threads, self._close)
+
+    async def _change(self, work: Callable[..., T], *arguments: object) -> T:
+        with self._changes.one():
+            return await _in_thread(self._threads, work, *arguments)
 
     def _append(self, parts: Sequence[bytes]) -> int:
         with self._writing("append to") as descriptor:
@@ -288,7 +305,7 @@ async def _ended(threads: ThreadPoolExecutor) -> bool:
 
 def is_thread_waiting() -> bool:
     """Return whether a thread may still wait for a disk after ``close``. The end of the interpreter waits for it."""
-    return any(thread.name.startswith(_THREAD_NAME) for thread in threading.enumerate())
+    return any(thread.name.startswith(THREAD_NAME) for thread in threading.enumerate())
 
 
 def _make_and_lock(root: Path) -> int:
@@ -310,7 +327,7 @@ def make_durable_directory(path: Path) -> None:
         _sync_directory(path.parent)
 
 
-def _open_file(path: Path, flags: int, threads: ThreadPoolExecutor) -> _File:
+def _open_file(path: Path, flags: int, threads: ThreadPoolExecutor, changes: Changes) -> _File:
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     except FileNotFoundError:
@@ -320,7 +337,7 @@ def _open_file(path: Path, flags: int, threads: ThreadPoolExecutor) -> _File:
     except OSError as error:
         kind = DiskFullError if error.errno in _FULL else DiskError
         raise kind(f"cannot open {path}: {error.strerror}") from error
-    return _File(path, descriptor, os.fstat(descriptor).st_size, threads)
+    return _File(path, descriptor, os.fstat(descriptor).st_size, threads, changes)
 
 
 def _allocate(descriptor: int, offset: int, size: int) -> None:

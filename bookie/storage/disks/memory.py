@@ -20,6 +20,7 @@ from typing import Final
 from typing_extensions import override
 
 from bookie.runtime.fault_points import fault_point
+from bookie.storage.disks.changes import Changes
 from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError, EntryIndex
 
 
@@ -124,10 +125,11 @@ class MemoryDisk(Disk):
     _files: dict[str, _Content] = field(default_factory=dict)
     _durable_files: dict[str, _Content] = field(default_factory=dict)
     _directories: set[str] = field(default_factory=lambda: {""})
+    _changes: Changes = field(default_factory=Changes)
 
     @override
     async def create(self, path: str) -> DiskFile:
-        await self.before(Operation.CREATE, path)
+        await self.begin(Operation.CREATE, path)
         if path in self._files or _parent(path) not in self._directories:
             raise DiskError(f"cannot create {path}: it exists, or its directory does not")
         self._files[path] = _Content()
@@ -142,7 +144,7 @@ class MemoryDisk(Disk):
 
     @override
     async def replace(self, path: str, data: bytes) -> None:
-        await self.before(Operation.REPLACE, path)
+        await self.begin(Operation.REPLACE, path)
         self.check_space(len(data))
         self._files[path] = self._durable_files[path] = _Content(bytearray(data), len(data))
 
@@ -154,19 +156,19 @@ class MemoryDisk(Disk):
 
     @override
     async def make_directory(self, path: str) -> None:
-        await self.before(Operation.MAKE_DIRECTORY, path)
+        await self.begin(Operation.MAKE_DIRECTORY, path)
         while path not in self._directories:
             self._directories.add(path)
             path = _parent(path)
 
     @override
     async def unlink(self, path: str) -> None:
-        await self.before(Operation.UNLINK, path)
+        await self.begin(Operation.UNLINK, path)
         self._files.pop(path, None)
 
     @override
     async def sync_directory(self, directory: str) -> None:
-        await self.before(Operation.SYNC_DIRECTORY, directory)
+        await self.begin(Operation.SYNC_DIRECTORY, directory)
         for path in self._files.keys() | self._durable_files.keys():
             if _parent(path) == directory:
                 _copy_name(path, self._files, self._durable_files)
@@ -174,6 +176,16 @@ class MemoryDisk(Disk):
     @override
     async def space(self) -> tuple[int, int]:
         return self.capacity_bytes, max(self.capacity_bytes - self.used_bytes(), 0)
+
+    @property
+    @override
+    def oldest_change(self) -> int | None:
+        return self._changes.oldest
+
+    async def begin(self, operation: Operation, path: str) -> None:
+        """Await ``before`` for a change."""
+        with self._changes.one():
+            await self.before(operation, path)
 
     def used_bytes(self) -> int:
         """Return the number of bytes in all files."""
@@ -309,7 +321,7 @@ class _MemoryFile(DiskFile):
 
     async def _begin(self, operation: Operation) -> None:
         self._check_usable(operation)
-        await self.disk.before(operation, self.path)
+        await (self.disk.before if operation is Operation.READ else self.disk.begin)(operation, self.path)
         self._check_usable(operation)
 
     def _check_usable(self, operation: Operation) -> None:

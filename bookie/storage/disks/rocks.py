@@ -37,7 +37,7 @@ from typing_extensions import override
 
 from bookie.runtime.tasks import guarded
 from bookie.storage.disks.directory_lock import DirectoryInUseError
-from bookie.storage.disks.files import make_durable_directory
+from bookie.storage.disks.files import THREAD_NAME, make_durable_directory
 from bookie.storage.disks.rocks_logs import BLOCK_BYTES, endless_record_at
 from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 
@@ -92,7 +92,7 @@ class RocksIndex(EntryIndex):
             DirectoryInUseError: another process uses the database.
             DiskError: the database cannot be opened.
         """
-        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="index")
+        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"{THREAD_NAME}index")
         try:
             database = await asyncio.get_running_loop().run_in_executor(threads, _open, path, cache_bytes)
         except BaseException:

@@ -266,6 +266,11 @@ class SpreadDisk(Disk):
     def out_of_use_count(self) -> int:
         return sum(bool(directory.problem) for directory in self.directories)
 
+    @property
+    @override
+    def oldest_change(self) -> int | None:
+        return self._first.oldest_change
+
     @override
     def is_out_of_use(self, path: str) -> bool:
         if not _is_spread(path) or path in self._removed:

@@ -35,6 +35,7 @@ from bookie.model.errors import FatalError, TransientError
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
+from bookie.storage.disks.changes import Changes
 from bookie.storage.journal.format import (
     RECORD_HEADER_SIZE,
     BatchHeader,
@@ -157,9 +158,7 @@ class Journal:
         self._writer: asyncio.Task[None] | None = None
         self._marker: asyncio.Task[None] | None = None
         self._has_new_end = asyncio.Event()
-        self._changes_begun = 0
-        self._changes: dict[int, None] = {}
-        """The numbers of the changes of the disk that are under way, the oldest first: few at a time."""
+        self._changes = Changes()
 
     def start(self) -> None:
         """Start the writer task, and the task that writes the mark."""
@@ -196,7 +195,7 @@ class Journal:
     @property
     def oldest_change(self) -> int | None:
         """The number of the oldest write, sync or removal that is under way; None if there is none."""
-        return next(iter(self._changes), None)
+        return self._changes.oldest
 
     async def trim(self, sequence: int) -> None:
         """Remove the files covered by a durable checkpoint at ``sequence``. May be called concurrently.
@@ -281,16 +280,12 @@ class Journal:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Count what is done in the block as one change of the disk, which ends or is seen to hang."""
-        self._changes_begun += 1
-        number = self._changes_begun
-        self._changes[number] = None
-        try:
-            yield
-        except DiskFullError:
-            self.is_full = True
-            raise
-        finally:
-            del self._changes[number]
+        with self._changes.one():
+            try:
+                yield
+            except DiskFullError:
+                self.is_full = True
+                raise
 
     async def _has_work(self) -> bool:
         while not self._queue:

@@ -32,7 +32,7 @@ class DiskWatchWorld(MemoryCluster):
         await self.found()
         bookie = await open_bookie(self.clock, settings=StorageSettings(flush_retry_s=1.0))
         self.journal, self.ledger_disk, self.service = bookie.journal, bookie.ledgers, bookie.service
-        self.storage = bookie.storage
+        self.storage, self.index = bookie.storage, bookie.index
         info = service_info("h", 1, "uuid")
         self.keeper = RegistrationKeeper(self.store, self.registrations, US, info, self.clock, takeover_deadline_s=5)
         await self.keeper.start(is_read_only=False)
@@ -194,6 +194,29 @@ async def test_the_journal_that_hangs_is_named_also_if_only_a_checkpoint_waits_f
     assert [await each for each in waiting] == [Status.IO_ERROR] * len(waiting)
     if hanging is Operation.REPLACE:
         await cancel(checkpoint)
+
+
+@pytest.mark.parametrize("hanging", [Operation.SYNC, Operation.SYNC_DIRECTORY, Operation.INDEX_WRITE])
+@in_virtual_time
+async def test_the_ledger_disk_that_hangs_makes_read_only_and_ends_the_bookie(hanging: Operation) -> None:
+    world = await DiskWatchWorld().open(threshold=0)
+
+    async def before(operation: Operation, path: str) -> None:
+        if operation is hanging:
+            await asyncio.Event().wait()
+
+    assert await world.add(is_recovery=False) is Status.OK
+    world.ledger_disk.before = world.index.before = before
+    checkpoint = asyncio.create_task(world.storage.checkpoint())
+    assert await watched_for(world, 25)
+    assert world.watch.reasons == ("stalled-disk",)
+    assert world.watch.journal_problem(0) == ""
+    assert world.watch.ledger_problem != ""
+    await watched_for(world, 46)
+    fatal = await world.storage.fatal
+    assert isinstance(fatal, StalledDiskError)
+    assert "the first ledger directory" in str(fatal)
+    await cancel(checkpoint)
 
 
 @in_virtual_time
