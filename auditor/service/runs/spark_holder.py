@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from bookie.runtime.tasks import guarded
+from bookie.runtime.waiting import within_running_time
 from spark_jobs.session import SessionSettings, is_alive, kill_driver, spark_session
 
 _log = logging.getLogger(__name__)
@@ -134,8 +135,7 @@ class SparkHolder:
 
     async def _started(self) -> Spark:
         try:
-            async with asyncio.timeout(START_DEADLINE_S):
-                spark = self._spark = await in_thread("spark start", self._start)
+            spark = self._spark = await within_running_time(START_DEADLINE_S, in_thread("spark start", self._start))
         except Exception as error:
             self._start_failures += 1
             fields = {"failures": self._start_failures, "reason": f"{type(error).__name__}: {error}"}
@@ -154,8 +154,7 @@ class SparkHolder:
             return
         self._spark = None
         try:
-            async with asyncio.timeout(STOP_DEADLINE_S):
-                await in_thread("spark stop", self._stop)
+            await within_running_time(STOP_DEADLINE_S, in_thread("spark stop", self._stop))
         except TimeoutError:
             self._hang(f"it did not stop in {STOP_DEADLINE_S:.0f} s")
         except Exception as error:  # noqa: BLE001  # the boundary to a process, perhaps ended: it cannot be stopped
