@@ -10,7 +10,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import Status
 
 _REASONS_MAX: Final = 3
-"""Different reasons that one text quotes; most bookies fail for the same one."""
+"""Different reasons quoted in one text; most bookies fail for the same one."""
 _REASON_CHARS_MAX: Final = 300
 _ASKS_FOR_LOGIN: Final = "a bookie that answers UNAUTHORIZED to a read asks for a login"
 
@@ -122,7 +122,7 @@ class EntryLostError(PermanentError):
 class RecoveryImpossibleNowError(TransientError):
     """The end of the ledger cannot be known, or not be stored safely, with the bookies that answer now.
 
-    The ledger stays in recovery, and nothing that was acknowledged is lost. Recover it again later.
+    The ledger stays in recovery, and nothing acknowledged is lost. Recover it again later.
     """
 
     def __init__(self, ledger_id: LedgerId, why: str, evidence: dict[BookieId, Status] | None = None) -> None:

@@ -41,10 +41,10 @@ class HeldEntries:
     """Of each request that met silence or a busy bookie; pauses between them grow."""
 
     async def held(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]) -> ListReply:
-        """What the bookie lists; of one that does not list, which of ``wanted`` (ascending) it serves.
+        """The entries listed by the bookie; if it cannot list, those of ``wanted`` (ascending) it serves.
 
-        A list may name more than ``wanted``; see ``probed`` for the rest. A bookie in limbo that lists nothing is read
-        as well, for it need not be able to list, and stays one in limbo even if it serves all of ``wanted``.
+        A list may name more than ``wanted``; see ``probed`` for the rest. A bookie in limbo with an empty list is read
+        as well, because it may be unable to list, and stays in limbo even if it serves all of ``wanted``.
         """
         reply = await self.listed(bookie, ledger_id)
         is_bare_limbo = reply.status is Status.LIMBO and not reply.entries
@@ -142,7 +142,7 @@ class _Probe:
         return []
 
     def _checked(self, entry_id: EntryId, result: EntryResult) -> Status:
-        """How reading ``entry_id`` went. An entry that is not the one asked for is damage."""
+        """How reading ``entry_id`` went. Any other entry than the requested one is damage."""
         if result.entry_id != entry_id:
             return Status.CORRUPT
         if result.status is not Status.OK:
@@ -154,7 +154,7 @@ class _Probe:
         return Status.OK if is_it else Status.CORRUPT
 
     def _note(self, status: Status, what: str, why: str = "") -> None:
-        """An entry, or several, that the bookie does not serve. Absent ones are just not among the runs."""
+        """Record one or more entries not served by the bookie. Absent ones are just not among the runs."""
         is_known = status is self.status or (status is Status.LIMBO and self.status is Status.CORRUPT)
         if status.is_absent or not self._goes_on or is_known:
             return

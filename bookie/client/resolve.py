@@ -30,10 +30,10 @@ class _Remembered:
 
 
 class RegistrationResolver:
-    """Resolves bookie ids through their registration; a bookie that is not registered has no address."""
+    """Resolves bookie ids through their registration; an unregistered bookie has no address."""
 
     def __init__(self, registrations: Registrations, clock: Clock, *, patience_s: float = 0.5) -> None:
-        """Know nothing yet.
+        """Start without addresses.
 
         Args:
             registrations: the cluster's.

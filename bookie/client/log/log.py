@@ -50,7 +50,7 @@ class LogInfo:
 
     @property
     def first(self) -> LogPosition | None:
-        """The first position that can be read; None for an empty log."""
+        """The first readable position; None for an empty log."""
         return LogPosition(self.ledgers[0].ledger_id, EntryId(0)) if self.ledgers else None
 
 
@@ -140,7 +140,7 @@ class Log:
     ) -> AsyncIterator[LogEntry]:
         """As ``read``, and then every entry as it is appended, over roll-overs and takeovers, without end.
 
-        The newest entries become readable with the ones that follow, or with explicit confirmations
+        The newest entries become readable with the entries after them, or with explicit confirmations
         (``WriterOptions.explicit_lac_interval_s``), and at the latest when their ledger is closed.
 
         Args:
@@ -173,7 +173,7 @@ class Log:
         return LogPosition(listed.list.last, EntryId(await reader.last_entry_id() + 1))
 
     async def truncate(self, before: LogPosition) -> Sequence[LedgerId]:
-        """Free what lies before ``before``, in whole ledgers, and return the ledgers dropped.
+        """Free the entries before ``before``, in whole ledgers, and return the ledgers dropped.
 
         The ledger of ``before`` stays as a whole, and so does the last one. Bookies free the space when they collect
         garbage. Safe beside the writer and readers.

@@ -22,10 +22,9 @@ def writable_for(
     members: Collection[BookieId],
     bookies: Bookies,
 ) -> frozenset[BookieId]:
-    """The writable bookies that a ledger may have, beside ``members``, which it has.
+    """The writable bookies a ledger may use, beside its present ``members``.
 
-    Members that are registered count for "enough bookies in a group", those that are being drained do not. What cannot
-    be kept is logged once.
+    Registered members count for "enough bookies in a group", draining ones do not. Ignored groups are logged once.
     """
     if not metadata.custom:
         return bookies.writable

@@ -1,7 +1,7 @@
 """Find entries on their replicas: any valid copy is enough, and after each failure the next replica is asked.
 
-An answer counts for the entry that it was asked for, after its digest and ids were verified
-(docs/formats.md#verification, #plain-reads; S18).
+An answer counts for the requested entry, after its digest and ids were verified (docs/formats.md#verification,
+#plain-reads; S18).
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class _Pass:
             del self._wanted[late]
 
     def _ask(self, entry_ids: Iterable[EntryId]) -> bool:
-        """Ask one more replica about each entry that is not found yet; whether there was any to ask."""
+        """Ask one more replica about each missing entry; True if there was one to ask."""
         by_bookie: dict[BookieId, list[EntryId]] = defaultdict(list)
         for entry_id in entry_ids:
             wanted = self._wanted[entry_id]

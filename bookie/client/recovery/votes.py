@@ -63,7 +63,7 @@ class Votes:
 
     @property
     def is_waiting_for_an_answer(self) -> bool:
-        """Whether some position that was asked has not answered."""
+        """Whether a position that was asked has not answered."""
         return len(self._asked) > len(self._answers)
 
     def ask_next(self, last: Collection[int]) -> int | None:

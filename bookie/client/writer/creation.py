@@ -19,7 +19,7 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 
 @dataclass(frozen=True, slots=True)
 class PlannedLedger:
-    """A ledger that is to be created: everything is decided, nothing was changed but a number taken."""
+    """A ledger to be created: everything is decided, and only its id was taken."""
 
     ledger_id: LedgerId
     metadata: LedgerMetadata

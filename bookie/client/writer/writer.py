@@ -39,7 +39,7 @@ __all__ = ["LedgerWriter", "WriterOptions"]
 _log: Final = logging.getLogger(__name__)
 
 _TURN_ENTRIES: Final = 128
-"""Admissions after which the loop gets a turn, so that a burst is sent while it is still being admitted."""
+"""Admissions after which the loop gets a turn, so a burst is sent while it is still being admitted."""
 
 
 class LedgerWriter:
@@ -64,8 +64,8 @@ class LedgerWriter:
             password: the ledger's.
             options: see ``WriterOptions``.
             incarnations: the members' disks as looked up before the ledger was created
-                (``Registrations.incarnations``). An add to a member that is missing here is accepted by any disks that
-                are registered under its name.
+                (``Registrations.incarnations``). An add to a member missing here is accepted by any disks registered
+                under its name.
         """
         key = master_key(password)
         self._ports = ports
@@ -148,7 +148,7 @@ class LedgerWriter:
     async def submit_at(self, entry_id: EntryId, payload: bytes) -> asyncio.Future[EntryId]:
         """Take an entry under an id of the caller's choice and return a future of what ``append_at`` returns.
 
-        An entry whose turn has come waits here for room in the pipeline; one that is ahead of a missing id does not.
+        An entry whose turn has come waits here for room in the pipeline; an entry after a missing id does not.
         """
         if self._own_ids is None:
             raise InvalidEntryIdError("this writer numbers the entries itself: create it with has_own_entry_ids")
@@ -177,7 +177,7 @@ class LedgerWriter:
         """Seal the ledger at the last acknowledged entry and return its final metadata. Idempotent.
 
         Waits first, with a deadline, for copies still on their way; bookies that stay short are marked for repair. A
-        call that fails or is cancelled may be repeated, and continues from there.
+        failed or cancelled call may be repeated, and continues from there.
 
         Raises:
             CloseOutcomeUnknownError: another client recovers the ledger or closed it at another entry.
