@@ -8,7 +8,7 @@ from typing import Final
 from bookie.storage.port import DiskError, DiskFile
 
 FINDINGS_MAX: Final = 100
-"""Findings that are described; all of them are counted."""
+"""Findings with a description; all of them are counted."""
 _PIECE_BYTES: Final = 64 << 10
 """Read at a time where the device reports errors."""
 

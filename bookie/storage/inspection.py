@@ -37,9 +37,9 @@ class StorageStatus:
     """What the storage of a stopped bookie has. Sizes are in bytes."""
 
     journal_sequence: int
-    """The last batch of the journal; of several journals, of the one that is furthest."""
+    """The last batch of the journal; of several journals, of the furthest one."""
     journal_records: int
-    """Records that are in the journal and not yet in the entry logs."""
+    """Records in the journal and not yet in the entry logs."""
     ledgers: int
     """Ledgers recorded, with those of which only the fence is left."""
     entry_logs: int
@@ -161,7 +161,7 @@ async def inspect(
 
     Raises:
         DamagedJournalError: acknowledged records cannot be read back.
-        WrongJournalError: a disk is that of another journal, or one is left out.
+        WrongJournalError: a disk belongs to another journal, or one is left out.
         LostIndexError: the index is lost, or the bookie has never run.
         UnsupportedFormatError: a file was written by a newer version.
         DiskError: a disk failed, or the journal holds more than memory may.

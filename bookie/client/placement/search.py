@@ -85,8 +85,7 @@ class Search:
         self._names = {place: {level: domain(place, level) for level, _ in needs} for _, place in order}
         self._sets_at: list[list[_WriteSet]] = [[] for _ in places]
         self._unavoidable = 0
-        """Shortfall that every choice for the open positions has, beyond the part caused by the other positions
-        alone."""
+        """Shortfall that no choice avoids, beyond the part caused by the other positions alone."""
         for positions in Stripe(len(places), write_quorum).write_sets():
             for level, needed in needs:
                 self._add_set(places, positions, level, max(0, len(positions) - needed))

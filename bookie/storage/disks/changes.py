@@ -1,4 +1,4 @@
-"""The changes of a disk that are under way, so that one that does not end is noticed."""
+"""The changes of a disk that are under way, to detect one that does not end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Changes:
 
     @property
     def oldest(self) -> int | None:
-        """The number of the oldest change that is under way; None if there is none. Numbers are never used again."""
+        """The number of the oldest change under way; None if there is none. Numbers are never used again."""
         return next(iter(self._under_way), None)
 
     @contextmanager

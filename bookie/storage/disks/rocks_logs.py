@@ -1,6 +1,6 @@
 """A look at RocksDB's manifest and write-ahead logs before RocksDB reads them.
 
-RocksDB 9.8 never ends the opening of a database if a record after the first one has a type that only reused logs have:
+RocksDB 9.8 never ends the opening of a database if a record after the first one has a type found only in reused logs:
 it reads this record again and again, and the binding holds the interpreter lock during this. One flipped bit can turn
 the type of an intact record into such a type. The index reuses no logs, so such a type is damage.
 

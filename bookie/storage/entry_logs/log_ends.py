@@ -1,4 +1,4 @@
-"""The ends of entry logs that do not fill their files: what comes after an end was never part of the store.
+"""The ends of entry logs that do not fill their files: bytes after an end were never part of the store.
 
 A power loss can cut off a log or leave junk after its last synced entry, and a full disk leaves a part of a page. By
 its bytes, such a log cannot be distinguished from a damaged one. So a log that is being written has a record of its end
@@ -15,8 +15,8 @@ must not decide what is removed:
 
 - this release gives no id to a log for which the index has a record (``last_recorded``), so a new log has its own;
 - the header of each log shows whether its end was recorded. The record of a log without this flag is ignored;
-- what can be read after a recorded end is looked up in the index, before the log is removed. If the index refers to
-  an entry there, the record is ignored.
+- readable entries after a recorded end are looked up in the index, before the log is removed. If the index refers to an
+  entry there, the record is ignored.
 
 Source: docs/failure-model.md#collection-and-checkpoints.
 """
