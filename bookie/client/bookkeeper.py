@@ -113,7 +113,7 @@ class BookKeeper:
         Args:
             ledger_id: which.
             password: the one it was created with; None uses the stored one (administration).
-            digest_type: what the caller believes it to be; None believes the metadata.
+            digest_type: the type the caller expects; None accepts the type in the metadata.
             recover: recover it first, see ``recover_ledger``.
 
         Raises:
@@ -138,7 +138,7 @@ class BookKeeper:
         Raises:
             NoSuchLedgerError: there is none.
             WrongPasswordError: the password is not the ledger's.
-            RecoveryImpossibleNowError: too few bookies answer to know the end; run it again when they are back.
+            RecoveryImpossibleNowError: too few bookies answer to find the end; run it again when they are back.
             OutcomeUnknownError: the answer of the metadata store was lost; run it again.
             StoreUnavailableError: no answer from the metadata store.
         """

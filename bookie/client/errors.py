@@ -1,4 +1,4 @@
-"""What a user of the ledger client can meet, sorted into the five families by what the caller must do."""
+"""The errors of the ledger client, sorted into the five families by the reaction they require from the caller."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class EntryUnavailableError(TransientError):
 
 
 class LastConfirmedUnknownError(TransientError):
-    """Too few bookies of an open ledger's last ensemble answer to know what was confirmed before the question."""
+    """Too few bookies of an open ledger's last ensemble answer to find the last add confirmed before the request."""
 
     def __init__(self, ledger_id: LedgerId, evidence: dict[BookieId, Status]) -> None:
         answers = ", ".join(f"{bookie}: {status.name}" for bookie, status in evidence.items())

@@ -53,10 +53,10 @@ class LedgerOptions:
     ack_quorum: int = 2
     """Durable copies before an append returns, Qa."""
     digest_type: DigestType = DigestType.CRC32C
-    """How entries are protected; HMAC also against those who do not know the password."""
+    """How entries are protected; HMAC also against parties without the password."""
 
     def check(self) -> None:
-        """Refuse what cannot be.
+        """Refuse impossible options.
 
         Raises:
             InvalidQuorumError: unless ``E >= Qw >= Qa >= 1``.

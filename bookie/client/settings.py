@@ -55,7 +55,7 @@ class ClientSettings:
     read_chunk_entries: int = 512
     """Entries asked for at once by a range read."""
     read_mode: ReadMode = ReadMode.SPECULATIVE
-    """In what order readers ask the replicas of an entry."""
+    """The order in which readers ask the replicas of an entry."""
     speculative_after_s: float = 2.0
     """How long one replica may keep a reader waiting before the next one is asked as well. Apache's default."""
     tail_poll_s: float = 1.0

@@ -132,7 +132,7 @@ class SyncLog:
         self._loop.run(self._log.delete())
 
     def info(self) -> LogInfo:
-        """What the log consists of. Raises as ``Log.info``."""
+        """The composition of the log. Raises as ``Log.info``."""
         return self._loop.run(self._log.info())
 
 

@@ -163,7 +163,7 @@ async def check_stores_journals(
 def _journals(
     replays: Sequence[JournalReplay], slots: Sequence[MarkSlots], settings: StorageSettings, clock: Clock
 ) -> Journals:
-    """The journals, ready to begin new files after what was replayed."""
+    """The journals, ready to begin new files after the replayed batches."""
     fatal = asyncio.get_running_loop().create_future()
     return Journals(
         tuple(

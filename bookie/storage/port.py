@@ -243,7 +243,7 @@ class EntryIndex(Protocol):
         """Let writes succeed again after ``DiskFullError``. Nothing happens if no write failed in this way.
 
         Raises:
-            DiskFullError: there is not enough space yet; what was written can still be read.
+            DiskFullError: there is not enough space yet; written data can still be read.
             DiskError: the index cannot be opened.
         """
         ...

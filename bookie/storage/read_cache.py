@@ -135,7 +135,7 @@ class ReadCache:
         return not self._ledgers and not self._loads
 
     def _evict(self, block: _Block) -> None:
-        """Remove a block; what a later block also has leaves with it."""
+        """Remove a block, with all its entries, also those in a later block."""
         del self._blocks[block]
         self.size -= block.size
         ledger = self._ledgers[block.ledger_id]

@@ -76,7 +76,7 @@ class EntryReader:
         if missing and self.ahead is not None:
             missing = await self._read_ahead(self.ahead, ledger_id, entry_ids, found, missing)
         if missing:
-            found = found[: _prefix_within_bounds(found)]  # what memory has may fill the answer
+            found = found[: _prefix_within_bounds(found)]  # the entries in memory may fill the answer
             missing = missing[: bisect_left(missing, len(found))]
             keys = [pack_entry_key(ledger_id, entry_ids[place]) for place in missing]
             values: Sequence[bytes | None] | None = self.index.get_at_once(keys) if len(keys) <= _AT_ONCE_MAX else None

@@ -75,7 +75,7 @@ _HEAD: Final = struct.Struct(">IIqq")
 
 @dataclass(slots=True)
 class RebuiltIndex(Findings):
-    """What was found in the entry logs.
+    """The result of the search in the entry logs.
 
     Attributes:
         logs: entry logs read.
@@ -180,7 +180,7 @@ class _Rebuilding:
             await file.close()
         if end < size:
             self._add_dead(log_id, size - end)
-            # So that compaction can remove the log when its entries are gone.
+            # This lets compaction remove the log after its entries have left it.
             if is_end_recorded and self.adopted is None:
                 await self.index.write([ends_at(log_id, end, is_counted=True)])
 
@@ -192,7 +192,7 @@ class _Rebuilding:
     async def _records(
         self, file: DiskFile, log_id: int, size: int
     ) -> AsyncGenerator[tuple[int, list[tuple[Location, bytes]]], None]:
-        """Yield the intact records, with the offset to which their places are relative. Report what is between them."""
+        """Yield the intact records, with the offset to which their places are relative. Report the other bytes."""
         offset, damage_begin = HEADER_SIZE, None
         while offset < size:
             window = await self._read(file, log_id, offset, min(WINDOW_BYTES, size - offset))

@@ -1,7 +1,7 @@
 """The salvage of a damaged or lost journal: the readable part is kept, and the rest counts as unknown (rule R107).
 
-What the journal held after the last checkpoint, and nothing else has, may be any entry, key or fence of any ledger.
-Which ledgers got one is written in the journal alone. So the salvage bounds nothing by time:
+The records that only the journal held, after the last checkpoint, may be any entry, key or fence of any ledger. Only
+the journal shows which ledgers got one. So the salvage bounds nothing by time:
 
 - each ledger named by the index or by a readable record of the journal is fenced, and in limbo: the status of an entry
   not stored here is "unknown", never "absent" (S6), and no old writer gets an acknowledgement, because a fence may be
@@ -52,13 +52,13 @@ _PAGE_KEYS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SalvagedJournal:
-    """What was read of a damaged journal.
+    """The records read from a damaged journal.
 
     Attributes:
         records: records of the journal missing from the entry logs and the index.
         ledgers: ledgers in limbo now. Ledgers named only by the metadata come later.
         epoch: the greatest epoch found in the journal.
-        findings: what could not be read.
+        findings: the unreadable parts.
     """
 
     records: int
@@ -92,7 +92,7 @@ async def damage_of(journals: Sequence[Disk], index: EntryIndex) -> DamagedJourn
 async def salvage(
     journals: Sequence[Disk], ledgers: Disk, index: EntryIndex, settings: StorageSettings
 ) -> SalvagedJournal:
-    """Move what can be read of the journals to the entry logs and the index, and fence every ledger of the index.
+    """Move the readable records of the journals to the entry logs and the index, and fence every ledger of the index.
 
     Args:
         journals: the disk of each journal; only read.
@@ -112,7 +112,7 @@ async def salvage(
     leftovers = [log_id for log_id in log_ids if log_id >= mark.next_log_id]
     unfinished = set(log_ids) & set(await uncounted(index))
     adopted = await adopt(ledgers, index, sorted(unfinished.union(leftovers)))
-    entry_log.check_all_in_use(ledgers)  # one may have failed in the meantime
+    entry_log.check_all_in_use(ledgers)  # one may have failed since the first check
     mark = replace(mark, ledger_count=mark.ledger_count + adopted.ledgers)
     await index.write([(MARK_KEY, mark.encode())])
     caches, states = Caches(), LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)

@@ -1,6 +1,6 @@
 """The verification of stored entries against their checksums.
 
-The index is followed in the order of its keys, so a scrub reads exactly what the bookie would serve, once, and a
+The index is followed in the order of its keys, so a scrub reads exactly the entries the bookie would serve, once, and a
 position is the key it reached. An entry that does not verify is a finding; nothing is changed.
 """
 
@@ -41,7 +41,7 @@ class DamagedEntry:
 
 @dataclass(frozen=True, slots=True)
 class ScrubStep:
-    """What one step of a scrub verified; ``last`` is the last entry of it, from which another scrub can go on.
+    """The result of one step of a scrub; ``last`` is its last entry, from which another scrub can go on.
 
     ``entries`` is the number of entries read.
     """

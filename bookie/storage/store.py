@@ -163,7 +163,7 @@ class LedgerStorage:
         return self._journals.full
 
     def fail(self, error: DiskError) -> None:
-        """Acknowledge nothing more, because of what was seen of a disk from outside."""
+        """Acknowledge nothing more, after a watch outside the store found the failure of a disk."""
         self._journals.stop(error)
 
     @property
@@ -328,7 +328,7 @@ class LedgerStorage:
 
     @property
     def memory(self) -> MemoryUse:
-        """What is held in memory on its way to the disks."""
+        """The bytes held in memory on their way to the disks."""
         flushing = self._caches.flushing
         cached = self._caches.active.size + (0 if flushing is None else flushing.size)
         return MemoryUse(self._journals.waiting_bytes, cached, is_flushing=flushing is not None)
@@ -368,7 +368,7 @@ class LedgerStorage:
     def scrub(self, after: tuple[LedgerId, EntryId] | None = None) -> AsyncGenerator[ScrubStep, None]:
         """Verify the entries in the entry logs, from the one after ``after``; see ``bookie.storage.scrubbing``.
 
-        What is in a directory out of use is passed over (R114).
+        Entries in a directory out of use are passed over (R114).
         """
         return scrub(self._index, self._parts.logs, after, is_for_findings=False)
 

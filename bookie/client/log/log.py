@@ -85,7 +85,7 @@ class Log:
     ) -> LogWriter:
         """Become the log's writer. A former writer, dead or alive, is deposed and its ledger is closed.
 
-        Nothing acknowledged to the former writer is lost; what it had under way may or may not be part of the log.
+        Nothing acknowledged to the former writer is lost; its appends under way may or may not be part of the log.
 
         Args:
             options: how to make ledgers from now on; None as the log was created.
@@ -130,7 +130,7 @@ class Log:
             LogTruncatedError: the position was truncated; ``error.first`` is the new start of the log.
             InvalidPositionError: the log never had that ledger.
             WrongPasswordError: the password is not the ledgers'.
-            EntryUnavailableError, EntryLostError: see ``LedgerReader.read``; what was yielded is valid.
+            EntryUnavailableError, EntryLostError: see ``LedgerReader.read``; the entries yielded before are valid.
             StoreUnavailableError: no answer from the metadata store.
         """
         return LogReader(self._ports, self._lists, self.name, password).read(first)
@@ -196,7 +196,7 @@ class Log:
         await delete_log(self._ports, self._lists, self.name)
 
     async def info(self) -> LogInfo:
-        """What the log consists of.
+        """The composition of the log.
 
         Raises:
             NoSuchLogError: there is no such log.

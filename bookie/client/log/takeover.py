@@ -48,7 +48,7 @@ class _MovedOnError(LogConflictError):
 
 @dataclass(frozen=True, slots=True)
 class Authorship:
-    """What one writer of a log lists its ledgers with."""
+    """The ports, token and options with which one writer of a log lists its ledgers."""
 
     ports: ClientPorts
     lists: LogLists

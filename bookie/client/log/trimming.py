@@ -87,7 +87,7 @@ async def finish_trimming(ports: ClientPorts, lists: LogLists, listed: ListedLog
 
 
 def refuse_deleted(name: str, log: LogList) -> None:
-    """Refuse to change what is left of a deleted log.
+    """Refuse to change the remains of a deleted log.
 
     Raises:
         NoSuchLogError: the log is deleted.

@@ -101,7 +101,7 @@ class LogOptions:
     """Age in seconds at which the next append rolls over; an empty ledger is not replaced."""
 
     def check(self) -> None:
-        """Refuse what cannot be.
+        """Refuse impossible options.
 
         Raises:
             InvalidQuorumError: see ``LedgerOptions.check``.
@@ -127,7 +127,7 @@ class LogOptions:
         """Inverse of ``to_json``.
 
         Raises:
-            UnreadableLogError: it is not what ``to_json`` makes.
+            UnreadableLogError: the fields are not in the form of ``to_json``.
         """
         try:
             shape = (int(fields["ensemble_size"]), int(fields["write_quorum"]), int(fields["ack_quorum"]))

@@ -93,7 +93,7 @@ class LogWriter:
         return await (await self.submit(payload))
 
     async def submit(self, payload: bytes) -> asyncio.Future[LogPosition]:
-        """Admit an entry, waiting for room, and return a future of what ``append`` returns.
+        """Admit an entry, waiting for room, and return a future of the result of ``append``.
 
         Entries get their places in the order of the calls, also over a roll-over.
         """

@@ -70,7 +70,7 @@ class FreeSpace:
         """Ask every writable bookie once. A silent bookie keeps its figure.
 
         Raises:
-            StoreUnavailableError: it is not known who is writable.
+            StoreUnavailableError: the writable bookies are unknown.
         """
         writable = (await self._registrations.list()).writable
         for gone in sorted(self._known.keys() - writable):

@@ -5,7 +5,7 @@ ensemble that spans all of them adheres, and so does one with members outside th
 bookies than the ensemble and Pulsar's rule permits the others then (``bookie.model.isolation``). Without a topology,
 and for a member with an unknown location, there is no verdict: a default rack would make it a guess.
 
-Only the topology counts, not who is registered: an outage moves nothing.
+Only the topology counts, not the registered bookies: an outage moves nothing.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Placement:
     free_bytes: Mapping[BookieId, int] | None = None
     """Free bytes of the reporting bookies; the others count as the median."""
     draining: frozenset[BookieId] = frozenset()
-    """Never chosen, whatever their registration: they are to leave the cluster."""
+    """Never chosen, even if registered: they are to leave the cluster."""
     reported: set[str] = field(default_factory=set)
     """Kinds of ignored wishes already logged."""
     _judge: EnsembleJudge | None = field(default=None, repr=False)
@@ -74,7 +74,7 @@ class Placement:
         exclude: Collection[BookieId],
         rng: random.Random,
     ) -> PlacedEnsemble:
-        """As ``ensemble``, with the verdict on what was chosen."""
+        """As ``ensemble``, with the verdict on the choice."""
         usable = sorted(set(candidates) - set(exclude) - self.draining)
         if len(usable) < ensemble_size:
             raise NotEnoughBookiesError(self._too_few(candidates, usable, ensemble_size))
@@ -183,7 +183,7 @@ class Placement:
         return tuple(chosen.get(at, member) for at, member in enumerate(members))
 
     def adherence(self, members: Sequence[BookieId], write_quorum: int) -> Adherence:
-        """Whether an ensemble keeps the policy, and what it misses."""
+        """Whether an ensemble keeps the policy, and how it falls short."""
         return adherence(members, write_quorum, self.policy, self.topology)
 
     def _fill(
@@ -201,7 +201,7 @@ class Placement:
     def _shuffled(self, usable: Sequence[BookieId], rng: random.Random) -> list[BookieId]:
         """Weighted random order: each next one is drawn from the rest with its weight as the probability.
 
-        One draw for each bookie, whatever the weights, so a small change of them seldom changes the order.
+        One draw for each bookie, regardless of the weights, so a small change of them seldom changes the order.
         """
         weights = self.weights(usable)
         waits = {bookie: -math.log(1.0 - rng.random()) / weights.get(bookie, 1.0) for bookie in usable}

@@ -150,7 +150,7 @@ class Search:
         return best
 
     def _choices(self, index: int, cost_max: int | None, *, is_eager: bool) -> Iterator[tuple[BookieId, Location, int]]:
-        """One bookie of each kind with what it costs at an open position: as wanted (eager), or the best first.
+        """One bookie of each kind with its cost at an open position: in the given order (eager), or the best first.
 
         The best is the cheapest, of the rack farthest from this position in the ensemble, with most bookies left.
         """
@@ -245,7 +245,7 @@ class _Kinds:
         return self._sizes[rack]
 
     def kind(self, place: Location, taken: Counter[_Key]) -> tuple[object, ...]:
-        """What a candidate of ``place`` is like, while ``taken`` counts who was chosen from each domain."""
+        """The kind of the candidates of ``place``; ``taken`` counts the bookies chosen from each domain."""
         region, zone, rack = self._paths[place]
         if taken[rack]:
             return (rack,)

@@ -98,7 +98,7 @@ class ConfirmedReads:
 
 
 class _Tally:
-    """Answers of an ensemble: what they prove, and who is known."""
+    """Answers of an ensemble, and the conclusions from them."""
 
     def __init__(self, ledger: Versioned, digest: Digest, beyond: EntryId | None) -> None:
         self._ledger = ledger

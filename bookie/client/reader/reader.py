@@ -110,7 +110,7 @@ class LedgerReader:
         return entry
 
     async def read_range(self, first: EntryId, last: EntryId) -> AsyncIterator[Entry]:
-        """Entries ``first..last`` (inclusive), in order. Raises as ``read`` does; what was yielded is valid."""
+        """Entries ``first..last`` (inclusive), in order. Raises as ``read`` does; entries yielded before are valid."""
         await self._check_range(first, last)
         start = first
         while start <= last:
@@ -250,7 +250,7 @@ class LedgerReader:
 def open_reader(
     ports: ClientPorts, ledger: Versioned, password: bytes | None, digest_type: DigestType | None = None
 ) -> LedgerReader:
-    """A reader of ``ledger``; None for what the caller leaves to the metadata.
+    """A reader of ``ledger``; with None the value in the metadata applies.
 
     Raises:
         WrongPasswordError: the password is not the ledger's.

@@ -57,7 +57,7 @@ class ReplicaReads:
         return await _Pass(self, metadata, entry_ids).run()
 
     def replicas(self, metadata: LedgerMetadata, entry_id: EntryId) -> list[BookieId]:
-        """Who stores an entry, in the order to ask: quick before slow, near before far, else by the write set."""
+        """The bookies of an entry, in the order to ask: quick before slow, near before far, else by the write set."""
         members = metadata.fragments[metadata.fragment_index(entry_id)].members
         positions = metadata.stripe.write_set(entry_id)
         found = list(dict.fromkeys(members[position] for position in positions))
@@ -181,7 +181,7 @@ class _Pass:
         )
 
     def _give_up_from(self, entry_id: EntryId) -> None:
-        """The answers are full: what comes from ``entry_id`` on is asked for by another call."""
+        """The answers are full: another call reads the entries from ``entry_id`` on."""
         for late in [other for other in self._wanted if other >= entry_id]:
             del self._wanted[late]
 

@@ -102,7 +102,7 @@ async def seal(
         closed: ``LedgerTail.closed``.
         last_entry_id: the end, inclusive.
         length: payload bytes up to it.
-        checks: what must hold when it is stored.
+        checks: conditions for the write.
 
     Returns:
         The closed ledger, and whether it has the requested end.

@@ -156,7 +156,7 @@ class _Round:
                 await cancel(task)
 
     def _advance(self) -> Verdict:
-        """Take over what is found, in order; FOUND once everything asked for is."""
+        """Take over the entries found, in order; FOUND once all requested ones are."""
         while self._next < self._end:
             votes = self._votes[self._next]
             verdict = votes.verdict

@@ -150,7 +150,7 @@ class _Recovery:
             length = await self._length_at(last)
         checks = await self._checks()
         short = await self._short(self._tail.closed(self._ledger.metadata, last, length))
-        await self._mark(short)  # before: no other process knows of it after the close
+        await self._mark(short)  # before: no other process has this information after the close
         await self._ensure_same(disks)
         stored, is_ours = await seal(self._ports, self._ledger, self._tail.closed, last, length, checks)
         extra = {"ledger_id": stored.ledger_id, "last_entry_id": stored.metadata.last_entry_id, "is_ours": is_ours}

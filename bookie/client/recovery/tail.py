@@ -15,7 +15,7 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 
 
 class LedgerTail:
-    """The last fragment as it was when the recovery began, and what takes its place."""
+    """The last fragment as it was when the recovery began, and the fragments in its place."""
 
     def __init__(self, ledger: Versioned) -> None:
         self.began = ledger

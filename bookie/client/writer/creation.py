@@ -1,4 +1,4 @@
-"""Making a ledger: refuse what cannot be, choose bookies, create the metadata, start the writer."""
+"""Making a ledger: refuse impossible options, choose bookies, create the metadata, start the writer."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class FailingPipeline(Protocol):
 
     @property
     def error(self) -> BkhealError | None:
-        """What made it fail, if it did."""
+        """The error it failed with, if it did."""
         ...
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -108,7 +108,7 @@ class Failover:
             self.give_up(self._ports.rng.choice(state.lanes), Status.TIMEOUT)
 
     def see_to_it(self) -> None:
-        """Start what is due now that positions were given up."""
+        """Start the work due after positions were given up."""
         if self._host.error is not None:
             return
         self._mark_soon()

@@ -1,7 +1,7 @@
-"""A writer's entries between admission and acknowledgement: batches to each bookie, and what their answers mean.
+"""A writer's entries between admission and acknowledgement: batches to each bookie, and the handling of their answers.
 
-The bookkeeping is ``writer_state``, what follows a failure is ``failover``; this module moves batches. What cannot be
-mended fails the pipeline as a whole: everything not acknowledged is in doubt from then on, and nothing is acknowledged
+The bookkeeping is in ``state``, the handling of failures in ``failover``; this module moves batches. An error without a
+remedy fails the pipeline as a whole: everything not acknowledged is in doubt from then on, and nothing is acknowledged
 after it.
 """
 
@@ -69,8 +69,8 @@ class Pipeline:
     """The unfinished entries of one writer.
 
     Attributes:
-        state: what is known about each entry.
-        error: what made the pipeline fail, if it did.
+        state: the state of each entry.
+        error: the error the pipeline failed with, if it did.
         on_failure: called once when it fails.
     """
 

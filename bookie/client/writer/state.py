@@ -244,7 +244,7 @@ class WriterState(Generic[WaiterT]):
         self._take_over(Lane(position, old.bookie, old.incarnation))
 
     def abandon(self) -> list[PendingAdd[WaiterT]]:
-        """Drop everything unfinished and return what was not confirmed, in order. No lane counts any more."""
+        """Drop all unfinished entries and return the unconfirmed ones, in order. No lane counts any more."""
         dropped = list(self._unconfirmed)
         self._unconfirmed.clear()
         for lane in self.lanes:

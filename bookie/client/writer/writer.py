@@ -127,7 +127,7 @@ class LedgerWriter:
         return await (await self.submit_at(entry_id, payload))
 
     async def submit(self, payload: bytes) -> asyncio.Future[EntryId]:
-        """Admit an entry to the pipeline, waiting for room, and return a future of what ``append`` returns.
+        """Admit an entry to the pipeline, waiting for room, and return a future of the result of ``append``.
 
         Entries get their ids in the order of the calls.
         """
@@ -146,7 +146,7 @@ class LedgerWriter:
         return waiter
 
     async def submit_at(self, entry_id: EntryId, payload: bytes) -> asyncio.Future[EntryId]:
-        """Take an entry under an id of the caller's choice and return a future of what ``append_at`` returns.
+        """Take an entry under an id of the caller's choice and return a future of the result of ``append_at``.
 
         An entry whose turn has come waits here for room in the pipeline; an entry after a missing id does not.
         """
@@ -191,10 +191,10 @@ class LedgerWriter:
         async with self._closing:
             await self._finish()
             pipeline = self._pipeline
-            if isinstance(pipeline.error, LedgerFencedError):  # what is known here is older than that
+            if isinstance(pipeline.error, LedgerFencedError):  # the metadata here is older than that
                 pipeline.ledger = await newest(self._ports.ledgers, pipeline.ledger)
             short = sorted(self._state.short)
-            await self._mark(short)  # before: no other process knows of it after the close
+            await self._mark(short)  # before: no other process has this information after the close
             pipeline.ledger = await update_metadata(self._ports.ledgers, pipeline.ledger, self._sealed)
             await self._mark(short)  # and after: a worker may have completed the task because the ledger was open
             self._state.short.difference_update(short)

@@ -21,7 +21,7 @@ class Changes:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Count what is done in the block as one change."""
+        """Count the work in the block as one change."""
         self._begun += 1
         number = self._begun
         self._under_way[number] = None

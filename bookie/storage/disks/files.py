@@ -41,7 +41,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FREE_FOR_RESERVED: Final = 64
 """A file reserves space only while so many times as much is free, so a small or full disk is left to its data."""
 _NO_WAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
-"""Linux reads with it only what the page cache has."""
+"""With this flag, Linux reads only from the page cache."""
 
 T = TypeVar("T")
 
@@ -323,7 +323,7 @@ def make_durable_directory(path: Path) -> None:
         DiskError: it cannot be created or synced.
     """
     _make_directory(path)
-    if os.access(path.parent, os.R_OK):  # else it was created by another user, who answers for it
+    if os.access(path.parent, os.R_OK):  # else it was created by another user, who is responsible for it
         _sync_directory(path.parent)
 
 

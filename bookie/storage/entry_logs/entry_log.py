@@ -164,7 +164,7 @@ class EntryLogs:
         return results
 
     def read_at_once(self, locations: Sequence[Location]) -> list[bytes | DiskError | None] | None:
-        """Return what ``read`` would, if all of it is in memory and the logs are open; else None. It does not wait."""
+        """Return the result of ``read`` if all of it is in memory and the logs are open; else None. Never waits."""
         results: list[bytes | DiskError | None] = []
         for location in locations:
             if (log := self._open.get(location.log_id)) is None:

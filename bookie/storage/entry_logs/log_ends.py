@@ -11,7 +11,7 @@ that was not counted yet at the start of a bookie names a log of a flush or comp
 
 A record can belong to an earlier file with the same id. Releases without these records leave them as they are, and use
 an id again whose file was never created or was removed. Such a record would make a complete log look cut off, so it
-must not decide what is removed:
+must not decide which logs are removed:
 
 - this release gives no id to a log for which the index has a record (``last_recorded``), so a new log has its own;
 - the header of each log shows whether its end was recorded. The record of a log without this flag is ignored;

@@ -279,7 +279,7 @@ class Journal:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Count what is done in the block as one change of the disk, which ends or is seen to hang."""
+        """Count the work in the block as one change of the disk, so a disk that hangs is detected."""
         with self._changes.one():
             try:
                 yield
@@ -350,7 +350,7 @@ class Journal:
         await self._end_file()
 
     async def _end_file(self) -> None:
-        """Give back what is reserved of the file, and close it."""
+        """Give back the reserved space of the file, and close it."""
         if self._file is not None and self._settings.journal_reserve_bytes:
             await self._file.reserve(0)
         await self._close_file()

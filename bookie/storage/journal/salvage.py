@@ -36,7 +36,7 @@ class JournalSalvage:
         disk: the disk of the journal.
         reached: the greatest sequence used so far, at first the sequence of the checkpoint.
         epoch: the greatest epoch found.
-        findings: what could not be read.
+        findings: the unreadable parts.
         record_count: the number of records yielded.
     """
 
@@ -96,7 +96,7 @@ class JournalSalvage:
         return records
 
     async def _content(self, path: str) -> bytes:
-        """Return the bytes of a file, with zeros in place of what the device cannot read."""
+        """Return the bytes of a file, with zeros in place of unreadable parts."""
         try:
             file = await self.disk.open(path)
         except (DiskError, FileNotFoundError) as error:
