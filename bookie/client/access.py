@@ -1,4 +1,4 @@
-"""What opens one ledger: its digest, and the key that bookies check, from the metadata and a password."""
+"""Access to one ledger: its digest and the key checked by bookies, from the metadata and a password."""
 
 from __future__ import annotations
 

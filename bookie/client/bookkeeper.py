@@ -35,7 +35,7 @@ _SCAN_LEDGERS: Final = 500
 
 
 class BookKeeper:
-    """A client of one cluster, on the ports it is handed. ``bookie.client.connect.connect`` makes one.
+    """A client of one cluster, on the given ports. ``bookie.client.connect.connect`` makes one.
 
     ==================  ==========================================================
     ``create_ledger``   a new ledger, and its writer
@@ -101,7 +101,7 @@ class BookKeeper:
         """Open a ledger for reading.
 
         An open ledger can be read, and tailed, while it is written. If its writer is dead, its end is undecided:
-        ``recover=True`` decides it, and prevents a writer that is alive after all from adding to it.
+        ``recover=True`` decides it, and prevents a writer that is still alive from adding to it.
 
         Example::
 
@@ -113,7 +113,7 @@ class BookKeeper:
         Args:
             ledger_id: which.
             password: the one it was created with; None uses the stored one (administration).
-            digest_type: what the caller believes it to be; None believes the metadata.
+            digest_type: the type the caller expects; None accepts the type in the metadata.
             recover: recover it first, see ``recover_ledger``.
 
         Raises:
@@ -133,12 +133,12 @@ class BookKeeper:
     async def recover_ledger(self, ledger_id: LedgerId, *, password: bytes | None = None) -> LedgerMetadata:
         """Fence the ledger's writer out, find its end, close it, and return the final metadata.
 
-        Everything acknowledged stays. Safe at any time and any number at once; a ledger that is closed is left alone.
+        Everything acknowledged stays. Safe at any time, and in any number at once; a closed ledger stays as it is.
 
         Raises:
             NoSuchLedgerError: there is none.
             WrongPasswordError: the password is not the ledger's.
-            RecoveryImpossibleNowError: too few bookies answer to know the end; run it again when they are back.
+            RecoveryImpossibleNowError: too few bookies answer to find the end; run it again when they are back.
             OutcomeUnknownError: the answer of the metadata store was lost; run it again.
             StoreUnavailableError: no answer from the metadata store.
         """
@@ -164,7 +164,7 @@ class BookKeeper:
         id_prefix: str = "",
         limit: int | None = None,
     ) -> AsyncIterator[LedgerId]:
-        """Ids of ledgers, ascending; of all, or of those that meet every condition given.
+        """Ids of the ledgers matching every given condition, ascending; all ids without conditions.
 
         Example::
 
@@ -173,7 +173,7 @@ class BookKeeper:
         Args:
             state: open, in recovery, or closed.
             bookie: some fragment names this bookie.
-            custom: custom metadata that must be there with this value; None for any value.
+            custom: required keys of the custom metadata, with their values; None for any value.
             created_after_ms: created then or later, epoch milliseconds.
             created_before_ms: created before then, epoch milliseconds.
             id_prefix: first digits of the id.

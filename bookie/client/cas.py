@@ -20,7 +20,7 @@ ATTEMPTS_MAX: Final = 20
 async def update_metadata(
     ledgers: LedgerStore, current: Versioned, decide: Callable[[LedgerMetadata], LedgerMetadata | None]
 ) -> Versioned:
-    """Apply ``decide`` to the newest metadata; None means that nothing needs to change.
+    """Apply ``decide`` to the newest metadata; None means no change.
 
     Returns:
         The metadata as stored in the end.

@@ -81,7 +81,7 @@ async def connect(
         metadata_uri: the metadata service URI of the cluster.
         settings: bounds and deadlines.
         session_timeout_s: of the ZooKeeper session, in seconds.
-        security: how to reach bookies that speak TLS or ask for a login; default plain connections.
+        security: how to reach bookies that use TLS or ask for a login; default plain connections.
         topology_file: the racks of the bookies (``docs/placement.md``), read once; None to read them from ZooKeeper.
         placement_policy: how ensembles must be spread.
         where: this client's own location in the topology, such as ``/zone-1/rack-4``: nearer replicas are read first.

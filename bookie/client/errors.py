@@ -1,4 +1,4 @@
-"""What a user of the ledger client can meet, sorted into the five families by what the caller must do."""
+"""The errors of the ledger client, sorted into the five families by the reaction they require from the caller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import Status
 
 _REASONS_MAX: Final = 3
-"""Different reasons that one text quotes; most bookies fail for the same one."""
+"""Different reasons quoted in one text; most bookies fail for the same one."""
 _REASON_CHARS_MAX: Final = 300
 _ASKS_FOR_LOGIN: Final = "a bookie that answers UNAUTHORIZED to a read asks for a login"
 
@@ -101,7 +101,7 @@ class EntryUnavailableError(TransientError):
 
 
 class LastConfirmedUnknownError(TransientError):
-    """Too few bookies of an open ledger's last ensemble answer to know what was confirmed before the question."""
+    """Too few bookies of an open ledger's last ensemble answer to find the last add confirmed before the request."""
 
     def __init__(self, ledger_id: LedgerId, evidence: dict[BookieId, Status]) -> None:
         answers = ", ".join(f"{bookie}: {status.name}" for bookie, status in evidence.items())
@@ -122,7 +122,7 @@ class EntryLostError(PermanentError):
 class RecoveryImpossibleNowError(TransientError):
     """The end of the ledger cannot be known, or not be stored safely, with the bookies that answer now.
 
-    The ledger stays in recovery, and nothing that was acknowledged is lost. Recover it again later.
+    The ledger stays in recovery, and nothing acknowledged is lost. Recover it again later.
     """
 
     def __init__(self, ledger_id: LedgerId, why: str, evidence: dict[BookieId, Status] | None = None) -> None:

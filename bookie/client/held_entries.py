@@ -1,9 +1,9 @@
 """The entries of a ledger on a bookie, also if the bookie cannot list them: then each wanted entry is read.
 
 Apache's bookies are not asked for lists, and with ``DbLedgerStorage`` they have none (``bookie.wire.apache.listing``).
-What they serve they hold: reading each entry is the same proof as a list (R24: every id, not the first and last), at
-the price of its bytes. Entries are dropped as they come; at most ``REQUESTS_MAX`` answers of about ``_ANSWER_BYTES``
-are in memory.
+An entry they serve is an entry they hold: reading each entry is the same proof as a list (R24: every id, not the first
+and last), at the price of its bytes. Entries are dropped as they come; at most ``REQUESTS_MAX`` answers of about
+``_ANSWER_BYTES`` are in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from bookie.wire.requests import ListEntries, Read
 REQUESTS_MAX: Final = 2
 """Reads of one ledger under way at one bookie."""
 _ANSWER_BYTES: Final = 1 << 20
-"""What a request asks for, by the mean size of the entries so far. The transport's own bound is larger."""
+"""Size of the answer to one request, estimated from the mean size of the entries so far. The transport's own bound is
+larger."""
 _ENTRIES_AT_FIRST: Final = 16
 _BACKOFF_S: Final = 0.25
 _RETRIED: Final = frozenset({Status.TOO_MANY_REQUESTS, Status.TIMEOUT, Status.UNREACHABLE})
@@ -41,10 +42,10 @@ class HeldEntries:
     """Of each request that met silence or a busy bookie; pauses between them grow."""
 
     async def held(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]) -> ListReply:
-        """What the bookie lists; of one that does not list, which of ``wanted`` (ascending) it serves.
+        """The entries listed by the bookie; if it cannot list, those of ``wanted`` (ascending) it serves.
 
-        A list may name more than ``wanted``; see ``probed`` for the rest. A bookie in limbo that lists nothing is read
-        as well, for it need not be able to list, and stays one in limbo even if it serves all of ``wanted``.
+        A list may name more than ``wanted``; see ``probed`` for the rest. A bookie in limbo with an empty list is read
+        as well, because it may be unable to list, and stays in limbo even if it serves all of ``wanted``.
         """
         reply = await self.listed(bookie, ledger_id)
         is_bare_limbo = reply.status is Status.LIMBO and not reply.entries
@@ -56,7 +57,7 @@ class HeldEntries:
         return probed
 
     async def listed(self, bookie: BookieId, ledger_id: LedgerId) -> ListReply:
-        """What the bookie lists; UNSUPPORTED if it does not list."""
+        """The entries listed by the bookie; UNSUPPORTED if it does not list."""
         for attempt in itertools.count(1):
             reply = await self.transport.ask(bookie, ListEntries(ledger_id), self.timeout_s)
             if not await self._is_again(reply.status, attempt):
@@ -66,9 +67,9 @@ class HeldEntries:
     async def probed(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]) -> ListReply:
         """Read each of ``wanted`` (ascending; consumed as needed) and return the ones on the bookie.
 
-        OK: what is not among the entries the bookie denied, entry by entry. LIMBO: some entries are unknown. CORRUPT:
-        what is not among the entries is denied, unknown or damaged. Any other status: the result of a read; nothing is
-        known of entries outside the list (S6).
+        OK: the bookie denied every entry not in the list, one by one. LIMBO: some entries are unknown. CORRUPT: each
+        entry not in the list is denied, unknown or damaged. Any other status: the result of a read; nothing is known of
+        entries outside the list (S6).
         """
         probe = _Probe(self, bookie, ledger_id, iter(wanted))
         await all_or_first_error(probe.work() for _ in range(REQUESTS_MAX))
@@ -91,7 +92,7 @@ class HeldEntries:
 
 @dataclass(slots=True)
 class _Probe:
-    """Reading of entries, shared by those who read at the same time."""
+    """Reading of entries, shared by concurrent reads."""
 
     to: HeldEntries
     bookie: BookieId
@@ -120,7 +121,7 @@ class _Probe:
         return max(1, min(_ANSWER_BYTES // mean, READ_ENTRIES_MAX))
 
     async def _read(self, chunk: list[EntryId]) -> list[EntryId]:
-        """Read what one answer holds of ``chunk``; the rest."""
+        """Read the part of ``chunk`` that one answer holds; return the rest."""
         reply = await self.to.read(self.bookie, self.ledger_id, chunk)
         held: list[EntryId] = []
         for entry_id, result in zip(chunk, reply.results, strict=False):
@@ -142,7 +143,7 @@ class _Probe:
         return []
 
     def _checked(self, entry_id: EntryId, result: EntryResult) -> Status:
-        """How reading ``entry_id`` went. An entry that is not the one asked for is damage."""
+        """How reading ``entry_id`` went. Any other entry than the requested one is damage."""
         if result.entry_id != entry_id:
             return Status.CORRUPT
         if result.status is not Status.OK:
@@ -154,7 +155,7 @@ class _Probe:
         return Status.OK if is_it else Status.CORRUPT
 
     def _note(self, status: Status, what: str, why: str = "") -> None:
-        """An entry, or several, that the bookie does not serve. Absent ones are just not among the runs."""
+        """Record one or more entries not served by the bookie. Absent ones are just not among the runs."""
         is_known = status is self.status or (status is Status.LIMBO and self.status is Status.CORRUPT)
         if status.is_absent or not self._goes_on or is_known:
             return

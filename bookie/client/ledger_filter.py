@@ -11,13 +11,13 @@ from bookie.model.metadata import LedgerMetadata, LedgerState
 
 @dataclass(frozen=True, slots=True)
 class LedgerFilter:
-    """Conditions that must all hold; one that is not given always does."""
+    """Conditions for ledgers: all must hold. A condition left out always holds."""
 
     states: frozenset[LedgerState] | None = None
     bookie: BookieId | None = None
     """Named in any fragment."""
     custom: Mapping[str, bytes | None] = field(default_factory=dict)
-    """Custom metadata that must be there, with this value; None for any value."""
+    """Required keys of the custom metadata, with their values; None for any value."""
     created_after_ms: int | None = None
     """Created at this time (epoch milliseconds) or later; ledgers without a creation time are excluded."""
     created_before_ms: int | None = None

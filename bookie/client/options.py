@@ -23,7 +23,7 @@ class WriterOptions:
     with ``AddQuorumTimeoutError`` as everything after it, and the ledger can be closed. None: as long as it takes."""
     explicit_lac_interval_s: float | None = None
     """The longest time for which a last add confirmed may wait for an entry to carry it, before it is sent to the
-    bookies on its own for readers that tail the ledger. None: unlimited. None: never."""
+    bookies on its own for readers tailing the ledger. None: it is never sent on its own."""
     ensemble_changes_max: int | None = None
     """The maximum number of ensemble changes by this writer; the next failure closes it.
 
@@ -35,7 +35,7 @@ NO_OPTIONS: Final = WriterOptions()
 
 
 class InvalidQuorumError(PermanentError):
-    """Ensemble, write quorum and ack quorum that no ledger can have."""
+    """An impossible combination of ensemble size, write quorum and ack quorum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,16 @@ class LedgerOptions:
     """
 
     ensemble_size: int = 3
-    """Bookies that the entries are spread over, E."""
+    """Bookies in the ensemble, E: the entries are spread over them."""
     write_quorum: int = 2
     """Copies of each entry, Qw."""
     ack_quorum: int = 2
     """Durable copies before an append returns, Qa."""
     digest_type: DigestType = DigestType.CRC32C
-    """How entries are protected; HMAC also against those who do not know the password."""
+    """How entries are protected; HMAC also against parties without the password."""
 
     def check(self) -> None:
-        """Refuse what cannot be.
+        """Refuse impossible options.
 
         Raises:
             InvalidQuorumError: unless ``E >= Qw >= Qa >= 1``.

@@ -1,4 +1,4 @@
-"""What the ledger client needs of the world, in one value that cores are handed."""
+"""The ports of the ledger client, in one value handed to the cores."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from bookie.wire.resolver import APACHE_PROTOCOL, GRPC_PROTOCOL, BookieAddress
 _FRESH_S: Final = 2.0
 """How long an answer is believed. A restarted bookie may come back on another port within a second or two."""
 _REMEMBERED_MAX: Final = 10_000
-"""Answers kept: more than a cluster has bookies. A bookie looks up whatever id a request to copy names."""
+"""Answers kept: more than a cluster has bookies. A bookie looks up any id in a request to copy."""
 _UNGUARDED_S: Final = 30.0
 """How long an address of Apache's protocol stands while the store is silent. A dead bookie's registration lasts as
 long as its session, some ten to thirty seconds, so an address that is no older is as good as a registered one."""
@@ -30,10 +30,10 @@ class _Remembered:
 
 
 class RegistrationResolver:
-    """Resolves bookie ids through their registration; a bookie that is not registered has no address."""
+    """Resolves bookie ids through their registration; an unregistered bookie has no address."""
 
     def __init__(self, registrations: Registrations, clock: Clock, *, patience_s: float = 0.5) -> None:
-        """Know nothing yet.
+        """Start without addresses.
 
         Args:
             registrations: the cluster's.

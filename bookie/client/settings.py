@@ -26,7 +26,7 @@ class ClientSettings:
     read_timeout_s: float = 10.0
     """One read request to one bookie."""
     close_timeout_s: float = 30.0
-    """How long ``close`` waits for copies that are still on their way."""
+    """How long ``close`` waits for copies still on their way."""
     pipeline_bytes_max: int = 32 << 20
     """Payload bytes admitted and not yet stored on the full write quorum; ``append`` waits beyond it."""
     pipeline_entries_max: int = 20_000
@@ -42,29 +42,29 @@ class ClientSettings:
     ensemble_change_attempts_max: int = 10
     """Rounds of one ensemble change (conflicts, further failures) before the writer gives up."""
     failed_bookie_quarantine_s: float = 30.0
-    """How long a writer does not choose a bookie that failed it.
+    """How long a writer does not choose a bookie again after its failure.
 
-    Longer than a dead bookie stays registered, so that a change does not choose it again; short enough to leave
-    candidates during a rolling restart. If ``Qa`` is out of reach otherwise, ``degraded_retry_s`` applies instead.
+    Longer than a dead bookie stays registered, so a change does not choose it again; short enough to leave candidates
+    during a rolling restart. If ``Qa`` is out of reach otherwise, ``degraded_retry_s`` applies instead.
     """
     degraded_retry_s: float = 5.0
-    """How long a writer that goes on with fewer members waits before it looks for a bookie again, and the least time
-    after which a bookie that failed it is tried again. Doubles from one attempt to the next."""
+    """How long a writer with fewer members waits before it looks for a bookie again, and the minimum time before a
+    failed bookie is tried again. Doubles from one attempt to the next."""
     degraded_retry_max_s: float = 60.0
     """Longest such wait."""
     read_chunk_entries: int = 512
     """Entries asked for at once by a range read."""
     read_mode: ReadMode = ReadMode.SPECULATIVE
-    """In what order readers ask the replicas of an entry."""
+    """The order in which readers ask the replicas of an entry."""
     speculative_after_s: float = 2.0
     """How long one replica may keep a reader waiting before the next one is asked as well. Apache's default."""
     tail_poll_s: float = 1.0
-    """How often a reader that follows an open ledger looks at its metadata, and how long each of its polls may wait."""
+    """How often a reader that tails an open ledger looks at its metadata, and how long each of its polls may wait."""
     recovery_read_entries: int = 256
-    """Entries that a recovery reads ahead and stores again at once. A tail is as long as what its writer had under way;
-    what lies beyond the end is asked for in vain."""
+    """Entries read ahead and stored again at once by a recovery. A tail is as long as the adds its writer had under
+    way; requests beyond the end are wasted."""
     recovery_add_timeout_s: float = 30.0
-    """How long a recovery waits for all copies of what it read at once; a member that is late is replaced, or left
+    """How long a recovery waits for all copies of the entries it stores at once; a late member is replaced, or left
     short. Longer than one add may take."""
     recovery_restarts_max: int = 5
     """How often one recovery restarts because the last ensemble changed under it."""

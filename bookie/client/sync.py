@@ -132,7 +132,7 @@ class SyncLog:
         self._loop.run(self._log.delete())
 
     def info(self) -> LogInfo:
-        """What the log consists of. Raises as ``Log.info``."""
+        """The composition of the log. Raises as ``Log.info``."""
         return self._loop.run(self._log.info())
 
 
@@ -291,7 +291,7 @@ class SyncBookKeeper:
         return self._loop.run(self._client.logs())
 
     def close(self) -> None:
-        """End every connection and the thread. Idempotent; calls that still wait in other threads are cancelled."""
+        """End every connection and the thread. Idempotent; calls still waiting in other threads are cancelled."""
         if self._loop.is_stopped:
             return
         try:

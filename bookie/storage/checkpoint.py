@@ -8,13 +8,13 @@ loses nothing, because the journal is replayed from the last mark and storing an
 3. in one atomic index write: the ledger states and the mark;
 4. drop the flushed cache; only now may journal files be deleted (the caller trims the journal).
 
-A flush that fails because the disk is full is kept. The next attempt continues in a new file, after the entries that
-are already in the index. What the failed attempt wrote after them is counted as dead in the last step
+A flush that fails because the disk is full is kept. The next attempt continues in a new file, after the entries already
+in the index. The bytes written after them by the failed attempt are counted as dead in the last step
 (``bookie.storage.entry_logs.log_ends``).
 
 If one of several ledger directories is full, the flush goes on in another one at once. If one fails, all entries of the
-flush are written again to others, because the ones that were written to it may be lost; the journal has them until the
-last step (R114).
+flush are written again to others, because the ones written to it may be lost; the journal has them until the last step
+(R114).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.write_cache import CachedEntry, Caches, WriteCache
 
 _DIRECTORIES_TRIED_MAX: Final = 64
-"""Full or failing directories that one attempt of a flush passes over; more than a bookie has."""
+"""Full or failing directories skipped by one attempt of a flush; more than a bookie has."""
 
 _Item = tuple[LedgerId, EntryId, CachedEntry]
 
@@ -46,9 +46,9 @@ _Item = tuple[LedgerId, EntryId, CachedEntry]
 class _Flush:
     """The work of one checkpoint.
 
-    ``named``: the number of entries, in order, that are already in the index. ``log_id``: the last log to which the
-    index may refer. ``complete``: logs that were written to their end. ``cut_off``: the sizes of the files of logs that
-    a full disk ended, and to which the index may refer. ``failed``: other logs that a full disk ended.
+    ``named``: the number of entries, in order, already in the index. ``log_id``: the last log to which the index may
+    refer. ``complete``: logs written to their end. ``cut_off``: the sizes of the files of logs cut off by a full disk,
+    to which the index may refer. ``failed``: other logs cut off by a full disk.
     """
 
     sequences: tuple[int, ...]
@@ -96,7 +96,7 @@ class Checkpointer:
         return self._running
 
     def drop(self, ledger_id: LedgerId) -> None:
-        """Drop a ledger's entries that are not in the index yet. The caller must hold ``exclusive``."""
+        """Drop a ledger's entries not yet in the index. The caller must hold ``exclusive``."""
         self.caches.active.drop(ledger_id)
         if self._pending is not None and self.caches.flushing is not None:
             self._pending.named -= self.caches.flushing.drop(ledger_id, self._pending.named)
@@ -177,7 +177,7 @@ class Checkpointer:
             raise
 
     async def _name_entries(self, flush: _Flush, log: EntryLogWriter, puts: list[tuple[bytes, bytes]]) -> None:
-        """Make the log durable, then write the index entries that refer to it. What they replace counts as dead."""
+        """Make the log durable, then write the index entries that refer to it. Replaced entries count as dead."""
         await log.sync()
         flush.log_id = log.log_id
         dead = await superseded(self.index, puts)

@@ -17,7 +17,7 @@ class DamagedJournalError(FatalError):
 
 
 class WrongJournalError(FatalError):
-    """A directory is that of another journal than the one it was given for. Nothing was removed from the disk."""
+    """A directory belongs to another journal than the one it was given for. Nothing was removed from the disk."""
 
 
 class UnsupportedFormatError(FatalError):

@@ -1,4 +1,4 @@
-"""What the mending of a bookie's files found and could not use."""
+"""The unusable parts found by the repair of a bookie's files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from bookie.storage.port import DiskError, DiskFile
 
 FINDINGS_MAX: Final = 100
-"""Findings that are described; all of them are counted."""
+"""Findings with a description; all of them are counted."""
 _PIECE_BYTES: Final = 64 << 10
 """Read at a time where the device reports errors."""
 
@@ -48,7 +48,7 @@ class Findings:
 
 
 async def read_with_gaps(file: DiskFile, path: str, offset: int, size: int, findings: Findings) -> bytes:
-    """Return bytes of a file, with zeros in place of what the device cannot read; each gap is a finding."""
+    """Return bytes of a file, with zeros in place of unreadable parts; each gap is a finding."""
     try:
         return (await file.read([(offset, size)]))[0]
     except DiskError:

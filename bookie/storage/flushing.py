@@ -58,7 +58,7 @@ class Flusher:
         self._task = guarded("storage flush", self._flush_when_needed())
 
     async def stop(self) -> None:
-        """Run no more checkpoints but those of ``checkpoint``. One that is running is cancelled."""
+        """Run no more checkpoints but those of ``checkpoint``. A running one is cancelled."""
         await cancel(self._task)
 
     @property
@@ -94,12 +94,12 @@ class Flusher:
             raise
 
     def stored(self) -> None:
-        """Note that entries were put in the cache."""
+        """Request a checkpoint if the entries just stored have brought the cache over its bound."""
         if self._is_over_bound() or fault_point("storage.flush_now"):
             self._is_needed.set()
 
     def not_stored(self, error: FatalError) -> None:
-        """Note that the journal could not store a batch."""
+        """Record that the journal could not store a batch."""
         if isinstance(error, DiskFullError):
             self._note_full()
 

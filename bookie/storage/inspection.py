@@ -1,6 +1,6 @@
 """The look into the storage of a stopped bookie. Nothing is written to its files.
 
-The journals are replayed into memory only, so what is seen is what the bookie would serve after its next start. Opening
+The journals are replayed into memory only, so they show the same entries as the bookie after its next start. Opening
 the index makes RocksDB write the records of its own log to tables, as each start does; no record changes.
 """
 
@@ -34,12 +34,12 @@ _PAGE_KEYS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class StorageStatus:
-    """What the storage of a stopped bookie has. Sizes are in bytes."""
+    """The content of the storage of a stopped bookie. Sizes are in bytes."""
 
     journal_sequence: int
-    """The last batch of the journal; of several journals, of the one that is furthest."""
+    """The last batch of the journal; of several journals, of the furthest one."""
     journal_records: int
-    """Records that are in the journal and not yet in the entry logs."""
+    """Records in the journal and not yet in the entry logs."""
     ledgers: int
     """Ledgers recorded, with those of which only the fence is left."""
     entry_logs: int
@@ -49,7 +49,7 @@ class StorageStatus:
 
 @dataclass(frozen=True, slots=True)
 class LedgerStatus:
-    """What is recorded about a ledger."""
+    """The recorded state of a ledger."""
 
     ledger_id: LedgerId
     is_known: bool
@@ -61,7 +61,7 @@ class LedgerStatus:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEnds:
-    """The first and the last entry of a ledger; None: there are none. What lies between may have gaps."""
+    """The first and the last entry of a ledger; None: there are none. There may be gaps between them."""
 
     ledger_id: LedgerId
     is_known: bool
@@ -137,7 +137,7 @@ class StoppedStorage:
             return await self.reader.entries(state, entry_ids)
 
     def scrub(self, after: tuple[LedgerId, EntryId] | None = None) -> AsyncGenerator[ScrubStep, None]:
-        """Verify what is in the entry logs; see ``scrub``."""
+        """Verify the entries in the entry logs; see ``scrub``."""
         return scrub(self.index, self.logs, after)
 
     async def close(self) -> None:
@@ -161,7 +161,7 @@ async def inspect(
 
     Raises:
         DamagedJournalError: acknowledged records cannot be read back.
-        WrongJournalError: a disk is that of another journal, or one is left out.
+        WrongJournalError: a disk belongs to another journal, or one is left out.
         LostIndexError: the index is lost, or the bookie has never run.
         UnsupportedFormatError: a file was written by a newer version.
         DiskError: a disk failed, or the journal holds more than memory may.

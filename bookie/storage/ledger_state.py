@@ -27,7 +27,7 @@ _LIMBO: Final = 2
 _HAS_KEY: Final = 4
 _COLLECTED: Final = 8
 _FORGET_SCAN: Final = 32
-"""States examined after each use: a constant cost, and far more than the one state that a use can add."""
+"""States examined after each use: a constant cost, and far more than the one state a use can add."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +62,7 @@ class LedgerState:
 
     @property
     def absent_status(self) -> Status:
-        """The status for an entry that is not stored here (S6)."""
+        """The status for an entry not stored here (S6)."""
         if self.is_limbo:
             return Status.LIMBO
         return Status.NO_ENTRY if self.is_known else Status.NO_LEDGER
@@ -131,7 +131,7 @@ class LedgerStates:
         return state
 
     async def load(self, state: LedgerState) -> None:
-        """Load a state from the index, unless that was done.
+        """Load a state from the index, unless it is already loaded.
 
         Raises:
             DiskError: the index cannot be read.

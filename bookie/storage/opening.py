@@ -1,7 +1,7 @@
 """The opening of a store from the files on its disks.
 
 All journals are replayed into the write cache and then written again by a checkpoint, before any request is served:
-data that a killed process left in the page cache can be read back although it may never reach the disk.
+data left in the page cache by a killed process can be read back although it may never reach the disk.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def open_parts(
 
     Raises:
         DamagedJournalError: acknowledged records cannot be read back; nothing was removed.
-        WrongJournalError: a disk is that of another journal; nothing was removed.
+        WrongJournalError: a disk belongs to another journal; nothing was removed.
         LostIndexError: the index does not belong to the other files; nothing was removed.
         UnsupportedFormatError: a file was written by a newer version or another program; nothing was removed.
         DiskError: a disk failed, or is full and the journal holds more than memory may.
@@ -98,10 +98,10 @@ async def open_parts(
 
 
 async def loaded_slots(journal_disks: Sequence[Disk]) -> list[MarkSlots]:
-    """Return the marks of each journal, after a check that each disk is that of the journal in this place.
+    """Return the marks of each journal, after a check that each disk belongs to the journal in this place.
 
     Raises:
-        WrongJournalError: a disk is that of another journal.
+        WrongJournalError: a disk belongs to another journal.
         DamagedJournalError: a mark, or the place of a journal, is unreadable.
         DiskError: a disk failed.
     """
@@ -119,7 +119,7 @@ async def loaded_slots(journal_disks: Sequence[Disk]) -> list[MarkSlots]:
 
 
 def check_count(mark: CheckpointMark, count: int) -> None:
-    """Check that so many journals were given as the index has.
+    """Check the number of journals against the index.
 
     Raises:
         WrongJournalError: the store has another number of journals.
@@ -163,7 +163,7 @@ async def check_stores_journals(
 def _journals(
     replays: Sequence[JournalReplay], slots: Sequence[MarkSlots], settings: StorageSettings, clock: Clock
 ) -> Journals:
-    """The journals, ready to begin new files after what was replayed."""
+    """The journals, ready to begin new files after the replayed batches."""
     fatal = asyncio.get_running_loop().create_future()
     return Journals(
         tuple(
@@ -214,9 +214,9 @@ async def _checkpoint(checkpointer: Checkpointer, sequences: Callable[[], tuple[
 
 
 def _grown(size_bytes: int, settings: StorageSettings) -> int:
-    """The size of the active cache at which the next checkpoint is tried, on a disk that is full.
+    """The size of the active cache at which the next checkpoint is tried, on a full disk.
 
-    A bookie takes no more adds once its disk is full, so its journal holds two caches and what was on the way.
+    A bookie takes no more adds once its disk is full, so its journal holds two caches and the adds on the way.
 
     Raises:
         DiskFullError: this journal holds more, which memory may not.

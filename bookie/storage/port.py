@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from bookie.model.errors import FatalError
 
 SILENT_S: Final = 60.0
-"""A disk that does not answer for so long is given up: the retries of a disk driver, or of a network volume that fails
+"""A disk is given up after so long without an answer: the retries of a disk driver, or of a network volume that fails
 over, take up to about 30 s."""
 
 
@@ -25,7 +25,7 @@ class DiskFullError(DiskError):
 
 
 class StalledDiskError(DiskError):
-    """A disk does not answer. Threads that wait for it cannot be ended."""
+    """A disk does not answer. Threads waiting for it cannot be ended."""
 
 
 class DirectoryFullError(DiskFullError):
@@ -35,7 +35,7 @@ class DirectoryFullError(DiskFullError):
 class DirectoryFailedError(DiskError):
     """One of several directories failed and is out of use: write to a new file, which is in another one (R114).
 
-    What was written to files of the failed directory and not synced may be lost.
+    Unsynced writes to files of the failed directory may be lost.
     """
 
 
@@ -71,11 +71,11 @@ class DiskFile(Protocol):
         ...
 
     async def reserve(self, ahead: int) -> None:
-        """From now on, keep up to ``ahead`` bytes of space after the end of what was appended; 0 gives it back.
+        """From now on, keep up to ``ahead`` bytes of space after the last append; 0 gives it back.
 
         A sync of an append into reserved space has less to write: neither the size of the file nor the list of its
-        blocks changes. Until the space is given back, readers find zeros after the last append, also after a crash.
-        It is an attempt: a file system that cannot reserve, or a disk that is nearly full, gets no reservation.
+        blocks changes. Until the space is given back, readers find zeros after the last append, also after a crash. It
+        is an attempt: a file system that cannot reserve, or a nearly full disk, gets no reservation.
 
         Raises:
             DiskError: the file is closed.
@@ -164,17 +164,17 @@ class Disk(Protocol):
         ...
 
     async def room(self) -> int:
-        """Return the free bytes for one new file: those of the device that has the most."""
+        """Return the free bytes for one new file: those of the device with the most."""
         return (await self.space())[1]
 
     @property
     def out_of_use_count(self) -> int:
-        """The number of directories, of several, that are out of use."""
+        """The number of directories that are out of use; 0 for a disk of one directory."""
         return 0
 
     @property
     def oldest_change(self) -> int | None:
-        """The number of the oldest change that is under way; None if there is none, or if changes are not counted.
+        """The number of the oldest change under way; None if there is none, or if changes are not counted.
 
         Of several directories, only changes of the first one count.
         """
@@ -243,7 +243,7 @@ class EntryIndex(Protocol):
         """Let writes succeed again after ``DiskFullError``. Nothing happens if no write failed in this way.
 
         Raises:
-            DiskFullError: there is not enough space yet; what was written can still be read.
+            DiskFullError: there is not enough space yet; written data can still be read.
             DiskError: the index cannot be opened.
         """
         ...

@@ -1,11 +1,11 @@
-"""Read-ahead: the entries after those that a sequential reader asked for, in one large read of an entry log.
+"""Read-ahead: the entries after those requested by a sequential reader, in one large read of an entry log.
 
 A request is sequential if it follows a recent one of the same ledger, or is long. A load follows the ledger's entries
-in the index, takes those that lie one after the other in one entry log, reads them at once, and verifies each of them.
-What cannot be read or verified is left out, and the request reads it by itself: its answer contains the error.
+in the index, takes those stored one after the other in one entry log, reads them at once, and verifies each of them. An
+entry that cannot be read or verified is left out, and the request reads it by itself: its answer contains the error.
 
-A request waits only for the load that has its entries. What the same reader will ask for next is loaded in the
-background, so that the disk works during the way of the answer.
+A request waits only for the load that has its entries. The entries expected in the next request of the same reader are
+loaded in the background, so the disk works during the way of the answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LEDGERS_MAX: Final = 1024
 _READERS_MAX: Final = 4
 """Readers remembered for each of them."""
 _STEP_MAX: Final = 16
-"""Entries that a sequential reader may skip: those that only other bookies of the ensemble have."""
+"""Entries a sequential reader may skip: those stored only on other bookies of the ensemble."""
 _LONG_REQUEST: Final = 16
 """Entries in one request from which on it counts as sequential by itself."""
 _BACKGROUND_MAX: Final = 4
@@ -57,7 +57,7 @@ class _Recent:
     Attributes:
         positions: where they are.
         entries: how many entries the next load takes.
-        end: the last entry that the latest load covered, verified or not.
+        end: the last entry covered by the latest load, verified or not.
     """
 
     positions: list[EntryId] = field(default_factory=list)
@@ -78,7 +78,7 @@ class ReadAhead:
         self._is_closed = False
 
     def note(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
-        """Remember that these entries were read."""
+        """Record these entries as read."""
         if (recent := self._recent.get(ledger_id)) is None:
             recent = self._recent[ledger_id] = _Recent()
             if len(self._recent) > _LEDGERS_MAX:
@@ -93,7 +93,7 @@ class ReadAhead:
         positions.append(entry_ids[-1])
 
     def is_wanted(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> bool:
-        """Return whether a request is sequential, so that more than it asks for should be read."""
+        """Return whether a request is sequential, and more than its entries should be read."""
         if fault_point("storage.read_ahead"):
             return True
         if len(entry_ids) >= _LONG_REQUEST:
@@ -109,7 +109,7 @@ class ReadAhead:
         return await self._run(self.cache.begin(ledger_id, first))
 
     def load_next(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
-        """Begin to load what the reader of ``entry_ids`` will ask for next, unless it is here or on its way."""
+        """Begin to load the expected next request of the reader of ``entry_ids``, unless it is here or on its way."""
         recent, last = self._recent.get(ledger_id), entry_ids[-1]
         if recent is None or self._is_closed or len(self._background) >= _BACKGROUND_MAX:
             return
@@ -148,7 +148,7 @@ class ReadAhead:
         return sum(map(len, entries.values()))
 
     async def _window(self, ledger_id: LedgerId, first: EntryId) -> dict[EntryId, bytes]:
-        """Read and verify the entries from ``first`` on that are stored one after the other."""
+        """Read and verify the entries stored one after the other from ``first`` on."""
         recent = self._recent.get(ledger_id) or _Recent()
         pairs = await self._index.range(pack_entry_key(ledger_id, first), entry_range(ledger_id)[1], recent.entries)
         if not pairs:
@@ -178,7 +178,7 @@ def _follows(positions: Sequence[EntryId], entry_id: EntryId) -> EntryId | None:
 
 
 def _contiguous(places: Sequence[tuple[int, int, int, int]], bytes_max: int) -> tuple[int, int, int]:
-    """Return the number of places that form one range of one log, beginning with the first, its offset, and its size.
+    """Return the number of places in one range of one log, beginning with the first, its offset, and its size.
 
     The range is longer than ``bytes_max`` only if the first entry is.
     """

@@ -1,12 +1,12 @@
-"""The read cache: entries that were read ahead from the entry logs, before they are asked for.
+"""The read cache: entries read ahead from the entry logs, before they are requested.
 
-The invariant: an entry in this cache has the bytes that the index refers to. Only verified entries are put in. Whoever
-writes the place of an entry to the index, or deletes it, does so through ``WatchedIndex``: once the write has ended,
-the ledger's entries leave the cache, and loads of it that have begun before put nothing in (R106). The write caches
-hide this cache, and an entry leaves them only after it was written to the index, so a superseded copy is never served.
-Compaction moves entries without changing them.
+The invariant: an entry in this cache has the bytes to which the index refers. Only verified entries are put in. Every
+write or deletion of an entry's place in the index goes through ``WatchedIndex``: once it has ended, the ledger's
+entries leave the cache, and loads of the ledger begun before it put nothing in (R106). The write caches hide this
+cache, and an entry leaves them only after it was written to the index, so a superseded copy is never served. Compaction
+moves entries without changing them.
 
-The memory is bounded; the block that was loaded first leaves first.
+The memory is bounded; the block loaded first leaves first.
 R rules are defined in docs/failure-model.md.
 """
 
@@ -31,7 +31,7 @@ class Load:
     """One load into the cache.
 
     Attributes:
-        ledger_id: the ledger that is read.
+        ledger_id: the ledger being read.
         first: no earlier entry is loaded.
         is_valid: false once the ledger's entries changed in the index; nothing is put in the cache then.
         done: set when the load has ended.
@@ -61,9 +61,9 @@ class ReadCache:
 
     Attributes:
         size: bytes in it, with an overhead for each entry.
-        hits: entries that were here when they were asked for.
-        misses: entries that were in no cache when they were asked for.
-        read_ahead_bytes: bytes of verified entries that were loaded.
+        hits: entries found here when requested.
+        misses: entries in no cache when requested.
+        read_ahead_bytes: bytes of verified entries loaded.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -79,7 +79,7 @@ class ReadCache:
         self._is_closed = False
 
     def entries(self, ledger_id: LedgerId) -> Mapping[EntryId, bytes]:
-        """Return the entries of a ledger that are here, valid until the next yield.
+        """Return the cached entries of a ledger, valid until the next yield.
 
         The caller must look in the write caches first, with no yield before this call.
         """
@@ -97,7 +97,7 @@ class ReadCache:
         return load
 
     def end(self, load: Load, entries: dict[EntryId, bytes]) -> None:
-        """End a load with the verified entries that it found; empty if it failed."""
+        """End a load with the verified entries it found; empty if it failed."""
         self._loads.pop(load.ledger_id)
         load.done.set()
         loaded = sum(map(len, entries.values()))
@@ -135,7 +135,7 @@ class ReadCache:
         return not self._ledgers and not self._loads
 
     def _evict(self, block: _Block) -> None:
-        """Remove a block; what a later block also has leaves with it."""
+        """Remove a block, with all its entries, also those in a later block."""
         del self._blocks[block]
         self.size -= block.size
         ledger = self._ledgers[block.ledger_id]
@@ -152,7 +152,7 @@ class WatchedIndex:
 
     def __init__(self, index: EntryIndex, cache: ReadCache) -> None:
         self.changes = Changes()
-        """The writes that are under way."""
+        """The writes under way."""
         self._write = index.write
         self._cache = cache
         self.get_many = index.get_many
@@ -164,7 +164,7 @@ class WatchedIndex:
         self.close = index.close
 
     async def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
-        """Apply changes as ``EntryIndex.write`` does. Whatever comes of it, the cache forgets the ledgers in them."""
+        """Apply changes as ``EntryIndex.write`` does. The cache forgets their ledgers, also if the write fails."""
         try:
             with self.changes.one():
                 await self._write(puts, deletes)

@@ -38,14 +38,14 @@ _log = logging.getLogger(__name__)
 _FEW_KEYS: Final = 16
 """A ledger with fewer entries needs no second look into the index for its last one."""
 _JOINED_AT_ONCE: Final = 20_000
-"""Ids of cached entries that are joined to runs between two turns of the loop: some milliseconds."""
+"""Ids of cached entries joined to runs between two turns of the loop: some milliseconds."""
 _AT_ONCE_MAX: Final = 8
-"""Entries of one request that are looked up without a thread if memory has them: a switch to a thread and back takes
-longer than so many."""
+"""Entries of one request looked up without a thread if memory has them: a switch to a thread and back takes longer than
+so many."""
 _AT_ONCE_BYTES: Final = 64 << 10
-"""Bytes of one request that are copied from the page cache without a thread: some ten microseconds."""
+"""Bytes of one request copied from the page cache without a thread: some ten microseconds."""
 _MOVES_MAX: Final = 3
-"""How often one read follows entries that compaction moves at the same time; only damage can cause more moves."""
+"""How often one read follows entries moved by compaction at the same time; only damage can cause more moves."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class EntryReader:
         if missing and self.ahead is not None:
             missing = await self._read_ahead(self.ahead, ledger_id, entry_ids, found, missing)
         if missing:
-            found = found[: _prefix_within_bounds(found)]  # what memory has may fill the answer
+            found = found[: _prefix_within_bounds(found)]  # the entries in memory may fill the answer
             missing = missing[: bisect_left(missing, len(found))]
             keys = [pack_entry_key(ledger_id, entry_ids[place]) for place in missing]
             values: Sequence[bytes | None] | None = self.index.get_at_once(keys) if len(keys) <= _AT_ONCE_MAX else None
@@ -239,7 +239,7 @@ class EntryReader:
         return await in_turns(EntryRuns.uniting(stored.built(), await in_turns(_collecting(cached))))
 
     async def close(self) -> None:
-        """Stop what runs in the background."""
+        """Stop the work in the background."""
         if self.ahead is not None:
             await self.ahead.close()
 
@@ -309,7 +309,7 @@ def _add_page(runs: RunsBuilder, keys: Sequence[bytes]) -> None:
 
 
 def _collecting(entry_ids: list[EntryId]) -> Generator[None, None, EntryRuns]:
-    """Return the set of ids in any order, with pauses. To sort ids that mostly ascend takes little time."""
+    """Return the set of ids in any order, with pauses. Sorting mostly ascending ids takes little time."""
     entry_ids.sort()
     runs = RunsBuilder()
     for start in range(0, len(entry_ids), _JOINED_AT_ONCE):

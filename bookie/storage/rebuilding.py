@@ -1,20 +1,20 @@
 """The rebuilding of a lost entry index from the entry logs.
 
 The index holds two kinds of records. The places of entries are found again in the entry logs. The states of ledgers
-(keys, fences, limbo, and which ledgers were collected) are not. Every ledger that is found is therefore fenced, and in
-limbo: the status of an entry that was not found is "unknown", never "absent" (S6). The caller must do the same for the
-ledgers of which nothing was found, before anything is served (``bookie.server.joining.rebuilt``).
+(keys, fences, limbo, and which ledgers were collected) are not. Every ledger found is therefore fenced, and in limbo:
+the status of an entry not found is "unknown", never "absent" (S6). The caller must do the same for the ledgers without
+any entry found, before anything is served (``bookie.server.joining.rebuilt``).
 
-Entries of ledgers that were collected are found again if their logs still exist. The collector deletes them again.
+Entries of collected ledgers are found again if their logs still exist. The collector deletes them again.
 
 If an entry is found more than once, the copy in the log with the greatest id counts, as after a crash. A log is read to
-its end: what cannot be read is a finding and is skipped up to the next intact record. Nothing in the logs is changed.
+its end: an unreadable part is a finding and is skipped up to the next intact record. Nothing in the logs is changed.
 
-The journal may be damaged or lost as well. Then the store with the new index refuses to open for that reason, until the
+The journal may be damaged or lost as well. Then the store with the new index refuses to open for this reason, until the
 journal is salvaged (``bookie.storage.salvaging``).
 
-The mark of the checkpoint is written last. It lets the next start replay every journal file that exists, because
-entries can be in the journal alone. Without the mark, a store refuses to open, so an unfinished index is never used.
+The mark of the checkpoint is written last. It lets the next start replay every existing journal file, because entries
+can be in the journal alone. Without the mark, a store refuses to open, so an unfinished index is never used.
 
 Source: docs/failure-model.md#lost-index; S rules are defined in docs/invariants.md.
 """
@@ -75,13 +75,13 @@ _HEAD: Final = struct.Struct(">IIqq")
 
 @dataclass(slots=True)
 class RebuiltIndex(Findings):
-    """What was found in the entry logs.
+    """The result of the search in the entry logs.
 
     Attributes:
         logs: entry logs read.
         entries: entries in the index.
         ledgers: ledgers with at least one entry.
-        superseded: older copies of entries that were stored again.
+        superseded: older copies of entries stored again.
     """
 
     logs: int = 0
@@ -99,7 +99,7 @@ async def rebuild(journals: Sequence[Disk], ledgers: Disk, index: EntryIndex) ->
         index: an empty index. If this call does not return, no store opens with it.
 
     Raises:
-        WrongJournalError: a disk is that of another journal, or one is left out.
+        WrongJournalError: a disk belongs to another journal, or one is left out.
         DiskError: a directory cannot be read or is out of use, or the index cannot be written.
     """
     places = place_files(journals)
@@ -108,7 +108,7 @@ async def rebuild(journals: Sequence[Disk], ledgers: Disk, index: EntryIndex) ->
     ids = await all_log_ids(ledgers)
     for log_id in ids:
         await rebuilding.read_log(log_id)
-    check_all_in_use(ledgers)  # one may have failed in the meantime
+    check_all_in_use(ledgers)  # one may have failed since the first check
     await rebuilding.finish(CheckpointMark(tuple(sequences), max(ids, default=0) + 1, rebuilding.result.ledgers))
     return rebuilding.result
 
@@ -121,9 +121,8 @@ async def adopt(ledgers: Disk, index: EntryIndex, ids: Sequence[int]) -> Rebuilt
 
     Args:
         ledgers: the disk of the entry logs; only read.
-        index: an index that is in use.
-        ids: the logs that were begun after the last write of the index, or just before. Their dead bytes are not
-            counted.
+        index: an index in use.
+        ids: the logs begun after the last write of the index, or just before. Their dead bytes are not counted.
 
     Raises:
         DiskError: a log cannot be opened, or the index cannot be read or written.
@@ -135,7 +134,7 @@ async def adopt(ledgers: Disk, index: EntryIndex, ids: Sequence[int]) -> Rebuilt
 
 
 async def _first_sequence(journal: Disk, place: PlaceFile) -> int:
-    """Return the sequence from which on every journal file that exists is replayed; 0 if the journal is lost.
+    """Return the sequence from which on every existing journal file is replayed; 0 if the journal is lost.
 
     A journal whose marks are lost is never replayed, but salvaged. So the sequence must not be too great for that.
     """
@@ -154,7 +153,7 @@ class _Rebuilding:
     disk: Disk
     index: EntryIndex
     adopted: frozenset[int] | None = None
-    """Logs that are added to an index which is in use: what it names in one of them stays. None: it is a new index."""
+    """Logs that are added to an index in use: a place it names in one of them stays. None: it is a new index."""
     result: RebuiltIndex = field(default_factory=RebuiltIndex)
     _dead: dict[int, int] = field(default_factory=dict)
     """Dead bytes by log id."""
@@ -181,7 +180,7 @@ class _Rebuilding:
             await file.close()
         if end < size:
             self._add_dead(log_id, size - end)
-            # So that compaction can remove the log when its entries are gone.
+            # This lets compaction remove the log after its entries have left it.
             if is_end_recorded and self.adopted is None:
                 await self.index.write([ends_at(log_id, end, is_counted=True)])
 
@@ -193,7 +192,7 @@ class _Rebuilding:
     async def _records(
         self, file: DiskFile, log_id: int, size: int
     ) -> AsyncGenerator[tuple[int, list[tuple[Location, bytes]]], None]:
-        """Yield the intact records, with the offset to which their places are relative. Report what is between them."""
+        """Yield the intact records, with the offset to which their places are relative. Report the other bytes."""
         offset, damage_begin = HEADER_SIZE, None
         while offset < size:
             window = await self._read(file, log_id, offset, min(WINDOW_BYTES, size - offset))
@@ -213,7 +212,7 @@ class _Rebuilding:
             self._report_damage(log_id, damage_begin, size)
 
     async def _name(self, log_id: int, base: int, records: Sequence[tuple[Location, bytes]]) -> None:
-        """Write places and the states of ledgers that are new."""
+        """Write places and the states of new ledgers."""
         places: dict[bytes, Location] = {}
         found: set[LedgerId] = set()
         named = []
@@ -281,8 +280,8 @@ class _Rebuilding:
 def next_record(window: bytes) -> int:
     """Return how far to go on in a window that does not begin with an intact record.
 
-    That is where the next intact record begins. If there is none, only what could be the beginning of a record that
-    continues after the window is left.
+    This is the distance to the next intact record. If there is none, only the possible beginning of a record
+    that continues after the window is left.
     """
     tried, last = 0, len(window) - RECORD_HEADER_SIZE - ENTRY_HEADER_SIZE
     for start in range(1, last + 1):

@@ -1,21 +1,21 @@
-"""The salvage of a damaged or lost journal: what can be read of it is kept, and the rest counts as unknown (rule R107).
+"""The salvage of a damaged or lost journal: the readable part is kept, and the rest counts as unknown (rule R107).
 
-What the journal held after the last checkpoint, and nothing else has, may be any entry, key or fence of any ledger.
-Which ledgers got one is written in the journal alone. So the salvage bounds nothing by time:
+The records that only the journal held, after the last checkpoint, may be any entry, key or fence of any ledger. Only
+the journal shows which ledgers got one. So the salvage bounds nothing by time:
 
-- each ledger that the index or a readable record of the journal names is fenced, and in limbo: the status of an entry
-  that is not stored here is "unknown", never "absent" (S6), and no old writer gets an acknowledgement, because a fence
-  may be among the lost records (S17);
-- of a ledger that was collected only the fence is needed. If the metadata names the bookie for it again, the caller
-  puts it in limbo, with all other ledgers that the metadata names (``bookie.server.joining.salvaged``).
+- each ledger named by the index or by a readable record of the journal is fenced, and in limbo: the status of an entry
+  not stored here is "unknown", never "absent" (S6), and no old writer gets an acknowledgement, because a fence may be
+  among the lost records (S17);
+- of a collected ledger only the fence is needed. If the metadata names the bookie for it again, the caller puts it in
+  limbo, with all other ledgers named by the metadata (``bookie.server.joining.salvaged``).
 
-Entry logs that the index does not name are kept, and their entries named: the damage may be that the index lost what it
-had written, and the journal was trimmed since. This includes what compaction moved: the logs that such an index names
+Entry logs not named by the index are kept, and their entries named: the damage may be that the index lost its last
+writes, and the journal was trimmed since. This includes entries moved by compaction: the logs named by such an index
 are removed by then.
 
-The entries that can be read are moved to the entry logs, so that a copy which is the last one survives. The mark of the
-checkpoint does not move, and nothing in the journal is changed. So until the caller takes the journal out, the store
-does not open, and this can be repeated.
+The readable entries are moved to the entry logs, so the last copy of an entry survives. The mark of the checkpoint does
+not move, and nothing in the journal is changed. So until the caller takes the journal out, the store does not open, and
+this can be repeated.
 
 Source: docs/failure-model.md#damaged-journal; S rules are defined in docs/invariants.md.
 """
@@ -52,13 +52,13 @@ _PAGE_KEYS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SalvagedJournal:
-    """What was read of a damaged journal.
+    """The records read from a damaged journal.
 
     Attributes:
-        records: records of the journal that the entry logs and the index did not have.
-        ledgers: ledgers that are in limbo now. Ledgers that only the metadata names come later.
+        records: records of the journal missing from the entry logs and the index.
+        ledgers: ledgers in limbo now. Ledgers named only by the metadata come later.
         epoch: the greatest epoch found in the journal.
-        findings: what could not be read.
+        findings: the unreadable parts.
     """
 
     records: int
@@ -71,7 +71,7 @@ async def damage_of(journals: Sequence[Disk], index: EntryIndex) -> DamagedJourn
     """Return why a store with these journals does not open; None if each of them can be replayed.
 
     Raises:
-        WrongJournalError: a disk is that of another journal, or one is left out.
+        WrongJournalError: a disk belongs to another journal, or one is left out.
         LostIndexError: the index is lost as well.
         UnsupportedFormatError: a file was written by a newer version.
         DiskError: the directory or the index cannot be read.
@@ -92,7 +92,7 @@ async def damage_of(journals: Sequence[Disk], index: EntryIndex) -> DamagedJourn
 async def salvage(
     journals: Sequence[Disk], ledgers: Disk, index: EntryIndex, settings: StorageSettings
 ) -> SalvagedJournal:
-    """Move what can be read of the journals to the entry logs and the index, and fence every ledger of the index.
+    """Move the readable records of the journals to the entry logs and the index, and fence every ledger of the index.
 
     Args:
         journals: the disk of each journal; only read.
@@ -112,7 +112,7 @@ async def salvage(
     leftovers = [log_id for log_id in log_ids if log_id >= mark.next_log_id]
     unfinished = set(log_ids) & set(await uncounted(index))
     adopted = await adopt(ledgers, index, sorted(unfinished.union(leftovers)))
-    entry_log.check_all_in_use(ledgers)  # one may have failed in the meantime
+    entry_log.check_all_in_use(ledgers)  # one may have failed since the first check
     mark = replace(mark, ledger_count=mark.ledger_count + adopted.ledgers)
     await index.write([(MARK_KEY, mark.encode())])
     caches, states = Caches(), LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)
@@ -168,7 +168,7 @@ async def _checkpoint_mark(index: EntryIndex) -> CheckpointMark:
 
 
 async def _enter_limbo(index: EntryIndex) -> int:
-    """Fence every ledger, and put those that were not collected in limbo; returns how many these are."""
+    """Fence every ledger, and put those that were not collected in limbo; return the number of these."""
     count, after = 0, -1
     while pairs := await index.range(*states_after(after), _PAGE_KEYS):
         puts = []

@@ -1,7 +1,7 @@
 """The verification of stored entries against their checksums.
 
-The index is followed in the order of its keys, so a scrub reads exactly what the bookie would serve, once, and a
-position is the key that it reached. An entry that does not verify is a finding; nothing is changed.
+The index is followed in the order of its keys, so a scrub reads exactly the entries the bookie would serve, once, and a
+position is the key it reached. An entry that does not verify is a finding; nothing is changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ENTRIES_END: Final = b"\xff"
 
 @dataclass(frozen=True, slots=True)
 class DamagedEntry:
-    """An entry that the index refers to and that cannot be served."""
+    """An entry in the index that cannot be served."""
 
     ledger_id: LedgerId
     entry_id: EntryId
@@ -41,9 +41,9 @@ class DamagedEntry:
 
 @dataclass(frozen=True, slots=True)
 class ScrubStep:
-    """What one step of a scrub verified; ``last`` is the last entry of it, from which another scrub can go on.
+    """The result of one step of a scrub; ``last`` is its last entry, from which another scrub can go on.
 
-    ``entries`` are those that were read.
+    ``entries`` is the number of entries read.
     """
 
     last: tuple[LedgerId, EntryId]
@@ -60,7 +60,7 @@ async def scrub(
     Args:
         index: the entries.
         logs: where they are.
-        after: the last entry that was verified before; None: there is none.
+        after: the last entry verified before; None: there is none.
         is_for_findings: whether each entry in a directory out of use is damage. If not, these entries are passed over:
             they are known to be out of use, are left out of lists, and may be as many as a disk holds (R114).
 

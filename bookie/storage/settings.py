@@ -19,11 +19,11 @@ class StorageSettings:
     journal_file_bytes: int = 64 << 20
     """Size at which a journal file is closed; space is freed file by file."""
     journal_reserve_bytes: int = 0
-    """Space that the journal keeps reserved after its end, so that a sync seldom changes more than the batch; 0: none.
-    Do not use it on ext4, where an acknowledged batch was lost with it
+    """Space reserved by the journal after its end, so a sync seldom changes more than the batch; 0: none. Do not use it
+    on ext4, where an acknowledged batch was lost with it
     (docs/decisions/0106-journals-reserve-no-space-by-default.md)."""
     journal_queue_bytes_max: int = 64 << 20
-    """Most bytes of records that wait for the disk; further requests are answered with TOO_MANY_REQUESTS."""
+    """Most bytes of records waiting for the disk; further requests are answered with TOO_MANY_REQUESTS."""
     journal_mark_after_s: float = 1.0
     """Silence of the journal after which its durable end is recorded outside of it, which takes up to twice this time.
     While batches follow each other, each one records the end of the one before."""
@@ -32,7 +32,7 @@ class StorageSettings:
     read_cache_bytes_max: int = READ_CACHE_BYTES
     """Size of the read cache, with 256 bytes for each entry; 0: no read-ahead. Only sequential reads fill it."""
     read_ahead_bytes: int = 2 << 20
-    """Most bytes of one read-ahead: large enough that a disk delivers at its full speed."""
+    """Most bytes of one read-ahead: large enough for the full speed of a disk."""
     read_ahead_entries: int = 1000
     """Most entries of one read-ahead. All of them are verified without a pause: about a millisecond."""
     flush_page_bytes: int = 1 << 20
@@ -59,4 +59,4 @@ class StorageSettings:
     compact_below: float = 0.5
     """Live share below which an entry log is compacted: at worst, one live byte is copied for each byte freed."""
     compact_bytes_per_s: int = 50 << 20
-    """Speed at which compaction reads entry logs: a fraction of a disk's speed, so that requests hardly suffer."""
+    """Speed at which compaction reads entry logs: a fraction of a disk's speed, so requests hardly suffer."""

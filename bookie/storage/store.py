@@ -1,8 +1,8 @@
 """The store of one bookie: durable entries, fences and keys; the interface for request handlers.
 
-The invariant: a request succeeds only after the sync of the journal batch that contains it (J1), and what has succeeded
-is served until it is collected, also after kill -9 or a power loss (I15). "Absent" is the answer only for entries that
-were never stored here, or whose ledger was collected (S6, I13).
+The invariant: a request succeeds only after the sync of the journal batch that contains it (J1), and an acknowledged
+entry is served until it is collected, also after kill -9 or a power loss (I15). "Absent" is the answer only for entries
+that were never stored here, or whose ledger was collected (S6, I13).
 
 An add is written to the journal and synced, put in the write cache, and acknowledged. Later a checkpoint writes the
 cache to an entry log, syncs it, and then writes the index entries and the checkpoint mark; only then may journal files
@@ -10,9 +10,9 @@ be deleted. So at each moment every acknowledged entry is in the journal after t
 the index refers. After a crash the journal is replayed from this mark, which is safe because storing an entry twice has
 no effect.
 
-A fence and an add of a ledger have one order: that of its journal. Checks and enqueuing happen without yielding, and a
-fence refuses adds from the moment when it is enqueued. It is answered when it is durable (I11), after all adds before
-it, so the greatest entry in its answer includes them.
+A fence and an add of a ledger have one order: the order of its journal. Checks and enqueuing happen without yielding,
+and a fence refuses adds from the moment when it is enqueued. It is answered when it is durable (I11), after all adds
+before it, so the greatest entry in its answer includes them.
 
 Requests never raise: each gets a reply with a ``Status``. If the store can no longer give these guarantees, ``fatal``
 completes, and the process must exit. The store does not verify entry digests (this needs the ledger's password), and
@@ -65,9 +65,9 @@ class MemoryUse:
     """Bytes on their way to the disks."""
 
     journal_bytes: int
-    """Records that wait for the journal."""
+    """Records waiting for the journal."""
     cache_bytes: int
-    """Entries that are not in the entry logs yet, with their overhead."""
+    """Entries not yet in the entry logs, with their overhead."""
     is_flushing: bool
 
 
@@ -130,7 +130,7 @@ class LedgerStorage:
 
         Raises:
             DamagedJournalError: acknowledged entries cannot be read back.
-            WrongJournalError: a disk is that of another journal.
+            WrongJournalError: a disk belongs to another journal.
             LostIndexError: the index does not belong to the other files.
             UnsupportedFormatError: a file was written by a newer version or another program.
             DiskError: a disk failed, or is too full to replay the journal.
@@ -163,7 +163,7 @@ class LedgerStorage:
         return self._journals.full
 
     def fail(self, error: DiskError) -> None:
-        """Acknowledge nothing more, because of what was seen of a disk from outside."""
+        """Acknowledge nothing more, after a watch outside the store found the failure of a disk."""
         self._journals.stop(error)
 
     @property
@@ -276,7 +276,7 @@ class LedgerStorage:
     async def list_entries(self, ledger_id: LedgerId) -> ListReply:
         """List the entries of a ledger, also with status LIMBO or NO_LEDGER. In limbo there may have been more.
 
-        Entries in a directory that is out of use are left out; the status is CORRUPT then, and LIMBO in limbo (R114).
+        Entries in a directory out of use are left out; the status is CORRUPT then, and LIMBO in limbo (R114).
         """
         if (problem := check_ledger(ledger_id)) is not None:
             return ListReply(Status.BAD_REQUEST, detail=problem)
@@ -328,7 +328,7 @@ class LedgerStorage:
 
     @property
     def memory(self) -> MemoryUse:
-        """What is held in memory on its way to the disks."""
+        """The bytes held in memory on their way to the disks."""
         flushing = self._caches.flushing
         cached = self._caches.active.size + (0 if flushing is None else flushing.size)
         return MemoryUse(self._journals.waiting_bytes, cached, is_flushing=flushing is not None)
@@ -368,7 +368,7 @@ class LedgerStorage:
     def scrub(self, after: tuple[LedgerId, EntryId] | None = None) -> AsyncGenerator[ScrubStep, None]:
         """Verify the entries in the entry logs, from the one after ``after``; see ``bookie.storage.scrubbing``.
 
-        What is in a directory out of use is passed over (R114).
+        Entries in a directory out of use are passed over (R114).
         """
         return scrub(self._index, self._parts.logs, after, is_for_findings=False)
 

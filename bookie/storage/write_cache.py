@@ -1,7 +1,7 @@
-"""The write caches: entries that are durable in the journal but not yet in the entry logs.
+"""The write caches: entries durable in the journal but not yet in the entry logs.
 
 There are two caches: one accepts entries, the other is being flushed or None. Reads check both caches before the index,
-and an entry leaves a cache only once it is in the index, so that it can be found at any moment.
+and an entry leaves a cache only once it is in the index, so it can be found at any moment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CachedEntry(NamedTuple):
 
 @dataclass(slots=True)
 class WriteCache:
-    """One cache. ``size`` counts all entries ever put, so that repeated adds of the same entry also fill the cache."""
+    """One cache. ``size`` counts all entries ever put, so repeated adds of the same entry also fill the cache."""
 
     size: int = 0
     _ledgers: dict[LedgerId, dict[EntryId, CachedEntry]] = field(default_factory=dict)

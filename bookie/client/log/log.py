@@ -50,7 +50,7 @@ class LogInfo:
 
     @property
     def first(self) -> LogPosition | None:
-        """The first position that can be read; None for an empty log."""
+        """The first readable position; None for an empty log."""
         return LogPosition(self.ledgers[0].ledger_id, EntryId(0)) if self.ledgers else None
 
 
@@ -85,7 +85,7 @@ class Log:
     ) -> LogWriter:
         """Become the log's writer. A former writer, dead or alive, is deposed and its ledger is closed.
 
-        Nothing acknowledged to the former writer is lost; what it had under way may or may not be part of the log.
+        Nothing acknowledged to the former writer is lost; its appends under way may or may not be part of the log.
 
         Args:
             options: how to make ledgers from now on; None as the log was created.
@@ -130,7 +130,7 @@ class Log:
             LogTruncatedError: the position was truncated; ``error.first`` is the new start of the log.
             InvalidPositionError: the log never had that ledger.
             WrongPasswordError: the password is not the ledgers'.
-            EntryUnavailableError, EntryLostError: see ``LedgerReader.read``; what was yielded is valid.
+            EntryUnavailableError, EntryLostError: see ``LedgerReader.read``; the entries yielded before are valid.
             StoreUnavailableError: no answer from the metadata store.
         """
         return LogReader(self._ports, self._lists, self.name, password).read(first)
@@ -140,7 +140,7 @@ class Log:
     ) -> AsyncIterator[LogEntry]:
         """As ``read``, and then every entry as it is appended, over roll-overs and takeovers, without end.
 
-        The newest entries become readable with the ones that follow, or with explicit confirmations
+        The newest entries become readable with the entries after them, or with explicit confirmations
         (``WriterOptions.explicit_lac_interval_s``), and at the latest when their ledger is closed.
 
         Args:
@@ -173,7 +173,7 @@ class Log:
         return LogPosition(listed.list.last, EntryId(await reader.last_entry_id() + 1))
 
     async def truncate(self, before: LogPosition) -> Sequence[LedgerId]:
-        """Free what lies before ``before``, in whole ledgers, and return the ledgers dropped.
+        """Free the entries before ``before``, in whole ledgers, and return the ledgers dropped.
 
         The ledger of ``before`` stays as a whole, and so does the last one. Bookies free the space when they collect
         garbage. Safe beside the writer and readers.
@@ -196,7 +196,7 @@ class Log:
         await delete_log(self._ports, self._lists, self.name)
 
     async def info(self) -> LogInfo:
-        """What the log consists of.
+        """The composition of the log.
 
         Raises:
             NoSuchLogError: there is no such log.

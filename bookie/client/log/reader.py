@@ -21,9 +21,9 @@ _log: Final = logging.getLogger(__name__)
 _PAUSE_S: Final = 1.0
 """Between two looks at a store that does not answer."""
 _FAILURES_MAX: Final = 60
-"""Looks in a row that a tail survives without an answer from the store."""
+"""A tail survives this many consecutive looks without an answer from the store."""
 _GONE_MAX: Final = 3
-"""Times that a listed ledger may be found gone, before that is no truncation under way but damage."""
+"""How often a listed ledger may be missing before this counts as damage instead of a truncation under way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Becoming a log's writer: close the last ledger, then list one's own, atomically.
 
 The order of steps keeps the log ordered and complete: after the last ledger is closed, nothing is added to it
-(fencing); after the new one is listed by the transaction that creates it, the next writer finds it. A writer that was
-deposed in the meantime fails this transaction, because the list has another writer's token.
+(fencing); after one transaction has created and listed the new one, the next writer finds it. A writer that was deposed
+before this fails the transaction, because the list has another writer's token.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class _MovedOnError(LogConflictError):
 
 @dataclass(frozen=True, slots=True)
 class Authorship:
-    """What one writer of a log lists its ledgers with."""
+    """The ports, token and options with which one writer of a log lists its ledgers."""
 
     ports: ClientPorts
     lists: LogLists
     token: str
-    """Unlike that of any other writer."""
+    """Unique to this writer."""
     options: LogOptions
     password: bytes
     writer_options: WriterOptions

@@ -1,7 +1,7 @@
-"""What leaves a log: truncation, deletion, and finishing what a crash left half done.
+"""Removal of ledgers from a log: truncation, deletion, and the completion of either after a crash.
 
-A ledger leaves the list first and is deleted after that, so that no reader of the list finds a hole. An open ledger is
-fenced before it is deleted, so that its writer fails.
+A ledger leaves the list before it is deleted, so no reader of the list finds a hole. An open ledger is fenced before it
+is deleted, so its writer fails.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bookie.runtime.fault_points import fault_point
 
 _log: Final = logging.getLogger(__name__)
 _DELETES_AT_ONCE: Final = 200
-"""Ledgers that one change of the list forgets: little work is done twice after a crash."""
+"""Ledgers forgotten by one change of the list: little work is repeated after a crash."""
 
 
 async def truncate(ports: ClientPorts, lists: LogLists, name: str, before: LogPosition) -> Sequence[LedgerId]:
-    """Drop the ledgers that lie wholly before a position, and return them. The last ledger always stays.
+    """Drop the ledgers wholly before a position, and return them. The last ledger always stays.
 
     Raises:
         InvalidPositionError: the log never gave such a position.
@@ -76,7 +76,7 @@ async def delete_log(ports: ClientPorts, lists: LogLists, name: str) -> None:
 
 
 async def finish_trimming(ports: ClientPorts, lists: LogLists, listed: ListedLog) -> ListedLog:
-    """Delete the ledgers that left the list; best effort, as the next truncation or takeover does it otherwise."""
+    """Delete the ledgers removed from the list; best effort: the next truncation or takeover deletes the rest."""
     if not listed.list.trimming or fault_point("log.leave_trimming"):
         return listed
     try:
@@ -87,10 +87,10 @@ async def finish_trimming(ports: ClientPorts, lists: LogLists, listed: ListedLog
 
 
 def refuse_deleted(name: str, log: LogList) -> None:
-    """Refuse to change what is left of a deleted log.
+    """Refuse to change the remains of a deleted log.
 
     Raises:
-        NoSuchLogError: it is that.
+        NoSuchLogError: the log is deleted.
     """
     if log.is_deleted:
         raise NoSuchLogError(f"there is no log {name!r}")

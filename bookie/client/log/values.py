@@ -20,17 +20,17 @@ LOG_METADATA_KEY: Final = "bkheal-log"
 
 
 class InvalidPositionError(PermanentError):
-    """Not a position, or one that the log never gave."""
+    """Not a position, or a position never given by the log."""
 
 
 class InvalidLogOptionsError(PermanentError):
-    """Bounds that no log can have."""
+    """Impossible bounds for a log."""
 
 
 class LogDeposedError(AddOutcomeUnknownError):
     """Another writer has taken the log over, or it was deleted: this one is at its end.
 
-    Appends that were under way may or may not be part of the log; read it to find out. Write again to take it back.
+    Appends under way may or may not be part of the log; read it to find out. Write again to take it back.
     """
 
 
@@ -38,7 +38,7 @@ class LogTruncatedError(ConflictError):
     """The position lies before the start of the log: it was truncated. ``first`` is the new start.
 
     Attributes:
-        first: the first position that can be read now; None while the log is empty.
+        first: the first readable position now; None while the log is empty.
     """
 
     def __init__(self, name: str, position: LogPosition, first: LogPosition | None) -> None:
@@ -65,7 +65,7 @@ class LogPosition:
         """Read ``ledger:entry``.
 
         Raises:
-            InvalidPositionError: it is not that.
+            InvalidPositionError: the text has another form.
         """
         match = _POSITION.fullmatch(text)
         if match is None:
@@ -92,7 +92,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How a log makes its ledgers. Kept with the log, so that every later writer makes them alike."""
+    """How a log makes its ledgers. Kept with the log, so every later writer makes them alike."""
 
     ledger: LedgerOptions = field(default_factory=LedgerOptions)
     ledger_bytes_max: int = 1 << 30
@@ -101,7 +101,7 @@ class LogOptions:
     """Age in seconds at which the next append rolls over; an empty ledger is not replaced."""
 
     def check(self) -> None:
-        """Refuse what cannot be.
+        """Refuse impossible options.
 
         Raises:
             InvalidQuorumError: see ``LedgerOptions.check``.
@@ -127,7 +127,7 @@ class LogOptions:
         """Inverse of ``to_json``.
 
         Raises:
-            UnreadableLogError: it is not what ``to_json`` makes.
+            UnreadableLogError: the fields are not in the form of ``to_json``.
         """
         try:
             shape = (int(fields["ensemble_size"]), int(fields["write_quorum"]), int(fields["ack_quorum"]))

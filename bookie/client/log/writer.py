@@ -50,7 +50,7 @@ class LogWriter:
     """Appends entries to a log. Get it from ``Log.write``; use it as an async context.
 
     One writer at a time: the next call of ``Log.write`` takes the log over and deposes this writer. After the first
-    append that fails, every later one fails too, so that the log never holds an entry without those before it.
+    failed append every later one fails too, so the log never holds an entry without those before it.
     """
 
     def __init__(self, author: Authorship, listed: ListedLog, writer: LedgerWriter) -> None:
@@ -93,7 +93,7 @@ class LogWriter:
         return await (await self.submit(payload))
 
     async def submit(self, payload: bytes) -> asyncio.Future[LogPosition]:
-        """Admit an entry, waiting for room, and return a future of what ``append`` returns.
+        """Admit an entry, waiting for room, and return a future of the result of ``append``.
 
         Entries get their places in the order of the calls, also over a roll-over.
         """
@@ -114,7 +114,7 @@ class LogWriter:
         return placed
 
     async def roll(self) -> None:
-        """Go on in a new ledger, so that truncation can free what was written so far. Nothing to do while it is empty.
+        """Go on in a new ledger, so truncation can free everything written so far. Nothing to do while it is empty.
 
         Raises:
             LogDeposedError, AddOutcomeUnknownError, LogFullError, NotEnoughBookiesError, StoreUnavailableError,
@@ -200,7 +200,7 @@ class LogWriter:
             _log.info("a log rolls over later", extra={"log": self.name, "reason": str(error)})
 
     async def _roll(self) -> None:
-        """Close the ledger, list a new one, and write to that. What fails here is taken up again by the next call."""
+        """Close the ledger, list a new one, and write to it. After a failure the next call continues from there."""
         if self._plan is None:
             self._plan = await self._author.plan(self._listed)
         # Kept over failures: the same ledger is listed, once. Closing may be repeated.

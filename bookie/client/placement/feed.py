@@ -33,7 +33,7 @@ async def load_placement(
     Args:
         store: the source of the topology without a file.
         cluster: whose topology.
-        file_text: content of a topology file; what is in the store does not count then.
+        file_text: content of a topology file; the topology in the store does not count then.
         policy: how ensembles must be spread.
 
     Raises:
@@ -61,7 +61,7 @@ def feed_of(
     *,
     is_from_file: bool = False,
 ) -> PlacementFeed:
-    """What keeps a loaded placement up to date while its owner lives; ``run`` it as a task."""
+    """The feed that keeps a loaded placement up to date while its owner lives; ``run`` it as a task."""
     return PlacementFeed(
         placement,
         clock,
@@ -86,10 +86,10 @@ class PlacementFeed:
         """Prepare to follow.
 
         Args:
-            placement: gets what is learnt.
+            placement: the placement to keep up to date.
             clock: for pauses after errors.
             topologies: the watched topology; None if it is from a file and does not change.
-            free_space: what to weigh bookies by; None to choose all of them equally often.
+            free_space: the weights of the bookies; None to choose all of them equally often.
             drains: the drains, whose bookies are not chosen; None: use their registrations only.
         """
         self._placement = placement
@@ -99,7 +99,7 @@ class PlacementFeed:
         self._drains = drains
 
     async def run(self) -> None:
-        """Follow until cancelled. What cannot be read is logged and tried again, and the last good one counts."""
+        """Follow until cancelled. A failed read is logged and tried again, and the last good value counts."""
         if self._free_space is not None:
             self._placement.free_bytes = self._free_space.known
         async with asyncio.TaskGroup() as group:

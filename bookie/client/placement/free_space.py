@@ -49,7 +49,7 @@ class FreeSpace:
         self._settings = settings
         self._known: dict[BookieId, int] = {}
         self.known: Mapping[BookieId, int] = MappingProxyType(self._known)
-        """A view that follows what is learnt."""
+        """A live view of the figures."""
 
     async def run(self) -> None:
         """Ask, round after round, until cancelled."""
@@ -67,10 +67,10 @@ class FreeSpace:
             await self._clock.sleep(max(self._settings.gap_s, self._settings.round_s - spent_s))
 
     async def refresh(self) -> None:
-        """Ask every writable bookie once. One that does not answer keeps the figure it has.
+        """Ask every writable bookie once. A silent bookie keeps its figure.
 
         Raises:
-            StoreUnavailableError: it is not known who is writable.
+            StoreUnavailableError: the writable bookies are unknown.
         """
         writable = (await self._registrations.list()).writable
         for gone in sorted(self._known.keys() - writable):

@@ -22,10 +22,9 @@ def writable_for(
     members: Collection[BookieId],
     bookies: Bookies,
 ) -> frozenset[BookieId]:
-    """The writable bookies that a ledger may have, beside ``members``, which it has.
+    """The writable bookies a ledger may use, beside its present ``members``.
 
-    Members that are registered count for "enough bookies in a group", those that are being drained do not. What cannot
-    be kept is logged once.
+    Registered members count for "enough bookies in a group", draining ones do not. Ignored groups are logged once.
     """
     if not metadata.custom:
         return bookies.writable
@@ -36,7 +35,7 @@ def writable_for(
 
 
 def note_not_kept(placement: Placement, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
-    """Log that the groups a ledger asks for do not count, and why: once for what is unreadable, once without groups."""
+    """Log that the groups a ledger asks for do not count, and why: once for unreadable ones, once without groups."""
     why = isolation_problem(metadata.custom, placement.topology.groups)
     kind = "groups" if placement.topology.groups.names else "no groups"
     if why is not None and kind not in placement.reported:
@@ -48,7 +47,7 @@ def note_not_kept(placement: Placement, ledger_id: LedgerId, metadata: LedgerMet
 def note_targets(
     placement: Placement, ledger_id: LedgerId, metadata: LedgerMetadata, targets: Collection[BookieId]
 ) -> None:
-    """Log what a repair does against the ledger's first wish: copies on bookies outside its primary groups."""
+    """Log copies placed by a repair on bookies outside the ledger's primary groups."""
     note_not_kept(placement, ledger_id, metadata)
     groups = placement.topology.groups
     if not metadata.custom or not groups.names or isolation_problem(metadata.custom, groups) is not None:

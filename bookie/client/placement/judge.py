@@ -1,11 +1,11 @@
-"""The verdict on the placement of an existing ensemble: what breaks the policy, or the groups that a ledger asks for.
+"""The verdict on the placement of an existing ensemble: violations of the policy, or of the groups of the ledger.
 
 A policy that requires more racks, zones or regions than the topology has cannot be met. Unless it is strict, an
 ensemble that spans all of them adheres, and so does one with members outside the primary groups, if these have fewer
 bookies than the ensemble and Pulsar's rule permits the others then (``bookie.model.isolation``). Without a topology,
-and with a member whose location is not known, there is no verdict: a default rack would make a guess of it.
+and for a member with an unknown location, there is no verdict: a default rack would make it a guess.
 
-Only the topology counts, not who is registered: an outage moves nothing.
+Only the topology counts, not the registered bookies: an outage moves nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Faults:
     """How far an ensemble is from the policy. Compare ``cost``: the smaller, the better."""
 
     outside: int = 0
-    """Members that the groups of the ledger do not permit (``strangers``)."""
+    """Members not permitted by the groups of the ledger (``strangers``)."""
     shortfall: int = 0
     """Missing racks, zones and regions over all write sets."""
     unknown: tuple[BookieId, ...] = ()
@@ -92,7 +92,7 @@ class EnsembleJudge:
         return everyone if wish is None else self.topology.groups.among(everyone, wish.primary)
 
     def _wish(self, custom: Custom) -> Isolation | None:
-        """The primary groups that the ledger asks for; None if there are none, or they cannot be respected."""
+        """The groups of the ledger; None if it has no primary ones, or they cannot be respected."""
         if not custom or not self.topology.groups.names or isolation_problem(custom, self.topology.groups) is not None:
             return None
         wish = isolation_of(custom)

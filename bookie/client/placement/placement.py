@@ -1,7 +1,7 @@
 """Choose bookies by policy, location and free space. Choices share no state.
 
-Candidates are put into a random order, those with much free space rather at its front; the first of them that suit
-the policy are taken. So the load spreads by itself, and equal choices are made from equal candidates and rng.
+Candidates are put into a random order, those with much free space rather at its front; the first ones suitable for the
+policy are taken. So the load spreads by itself, and equal candidates and an equal rng give equal choices.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ class PlacedEnsemble:
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """Chooses the bookies of ensembles; one is shared by everything that runs on the same ports.
+    """Chooses the bookies of ensembles; everything that runs on the same ports shares one.
 
-    ``topology``, ``free_bytes`` and ``draining`` are replaced as a whole when something newer is known. As it is by
-    default nothing is known of any bookie: the choice is random.
+    ``topology``, ``free_bytes`` and ``draining`` are replaced as a whole when something newer is known. By default
+    nothing is known of any bookie: the choice is random.
     """
 
     policy: PlacementPolicy = STANDARD
     topology: Topology = field(default_factory=Topology)
     free_bytes: Mapping[BookieId, int] | None = None
-    """Free bytes of the bookies that report them; the others count as the median."""
+    """Free bytes of the reporting bookies; the others count as the median."""
     draining: frozenset[BookieId] = frozenset()
-    """Never chosen, whatever their registration: they are to leave the cluster."""
+    """Never chosen, even if registered: they are to leave the cluster."""
     reported: set[str] = field(default_factory=set)
-    """Which kinds of wishes that cannot be kept were logged."""
+    """Kinds of ignored wishes already logged."""
     _judge: EnsembleJudge | None = field(default=None, repr=False)
     """The last one, made from ``_judged``."""
     _judged: tuple[PlacementPolicy, Topology] | None = field(default=None, repr=False)
 
     def judge(self) -> EnsembleJudge:
-        """What judges existing ensembles by the policy and the topology of this moment."""
+        """The judge of existing ensembles by the current policy and topology."""
         known = self._judged
         if self._judge is None or known is None or known[0] is not self.policy or known[1] is not self.topology:
             self._judge = EnsembleJudge.of(self.policy, self.topology)
@@ -74,7 +74,7 @@ class Placement:
         exclude: Collection[BookieId],
         rng: random.Random,
     ) -> PlacedEnsemble:
-        """As ``ensemble``, with the verdict on what was chosen."""
+        """As ``ensemble``, with the verdict on the choice."""
         usable = sorted(set(candidates) - set(exclude) - self.draining)
         if len(usable) < ensemble_size:
             raise NotEnoughBookiesError(self._too_few(candidates, usable, ensemble_size))
@@ -161,8 +161,8 @@ class Placement:
         candidates: Sequence[BookieId],
         rng: random.Random,
     ) -> tuple[BookieId, ...] | None:
-        """The ensemble with other bookies in ``positions``: the best by the policy that ``judge`` applies, strict or
-        not. None if there are too few candidates.
+        """The ensemble with other bookies in ``positions``: the best by the policy of ``judge``, strict or not. None if
+        there are too few candidates.
 
         Args:
             members: the ensemble.
@@ -183,7 +183,7 @@ class Placement:
         return tuple(chosen.get(at, member) for at, member in enumerate(members))
 
     def adherence(self, members: Sequence[BookieId], write_quorum: int) -> Adherence:
-        """Whether an ensemble keeps the policy, and what it misses."""
+        """Whether an ensemble keeps the policy, and how it falls short."""
         return adherence(members, write_quorum, self.policy, self.topology)
 
     def _fill(
@@ -201,7 +201,7 @@ class Placement:
     def _shuffled(self, usable: Sequence[BookieId], rng: random.Random) -> list[BookieId]:
         """Weighted random order: each next one is drawn from the rest with its weight as the probability.
 
-        One draw for each bookie, whatever the weights, so a small change of them seldom changes the order.
+        One draw for each bookie, regardless of the weights, so a small change of them seldom changes the order.
         """
         weights = self.weights(usable)
         waits = {bookie: -math.log(1.0 - rng.random()) / weights.get(bookie, 1.0) for bookie in usable}

@@ -1,11 +1,11 @@
-"""The search behind placement: fill the open positions of an ensemble so that its write sets are well spread.
+"""The search of placement: fill the open positions of an ensemble, with its write sets well spread.
 
 Bookies of one rack are equivalent, and so are equally large racks and zones from which none was taken yet; few
-different ensembles remain, and a search through them in random order is quick. It is exact (it finds an ensemble that
-falls short by nothing, or else by the least) unless it takes more than ``STEPS_MAX`` steps; then the best one seen
+different ensembles remain, and a search through them in random order is quick. It is exact (it finds an ensemble
+without shortfall, or else with the smallest) unless it takes more than ``STEPS_MAX`` steps; then the best one seen
 counts. Seven bookies in any topology never take so many.
 
-The measure is the shortfall of ``model.spread``: a bookie that adds no new domain to a write set is a duplicate there,
+The measure is the shortfall of ``model.spread``: a bookie without a new domain for a write set is a duplicate there,
 and a write set can afford ``Qw - needed`` of them at each level.
 """
 
@@ -33,7 +33,7 @@ class FilledEnsemble:
 
     bookies: tuple[BookieId, ...]
     added: int
-    """Shortfall beyond what the positions that were not open cause by themselves."""
+    """Shortfall beyond the part caused by the other positions alone."""
 
 
 _Key = tuple[str, str]
@@ -85,7 +85,7 @@ class Search:
         self._names = {place: {level: domain(place, level) for level, _ in needs} for _, place in order}
         self._sets_at: list[list[_WriteSet]] = [[] for _ in places]
         self._unavoidable = 0
-        """Shortfall that no choice of the open positions avoids, beyond what the others cause by themselves."""
+        """Shortfall that no choice avoids, beyond the part caused by the other positions alone."""
         for positions in Stripe(len(places), write_quorum).write_sets():
             for level, needed in needs:
                 self._add_set(places, positions, level, max(0, len(positions) - needed))
@@ -120,7 +120,7 @@ class Search:
         self._unavoidable += max(0, surely - affordable) - max(0, made.duplicates - affordable)
 
     def _best(self, cost_max: int | None, *, is_eager: bool) -> FilledEnsemble | None:
-        """The cheapest of at most ``cost_max``: the first that costs that (eager), else the best of all."""
+        """The cheapest of at most ``cost_max``: the first one within it (eager), else the best of all."""
         chosen: list[tuple[BookieId, Location, int]] = []
         best: FilledEnsemble | None = None
         cost = 0
@@ -150,9 +150,9 @@ class Search:
         return best
 
     def _choices(self, index: int, cost_max: int | None, *, is_eager: bool) -> Iterator[tuple[BookieId, Location, int]]:
-        """One bookie of each kind with what it costs at an open position: as wanted (eager), or the best first.
+        """One bookie of each kind with its cost at an open position: in the given order (eager), or the best first.
 
-        That is the cheapest, of the rack that is farthest from this position in the ensemble, with most bookies left.
+        The best is the cheapest, of the rack farthest from this position in the ensemble, with most bookies left.
         """
         found = self._kinds_at(self._open[index], cost_max)
         if is_eager:
@@ -245,7 +245,7 @@ class _Kinds:
         return self._sizes[rack]
 
     def kind(self, place: Location, taken: Counter[_Key]) -> tuple[object, ...]:
-        """What a candidate of ``place`` is like, while ``taken`` counts who was chosen from each domain."""
+        """The kind of the candidates of ``place``; ``taken`` counts the bookies chosen from each domain."""
         region, zone, rack = self._paths[place]
         if taken[rack]:
             return (rack,)

@@ -27,7 +27,7 @@ from bookie.wire.requests import ReadLac, WaitLac
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedEnd:
-    """What the bookies that answered know."""
+    """The result of the bookies' answers."""
 
     entry_id: EntryId
     """At least the entry before the last fragment."""
@@ -82,7 +82,7 @@ class ConfirmedReads:
         }
         waiting = list(asking)
         try:
-            # A member that hangs must not delay the look at the metadata that follows a poll without a result.
+            # A hanging member must not delay the look at the metadata after a poll without a result.
             async with asyncio.timeout(patience_s):
                 while waiting and not is_enough(tally):
                     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -98,7 +98,7 @@ class ConfirmedReads:
 
 
 class _Tally:
-    """Answers of an ensemble: what they prove, and who is known."""
+    """Answers of an ensemble, and the conclusions from them."""
 
     def __init__(self, ledger: Versioned, digest: Digest, beyond: EntryId | None) -> None:
         self._ledger = ledger

@@ -1,8 +1,8 @@
 """The ledger reader: any replica, next one on error or bad digest, ranges striped over the ensemble in parallel.
 
-Opening does not fence and does not recover. An open ledger is readable up to a last add confirmed that some bookie of
-the last ensemble has seen; it is a safe lower bound (only acknowledged entries are ever named by it), it may lag, and
-it never goes back. What lies beyond is never returned.
+Opening does not fence and does not recover. An open ledger is readable up to a last add confirmed seen by some bookie
+of the last ensemble; it is a safe lower bound (only acknowledged entries are ever named by it), it may lag, and it
+never goes back. Entries beyond it are never returned.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class LedgerReader:
         return self._last
 
     async def quorum_last_add_confirmed(self) -> EntryId:
-        """A last add confirmed from so many bookies that no entry acknowledged before this call was overlooked.
+        """A last add confirmed from enough bookies to overlook no entry acknowledged before this call.
 
-        So it is at least the last add confirmed that any such entry carries. The end, when the ledger is closed.
+        So it is at least the last add confirmed carried by any such entry. The end, when the ledger is closed.
 
         Raises:
             LastConfirmedUnknownError: too few bookies of the last ensemble answered.
@@ -110,7 +110,7 @@ class LedgerReader:
         return entry
 
     async def read_range(self, first: EntryId, last: EntryId) -> AsyncIterator[Entry]:
-        """Entries ``first..last`` (inclusive), in order. Raises as ``read`` does; what was yielded is valid."""
+        """Entries ``first..last`` (inclusive), in order. Raises as ``read`` does; entries yielded before are valid."""
         await self._check_range(first, last)
         start = first
         while start <= last:
@@ -130,7 +130,7 @@ class LedgerReader:
         """Every entry from ``first`` on, in order, as it becomes readable; ends at the end of the closed ledger.
 
         An entry becomes readable after a later one, or an explicit last add confirmed, shows its acknowledgement. While
-        nothing new is confirmed, bookies and a store that do not answer only delay what follows.
+        nothing new is confirmed, silent bookies and a silent store only delay later entries.
 
         Args:
             first: the start; it may lie in the future.
@@ -181,7 +181,7 @@ class LedgerReader:
         return self._last
 
     def _chunk_entries(self) -> int:
-        """Entries per request: fewer if they are large on average, so that a chunk fits in memory."""
+        """Entries per request: fewer if they are large on average, so a chunk fits in memory."""
         if fault_point("reader.tiny_chunk"):
             return 1
         entries_max = self._ports.settings.read_chunk_entries
@@ -197,7 +197,7 @@ class LedgerReader:
             raise NoSuchEntryError(f"ledger {self.ledger_id} {extent}; asked for {first} to {last}")
 
     async def _read_some(self, entry_ids: Sequence[EntryId]) -> list[Entry]:
-        """The entries from the first one on; at least that one."""
+        """The entries from the first one on, and at least the first."""
         if fault_point("reader.extra_reread"):
             await self._reread()
         for _ in range(_REREADS_MAX):
@@ -250,7 +250,7 @@ class LedgerReader:
 def open_reader(
     ports: ClientPorts, ledger: Versioned, password: bytes | None, digest_type: DigestType | None = None
 ) -> LedgerReader:
-    """A reader of ``ledger``; None for what the caller leaves to the metadata.
+    """A reader of ``ledger``; with None the value in the metadata applies.
 
     Raises:
         WrongPasswordError: the password is not the ledger's.

@@ -1,7 +1,7 @@
 """Find entries on their replicas: any valid copy is enough, and after each failure the next replica is asked.
 
-An answer counts for the entry that it was asked for, after its digest and ids were verified
-(docs/formats.md#verification, #plain-reads; S18).
+An answer counts for the requested entry, after its digest and ids were verified (docs/formats.md#verification,
+#plain-reads; S18).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ReplicaReads:
         return await _Pass(self, metadata, entry_ids).run()
 
     def replicas(self, metadata: LedgerMetadata, entry_id: EntryId) -> list[BookieId]:
-        """Who stores an entry, in the order to ask: quick before slow, near before far, else by the write set."""
+        """The bookies of an entry, in the order to ask: quick before slow, near before far, else by the write set."""
         members = metadata.fragments[metadata.fragment_index(entry_id)].members
         positions = metadata.stripe.write_set(entry_id)
         found = list(dict.fromkeys(members[position] for position in positions))
@@ -181,12 +181,12 @@ class _Pass:
         )
 
     def _give_up_from(self, entry_id: EntryId) -> None:
-        """The answers are full: what comes from ``entry_id`` on is asked for by another call."""
+        """The answers are full: another call reads the entries from ``entry_id`` on."""
         for late in [other for other in self._wanted if other >= entry_id]:
             del self._wanted[late]
 
     def _ask(self, entry_ids: Iterable[EntryId]) -> bool:
-        """Ask one more replica about each entry that is not found yet; whether there was any to ask."""
+        """Ask one more replica about each missing entry; True if there was one to ask."""
         by_bookie: dict[BookieId, list[EntryId]] = defaultdict(list)
         for entry_id in entry_ids:
             wanted = self._wanted[entry_id]

@@ -1,7 +1,7 @@
-"""Changes that a recovery makes to the metadata: taking the ledger over, and sealing it. Each is compare-and-set (S4).
+"""Changes of the metadata by a recovery: taking the ledger over, and sealing it. Each is compare-and-set (S4).
 
-The end was decided from the last fragment that the recovery began with, so it is stored only while that one stands; and
-spares get their place in it only while they have the disks that were found to hold what it puts there.
+The end was decided from the last fragment at the start of the recovery, so it is stored only while this fragment
+stands. A spare gets its place in it only while the spare has the disks on which its entries were found.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bookie.runtime.fault_points import fault_point
 
 
 class TailChangedError(MetadataConflictError):
-    """The last fragment, or disks of bookies, are not those that the recovery began with: it decides nothing."""
+    """The last fragment, or disks of bookies, changed after the start of the recovery: it decides nothing."""
 
 
 Decide = Callable[[LedgerMetadata], LedgerMetadata | None]
@@ -42,7 +42,7 @@ async def current_ledger(ports: ClientPorts, ledger_id: LedgerId) -> Versioned:
 async def change_metadata(
     ports: ClientPorts, ledger: Versioned, decide: Decide, checks: Sequence[Check] = ()
 ) -> Versioned:
-    """Store what ``decide`` makes of the newest metadata while ``checks`` hold; None means that it is as it should be.
+    """Store the result of ``decide`` for the newest metadata while ``checks`` hold; None means no change.
 
     A conflict, an unanswered request and an unknown outcome are all settled by reading again and deciding again.
 
@@ -94,7 +94,7 @@ async def seal(
     length: int,
     checks: Sequence[Check] = (),
 ) -> tuple[Versioned, bool]:
-    """Close the ledger at ``last_entry_id``, unless it is closed already: then that stands.
+    """Close the ledger at ``last_entry_id``, unless it is closed already: then the earlier end stands.
 
     Args:
         ports: see ``ClientPorts``.
@@ -102,10 +102,10 @@ async def seal(
         closed: ``LedgerTail.closed``.
         last_entry_id: the end, inclusive.
         length: payload bytes up to it.
-        checks: what must hold when it is stored.
+        checks: conditions for the write.
 
     Returns:
-        The closed ledger, and whether the end is what was asked for.
+        The closed ledger, and whether it has the requested end.
 
     Raises:
         TailChangedError: the last fragment was changed, or ``checks`` do not hold.

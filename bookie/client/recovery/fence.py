@@ -1,4 +1,4 @@
-"""Fencing the last ensemble, and the last add confirmed that its bookies know of.
+"""Fencing the last ensemble, and the last add confirmed known to its bookies.
 
 Source: docs/formats.md#coverage, #recovery steps 2 and 3.
 """
@@ -27,16 +27,16 @@ from bookie.wire.requests import Fence, ReadLast
 async def try_key(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> None:
     """Have a bookie check the key of an open ledger whose metadata keeps no password (format 1); else do nothing.
 
-    Bookies compare keys when they add or fence (docs/formats.md#operations), and one that has nothing of the ledger
-    takes any key for the right one from then on. So the first member of the last fragment that holds an entry is
-    fenced, and no other. With a wrong key that changes nothing. With the right one its writer is refused a moment
-    before the metadata changes, which loses nothing; recovery relies on no earlier fence, and fences this bookie again.
+    Bookies compare keys when they add or fence (docs/formats.md#operations), and a bookie without entries of the ledger
+    accepts any key, and keeps it as the right one. So only the first member of the last fragment with an entry is
+    fenced. A wrong key changes nothing. With the right one the writer is refused a moment before the metadata changes,
+    which loses nothing; recovery relies on no earlier fence, and fences this bookie again.
 
     A wrong key is not detected if no answering member holds an entry, nor by a bookie that lost the key at a restart,
     as Apache's do with some kinds of storage.
 
     Raises:
-        WrongPasswordError: the bookie knows the ledger by another key; nothing was changed anywhere.
+        WrongPasswordError: the bookie has another key for the ledger; nothing was changed anywhere.
     """
     if ledger.metadata.state is not LedgerState.OPEN or ledger.metadata.password is not None:
         return
@@ -68,7 +68,7 @@ async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: Led
 
     Raises:
         RecoveryImpossibleNowError: too few bookies answered within ``read_timeout_s``.
-        WrongPasswordError: a bookie knows the ledger by another master key.
+        WrongPasswordError: a bookie has another master key for the ledger.
     """
     metadata, timeout_s = ledger.metadata, ports.settings.read_timeout_s
     fragment = metadata.last_fragment

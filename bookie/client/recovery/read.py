@@ -1,7 +1,7 @@
-"""Reading forward during recovery, fencing every bookie that is asked (docs/formats.md#recovery step 4; #2614).
+"""Reading forward during recovery, fencing every bookie asked (docs/formats.md#recovery step 4; #2614).
 
 Always from one ensemble: the last one as it was when the recovery began. Entries are read ahead, and judged one after
-another in order, so that the outcome is that of reading them singly.
+another in order, so the outcome is the same as for single reads.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RecoveryReader:
 
         Raises:
             RecoveryImpossibleNowError: the next entry is neither found nor absent by the answers there are.
-            WrongPasswordError: a bookie knows the ledger by another master key.
+            WrongPasswordError: a bookie has another master key for the ledger.
         """
         return await _Round(self, first, count).run()
 
@@ -115,7 +115,7 @@ class RecoveryReader:
         return self._ports.settings.speculative_after_s
 
     def wrong_password(self, position: int) -> WrongPasswordError:
-        """The error for a member that knows another master key."""
+        """The error for a member with another master key."""
         bookie = self._members[position]
         return WrongPasswordError(f"ledger {self._ledger_id}: bookie {bookie} knows it by another password")
 
@@ -156,7 +156,7 @@ class _Round:
                 await cancel(task)
 
     def _advance(self) -> Verdict:
-        """Take over what is found, in order; FOUND once everything asked for is."""
+        """Take over the entries found, in order; FOUND once all requested ones are."""
         while self._next < self._end:
             votes = self._votes[self._next]
             verdict = votes.verdict

@@ -9,9 +9,9 @@ end, and all others accept it (I4). The order of the steps is the safety argumen
 3. Entries are read from the last add confirmed on. Explicit denials from enough members prove the end. Other answers
    prove nothing, and without a proof the recovery stops.
 4. The entries found are stored again on ``Qa`` members or more. New members stay in memory: if the metadata named them
-   now, another recovery would read from bookies that do not have the entries, and would cut off the end.
-5. Members that are not known to have all entries are marked for repair, because only this process has this information.
-   The mark is repeated after the close: a worker may have completed the task while the ledger was open.
+   now, another recovery would read from bookies that lack the entries, and would cut off the end.
+5. Members not known to have all entries are marked for repair, because only this process has this information. The mark
+   is repeated after the close: a worker may have completed the task while the ledger was open.
 6. If a member of the last ensemble has got other disks since step 2, the recovery starts again: other disks may have
    no fence, and may have accepted adds of the writer (R132).
 7. One transaction stores the end, the length and the new members, if the last fragment is still that of step 1 and no
@@ -50,14 +50,14 @@ from bookie.runtime.retry import Backoff, retry_transient
 from bookie.wire.port import Status
 
 _AT_A_TIME: Final = 32
-"""Listings under way: a ledger that outlived many bookies names many."""
+"""Listings under way: the metadata of an old ledger may name many bookies."""
 _READ_BYTES_MAX: Final = 8 << 20
 _READ_ENTRIES_MAX: Final = 4096
 """A ledger up to this size is read if it cannot be listed: about a second per bookie."""
 
 
 async def incomplete_members(ports: ClientPorts, ledger_id: LedgerId, sealed: LedgerMetadata) -> set[BookieId]:
-    """Bookies that are not known to hold all that the closed metadata ``sealed`` places on them.
+    """Bookies not known to hold everything placed on them by the closed metadata ``sealed``.
 
     Silence counts as unknown: a mark is a hint, and its worker asks again.
     """
@@ -91,9 +91,9 @@ _MARKING: Final = Backoff(attempts=4)
 async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: bytes | None = None) -> Versioned:
     """Fence, recover and close a ledger; a closed one is left as it is. Idempotent, any number at once.
 
-    Nothing that was ever acknowledged is lost, and nothing is acknowledged to the old writer once this returns. Entries
-    in flight may or may not be part of the ledger; this is decided here permanently. Bookies that are short of a copy
-    are marked for repair.
+    No acknowledged entry is lost, and nothing is acknowledged to the old writer after this returns. Entries in flight
+    may or may not be part of the ledger; this is decided here permanently. Bookies short of a copy are marked for
+    repair.
 
     Args:
         ports: see ``ClientPorts``.
@@ -106,13 +106,13 @@ async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: byte
     Raises:
         NoSuchLedgerError: it does not exist, or was deleted during the recovery.
         WrongPasswordError: the password is not the one in the metadata, or a bookie refuses its key. Nothing was
-            touched, unless the metadata is what is wrong or ``try_key`` could not know: then the ledger stays in
-            recovery, and a bookie that had nothing of it may keep the wrong key.
+            touched, unless the metadata is wrong or ``try_key`` could not detect it: then the ledger stays in recovery,
+            and a bookie without entries of it may keep the wrong key.
         UnreadableMetadataError: its metadata cannot be read, or is impossible.
-        RecoveryImpossibleNowError: the end cannot be known, or not be stored on ``Qa`` bookies, with those that answer;
-            the ledger stays in recovery.
-        StoreUnavailableError: no answer from the metadata store; recover it again. So for an unknown or conflicting
-            outcome of marking what is short, which comes before the ledger is closed.
+        RecoveryImpossibleNowError: with the answering bookies the end cannot be known, or not be stored on ``Qa`` of
+            them; the ledger stays in recovery.
+        StoreUnavailableError: no answer from the metadata store; recover it again. The same for an unknown or
+            conflicting outcome of the mark for repair before the close.
         WriteOutcomeUnknownError: the ledger may have been closed; recover it again to find out.
         MetadataConflictError: the metadata kept changing.
     """
@@ -150,7 +150,7 @@ class _Recovery:
             length = await self._length_at(last)
         checks = await self._checks()
         short = await self._short(self._tail.closed(self._ledger.metadata, last, length))
-        await self._mark(short)  # before: no other process knows of it after the close
+        await self._mark(short)  # before: no other process has this information after the close
         await self._ensure_same(disks)
         stored, is_ours = await seal(self._ports, self._ledger, self._tail.closed, last, length, checks)
         extra = {"ledger_id": stored.ledger_id, "last_entry_id": stored.metadata.last_entry_id, "is_ours": is_ours}
@@ -193,9 +193,9 @@ class _Recovery:
         raise AssertionError("unreachable: the loop returns or raises")
 
     async def _checks(self) -> list[Check]:
-        """Holds as long as no spare gets other disks than those that are asked next what they hold.
+        """Checks for the close: each spare still has the disks that are asked next about their entries.
 
-        New disks look in the metadata for what theirs before may have held, once. A spare that gets them before the
+        New disks search the metadata once for entries of the disks before them. A spare with new disks before the
         metadata names it would lack its copies unnoticed.
         """
         spares = sorted(self._tail.spares)
@@ -207,7 +207,7 @@ class _Recovery:
         """Raise ``TailChangedError`` if a member has got other disks since it was fenced.
 
         No transaction can check this: a cookie that was deleted and created again has its former version. So this is
-        the last request before the one that closes the ledger.
+        the last request before the close of the ledger.
         """
         changed = [
             each for each, at in (await self._ports.registrations.disks(list(disks))).items() if at != disks[each]
@@ -216,9 +216,9 @@ class _Recovery:
             raise TailChangedError(f"other disks since the ledger was fenced: {', '.join(changed)}")
 
     async def _short(self, sealed: LedgerMetadata | None) -> list[BookieId]:
-        """Members that are not known to hold all that the end places on them.
+        """Members not known to hold everything placed on them by the end.
 
-        The writer may have died with confirmed entries that some member never got, and no other process knows of those.
+        The writer may have died before some member got a confirmed entry, and no other process has this information.
         """
         if sealed is None:
             return []

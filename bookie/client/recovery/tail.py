@@ -1,8 +1,8 @@
 """The final fragments of a recovery: kept in memory, stored by the closing change only (pure).
 
 Why late (docs/failure-model.md#recovery-rules): another recovery, or this one run again, reads from the last ensemble
-that the metadata names. If a replacement were named before the ledger is closed, its bookies would truthfully answer
-"never stored" for existing entries, and the tail would be cut.
+in the metadata. If a replacement were named before the ledger is closed, its bookies would truthfully answer "never
+stored" for existing entries, and the tail would be cut.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 
 
 class LedgerTail:
-    """The last fragment as it was when the recovery began, and what takes its place."""
+    """The last fragment as it was when the recovery began, and the fragments in its place."""
 
     def __init__(self, ledger: Versioned) -> None:
         self.began = ledger
@@ -23,7 +23,7 @@ class LedgerTail:
 
     @property
     def members(self) -> tuple[BookieId, ...]:
-        """Who stores the entries that are added from now on."""
+        """The bookies for the entries added from now on."""
         return self._fragments[-1].members
 
     @property
@@ -33,7 +33,7 @@ class LedgerTail:
 
     @property
     def spares(self) -> frozenset[BookieId]:
-        """Bookies that only the closing change names."""
+        """Bookies named only by the closing change."""
         named = self.began.metadata.members()
         return frozenset(member for fragment in self._fragments for member in fragment.members if member not in named)
 
@@ -47,7 +47,7 @@ class LedgerTail:
         self._fragments.append(Fragment(first, members))
 
     def closed(self, metadata: LedgerMetadata, last_entry_id: EntryId, length: int) -> LedgerMetadata | None:
-        """``metadata`` with this tail, sealed; None if its last fragment is not the one that the recovery began with.
+        """``metadata`` with this tail, sealed; None if its last fragment changed after the recovery began.
 
         Older fragments are taken from ``metadata``: a repair may have changed them.
         """

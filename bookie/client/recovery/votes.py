@@ -1,4 +1,4 @@
-"""One entry's answers during recovery, and what they prove: pure bookkeeping, no I/O.
+"""One entry's answers during recovery, and the proof in them: pure bookkeeping, no I/O.
 
 Source of the rule: docs/failure-model.md#recovery-rules, docs/formats.md#recovery step 4. One valid copy proves the
 entry. Only enough explicit "never stored" answers prove that it cannot have been acknowledged; silence, corruption,
@@ -16,7 +16,7 @@ from bookie.wire.port import Status
 
 
 class Verdict(enum.Enum):
-    """What is proved about an entry."""
+    """The facts proved about an entry."""
 
     FOUND = enum.auto()
     ABSENT = enum.auto()
@@ -49,7 +49,7 @@ class Votes:
 
     @property
     def verdict(self) -> Verdict:
-        """What the answers so far prove. FOUND and ABSENT never change again."""
+        """The verdict of the answers so far. FOUND and ABSENT never change again."""
         if self.found is not None:
             return Verdict.FOUND
         if self._negatives >= self._negatives_needed:
@@ -63,7 +63,7 @@ class Votes:
 
     @property
     def is_waiting_for_an_answer(self) -> bool:
-        """Whether some position that was asked has not answered."""
+        """Whether a position that was asked has not answered."""
         return len(self._asked) > len(self._answers)
 
     def ask_next(self, last: Collection[int]) -> int | None:

@@ -28,7 +28,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class _Part:
-    """The share of one position in a block; ``stored`` counts the first packets that its bookie has durably."""
+    """The share of one position in a block; ``stored`` counts the first packets durable on its bookie."""
 
     __slots__ = ("packets", "position", "stored")
 
@@ -47,7 +47,7 @@ class RecoveryWriter:
 
     def __init__(self, ports: ClientPorts, tail: LedgerTail, access: LedgerAccess) -> None:
         self.short: set[BookieId] = set()
-        """Members that lack an entry which the tail places on them."""
+        """Members that lack an entry placed on them by the tail."""
         self._ports = ports
         self._tail = tail
         self._access = access
@@ -61,7 +61,7 @@ class RecoveryWriter:
 
         Raises:
             RecoveryImpossibleNowError: an entry reached fewer than ``Qa`` of its members, and there is no spare.
-            WrongPasswordError: a bookie knows the ledger by another master key.
+            WrongPasswordError: a bookie has another master key for the ledger.
             StoreUnavailableError: a member failed, and the spares cannot be looked up.
         """
         parts = [part for part in self._parts(block) if part.packets]
@@ -80,7 +80,7 @@ class RecoveryWriter:
             yield _Part(position, [one.packet for one in block if stripe.stores(position, one.entry.entry_id)])
 
     async def _send(self, parts: Sequence[_Part]) -> None:
-        """Offer each part to its bookie, side by side; those that are not whole afterwards have failed."""
+        """Offer each part to its bookie, side by side; a part that is not whole afterwards has failed."""
         bookies = self._tail.members
         sending = {
             guarded("recovery add", self._offer(bookies[part.position], part)): bookies[part.position]
@@ -156,7 +156,7 @@ def _is_replaced_for_nothing() -> bool:
 
 
 def _batch_size(part: _Part) -> int:
-    """How many of the packets that are left fit into one batch."""
+    """How many of the remaining packets fit into one batch."""
     if fault_point("recovery.tiny_batch"):
         return 1
     count = size = 0

@@ -1,4 +1,4 @@
-"""Making a ledger: refuse what cannot be, choose bookies, create the metadata, start the writer."""
+"""Making a ledger: refuse impossible options, choose bookies, create the metadata, start the writer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 
 @dataclass(frozen=True, slots=True)
 class PlannedLedger:
-    """A ledger that is to be created: everything is decided, nothing was changed but a number taken."""
+    """A ledger to be created: everything is decided, and only its id was taken."""
 
     ledger_id: LedgerId
     metadata: LedgerMetadata

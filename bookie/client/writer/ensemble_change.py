@@ -1,4 +1,4 @@
-"""Ensemble change: replace the bookies that a writer gave up, from last add confirmed + 1 on.
+"""Ensemble change: replace the bookies given up by a writer, from last add confirmed + 1 on.
 
 The invariant: an entry is acknowledged only if ``Qa`` bookies have it in the ensemble that the stored metadata gives
 for it (I1). A writer changes only the last fragment (I8), and fragment starts increase: if the last fragment has no
@@ -14,7 +14,7 @@ handled in another round.
 If the writer dies at any point, the metadata gives the old ensemble or the new one. Every confirmed entry precedes the
 new fragment, and no unconfirmed one was acknowledged, so a recovery may keep it or not. If the answer to the write is
 lost, nothing is acknowledged until a read of the metadata shows the outcome. If the last fragment found is neither the
-old one nor one that this change sent, or the state is not OPEN, another client has changed the ledger, and the writer
+old one nor one sent by this change, or the state is not OPEN, another client has changed the ledger, and the writer
 stops.
 
 Source: docs/formats.md#ensemble-change; I rules are defined in docs/invariants.md.
@@ -46,14 +46,14 @@ _RETRY_S: Final = 0.2
 def with_new_ensemble(
     metadata: LedgerMetadata, ledger_id: LedgerId, before: Fragment, wanted: Fragment, sent: Sequence[Fragment]
 ) -> LedgerMetadata | None:
-    """What an ensemble change makes of the metadata as found; None if it made it so already. Pure.
+    """The metadata after an ensemble change, from the metadata as found; None if the change is already stored. Pure.
 
     Args:
         metadata: as found; older fragments may have been changed by repair, and are kept as they are.
         ledger_id: for the error's text.
-        before: the last fragment as this writer knows it.
+        before: the last fragment in this writer's metadata.
         wanted: the new last fragment.
-        sent: what this change asked to be written so far: a last fragment that is one of them is this writer's own.
+        sent: the fragments sent by this change so far: a last fragment among them is this writer's own.
 
     Raises:
         LedgerFencedError: the ledger is not open any more, or another client changed its last fragment.
@@ -91,7 +91,7 @@ class EnsembleChange:
         Args:
             ports: see ``ClientPorts``.
             state: the writer's state; its lanes contain the failed positions.
-            ledger: metadata as the writer knows it.
+            ledger: the writer's copy of the metadata.
             failed_at_s: when each bookie failed this writer last, by the clock's ``monotonic_s``.
             changes_left: see the attribute.
             reasons: the last failure of each bookie with this writer, for the error's text.
@@ -104,11 +104,11 @@ class EnsembleChange:
         self._reasons = reasons or {}
         self._incarnations: dict[BookieId, str] = {}
         self._sent: list[Fragment] = []
-        """What was sent and is neither known to be stored nor known to be refused, and the latest."""
+        """Fragments that were sent and are not known to be stored or refused, and the latest one."""
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the stored metadata may name an ensemble that the writer does not know to be in force."""
+        """Whether the stored metadata may name an ensemble that the writer has not seen stored."""
         return bool(self._sent)
 
     async def run(self) -> None:
@@ -142,9 +142,9 @@ class EnsembleChange:
         )
 
     async def revive(self) -> None:
-        """Give each failed member that is registered on the same disks again another chance; no metadata is changed.
+        """Give another chance to each failed member that is registered on the same disks again; no metadata is changed.
 
-        Those that failed within the last ``degraded_retry_s`` have to wait.
+        Members with a failure within the last ``degraded_retry_s`` have to wait.
 
         Raises:
             StoreUnavailableError: no answer from the metadata store.

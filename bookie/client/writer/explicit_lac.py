@@ -1,6 +1,6 @@
 """Explicit LAC: send the last add confirmed to bookies if no entry carries it.
 
-A hint for readers that follow an open ledger; nothing is ever decided by it, so that failures are only logged.
+A hint for readers that tail an open ledger; no decision depends on it, so failures are only logged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ExplicitLac:
         self._key = key
         self._interval_s = interval_s
         self._told = NO_ENTRY
-        """The greatest last add confirmed that bookies surely were sent."""
+        """The greatest last add confirmed certainly sent to bookies."""
         self._task = guarded("explicit LAC", self._run())
 
     async def stop(self) -> None:
@@ -54,7 +54,7 @@ class ExplicitLac:
             confirmed, admitted = last, end
 
     async def _tell(self, last_add_confirmed: EntryId) -> bool:
-        """Send it to the write set of the entry that it names; whether ``Qa`` of its members took it."""
+        """Send it to the write set of its entry; True if ``Qa`` of the members took it."""
         ledger = self._pipeline.ledger
         packet = pack_lac(self._digest, ledger.ledger_id, last_add_confirmed)
         hint = WriteLac(ledger.ledger_id, self._key, packet)

@@ -1,9 +1,9 @@
-"""What a writer does about bookies that it gave up: change the ensemble, go on with those that are well, try again.
+"""Handling of the bookies given up by a writer: change the ensemble, go on with the healthy ones, try again.
 
-- A change is due when an entry waits for a position that was given up; if delayed changes were asked for, when one can
-  never reach ``Qa`` without, or when a bookie is read-only. Nothing is acknowledged until it is through.
+- A change is due if an entry waits for a failed position. If delayed changes were requested, it is due if an entry can
+  never reach ``Qa`` without one, or if a bookie is read-only. Nothing is acknowledged until it is complete.
 - If no replacement is left and each write set still has ``Qa`` members, the writer continues with those. It looks again
-  after a growing pause: for a spare bookie, and for former members that are back on the same disks.
+  after a growing pause: for a spare bookie, and for former members back on the same disks.
 - Bookies that lack a confirmed entry are marked for repair while the ledger is still written, and again at close.
 - Every other case closes the writer.
 """
@@ -36,7 +36,7 @@ class FailingPipeline(Protocol):
 
     @property
     def error(self) -> BkhealError | None:
-        """What made it fail, if it did."""
+        """The error it failed with, if it did."""
         ...
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -108,7 +108,7 @@ class Failover:
             self.give_up(self._ports.rng.choice(state.lanes), Status.TIMEOUT)
 
     def see_to_it(self) -> None:
-        """Start what is due now that positions were given up."""
+        """Start the work due after positions were given up."""
         if self._host.error is not None:
             return
         self._mark_soon()
@@ -122,7 +122,7 @@ class Failover:
         self._change = self._host.start("ensemble change", self._run())
 
     def stop(self) -> None:
-        """End a change that is under way, because the writer failed."""
+        """End a change under way, because the writer failed."""
         if self._change is not None and self._change is not asyncio.current_task():
             self._change.cancel()
 

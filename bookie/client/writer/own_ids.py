@@ -75,7 +75,7 @@ class OwnIds:
             await self._moved.wait()
 
     def drop(self) -> None:
-        """Give up everything that still waits."""
+        """Give up every waiting entry."""
         for entry_id in sorted(self._held):
             _, waiter = self._take(entry_id)
             leave_in_doubt(waiter, self._doubt(entry_id))

@@ -1,7 +1,7 @@
-"""A writer's entries between admission and acknowledgement: batches to each bookie, and what their answers mean.
+"""A writer's entries between admission and acknowledgement: batches to each bookie, and the handling of their answers.
 
-The bookkeeping is ``writer_state``, what follows a failure is ``failover``; this module moves batches. What cannot be
-mended fails the pipeline as a whole: everything not acknowledged is in doubt from then on, and nothing is acknowledged
+The bookkeeping is in ``state``, the handling of failures in ``failover``; this module moves batches. An error without a
+remedy fails the pipeline as a whole: everything not acknowledged is in doubt from then on, and nothing is acknowledged
 after it.
 """
 
@@ -33,7 +33,7 @@ from bookie.wire.port import BATCH_ENTRIES_MAX, AddBatch, AddReply, Status
 
 
 class QuorumTimeout:
-    """Detects entries that have waited for longer than ``timeout_s``."""
+    """Detects entries waiting for longer than ``timeout_s``."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -42,7 +42,7 @@ class QuorumTimeout:
         self._end = 0
 
     def admitted(self, end: int, now_s: float) -> None:
-        """Note that every entry before ``end`` has been admitted by now."""
+        """Record the admission of every entry before ``end``."""
         if end > self._end:
             self._bursts.append((end, now_s))
             self._end = end
@@ -58,7 +58,7 @@ class QuorumTimeout:
 _log: Final = logging.getLogger(__name__)
 
 _EARLY_S: Final = 0.001
-"""Deadline of an add that a simulation wants to be too early."""
+"""Deadline of an add in a simulation, short on purpose."""
 
 Waiter = asyncio.Future[EntryId]
 _Pending = PendingAdd[Waiter]
@@ -69,8 +69,8 @@ class Pipeline:
     """The unfinished entries of one writer.
 
     Attributes:
-        state: what is known about each entry.
-        error: what made the pipeline fail, if it did.
+        state: the state of each entry.
+        error: the error the pipeline failed with, if it did.
         on_failure: called once when it fails.
     """
 
@@ -273,7 +273,7 @@ class Pipeline:
 
 
 def leave_in_doubt(waiter: Waiter, doubt: AddOutcomeUnknownError) -> None:
-    """Report an unknown outcome to the callers that wait for an entry."""
+    """Report an unknown outcome to the callers waiting for an entry."""
     if not waiter.done():
         waiter.set_exception(doubt)
         waiter.exception()  # an application may drop the future; that is not an unhandled error

@@ -1,18 +1,18 @@
-"""What a writer knows about its unfinished entries: pure bookkeeping, no I/O.
+"""The unfinished entries of a writer: pure bookkeeping, no I/O.
 
 Rules kept here (docs/formats.md#writing, #ensemble-change, docs/failure-model.md#recovery-rules, I1):
 
 - entries are acknowledged in order, each after ``Qa`` members of its write set have it;
-- an ack counts only on the lane it was sent by, so that of a replaced bookie that returns is not counted (S18);
+- an ack counts only on the lane it was sent by, so the ack of a replaced bookie after its return is not counted (S18);
 - while an ensemble change is under way nothing is acknowledged: the copy may be on a bookie the metadata will not name;
 - an ensemble change starts at last add confirmed + 1 and voids the replaced positions' acks of every later entry.
 
 A *patient* writer goes on with the members it has for as long as every pending entry can still reach ``Qa`` of them:
-because delayed ensemble change was asked for, or because no bookie is left to take over. What was given up then stays
-in the metadata, and each confirmed entry that it lacks makes it *short*.
+because delayed ensemble change was asked for, or because no bookie is left to take over. A bookie given up then stays
+in the metadata, and each confirmed entry missing on it makes it *short*.
 
 An entry is *confirmed* once acknowledged to the application, and *settled* once its whole write set has it, or the
-position that lacks it was given up. Confirmed entries are kept until settled, so that slow members get them too.
+position that lacks it was given up. Confirmed entries are kept until settled, so slow members get them too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Lane(Generic[WaiterT]):
         return batch
 
     def outstanding(self) -> Iterator[PendingAdd[WaiterT]]:
-        """Every entry that the bookie has not acknowledged."""
+        """Every entry not acknowledged by the bookie."""
         for batch in self.in_flight:
             yield from batch
         yield from self.queue
@@ -117,7 +117,7 @@ class WriterState(Generic[WaiterT]):
         self.unsettled_entries = 0
         self.unsettled_bytes = 0
         self.short: set[BookieId] = set()
-        """Bookies that a confirmed entry names and that were given up before they had it: listed for repair."""
+        """Bookies that were given up before they had a confirmed entry placed on them: listed for repair."""
 
     def admit(self, packet: bytes, payload_bytes: int, waiter: WaiterT) -> PendingAdd[WaiterT]:
         """Take the next entry, packed with ``next_entry_id``, and queue it to its write set."""
@@ -135,7 +135,7 @@ class WriterState(Generic[WaiterT]):
         return pending
 
     def acknowledge(self, lane: Lane[WaiterT], batch: list[PendingAdd[WaiterT]]) -> list[PendingAdd[WaiterT]]:
-        """Note that ``batch`` is durable on the lane's bookie; return the entries this confirms, in order."""
+        """Record ``batch`` as durable on the lane's bookie; return the entries this confirms, in order."""
         if not self.is_current(lane):
             return []
         lane.in_flight.remove(batch)
@@ -147,7 +147,7 @@ class WriterState(Generic[WaiterT]):
         return self.confirm()
 
     def confirm(self) -> list[PendingAdd[WaiterT]]:
-        """Confirm every entry that may be, in order; nothing while the ensemble is changing."""
+        """Confirm every possible entry, in order; nothing while the ensemble is changing."""
         confirmed: list[PendingAdd[WaiterT]] = []
         if self.is_changing:
             return confirmed
@@ -207,7 +207,7 @@ class WriterState(Generic[WaiterT]):
 
     @property
     def needs_change(self) -> bool:
-        """Whether an unconfirmed entry waits for a position that was given up; if patient: can never do without it."""
+        """Whether an unconfirmed entry waits for a failed position; if patient: can never do without it."""
         failed = self._failed_mask
         if not failed:
             return False
@@ -219,14 +219,14 @@ class WriterState(Generic[WaiterT]):
         return any((pending.unsettled & failed).bit_count() > dispensable for pending in self._unconfirmed)
 
     def go_on_short(self) -> None:
-        """Become patient with the positions that were given up so far."""
+        """Become patient with the positions given up so far."""
         self.is_patient = True
         self._is_change_due = False
 
     def replace(self, members: Sequence[BookieId], incarnations: Mapping[BookieId, str] | None = None) -> None:
         """Take over a new ensemble whose metadata is stored, starting at ``last_add_confirmed + 1``.
 
-        Each changed position gets a new lane that carries every unconfirmed entry of its write set.
+        Each changed position gets a new lane with every unconfirmed entry of its write set.
         """
         if len(members) != len(self.lanes):
             raise InvalidMetadataError(f"an ensemble of {len(members)} cannot replace one of {len(self.lanes)}")
@@ -236,15 +236,15 @@ class WriterState(Generic[WaiterT]):
                 self._take_over(Lane(position, bookie, (incarnations or {}).get(bookie, "")))
 
     def revive(self, position: int) -> None:
-        """Give the bookie at a position that was given up another chance, from ``last_add_confirmed + 1`` on.
+        """Give the bookie at a failed position another chance, from ``last_add_confirmed + 1`` on.
 
-        Answers to what it was sent before do not count any more.
+        Answers to earlier requests do not count any more.
         """
         old = self.lanes[position]
         self._take_over(Lane(position, old.bookie, old.incarnation))
 
     def abandon(self) -> list[PendingAdd[WaiterT]]:
-        """Drop everything unfinished and return what was not confirmed, in order. No lane counts any more."""
+        """Drop all unfinished entries and return the unconfirmed ones, in order. No lane counts any more."""
         dropped = list(self._unconfirmed)
         self._unconfirmed.clear()
         for lane in self.lanes:

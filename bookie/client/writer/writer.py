@@ -39,7 +39,7 @@ __all__ = ["LedgerWriter", "WriterOptions"]
 _log: Final = logging.getLogger(__name__)
 
 _TURN_ENTRIES: Final = 128
-"""Admissions after which the loop gets a turn, so that a burst is sent while it is still being admitted."""
+"""Admissions after which the loop gets a turn, so a burst is sent while it is still being admitted."""
 
 
 class LedgerWriter:
@@ -64,8 +64,8 @@ class LedgerWriter:
             password: the ledger's.
             options: see ``WriterOptions``.
             incarnations: the members' disks as looked up before the ledger was created
-                (``Registrations.incarnations``). An add to a member that is missing here is accepted by any disks that
-                are registered under its name.
+                (``Registrations.incarnations``). An add to a member missing here is accepted by any disks registered
+                under its name.
         """
         key = master_key(password)
         self._ports = ports
@@ -127,7 +127,7 @@ class LedgerWriter:
         return await (await self.submit_at(entry_id, payload))
 
     async def submit(self, payload: bytes) -> asyncio.Future[EntryId]:
-        """Admit an entry to the pipeline, waiting for room, and return a future of what ``append`` returns.
+        """Admit an entry to the pipeline, waiting for room, and return a future of the result of ``append``.
 
         Entries get their ids in the order of the calls.
         """
@@ -146,9 +146,9 @@ class LedgerWriter:
         return waiter
 
     async def submit_at(self, entry_id: EntryId, payload: bytes) -> asyncio.Future[EntryId]:
-        """Take an entry under an id of the caller's choice and return a future of what ``append_at`` returns.
+        """Take an entry under an id of the caller's choice and return a future of the result of ``append_at``.
 
-        An entry whose turn has come waits here for room in the pipeline; one that is ahead of a missing id does not.
+        An entry whose turn has come waits here for room in the pipeline; an entry after a missing id does not.
         """
         if self._own_ids is None:
             raise InvalidEntryIdError("this writer numbers the entries itself: create it with has_own_entry_ids")
@@ -177,7 +177,7 @@ class LedgerWriter:
         """Seal the ledger at the last acknowledged entry and return its final metadata. Idempotent.
 
         Waits first, with a deadline, for copies still on their way; bookies that stay short are marked for repair. A
-        call that fails or is cancelled may be repeated, and continues from there.
+        failed or cancelled call may be repeated, and continues from there.
 
         Raises:
             CloseOutcomeUnknownError: another client recovers the ledger or closed it at another entry.
@@ -191,10 +191,10 @@ class LedgerWriter:
         async with self._closing:
             await self._finish()
             pipeline = self._pipeline
-            if isinstance(pipeline.error, LedgerFencedError):  # what is known here is older than that
+            if isinstance(pipeline.error, LedgerFencedError):  # the metadata here is older than that
                 pipeline.ledger = await newest(self._ports.ledgers, pipeline.ledger)
             short = sorted(self._state.short)
-            await self._mark(short)  # before: no other process knows of it after the close
+            await self._mark(short)  # before: no other process has this information after the close
             pipeline.ledger = await update_metadata(self._ports.ledgers, pipeline.ledger, self._sealed)
             await self._mark(short)  # and after: a worker may have completed the task because the ledger was open
             self._state.short.difference_update(short)

@@ -1,4 +1,4 @@
-"""The changes of a disk that are under way, so that one that does not end is noticed."""
+"""The changes of a disk that are under way, to detect one that does not end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Changes:
 
     @property
     def oldest(self) -> int | None:
-        """The number of the oldest change that is under way; None if there is none. Numbers are never used again."""
+        """The number of the oldest change under way; None if there is none. Numbers are never used again."""
         return next(iter(self._under_way), None)
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Count what is done in the block as one change."""
+        """Count the work in the block as one change."""
         self._begun += 1
         number = self._begun
         self._under_way[number] = None

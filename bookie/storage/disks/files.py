@@ -26,22 +26,22 @@ from bookie.storage.disks.directory_lock import lock_directory
 from bookie.storage.port import SILENT_S, Disk, DiskError, DiskFile, DiskFullError, StalledDiskError
 
 THREAD_NAME: Final = "disk-"
-"""Start of the names of the threads that wait for a disk."""
+"""Start of the names of the threads waiting for a disk."""
 _CLOSE_S: Final = 5.0
-"""Longest wait for operations that still run at the end."""
+"""Longest wait for operations still running at the end."""
 _THREADS: Final = 6
-"""Threads per disk: one for the journal or a flush, the rest for reads, so that reads do not wait for a sync."""
+"""Threads per disk: one for the journal or a flush, the rest for reads, so reads do not wait for a sync."""
 _PARTS_MAX: Final = 64
 """From so many parts on they are joined first, if they are small on average: a part costs as much as copying some
 hundred bytes."""
 _SMALL_BYTES: Final = 4096
 _VECTOR_MAX: Final = 1024
-"""Most parts that the kernel takes at once (IOV_MAX)."""
+"""Most parts the kernel takes at once (IOV_MAX)."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FREE_FOR_RESERVED: Final = 64
-"""A file reserves space only while so many times as much is free, so that a small or full disk is left to its data."""
+"""A file reserves space only while so many times as much is free, so a small or full disk is left to its data."""
 _NO_WAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
-"""Linux reads with it only what the page cache has."""
+"""With this flag, Linux reads only from the page cache."""
 
 T = TypeVar("T")
 
@@ -138,7 +138,7 @@ class FileDisk(Disk):
 class _File(DiskFile):
     """One open file.
 
-    The thread lock prevents a close from closing the descriptor during a write that still runs for a cancelled caller.
+    The thread lock prevents a close from closing the descriptor during a write still running for a cancelled caller.
     """
 
     def __init__(self, path: Path, descriptor: int, size: int, threads: ThreadPoolExecutor, changes: Changes) -> None:
@@ -147,7 +147,7 @@ class _File(DiskFile):
         self._size = size
         self._ahead = 0
         self._reserved_to = 0
-        """The next attempt to reserve is made by an append that ends after this offset."""
+        """The next append that ends after this offset attempts to reserve again."""
         self._threads = threads
         self._changes = changes
         self._is_broken = False
@@ -175,7 +175,7 @@ class _File(DiskFile):
 
     @override
     def read_at_once(self, offset: int, size: int) -> bytes | None:
-        """Return the bytes if the page cache has them. Systems and file systems that cannot say so return None."""
+        """Return the bytes if the page cache has them; None also on systems and file systems without such reads."""
         if _NO_WAIT is None or not self._busy.acquire(blocking=False):
             return None
         try:
@@ -315,15 +315,15 @@ def _make_and_lock(root: Path) -> int:
 
 
 def make_durable_directory(path: Path) -> None:
-    """Create ``path`` with its parents, and make its name durable, also if an earlier process died before it did that.
+    """Create ``path`` with its parents, and make its name durable, also if an earlier process died before it did so.
 
-    Without it, a power loss soon after the first start could take the directory, with everything that was synced in it.
+    Without it, a power loss soon after the first start could take the directory, with everything synced in it.
 
     Raises:
         DiskError: it cannot be created or synced.
     """
     _make_directory(path)
-    if os.access(path.parent, os.R_OK):  # else it was created by another user, who answers for it
+    if os.access(path.parent, os.R_OK):  # else it was created by another user, who is responsible for it
         _sync_directory(path.parent)
 
 
@@ -343,8 +343,8 @@ def _open_file(path: Path, flags: int, threads: ThreadPoolExecutor, changes: Cha
 def _allocate(descriptor: int, offset: int, size: int) -> None:
     """Let the file end at ``offset + size`` at least, with space for it, if the file system can do so by itself.
 
-    ``os.posix_fallocate`` writes to each block where the file system cannot. Failures change nothing that matters: an
-    append then takes its space itself, and reports why it cannot.
+    ``os.posix_fallocate`` writes to each block where the file system cannot. Failures have no consequences: an append
+    then takes its space itself, and reports why it cannot.
     """
     if _fallocate is not None:
         _fallocate(descriptor, 0, offset, size)

@@ -1,7 +1,7 @@
 """The keys and values of the entry index.
 
-The key of an entry is (ledger, entry), big-endian, so that a ledger's entries are one ascending range. All other keys
-start with 0xFF and sort after every entry key, because ids are never negative.
+The key of an entry is (ledger, entry), big-endian, so a ledger's entries are one ascending range. All other keys start
+with 0xFF and sort after every entry key, because ids are never negative.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ pack_location = _LOCATION.pack
 class Location:
     """The location of an entry's bytes, and their checksum.
 
-    ``offset`` is that of the entry itself, after its record header.
+    ``offset`` is the offset of the entry itself, after its record header.
     """
 
     log_id: int
@@ -75,7 +75,7 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMark:
-    """The part of the journals that the index covers.
+    """The part of the journals covered by the index.
 
     Attributes:
         sequences: for each journal, every batch up to this sequence is in the index.
@@ -129,7 +129,7 @@ def unpack_entry_key(key: bytes) -> tuple[int, int]:
 
 
 def ledger_of_entry_key(key: bytes) -> bytes:
-    """Return the part of an entry key that is the same for all entries of a ledger."""
+    """Return the part of an entry key shared by all entries of a ledger."""
     return key[:8]
 
 

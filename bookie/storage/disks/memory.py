@@ -225,7 +225,7 @@ class MemoryDisk(Disk):
         return sorted(self._files)
 
     def content(self, path: str) -> bytes:
-        """Return the bytes of a file, without what is only reserved."""
+        """Return the bytes of a file, without the reserved space."""
         return bytes(self._files[path].data)
 
     def overwrite(self, path: str, offset: int, data: bytes) -> None:

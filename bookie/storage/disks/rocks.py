@@ -55,7 +55,7 @@ _STALLED: Final = "Write stall"
 _LOG_FILES: Final = "*.log"
 _COMPRESSED_LOG: Final = Path(__file__).with_name("compressed_log")
 """Options that the binding can only read from a file, with raw keys and values. The log of a page of entries takes 10
-bytes for each instead of 43. A log that was written without compression is read as well."""
+bytes for each instead of 43. A log written without compression is read as well."""
 _REOPEN_SPARE_BYTES: Final = 1 << 20
 """Beyond the size of its log, which is written to tables when the database is opened."""
 _DAMAGED: Final = "Corruption"
@@ -76,7 +76,7 @@ class RocksIndex(EntryIndex):
         self._threads = threads
         self._cache_bytes = cache_bytes
         self._needs_reopen = False
-        """Whether a write met a full disk, so that every later one fails."""
+        """Whether a write met a full disk, so every later one fails."""
         self._running = 0
         self._changed = asyncio.Condition()
         """Notified when the last running operation ends, and when the database was opened again."""
@@ -108,7 +108,7 @@ class RocksIndex(EntryIndex):
     def get_at_once(self, keys: Sequence[bytes]) -> list[bytes] | None:
         """Return the values, if the buffers and the block cache have all of them.
 
-        RocksDB also gives "does not exist" for a key that it fails to look up, so only values that were found count.
+        RocksDB also gives "does not exist" for a key that it fails to look up, so only the values found count.
         """
         if self._is_reopening or self._database is None:
             return None

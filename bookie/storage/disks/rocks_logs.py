@@ -1,11 +1,11 @@
 """A look at RocksDB's manifest and write-ahead logs before RocksDB reads them.
 
-RocksDB 9.8 never ends the opening of a database if a record after the first one has a type that only reused logs have:
+RocksDB 9.8 never ends the opening of a database if a record after the first one has a type found only in reused logs:
 it reads this record again and again, and the binding holds the interpreter lock during this. One flipped bit can turn
 the type of an intact record into such a type. The index reuses no logs, so such a type is damage.
 
 A log consists of blocks of ``BLOCK_BYTES``, and a block of chunks, with zeros where no chunk fits any more. A chunk: a
-masked CRC-32C of what follows the length (4 bytes, little-endian), the length of the payload (2), the type (1), the
+masked CRC-32C of the bytes after the length (4 bytes, little-endian), the length of the payload (2), the type (1), the
 payload.
 
 Source: docs/failure-model.md#R117.
@@ -32,7 +32,7 @@ _MASK_ADD: Final = 0xA282EAD8
 def endless_record_at(blocks: Iterable[bytes]) -> int | None:
     """Return the offset of the first record at which RocksDB would not go on, or None.
 
-    What RocksDB notices by itself is skipped as RocksDB does: after a wrong checksum or length, the next block is read.
+    Damage that RocksDB detects is skipped in the same way: after a wrong checksum or length, the next block is read.
 
     Args:
         blocks: the content of one log, in pieces of ``BLOCK_BYTES``; the last one may be shorter.

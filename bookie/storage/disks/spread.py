@@ -1,16 +1,16 @@
 """Several directories as one ``Disk``: the entry logs are spread over them, and everything else is in the first one.
 
-A new entry log is created in the directory with the most free space. A directory that is full gets no new logs while
-another one has room. So the bookie is full only if all of its directories are.
+A new entry log is created in the directory with the most free space. A full directory gets no new logs while another
+one has room. So the bookie is full only if all of its directories are.
 
-The first directory also holds the index and the identity files. If a write to it fails, the error is that of any disk,
-and the bookie ends (J6). If a write to another one fails, that directory is out of use until the next start:
+The first directory also holds the index and the identity files. If a write to it fails, the error is the same as for
+any disk, and the bookie ends (J6). If a write to another one fails, that directory is out of use until the next start:
 
 - the writer gets a ``DirectoryFailedError``, and repeats the write in a new file in another directory;
 - nothing is written to the directory or removed from it any more. Its files can be read as long as it delivers them:
-  the caller verifies what it reads;
-- a file that is in no other directory is never reported as absent, because it may be in this one (S6), if the files
-  of this one are not known (R130).
+  the caller verifies the data;
+- a file in no other directory is never reported as absent if the files of this one are unknown (R130), because it may
+  be in this one (S6).
 
 A disk may also hang without an error. If an operation on a directory other than the first lasts for ``SILENT_S``, the
 directory is out of use, and is not read either: each operation could last as long, and occupies a thread.
@@ -48,7 +48,7 @@ from bookie.storage.port import (
 _log = logging.getLogger(__name__)
 
 SPREAD: Final = "entries"
-"""The directory whose files are spread: that of the entry logs."""
+"""The directory whose files are spread: the directory of the entry logs."""
 PROBE_FILE: Final = ".probe"
 """Written to a directory after a failed read."""
 _PROBE_INTERVAL_S: Final = 10.0
@@ -65,7 +65,7 @@ class SpreadDirectory:
 
     Attributes:
         path: for people.
-        disk: the directory; None if it could not be opened, or is not that of this bookie.
+        disk: the directory; None if it could not be opened, or belongs to another bookie.
         problem: why it is out of use; empty if it is in use.
         is_silent: it is out of use because it does not answer, so it is not read either.
         is_listed: its files are known.
@@ -86,7 +86,7 @@ class SpreadDirectory:
             raise DirectoryFailedError(f"{self.path} is out of use: {self.problem}")
 
     def note_full(self, free_bytes: int) -> None:
-        """Note that a write found no space."""
+        """Record that a write found no space."""
         self._full_at_bytes = free_bytes
 
     def has_room(self, free_bytes: int) -> bool:
@@ -117,7 +117,7 @@ class SpreadDisk(Disk):
         self._places: dict[str, SpreadDirectory] = {}
         """The directory of each spread file, by its path."""
         self._removed: set[str] = set()
-        """Files that this process has removed, or removes at the moment."""
+        """Files already removed by this process, or being removed."""
         self._unsynced = {directory.path for directory in directories}
         """Directories in which files may have been created or removed since the last sync."""
 
@@ -234,9 +234,9 @@ class SpreadDisk(Disk):
 
     @override
     async def sync_directory(self, directory: str) -> None:
-        """Sync. A directory that fails is taken out of use, unless it is the first one: nothing more is written there.
+        """Sync. A failing directory is taken out of use, unless it is the first one: nothing more is written there.
 
-        Files that were removed from it may reappear, as entry logs to which the index does not refer.
+        Files removed from it may reappear, as entry logs to which the index does not refer.
         """
         if directory != SPREAD:
             await self._first.sync_directory(directory)
@@ -253,7 +253,7 @@ class SpreadDisk(Disk):
 
     @override
     async def space(self) -> tuple[int, int]:
-        """Return the sums over the directories that are in use."""
+        """Return the sums over the directories in use."""
         found = await self._spaces()
         return sum(total for _, total, _ in found), sum(free for *_, free in found)
 
@@ -323,7 +323,7 @@ class SpreadDisk(Disk):
             raise DirectoryFailedError(f"{directory.path} is out of use: {directory.problem}") from error
 
     async def noted(self, directory: SpreadDirectory, error: DiskError) -> DiskError:
-        """Note that a write to a directory failed, and return what to raise."""
+        """Record a failed write to a directory, and return the error to raise."""
         if isinstance(error, DiskFullError):
             free = 0
             if directory.disk is not None:
@@ -348,7 +348,7 @@ class SpreadDisk(Disk):
             _log.error("ledger directory out of use", extra={"directory": directory.path, "problem": problem})
 
     async def _spaces(self) -> list[tuple[SpreadDirectory, int, int]]:
-        """Total and free bytes of each directory that is in use."""
+        """Total and free bytes of each directory in use."""
         found = []
         for each in self.directories:
             if each.disk is not None and not each.problem:

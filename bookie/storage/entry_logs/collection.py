@@ -1,14 +1,14 @@
 """The deletion of the entries of a ledger no longer stored here (docs/failure-model.md#collection-and-checkpoints).
 
-The collector marks the ledger, makes sure that its entries are not needed here, and collects with the token of the
-mark. Every event after which a client may rely on the entries clears the mark: an add, from its arrival until it is
-durable, a fence, limbo, and above all a listing, with which a repair finds the existing entries
+The collector marks the ledger, checks that its entries are not needed here, and collects with the token of the mark.
+Every event after which a client may rely on the entries clears the mark: an add, from its arrival until it is durable,
+a fence, limbo, and above all a listing, with which a repair finds the existing entries
 (docs/failure-model.md#reservations).
 
 The entries are deleted page by page. No checkpoint runs from the check of the mark to the end of a page, so an add
 during this time stays in the write cache and survives the deletion. A listing waits for the page, so it contains all of
-the page or nothing, and no further page is deleted after it. A crash may restore entries that are still in the journal;
-the next pass collects them. The ledger's state, with the fence, is permanent (S17).
+the page or nothing, and no further page is deleted after it. A crash may restore entries still in the journal; the next
+pass collects them. The ledger's state, with the fence, is permanent (S17).
 """
 
 from __future__ import annotations

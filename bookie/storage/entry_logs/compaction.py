@@ -4,12 +4,12 @@ The order of the steps makes this safe. After a crash between any two steps, eac
 to the index:
 
 1. copy the live entries to a new log, and make it durable;
-2. for each entry that is still at the old place in the index, write the new place to the index;
+2. for each entry still at the old place in the index, write the new place to the index;
 3. remove the old log, which the index no longer refers to. A reader with an outdated place asks the index again.
 
-A log that cannot be read to its end never counts as empty: it is kept (apache/bookkeeper #4607). Its end is that of
-its file, or the recorded one if a crash or a full disk cut the log off (``bookie.storage.entry_logs.log_ends``). What
-can be read after a recorded end is looked up in the index like everything else.
+A log that cannot be read to its end never counts as empty: it is kept (apache/bookkeeper #4607). Its end is the end of
+its file, or the recorded one if a crash or a full disk cut the log off (``bookie.storage.entry_logs.log_ends``).
+Readable entries after a recorded end are looked up in the index like all others.
 
 Source: docs/failure-model.md#collection-and-checkpoints.
 """
@@ -68,7 +68,7 @@ _WINDOW_BYTES: Final = 8 << 20
 """Read at a time; several times the largest entry."""
 _PAGE_KEYS: Final = 10_000
 _UNFINISHED: Final = 1 << 62
-"""Dead bytes of a log that is being filled: after a crash it is compacted, regardless of its content."""
+"""Dead bytes of a log being filled: after a crash it is compacted, regardless of its content."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Compactor:
         """Remove or compact every log with too few live bytes, beginning with the fewest, relative to its size.
 
         Args:
-            below: live share below which a log is compacted; None: that of the settings.
+            below: live share below which a log is compacted; None: the value of the settings.
 
         Raises:
             DiskFullError: no space for a copy; logs finished so far stay compacted.
@@ -224,7 +224,7 @@ class Compactor:
             if header is None or header.log_id != log_id:
                 raise _DamagedLogError("its header is damaged")
             if not header.is_end_recorded:
-                end = size  # the record is that of an earlier file
+                end = size  # the record belongs to an earlier file
             offset = HEADER_SIZE
             while offset < size:
                 window = await _read(file, offset, min(_WINDOW_BYTES, size - offset))
@@ -257,7 +257,7 @@ class Compactor:
             await self.index.write([*puts, *more, ends_at(target_id, target_end)])
 
     async def _finish(self, target_id: int) -> None:
-        """Note that a target is complete."""
+        """Record a target as complete."""
         async with self.checkpointer.exclusive():
             puts = await increased(self.index, {target_id: -_UNFINISHED})
             await self.index.write(puts, [end_key(target_id)])

@@ -1,8 +1,8 @@
 """The number of dead bytes of each entry log: of entries that were collected, or stored again elsewhere.
 
-Compaction chooses logs by these numbers, so bytes that are not counted are never given back. The invariant: a number
-changes in the same atomic index write as the change that makes the bytes dead, under the checkpointer's lock. A crash
-therefore leaves both or neither.
+Compaction chooses logs by these numbers, so uncounted bytes are never given back. The invariant: a number changes in
+the same atomic index write as the change that makes the bytes dead, under the checkpointer's lock. A crash therefore
+leaves both or neither.
 
 Source: docs/failure-model.md#collection-and-checkpoints.
 """

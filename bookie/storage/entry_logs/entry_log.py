@@ -32,7 +32,7 @@ _END_IS_RECORDED: Final = 1
 HEADER_SIZE: Final = _HEADER.size + _CRC.size
 RECORD_HEADER_SIZE: Final = _RECORD.size
 GAP_BYTES_MAX: Final = 16 << 10
-"""Largest gap between two entries that are read as one range, which is cheaper than a second request to the device."""
+"""Largest gap between two entries read as one range, which is cheaper than a second request to the device."""
 _FAILED_READS_MAX: Final = 64
 """Failed reads of one file in one request. To find a bad sector among a thousand entries takes about ten."""
 
@@ -117,7 +117,7 @@ class EntryLogs:
         return EntryLogWriter(log_id, file, size)
 
     async def present(self) -> list[int]:
-        """Return the ids of the logs on the disk, ascending. A log that was removed does not come back in a crash.
+        """Return the ids of the logs on the disk, ascending. A removed log does not come back in a crash.
 
         Raises:
             DiskError: the directory cannot be read or synced.
@@ -135,7 +135,7 @@ class EntryLogs:
         return self._disk.is_out_of_use(log_path(log_id))
 
     async def discard(self, log: EntryLogWriter) -> None:
-        """Close a file that the index does not refer to, and remove it on a best-effort basis."""
+        """Close a file to which the index does not refer, and remove it on a best-effort basis."""
         with suppress(DiskError):
             await log.file.close()
             await self._disk.unlink(log_path(log.log_id))
@@ -144,8 +144,8 @@ class EntryLogs:
         """Return the unverified bytes at each location; None if the file was deleted, an error if it is unreadable.
 
         An unreadable part of a file fails only the entries in it. If more than ``_FAILED_READS_MAX`` reads of one file
-        fail, the entries that were not read by then have an error too: the whole disk may fail, and each failure may
-        take seconds.
+        fail, the entries not read by then have an error too: the whole disk may fail, and each failure may take
+        seconds.
         """
         results: list[bytes | DiskError | None] = [None] * len(locations)
         by_log: dict[int, list[int]] = {}
@@ -164,7 +164,7 @@ class EntryLogs:
         return results
 
     def read_at_once(self, locations: Sequence[Location]) -> list[bytes | DiskError | None] | None:
-        """Return what ``read`` would, if all of it is in memory and the logs are open; else None. It does not wait."""
+        """Return the result of ``read`` if all of it is in memory and the logs are open; else None. Never waits."""
         results: list[bytes | DiskError | None] = []
         for location in locations:
             if (log := self._open.get(location.log_id)) is None:
@@ -305,7 +305,7 @@ async def all_log_ids(disk: Disk) -> list[int]:
 
 
 def check_all_in_use(disk: Disk) -> None:
-    """Check that every directory is in use, so that each log can be found and read.
+    """Check that every directory is in use, so each log can be found and read.
 
     Raises:
         DiskError: one is out of use.
@@ -357,7 +357,7 @@ async def _read_parts(file: DiskFile, locations: Sequence[Location]) -> list[byt
 
 
 def _coalesce(locations: Sequence[Location]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return ranges that cover all locations, and for each location the index of its range."""
+    """Return ranges covering all locations, and for each location the index of its range."""
     ranges: list[tuple[int, int]] = []
     places = [0] * len(locations)
     for index in sorted(range(len(locations)), key=lambda index: locations[index].offset):

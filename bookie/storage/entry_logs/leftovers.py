@@ -1,19 +1,19 @@
-"""Entry logs of flushes that were interrupted by a crash.
+"""Entry logs of flushes interrupted by a crash.
 
-Entries of such a flush that are already in the index must be kept. The journal may have lost them, if they were never
-synced there: a killed process leaves them in the page cache, and a later power loss discards them. A file is therefore
-removed only if all of it can be read up to its end and the index refers to no entry in it; otherwise it stays until
-compaction moves its entries. The end is recorded in the index (``bookie.storage.entry_logs.log_ends``): what a power
-loss left after it was never in the index. A log of a release that recorded no end must be readable to the end of its
-file.
+Entries of such a flush must be kept if they are already in the index. The journal may have lost them, if they were
+never synced there: a killed process leaves them in the page cache, and a later power loss discards them. A file is
+therefore removed only if all of it can be read up to its end and the index refers to no entry in it; otherwise it stays
+until compaction moves its entries. The end is recorded in the index (``bookie.storage.entry_logs.log_ends``): bytes
+left after it by a power loss were never in the index. A log of a release without recorded ends must be readable to the
+end of its file.
 
 If the index names an entry in a log that does not exist, the entry is named in the leftover log that contains it. The
 index has then lost writes: compaction removes a log only after it has written the new places of its entries.
 
 The record of the end can belong to an earlier file with the same id, after a downgrade. It only decides which part of a
-log may be unreadable. It never decides what the index refers to: all of the log is read, also what comes after the end,
-and each entry is looked up. A record is deleted if the log's header shows that the end of this file was not recorded,
-or if the index refers to an entry after it. A log whose header is damaged is kept, because its record may be either.
+log may be unreadable. It never decides which entries are in the index: all of the log is read, also after the end, and
+each entry is looked up. A record is deleted if the log's header shows that the end of this file was not recorded, or if
+the index refers to an entry after it. A log whose header is damaged is kept, because its record may be either.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
 
     This concerns the given logs and those whose end is recorded and not counted.
 
-    In a log that stays, the bytes of the entries to which the index does not refer are counted as dead, so that
-    compaction can give the space back. A log that cannot be read to its end stays without a count.
+    In a log that stays, the bytes of the entries to which the index does not refer are counted as dead, so compaction
+    can give the space back. A log that cannot be read to its end stays without a count.
 
     Raises:
         DiskError: a file or the index cannot be read or written, or a removal cannot be made durable.
@@ -100,11 +100,11 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
 
 @dataclass(slots=True)
 class _Contents:
-    """What a log holds.
+    """The content of a log.
 
     Attributes:
         is_readable: it can be read to its end.
-        is_end_right: its recorded end is that of this file, as far as that is known.
+        is_end_right: its recorded end belongs to this file, as far as is known.
         live_end: where the last entry ends to which the index refers; 0: there is none.
     """
 
@@ -117,7 +117,7 @@ class _Contents:
 async def _contents(
     file: DiskFile, log_id: int, index: EntryIndex, recorded_end: int | None, is_gone: Callable[[int], bool]
 ) -> _Contents:
-    """Read all that can be read of a log. What cannot be read after its recorded end is dead."""
+    """Read the readable part of a log. Unreadable bytes after its recorded end are dead."""
     found = _Contents()
     offset, size = HEADER_SIZE, await file.size()
     end = size if recorded_end is None else recorded_end

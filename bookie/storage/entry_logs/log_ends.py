@@ -1,4 +1,4 @@
-"""The ends of entry logs that do not fill their files: what comes after an end was never part of the store.
+"""The ends of entry logs that do not fill their files: bytes after an end were never part of the store.
 
 A power loss can cut off a log or leave junk after its last synced entry, and a full disk leaves a part of a page. By
 its bytes, such a log cannot be distinguished from a damaged one. So a log that is being written has a record of its end
@@ -11,12 +11,12 @@ that was not counted yet at the start of a bookie names a log of a flush or comp
 
 A record can belong to an earlier file with the same id. Releases without these records leave them as they are, and use
 an id again whose file was never created or was removed. Such a record would make a complete log look cut off, so it
-must not decide what is removed:
+must not decide which logs are removed:
 
 - this release gives no id to a log for which the index has a record (``last_recorded``), so a new log has its own;
 - the header of each log shows whether its end was recorded. The record of a log without this flag is ignored;
-- what can be read after a recorded end is looked up in the index, before the log is removed. If the index refers to
-  an entry there, the record is ignored.
+- readable entries after a recorded end are looked up in the index, before the log is removed. If the index refers to an
+  entry there, the record is ignored.
 
 Source: docs/failure-model.md#collection-and-checkpoints.
 """

@@ -19,7 +19,7 @@ from bookie.storage.errors import DamagedJournalError, UnsupportedFormatError
 
 FORMAT: Final = 1
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Largest batch that a reader accepts; checked before anything is sliced or allocated (J11). A writer stays far below:
+"""Largest batch accepted by a reader; checked before anything is sliced or allocated (J11). A writer stays far below:
 its settings plus one caller's request bound a group."""
 
 _FILE_MAGIC: Final = b"\x93bkhjfil"
@@ -58,8 +58,8 @@ _KINDS: Final = {kind.value: kind for kind in RecordKind}
 class Record:
     """One record.
 
-    ``crc`` covers the body only, so that it is computed once per entry and can be reused in the entry log and the
-    index; the batch trailer covers the rest.
+    ``crc`` covers the body only, so it is computed once per entry and can be reused in the entry log and the index; the
+    batch trailer covers the rest.
     """
 
     kind: RecordKind
@@ -178,7 +178,7 @@ def find_batch_header(data: bytes, offset: int, epoch: int | None) -> BatchHeade
 
 
 def used_size(data: bytes) -> int:
-    """Return the size of a file without the zeros at its end: space that was reserved, and perhaps zeros of a batch."""
+    """Return the size of a file without the zeros at its end: reserved space, and perhaps zeros of a batch."""
     return len(data.rstrip(b"\0"))
 
 

@@ -12,7 +12,7 @@ A file begins in this order: its header is synced, then its name in the director
 space may be reserved after it, then the first batch is written (J5). A crash before the first batch leaves a file
 without records. A crash during a batch leaves a torn tail, and any crash leaves reserved space, which is zeros. Nothing
 is appended after them: each start begins a new file with a higher epoch (J8). A file is deleted only after a checkpoint
-that covers it is durable; the mark is written last, because on a full disk it needs the space that the deletion frees.
+that covers it is durable; the mark is written last, because on a full disk it needs the space freed by the deletion.
 
 Each batch records that the one before it was durable. The last one has no successor, so a second task writes the mark
 once nothing was written for ``journal_mark_after_s``. From then on, a damaged last batch is damage, not a torn tail
@@ -134,7 +134,7 @@ class Journal:
             epoch: greater than any epoch on the disk.
             sequence: of the last batch on the disk.
             files: the files on the disk.
-            fatal: shared with other journals, so that all of them stop if one fails; None: one of its own.
+            fatal: shared with other journals, so all of them stop if one fails; None: one of its own.
         """
         self.durable_sequence = sequence
         self.is_full = False
@@ -189,12 +189,12 @@ class Journal:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of records that wait for the disk."""
+        """Bytes of records waiting for the disk."""
         return self._waiting_bytes
 
     @property
     def oldest_change(self) -> int | None:
-        """The number of the oldest write, sync or removal that is under way; None if there is none."""
+        """The number of the oldest write, sync or removal under way; None if there is none."""
         return self._changes.oldest
 
     async def trim(self, sequence: int) -> None:
@@ -279,7 +279,7 @@ class Journal:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Count what is done in the block as one change of the disk, which ends or is seen to hang."""
+        """Count the work in the block as one change of the disk, so a disk that hangs is detected."""
         with self._changes.one():
             try:
                 yield
@@ -339,7 +339,7 @@ class Journal:
         return file
 
     async def _abandon_file(self, error: DiskFullError) -> None:
-        """Close the file, so that no batch is ever written after an incomplete one; use a new file and epoch.
+        """Close the file, so no batch is ever written after an incomplete one; use a new file and epoch.
 
         All queued records fail as well, because later records may depend on earlier ones (a ledger's key).
         """
@@ -350,7 +350,7 @@ class Journal:
         await self._end_file()
 
     async def _end_file(self) -> None:
-        """Give back what is reserved of the file, and close it."""
+        """Give back the reserved space of the file, and close it."""
         if self._file is not None and self._settings.journal_reserve_bytes:
             await self._file.reserve(0)
         await self._close_file()

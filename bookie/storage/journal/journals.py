@@ -1,8 +1,8 @@
 """The journals of one store (rule R125).
 
 A ledger uses the journal whose number is the ledger id modulo the number of journals, for all of its records: entries,
-keys, fences and limbo. So the order of the records of a ledger is that of one journal, as in a store with one journal,
-and nothing needs an order between two ledgers.
+keys, fences and limbo. So the records of a ledger have the order of one journal, as in a store with one journal, and
+nothing needs an order between two ledgers.
 
 Each journal writes and syncs by itself, so the batches of several disks become durable at the same time. If one journal
 fails, all of them stop accepting records.
@@ -37,12 +37,12 @@ class Journals:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of records that wait for the disks."""
+        """Bytes of records waiting for the disks."""
         return sum(journal.waiting_bytes for journal in self.each)
 
     @property
     def oldest_changes(self) -> tuple[int | None, ...]:
-        """For each journal the number of the oldest write, sync or removal that is under way; None: there is none."""
+        """For each journal the number of the oldest write, sync or removal under way; None: there is none."""
         return tuple(journal.oldest_change for journal in self.each)
 
     @property

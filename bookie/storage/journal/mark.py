@@ -1,8 +1,8 @@
 """The durable end of the journal, recorded a second time outside the journal files (rule J4).
 
-Two slots are written alternately, so that one of them survives damage to the other. A replay that ends before the mark
-has lost acknowledged records. The mark is written at each new file, at each checkpoint, and once the journal is silent,
-not for each batch: it limits how much a lost tail can hide, without any cost for adds.
+Two slots are written alternately, so one of them survives damage to the other. A replay that ends before the mark has
+lost acknowledged records. The mark is written at each new file, at each checkpoint, and once the journal is silent, not
+for each batch: it limits how much a lost tail can hide, without any cost for adds.
 """
 
 from __future__ import annotations

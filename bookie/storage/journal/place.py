@@ -45,13 +45,13 @@ class PlaceFile:
     place: JournalPlace
 
     async def check(self, *, is_in_use: bool) -> None:
-        """Check that the directory is that of this journal.
+        """Check that the directory belongs to this journal.
 
         Args:
             is_in_use: whether the directory has a journal. If not, it may have no file yet.
 
         Raises:
-            WrongJournalError: it is that of another journal.
+            WrongJournalError: it belongs to another journal.
             DamagedJournalError: the file is damaged.
             DiskError: the file cannot be read.
         """

@@ -36,7 +36,7 @@ _NAME: Final = re.compile(rf"([0-9a-f]{{16}}){re.escape(_SUFFIX)}")
 
 @dataclass(frozen=True, slots=True)
 class ClosedFile:
-    """A journal file that is no longer written; it may be deleted once a checkpoint covers ``last_sequence``."""
+    """A journal file no longer written; it may be deleted once a checkpoint covers ``last_sequence``."""
 
     number: int
     last_sequence: int
@@ -53,7 +53,7 @@ class JournalReplay:
 
     Attributes:
         disk: the disk of the journal.
-        reached: the greatest sequence read so far, at first that of the checkpoint.
+        reached: the greatest sequence read so far, at first the sequence of the checkpoint.
         epoch: the greatest epoch found.
         files: the files found, in order.
         record_count: the number of records yielded.
@@ -141,7 +141,7 @@ class JournalReplay:
 
 
 async def first_sequence(disk: Disk, mark: JournalMark) -> int:
-    """Return the sequence from which on every journal file that exists is replayed.
+    """Return the sequence from which on every existing journal file is replayed.
 
     Args:
         disk: the disk of the journal.

@@ -1,7 +1,7 @@
-"""What can still be read of a damaged journal (rule R107).
+"""The readable part of a damaged journal (rule R107).
 
-A batch is used if its checksum matches, if it is at the offset and in the file that it names, and if its sequence is
-greater than that of every batch before it. What is between such batches is a finding. Whether something after the last
+A batch is used if its checksum matches, if it is at the offset and in the file it names, and if its sequence is greater
+than the sequence of every batch before it. Bytes between such batches are a finding. Whether something after the last
 batch was lost cannot be determined, so the caller must treat the journal as incomplete also if there is no finding.
 
 Nothing here writes.
@@ -34,9 +34,9 @@ class JournalSalvage:
 
     Attributes:
         disk: the disk of the journal.
-        reached: the greatest sequence used so far, at first that of the checkpoint.
+        reached: the greatest sequence used so far, at first the sequence of the checkpoint.
         epoch: the greatest epoch found.
-        findings: what could not be read.
+        findings: the unreadable parts.
         record_count: the number of records yielded.
     """
 
@@ -47,7 +47,7 @@ class JournalSalvage:
     record_count: int = 0
 
     async def batches(self) -> AsyncIterator[list[Record]]:
-        """Yield the records after ``reached`` that can be read, batch by batch, in the order of the journal.
+        """Yield the readable records after ``reached``, batch by batch, in the order of the journal.
 
         Raises:
             UnsupportedFormatError: a file was written by a newer version.
@@ -96,7 +96,7 @@ class JournalSalvage:
         return records
 
     async def _content(self, path: str) -> bytes:
-        """Return the bytes of a file, with zeros in place of what the device cannot read."""
+        """Return the bytes of a file, with zeros in place of unreadable parts."""
         try:
             file = await self.disk.open(path)
         except (DiskError, FileNotFoundError) as error:
