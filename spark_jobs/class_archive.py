@@ -25,7 +25,7 @@ SUBMIT_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 """Spark's own variable, with options for the JVM of the driver."""
 LAUNCHER_OPTIONS: Final = "SPARK_LAUNCHER_OPTS"
 LAUNCHER_DEFAULT: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
-"""Options of Spark's launcher, a small Java program which prints the command line of the driver's JVM."""
+"""Options of Spark's launcher, a small Java program that prints the command line of the driver's JVM."""
 _OF_AN_OPERATOR: Final = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare:off")
 _WRITABLE_BY_OTHERS: Final = 0o022
 

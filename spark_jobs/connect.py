@@ -1,4 +1,4 @@
-"""Connections to ZooKeeper, for the driver and for each partition of a scan. This package opens no others."""
+"""The only module of this package that opens connections: ZooKeeper for the driver and each partition of a scan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class PacedConnection:
-    """A store with the pace of a task, and the cluster in it."""
+    """A store that keeps the pace of a task, and the cluster in it."""
 
     store: PacedStore
     cluster: Cluster
@@ -76,7 +76,7 @@ async def connected_at_pace(
     *,
     looks_itself: bool = False,
 ) -> AsyncIterator[PacedConnection]:
-    """As ``connected``, for a bulk read by a task: from observers, if the budget has some and one of them answers.
+    """As ``connected``, for a task that reads in bulk: from observers, if the budget has some and one of them answers.
 
     Args:
         uri: of the cluster.
@@ -112,7 +112,7 @@ async def connected_at_pace(
 async def connected_as_reader(
     uri: MetadataUri, connect_timeout_s: float, clock: Clock, budget: TaskBudget
 ) -> AsyncIterator[PacedConnection]:
-    """As ``connected``, for the driver of a run, which becomes one of the runs sharing the limits on reading.
+    """As ``connected``, for the driver of a run, which becomes one of the runs that share the limits on reading.
 
     Its reads keep the pace of the run. Bulk reads of its tasks happen at other times, so the driver may use the limits
     of all tasks together. Beside other runs, opening takes up to two seconds if there are fixed limits.

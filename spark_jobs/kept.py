@@ -21,7 +21,7 @@ class Kept:
     days_max: int | None = None
     """Days of the tables, today included, at least 1."""
     table_bytes_max: int | None = None
-    """Of each table: its oldest days go above that, and the newest stays."""
+    """Of each table: above this size, its oldest days are removed, and the newest stays."""
 
 
 EVERYTHING: Final = Kept()

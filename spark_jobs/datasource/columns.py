@@ -51,7 +51,7 @@ class MetadataColumns(abc.ABC):
 
         Args:
             fields: the columns before the summary.
-            live_bookies: readable ledgers on these bookies alone are counted and left out; None: none is left out.
+            live_bookies: readable ledgers that name only these bookies are counted and left out; None: all are kept.
             is_summarized: whether a row of counts is taken at the end.
             image: also receives every readable ledger, and its files are in the row of counts.
         """
@@ -120,7 +120,7 @@ class MetadataColumns(abc.ABC):
         return self._batch([*nulls, pa.array([summary], SUMMARY_FIELD.type)], 1)
 
     def _add_usual(self, ledger_id: int, message: LedgerMetadataFormat) -> bool:
-        """Add a message if its fragments keep the rules too; otherwise change nothing and return False."""
+        """Add a message if its fragments follow the rules too; otherwise change nothing and return False."""
         size, known, live = message.ensembleSize, self._known_members, self._live
         starts: list[int] = []
         ensembles: list[Sequence[str]] = []

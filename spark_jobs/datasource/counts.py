@@ -55,7 +55,7 @@ class ScanCounts:
             self._fragments_by_bookie.update(chain.from_iterable(map(set, ensembles)))
 
     def carry(self, closed: Tally) -> None:
-        """Count ledgers carried over without being read, all of them closed."""
+        """Count closed ledgers that were carried over without being read."""
         self.ledgers += closed.ledgers
         self.carried += closed.ledgers
         self.fragments += closed.fragments

@@ -2,7 +2,7 @@
 
 Of each leaf, the image may have all ledgers, most, or none:
 
-- *the same list*: no child was created or deleted since. Only ledgers in need of a second look are read.
+- *the same list*: no child was created or deleted since. Only ledgers that need a second look are read.
 - *another list*: the children are listed, and those missing in the image are read as well. If fewer ledgers are new
   than were created, one may have been deleted and created again with its id: then the whole leaf is read.
 - *no rows*, damaged rows, or rows due to be read again: the whole leaf is read.

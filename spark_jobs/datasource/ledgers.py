@@ -113,7 +113,7 @@ class LedgerTasks:
 
 
 async def leaf_parents(connection: Connection | PacedConnection) -> tuple[LeafParent, ...]:
-    """List the nodes with ledgers, and the number of ledgers in each."""
+    """List the nodes that hold ledgers, and the number of ledgers in each."""
     tree = LedgerTree(connection.store, connection.cluster)
     if connection.cluster.kind is LayoutKind.FLAT:
         return tuple(LeafParent(path, count) for path, count in await tree.leaf_parents())

@@ -51,7 +51,7 @@ class LedgerOptions:
     live_bookies: frozenset[str] | None = None
     """If given, a readable ledger all of whose members are in it is counted and not returned."""
     is_summarized: bool = False
-    """Whether each partition ends with a row holding its counts (column ``summary``) and nothing else."""
+    """Whether each partition ends with a row that holds its counts (column ``summary``) and nothing else."""
     is_brief: bool = False
     """Whether rows have the columns of ``ledger_schema.BRIEF_DDL`` alone."""
     image_dir: str | None = None

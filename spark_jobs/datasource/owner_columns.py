@@ -15,7 +15,7 @@ from bookie.model.ownership import NO_OWNER, OWNER_COLUMNS, OwnerNames, owner_na
 from spark_jobs.group_rows import groups_text
 
 _KNOWN_MAX: Final = 50_000
-"""Different custom metadata remembered by a task; with more of it, the task decodes some again."""
+"""Different custom metadata that a task remembers; if there is more, the task decodes some of it again."""
 _KNOWN_BYTES_MAX: Final = 1024
 """Longer custom metadata is decoded each time. So the remembered metadata stays below 50 MB."""
 _Custom = Sequence[tuple[str, bytes]]

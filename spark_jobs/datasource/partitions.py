@@ -1,4 +1,4 @@
-"""Cut a scan into partitions of about equal size, along the parent nodes of ledgers.
+"""Cut a scan into partitions of about equal size, along the nodes that hold ledgers.
 
 Pure arithmetic. A node's children are listed by one request anyway, so a node is never cut in two.
 """
@@ -20,7 +20,7 @@ PARTITIONS_PER_CORE: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class LeafParent:
-    """A metadata node with ledgers directly under it."""
+    """A metadata node that directly holds ledgers."""
 
     path: str
     planned: int

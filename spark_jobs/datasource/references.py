@@ -180,7 +180,7 @@ async def _read(options: ReferenceOptions, part: ReferencePartition) -> AsyncGen
 
 
 async def reference_batches(store: PacedStore, shares: Sequence[TopicShare]) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield the nodes of topics, subscriptions and schemas with references to ledgers, and the undecodable ones.
+    """Yield the nodes of topics, subscriptions and schemas that refer to ledgers or cannot be decoded.
 
     Raises:
         StoreUnavailableError: no answer; nothing of this may be used.

@@ -1,4 +1,4 @@
-"""Common parts of the tasks of an audit which read ledgers: an event loop, and the number of a reading."""
+"""Common parts of the audit tasks that read ledgers: an event loop, and the number of a reading."""
 
 from __future__ import annotations
 

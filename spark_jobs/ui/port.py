@@ -65,7 +65,7 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class TabState:
-    """All that the tab shows, at one moment."""
+    """All values shown by the tab, at one moment."""
 
     taken_ms: int
     """When this was true, epoch milliseconds."""
@@ -85,7 +85,7 @@ class ActionOutcome(enum.Enum):
     REFUSED = "refused"
     """The state does not allow it: the run has ended, or this process does not lead."""
     UNKNOWN = "unknown"
-    """There is no such run."""
+    """No such run exists."""
     UNAVAILABLE = "unavailable"
     """The service does not answer; try again later."""
 
