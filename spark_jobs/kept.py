@@ -1,4 +1,4 @@
-"""How much of the reports stays. Pure."""
+"""Limits on the reports and tables to keep. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HISTORY_MIB: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How much stays; None: everything."""
+    """What to keep; None: everything."""
 
     reports_max: int | None = None
     """Directories of runs, at least 1."""

@@ -73,7 +73,7 @@ _REPLICAS: Final = "Replicas check"
 
 
 class FailOn(enum.Enum):
-    """From which findings on an audit exits with ``FINDINGS``. Unreadable metadata counts at every level but NEVER."""
+    """The least severe findings with exit code ``FINDINGS``. Unreadable metadata counts at every level but NEVER."""
 
     NEVER = "never"
     NO_LIVE_COPY = "no-live-copy"
@@ -86,7 +86,7 @@ class FailOn(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """What one audit run does. Refuses impossible values as a whole, naming each of them.
+    """Settings of one audit run. Impossible values are refused together, each with its name.
 
     Raises:
         ConfigurationError: some value is impossible.
@@ -233,7 +233,7 @@ class AuditSettings:
 
     @property
     def kept(self) -> Kept:
-        """How much of the reports stays."""
+        """Limits on the reports and tables to keep."""
         return Kept(self.reports_kept, self.history_days, self.history_mib << 20)
 
     @property

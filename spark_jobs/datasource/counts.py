@@ -1,4 +1,4 @@
-"""What one partition of a scan counted. Values for the summary row; no I/O."""
+"""Counts of one partition of a scan. Values for the summary row; no I/O."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class OneShot:
     settings: AuditSettings
     session: SessionSettings
     owner: str
-    """Who asked."""
+    """Who requested the run."""
     wait_s: float = 0.0
     """How long to wait for a run of this kind that is already active."""
     is_scheduled: bool = False

@@ -70,7 +70,7 @@ class Shadow:
     run_id: str
     table: Path
     agree: int
-    """Ledgers on which both sides agreed at first sight."""
+    """Ledgers on which both sides agreed at first."""
     resolved: int
     """Ledgers with a difference at first, and without one when looked at again."""
     differing: Mapping[tuple[Outcome, Reason], int]

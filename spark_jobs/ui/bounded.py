@@ -1,4 +1,4 @@
-"""Calls with a bound: a late answer is not waited for, and delays no other call."""
+"""Calls with a bound: no caller waits for a late answer, and it delays no other call."""
 
 from __future__ import annotations
 

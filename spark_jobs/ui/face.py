@@ -193,6 +193,6 @@ def _perform(actions: TabActions, action: Action, request: TabRequest) -> Action
 
 
 def _caller(request: TabRequest) -> dict[str, str]:
-    """Who it was. The forwarded address is the client's word, or the proxy's."""
+    """Return the caller's identity. The forwarded address is unverified: it comes from the client or the proxy."""
     forwarded = request.headers.get("x-forwarded-for", "")[:_LOGGED_MAX]
     return {"user": request.user[:_LOGGED_MAX] or "anonymous", "address": request.address, "forwarded_for": forwarded}

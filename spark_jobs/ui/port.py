@@ -108,11 +108,11 @@ class TabActions(Protocol):
         ...
 
     def run(self, kind: str, user: str, address: str) -> ActionResult:
-        """Start an audit of a kind (value of a ``RunKind``) and return; it goes on by itself."""
+        """Start an audit of a kind (value of a ``RunKind``), and return while it runs."""
         ...
 
     def cancel(self, run_id: str, user: str, address: str) -> ActionResult:
-        """Ask a run to end."""
+        """Request the end of a run."""
         ...
 
     def pause(self, run_id: str, user: str, address: str) -> ActionResult:
@@ -120,5 +120,5 @@ class TabActions(Protocol):
         ...
 
     def resume(self, run_id: str, user: str, address: str) -> ActionResult:
-        """Let a paused run go on."""
+        """Resume a paused run."""
         ...

@@ -51,7 +51,7 @@ class TabRequest:
 
     @property
     def wants_json(self) -> bool:
-        """Whether a program asks, not a browser."""
+        """Whether the client is a program, not a browser."""
         return self.is_json or JSON in self.headers.get("accept", "")
 
 

@@ -2,7 +2,7 @@
 
 Spark protects a page of the UI by its view access list, and nothing else that is served there. So each rule is enforced
 here: POST alone acts; never a prefetch; buttons switched on; a user in Spark's modify access list, and not an anonymous
-one unless this is allowed; a request from a page of this very UI; and our own token.
+one unless this is allowed; a request from a page of this UI; and our own token.
 """
 
 from __future__ import annotations

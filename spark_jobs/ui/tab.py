@@ -81,7 +81,7 @@ class _Function:
 def attach_tab(
     spark: SparkSession, actions: TabActions, settings: TabSettings | None = None, *, clock: Clock | None = None
 ) -> AttachedTab:
-    """Show the tab "Auditor" in the UI of a session. Never raises because there is no place for a tab.
+    """Show the tab "Auditor" in the UI of a session. A UI without a place for the tab is no error.
 
     Args:
         spark: a classic session with ``spark.ui.enabled``.
@@ -125,7 +125,7 @@ def _attach(spark: SparkSession, face: TabFace, key: str, settings: TabSettings)
 
 
 def _compile(gateway: Any) -> Any:
-    """An instance of our Java class."""
+    """Create an instance of our Java class."""
     jvm = gateway.jvm
     try:
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
@@ -143,6 +143,6 @@ def _compile(gateway: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """An error of Java without its stack trace."""
+    """Return the text of an error, for one of Java without its stack trace."""
     java = getattr(error, "java_exception", None)
     return (str(error) if java is None else str(java.toString()))[:_REASON_MAX]
