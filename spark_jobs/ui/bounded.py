@@ -1,4 +1,4 @@
-"""Calls with a bound: no caller waits for a late answer, and it delays no other call."""
+"""Calls with a bound: a caller waits only until a deadline, and a late answer delays no other call."""
 
 from __future__ import annotations
 
