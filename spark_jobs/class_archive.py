@@ -1,8 +1,8 @@
-"""The archive of Spark's Java classes, with which a session starts in two thirds of the time.
+"""The archive of Spark's Java classes: with it, a session starts in two thirds of the time.
 
-``bkheal audit prepare`` makes it, and so does the recipe of the image. A session that starts a Java machine on this
-machine uses it if it is there and whole; ``spark-submit`` has options of its own. Java ignores an archive that does not
-fit.
+``bkheal audit prepare`` creates it, as does the recipe of the image. A session that starts a JVM on this machine uses
+the archive if it exists and is complete; ``spark-submit`` has its own options. Java ignores an archive that does not
+match.
 
 Decision: docs/decisions/0122-spark-starts-from-an-archive-of-its-classes.md.
 """
@@ -20,18 +20,18 @@ from bookie.runtime.java import Java
 from bookie.runtime.kept_files import cache_folder
 
 VARIABLE: Final = "BKHEAL_SPARK_CLASSES"
-"""Environment variable that names the file of the archive; default: one in the cache folder for each Java and Spark."""
+"""Environment variable with the path of the archive; default: one in the cache folder for each Java and Spark."""
 SUBMIT_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
-"""Spark's own variable, with options for the Java machine of the driver."""
+"""Spark's own variable, with options for the JVM of the driver."""
 LAUNCHER_OPTIONS: Final = "SPARK_LAUNCHER_OPTS"
 LAUNCHER_DEFAULT: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
-"""Of Spark's launcher, a small Java program that prints the command of the large one."""
+"""Options of Spark's launcher, a small Java program that prints the command line of the driver's JVM."""
 _OF_AN_OPERATOR: Final = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare:off")
 _WRITABLE_BY_OTHERS: Final = 0o022
 
 
 def spark_jars() -> Path:
-    """The folder with the jars of the installed pyspark, which is located and not imported."""
+    """Return the folder with the jars of the installed pyspark, which is located and not imported."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("pyspark is not installed")
@@ -39,16 +39,16 @@ def spark_jars() -> Path:
 
 
 def archive_path(java: Java, environment: Mapping[str, str]) -> Path:
-    """The file of the archive, whether or not it exists."""
+    """Return the path of the archive, whether or not the file exists."""
     if given := environment.get(VARIABLE):
         return Path(given)
     return cache_folder(environment) / f"spark-{fingerprint(java, spark_jars())}.jsa"
 
 
 def archive_options(java: Java, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Options of Java for the archive; none if there is no usable one, or if an operator's options are about archives.
+    """Return Java's options for the archive; none without a usable one, or if the operator's options concern archives.
 
-    The file is code: one that another user but root could have written is not used.
+    The file is code: it is not used if another user except root could have written it.
     """
     if any(option in environment.get(SUBMIT_OPTIONS, "") for option in _OF_AN_OPERATOR):
         return ()

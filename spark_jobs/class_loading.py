@@ -1,6 +1,6 @@
-"""``python -m spark_jobs.class_loading URI REPORTS``: load Spark's classes by an audit, then end the Java machine.
+"""``python -m spark_jobs.class_loading URI REPORTS``: load Spark's classes by an audit, then end the JVM.
 
-If this process was started with options to write an archive of classes, the Java machine writes it at its end.
+If this process was started with options to write an archive of classes, the JVM writes it when it exits.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _END_S: Final = 120.0
 
 
 def load_classes(uri: str, report_dir: Path) -> None:
-    """Audit the cluster at ``uri`` in a session with the Spark UI, as the service has it, and wait for Java's end.
+    """Audit the cluster at ``uri`` in a session with the Spark UI, as in the service, and wait until the JVM exits.
 
     Raises:
         BkhealError: see ``run_audit``.
-        subprocess.TimeoutExpired: Java did not end.
+        subprocess.TimeoutExpired: the JVM did not exit in time.
     """
     with spark_session(
         SessionSettings(master="local[2]", is_ui_enabled=True, extra=(("spark.ui.port", "0"),))

@@ -1,4 +1,4 @@
-"""The one place of this package that opens a connection: ZooKeeper for the driver and for each partition of a scan."""
+"""The only module of this package that opens connections: ZooKeeper for the driver and each partition of a scan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from spark_jobs.settings import CONNECT_TIMEOUT_S
 _log = logging.getLogger(__name__)
 
 OBSERVER_TIMEOUT_S: Final = 5.0
-"""How long each task tries to connect to observers before it takes the servers of the URI."""
+"""How long each task tries to connect to observers before it uses the servers of the URI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ class PacedConnection:
 async def connected(
     uri: MetadataUri, connect_timeout_s: float = CONNECT_TIMEOUT_S, access: ZooKeeperAccess | None = None
 ) -> AsyncIterator[Connection]:
-    """Connect, look at the cluster's root, and close at the end.
+    """Connect, read the cluster's root, and close at the end.
 
-    ``access`` is that of the driver, for tasks; it names files and environment variables of the executor, and becomes
-    that of this process, so that a task looks for bkheal's own state where the driver does.
+    Tasks pass the ``access`` of the driver. It names files and environment variables of the executor, and this process
+    adopts it, so a task looks for bkheal's own state in the same place as the driver.
 
     Raises:
         StoreUnavailableError: no answer from the hosts.
-        NotAClusterError: there is no cluster at the root, or one of another layout than the URI's.
+        NotAClusterError: there is no cluster at the root, or its layout differs from the URI's.
     """
     if access is not None:
         use_access(access)
@@ -86,7 +86,7 @@ async def connected_at_pace(
         looks_itself: see ``PacedStore``.
 
     Raises:
-        StoreUnavailableError, NotAClusterError: see ``connected``; or the observers have another cluster (R131).
+        StoreUnavailableError, NotAClusterError: see ``connected``; or the observers serve another cluster (R131).
     """
     async with AsyncExitStack() as stack:
         connection = None
@@ -112,10 +112,10 @@ async def connected_at_pace(
 async def connected_as_reader(
     uri: MetadataUri, connect_timeout_s: float, clock: Clock, budget: TaskBudget
 ) -> AsyncIterator[PacedConnection]:
-    """As ``connected``, for the driver of a run, which becomes one of the runs that divide the limits on reading.
+    """As ``connected``, for the driver of a run, which becomes one of the runs that share the limits on reading.
 
-    Its reads keep the pace of the run. Bulk reads of its tasks come at other times, so its limits are those of all of
-    them. Beside other runs, opening takes up to two seconds if there are fixed limits.
+    Its reads keep the pace of the run. Bulk reads of its tasks happen at other times, so the driver may use the limits
+    of all tasks together. Beside other runs, opening takes up to two seconds if there are fixed limits.
 
     Args:
         uri: of the cluster.

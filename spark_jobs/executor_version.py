@@ -21,10 +21,10 @@ class OtherVersionError(PermanentError):
 
 
 def check_version(driver_version: str) -> None:
-    """Check that this process has the version of the driver. A version that is unknown on one side is not compared.
+    """Check that this process has the version of the driver. A version unknown on one side is not compared.
 
     Raises:
-        OtherVersionError: it has another one.
+        OtherVersionError: the versions differ.
     """
     own = installed_version()
     if own != driver_version and UNKNOWN_VERSION not in (own, driver_version):
@@ -32,6 +32,6 @@ def check_version(driver_version: str) -> None:
 
 
 def version_problem(text: str) -> str | None:
-    """Return the sentence of an ``OtherVersionError`` from the text of an error that Spark passes on; None: none."""
+    """Return the sentence of an ``OtherVersionError`` within the text of an error from Spark; None: there is none."""
     found = _IN_TEXT.search(text)
     return None if found is None else found.group()

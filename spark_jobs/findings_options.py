@@ -1,6 +1,6 @@
 """The option of the folder through which findings go from executors to the driver. Importable without Spark.
 
-A one-shot audit and the service have the same one. What it does: ``spark_jobs.runs.hadoop_files``.
+A one-shot audit and the service have the same one. Its use: ``spark_jobs.runs.hadoop_files``.
 """
 
 from __future__ import annotations

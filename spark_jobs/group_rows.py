@@ -1,4 +1,4 @@
-"""The column of the bookie groups that a ledger asks for: null, or a JSON text. Pure.
+"""The column of the bookie groups requested by a ledger: null, or a JSON text. Pure.
 
 ``{"primary": ["red"], "secondary": []}``, or ``{"problem": "..."}`` if they cannot be read. Equal groups are equal
 texts. It is a text because Spark groups and joins by texts faster than by structs.
@@ -12,14 +12,14 @@ from bookie.model.isolation import Isolation
 
 
 def groups_text(wish: Isolation | str) -> str:
-    """The value for groups, or for the reason why they cannot be read."""
+    """Return the value for groups, or for the reason why they cannot be read."""
     if isinstance(wish, str):
         return json.dumps({"problem": wish})
     return json.dumps({"primary": sorted(wish.primary), "secondary": sorted(wish.secondary)})
 
 
 def wish_in(text: str) -> tuple[Isolation | None, str]:
-    """The groups in a value, and why they cannot be read; an empty text is null."""
+    """Return the groups in a value, and why they cannot be read; an empty text is null."""
     if not text:
         return None, ""
     value = json.loads(text)

@@ -1,6 +1,6 @@
 """The options of the image of ledger metadata. A one-shot audit and the service have the same ones.
 
-What it is for: ``spark_jobs.image``. Importable without Spark.
+Its purpose: ``spark_jobs.image``. Importable without Spark.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from spark_jobs.store_address import StoreAddressError, is_path, parse_address
 
 _HEADING: Final = "Image of ledger metadata"
 IMAGE_AGE_MAX_S: Final = 7 * 86_400.0
-"""Of a ledger that was created or moved since, only the pass over all ledgers finds a loss."""
+"""For a ledger created or moved since, only the pass over all ledgers finds a loss."""
 
 WithImage = Annotated[
     bool,

@@ -32,4 +32,4 @@ InventoryTokenFile = Annotated[
         heading=_INVENTORY,
     ),
 ]
-"""At the same path on each executor, which reads it before it asks a bookie; the role read is sufficient."""
+"""At the same path on each executor, which reads it before a request to a bookie; the role read is sufficient."""

@@ -1,4 +1,4 @@
-"""How much of the reports stays. Pure."""
+"""Limits on the reports and tables to keep. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ HISTORY_MIB: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How much stays; None: everything."""
+    """What to keep; None: everything."""
 
     reports_max: int | None = None
     """Directories of runs, at least 1."""
     days_max: int | None = None
     """Days of the tables, today included, at least 1."""
     table_bytes_max: int | None = None
-    """Of each table: its oldest days go above that, and the newest stays."""
+    """Of each table: above this size, its oldest days are removed, and the newest stays."""
 
 
 EVERYTHING: Final = Kept()

@@ -1,6 +1,6 @@
 """The options that decide what an audit marks, and when. A one-shot audit and the service have the same ones.
 
-What they mean is in ``bookie.metadata.bookies.marking_times`` and ``spark_jobs.run_limits``. Importable without Spark.
+Their meaning is in ``bookie.metadata.bookies.marking_times`` and ``spark_jobs.run_limits``. Importable without Spark.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bookie.model.option import Option
 MissingShareMax = Annotated[
     float, Option("Mark nothing if a larger share of the known bookies is missing.", minimum=0, maximum=1)
 ]
-"""The mass-loss brake holds everything above it."""
+"""Above it, the mass-loss brake holds everything back."""
 CriticalDelay = Annotated[
     float,
     Option(

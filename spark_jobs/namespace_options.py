@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from bookie.model.option import Option
 
 NAMESPACES_MAX: Final = 50
-"""Namespaces that a summary names, and metrics at most."""
+"""Namespaces named in a summary, and at most in metrics."""
 
 NamespacesInMetrics = Annotated[
     int,

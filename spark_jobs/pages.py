@@ -1,4 +1,4 @@
-"""Templates of HTML pages: every value is escaped, and a name that a template does not know is an error."""
+"""Templates of HTML pages: every value is escaped, and an unknown name in a template is an error."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def page_environment(folder: Traversable, clean: Callable[[str], str] = str) -> 
 
 
 def style_hash(css: str) -> str:
-    """Return the name of a style sheet in a content security policy, which allows this text and no other."""
+    """Return the name of a style sheet in a content security policy, which allows only this text."""
     return f"sha256-{base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()}"

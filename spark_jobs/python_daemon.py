@@ -1,7 +1,7 @@
 """The process from which Spark forks its Python workers, with a faster start.
 
-Spark lets its workers import ``pyspark`` from an archive of sources, which Python compiles anew in each process. The
-package around that archive has the same modules, compiled (decision 123).
+Spark lets its workers import ``pyspark`` from an archive of sources, and Python compiles these again in each process.
+The package around that archive has the same modules, compiled (decision 123).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ MetadataRate = Annotated[
         maximum=100_000_000,
     ),
 ]
-"""A share for each task that can run: see ``spark_jobs.pacing.budget``."""
+"""Each concurrent task gets a share: see ``spark_jobs.pacing.budget``."""
 MetadataBytesRate = Annotated[
     float,
     Option(
@@ -62,7 +62,7 @@ def observer_hosts(text: str) -> str:
 
 
 def observer_problems(text: str) -> Iterator[str]:
-    """Report why ``text`` names no observers, in a sentence that names the setting; nothing if it does."""
+    """Report why ``text`` names no observers, in a sentence with the name of the setting; nothing if it does."""
     try:
         observer_hosts(text)
     except InvalidUriError as error:

@@ -32,9 +32,9 @@ REFERENCE_DDL: Final = """
     ledgers array<struct<ledger_id: bigint, claim: tinyint>>, position_in bigint, error string,
     tenant string, namespace string, topic string
 """
-"""One row per node with references, and per node that leaves one unknown. Such a node has an ``error``, why it cannot
-be decoded, or a ``position_in``, the ledger which contains the reference to the compacted ledger of the topic, and
-which was not read; it alone has the last three columns, and they are null if its name is not that of a topic."""
+"""One row per node with references, and per node that leaves one unknown. Such a node has either an ``error``, the
+reason why it cannot be decoded, or a ``position_in``: the ledger with the reference to the topic's compacted ledger,
+which was not read. Only such a node has the last three columns; they are null if its name is not that of a topic."""
 LEDGERS: Final = "ledgers"
 _REFERENCE_TYPE: Final = pa.struct([pa.field("ledger_id", pa.int64()), pa.field("claim", pa.int8())])
 _LEDGERS_TYPE: Final = pa.list_(pa.field("element", _REFERENCE_TYPE))
@@ -49,14 +49,14 @@ REFERENCE_SCHEMA: Final = pa.schema(
 
 
 def claim_of(reference: LedgerReference) -> Claim:
-    """What a reference implies for its ledger."""
+    """Return the implication of a reference for its ledger."""
     if reference.copy is Copy.BOOKKEEPER:
         return Claim.EMPTY if reference.is_empty else Claim.ENTRIES
     return Claim.OFFLOADED if reference.copy is Copy.OFFLOADED else Claim.ALSO_ELSEWHERE
 
 
 def ledgers_column(ledgers: Sequence[Sequence[LedgerReference]]) -> pa.Array:
-    """The column ``ledgers`` of nodes with these references."""
+    """Return the column ``ledgers`` of nodes with these references."""
     offsets = [0]
     for some in ledgers:
         offsets.append(offsets[-1] + len(some))

@@ -1,6 +1,6 @@
 """Files in an object store or on a Hadoop file system, through pyarrow: the adapter for reports and for the image.
 
-The invariant: a file appears whole under its name, or not at all. Every call ends within a time. Credentials come from
+The invariant: a file appears whole under its name, or not at all. Every call has a time limit. Credentials come from
 the environment, from files or from the machine's role, as the library of the store reads them; an address with a
 password is refused, and no message contains one.
 """
@@ -31,14 +31,14 @@ _IN_ONE_STEP: Final = frozenset({"s3", "gcs", "abfs"})
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """Variables of the environment with the endpoint of another S3 server, as the tools of AWS read them."""
 CALL_S: Final = 60.0
-"""For one call, with its repetitions, beside the time for the bytes."""
+"""For one call and its repetitions, in addition to the time for the bytes."""
 _BYTES_PER_S: Final = 256 * 1024
 _CHUNK: Final = 4 << 20
 _REASON_MAX: Final = 300
 SLOW_S: Final = 5.0
-"""A call that fails after more than this has waited for a store that does not answer."""
+"""A call that fails after more than this was waiting for a silent store."""
 REST_S: Final = 120.0
-"""How long a store that does not answer is not called again: the tasks of a scan do not all wait for it."""
+"""How long a silent store is not called again: the tasks of a scan do not all wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class StoredFile:
 
 
 class Pending(Generic[T]):
-    """A call that was started."""
+    """A started call."""
 
     def __init__(
         self, future: Future[T], deadline_s: float, clock: Clock, end: Callable[[Exception], Exception]
@@ -62,7 +62,7 @@ class Pending(Generic[T]):
         self._end = end
 
     def is_done_within(self, seconds: float) -> bool:
-        """Wait at most this long; whether the call has ended, or its time is over."""
+        """Wait at most this long; return whether the call has ended, or its time is over."""
         left_s = self._until_s - self._clock.monotonic_s()
         try:
             self._future.exception(max(0.0, min(seconds, left_s)))
@@ -74,13 +74,13 @@ class Pending(Generic[T]):
         """Wait until the call ends, or its time is over.
 
         Raises:
-            Exception: the error of the store that was given.
+            Exception: ``failure`` of the store; see ``RemoteFiles``.
         """
         try:
             return self._future.result(max(0.0, self._until_s - self._clock.monotonic_s()))
         except TimeoutError as error:
             raise self._end(TimeoutError(f"no answer within {self._deadline_s:.0f} s")) from error
-        except Exception as error:  # each library of a store has errors of its own, and all mean that it failed
+        except Exception as error:  # each library of a store has errors of its own, and all mean a failure
             raise self._end(error) from error
 
 
@@ -100,9 +100,9 @@ class RemoteFiles:
 
         Args:
             address: of the folder above all files.
-            failure: the error that is raised if the store cannot be read or written; the text has the reason.
-            call_s: seconds for each call, beside the time for the bytes.
-            rest_s: seconds for which every call fails at once after one that waited in vain.
+            failure: the error to raise if the store cannot be read or written; the text has the reason.
+            call_s: seconds for each call, in addition to the time for the bytes.
+            rest_s: after a call that waited in vain, every call fails at once for so many seconds.
             clock: to measure with; default: the machine's.
         """
         self.address = address
@@ -116,7 +116,7 @@ class RemoteFiles:
         self._opened: tuple[Any, str] | None = None
 
     def list(self, folder: str = "", *, is_deep: bool = True) -> tuple[list[StoredFile], list[str]]:
-        """The files in a folder and, if not deep, the names of its folders. A folder that does not exist is empty.
+        """List the files in a folder and, if not deep, the names of its folders. A missing folder is empty.
 
         Raises:
             Exception: the store cannot be read.
@@ -140,7 +140,7 @@ class RemoteFiles:
         return self._start("list", folder, call).result()
 
     def read(self, name: str, size_max: int) -> pa.Buffer:
-        """The content of a file, or so much of it that it is longer than ``size_max``.
+        """Read a file; if it is longer than ``size_max``, only its first ``size_max`` + 1 bytes.
 
         Raises:
             Exception: the store cannot be read, or lacks the file.
@@ -158,7 +158,7 @@ class RemoteFiles:
         Args:
             name: of the file.
             target: the new file.
-            size: the size that the list of files gave.
+            size: the size in the list of files.
 
         Raises:
             Exception: the store cannot be read, lacks the file, or has one of another size.
@@ -198,7 +198,7 @@ class RemoteFiles:
                     system.delete_file(f"{base}/{folder}/{name}")
             try:
                 system.delete_dir(f"{base}/{folder}")
-            except OSError:  # stores without folders may not find one whose files are gone
+            except OSError:  # stores without folders may not find one whose files were removed
                 left = fs.FileSelector(f"{base}/{folder}", allow_not_found=True, recursive=True)
                 if any(info.type is fs.FileType.File for info in system.get_file_info(left)):
                     raise
@@ -222,7 +222,7 @@ class RemoteFiles:
         return self._start("write", name, call, size)
 
     def _start(self, verb: str, name: str, call: Callable[[Any, str], T], size: int = 0) -> Pending[T]:
-        """Call in a thread of its own: a library that hangs does not keep a run from its end."""
+        """Call in a thread of its own: a library that hangs does not delay the end of a run."""
         future: Future[T] = Future()
         since_s = self._clock.monotonic_s()
         failed_s: float | None = None
@@ -283,7 +283,7 @@ def _open(address: StoreAddress) -> tuple[Any, str]:
 
 
 def _hdfs(address: StoreAddress) -> Any:
-    """The file system by a client that needs no Java; None: the package ``hdfs-native`` is not installed."""
+    """Return the file system through a client that needs no Java; None: ``hdfs-native`` is not installed."""
     try:
         native = importlib.import_module("hdfs_native.fsspec")
     except ModuleNotFoundError:

@@ -12,4 +12,4 @@ class RunLimits:
     marks_max: int | None = None
     """New or changed marks."""
     bytes_max: int | None = None
-    """Bytes that the repair of those ledgers has to copy, estimated."""
+    """Estimated bytes that the repair of these ledgers has to copy."""

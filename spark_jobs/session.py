@@ -1,7 +1,7 @@
-"""One Spark session for an audit, with every setting that its results or its log depend on made explicit.
+"""One Spark session for an audit, with an explicit value for every setting that its results or its log depend on.
 
 Defaults of Spark differ between 4.0 and 4.3 (Arrow transfer among them), and PySpark starts the first ``python3`` on
-the path as its worker by default; nothing of this is left to chance here. Inside ``spark-submit`` its own master and
+the path as its worker by default; none of this is left to chance here. Inside ``spark-submit`` its own master and
 memory settings apply.
 """
 
@@ -45,7 +45,7 @@ def is_alive(spark: SparkSession) -> bool:
 
 
 def kill_driver() -> bool:
-    """Kill the JVM that this process started for Spark; whether there is one. ``spark-submit``'s own is left alone.
+    """Kill the JVM that this process started for Spark; return whether there is one. Never ``spark-submit``'s own.
 
     Never blocks: it does not talk to the JVM, which may hang.
     """
@@ -57,7 +57,7 @@ def kill_driver() -> bool:
 
 
 def java_pid() -> int | None:
-    """The id of the JVM that this process started for Spark; None: there is none, or it is ``spark-submit``'s own."""
+    """Return the id of the JVM that this process started for Spark; None without one, or inside ``spark-submit``."""
     process = getattr(SparkContext._gateway, "proc", None)
     return None if process is None else int(process.pid)
 
@@ -111,7 +111,7 @@ def spark_session(
 
 
 def _in_thread(start: Callable[[], SparkSession], settings: SessionSettings) -> Future[SparkSession]:
-    """In the main thread Spark would install a handler of Ctrl-C that breaks any running call to the JVM.
+    """Start in a thread: in the main thread Spark would install a handler of Ctrl-C, which breaks any call to the JVM.
 
     The JVM, and by it Spark's Python workers, inherit the nice value of this thread. On Linux each thread has its own.
     """
@@ -122,7 +122,7 @@ def _in_thread(start: Callable[[], SparkSession], settings: SessionSettings) -> 
             if sys.platform == "linux" and not _is_submitted() and _is_local(settings.master or "local"):
                 os.setpriority(os.PRIO_PROCESS, 0, max(settings.nice, os.getpriority(os.PRIO_PROCESS, 0)))
             future.set_result(start())
-        except BaseException as error:  # noqa: BLE001  # the boundary of a thread; it is raised to who waits
+        except BaseException as error:  # noqa: BLE001  # the boundary of a thread; it is raised to the waiting caller
             future.set_exception(error)
 
     threading.Thread(target=run, name="spark start", daemon=True).start()
@@ -141,11 +141,11 @@ def spark_conf(
     """
     conf = {
         "spark.python.worker.reuse": "true",
-        # Runs of several kinds go on side by side: the one that follows a bookie's loss must not wait for the others.
+        # Runs of several kinds go on side by side: the one after a bookie's loss must not wait for the others.
         "spark.scheduler.mode": "FAIR",
         "spark.sql.ansi.enabled": "true",
-        # The longest method, in bytes of code, that a Java machine compiles. Spark would fuse a check into a longer one
-        # and have it interpreted, at twice the time; beyond the limit it makes short methods of it.
+        # The longest method, in bytes of code, that a JVM compiles. Spark would fuse a check into a longer one and have
+        # it interpreted, at twice the time; beyond the limit it splits the check into short methods.
         "spark.sql.codegen.hugeMethodLimit": "8000",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
         "spark.sql.debug.maxToStringFields": "200",
@@ -174,7 +174,7 @@ def spark_conf(
 
 
 def _prepare_environment(settings: SessionSettings) -> Sequence[str]:
-    """Set what the JVM and the Python workers are started with; it must be there before the JVM is.
+    """Set the environment of the JVM and of the Python workers, before the JVM starts.
 
     Returns the options of Java for the archive of Spark's classes.
     """
@@ -187,7 +187,7 @@ def _prepare_environment(settings: SessionSettings) -> Sequence[str]:
         os.environ["PYSPARK_PIN_THREAD"] = "true"  # runs in threads side by side keep their job groups apart
     if not _is_submitted() and _is_local(settings.master or "local"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
-        # The UI binds to it; without it Spark looks the host's name up, and warns about what it finds.
+        # The UI binds to it; without it Spark looks up the host's name, and warns about the result.
         os.environ["SPARK_LOCAL_IP"] = settings.ui_host
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -67,13 +67,13 @@ SNAPSHOT_HELP: Final = (
     "cannot decide; with --kind bookies or everything."
 )
 FROM_SNAPSHOT: Final = (RunKind.BOOKIES, RunKind.EVERYTHING)
-"""Kinds that may read ledger metadata from a snapshot."""
+"""Kinds allowed to read ledger metadata from a snapshot."""
 _PLACEMENT: Final = "Placement check"
 _REPLICAS: Final = "Replicas check"
 
 
 class FailOn(enum.Enum):
-    """From which findings on an audit exits with ``FINDINGS``. Unreadable metadata counts at every level but NEVER."""
+    """The least severe findings with exit code ``FINDINGS``. Unreadable metadata counts at every level but NEVER."""
 
     NEVER = "never"
     NO_LIVE_COPY = "no-live-copy"
@@ -86,7 +86,7 @@ class FailOn(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """What one audit run does. Refuses impossible values as a whole, naming each of them.
+    """Settings of one audit run. Impossible values are refused together, each with its name.
 
     Raises:
         ConfigurationError: some value is impossible.
@@ -94,7 +94,7 @@ class AuditSettings:
 
     metadata_uri: str
     report_dir: Annotated[Path, Option("Holds a directory with the report of each run.")] = Path("reports")
-    """On a file system that the Spark executors share, if there are any on other machines, unless ``findings_dir``."""
+    """On a file system shared by the Spark executors, if any are on other machines, unless ``findings_dir`` is set."""
     report_store: ReportStoreOption = ""
     findings_dir: FindingsDir = ""
     is_dry_run: Annotated[bool, Option("Find and report, but mark nothing.", "dry_run")] = False
@@ -147,7 +147,7 @@ class AuditSettings:
         float,
         Option("Share of the ledgers to check, such as 0.01; chosen by id.", above=0, maximum=1, heading=_REPLICAS),
     ] = 1.0
-    """Which ones depends on their ids and the seed alone."""
+    """The selection depends only on their ids and the seed."""
     sample_seed: Annotated[
         int | None, Option("Seed of the sample; default: another one each time.", heading=_REPLICAS)
     ] = None
@@ -177,7 +177,7 @@ class AuditSettings:
     ] = None
     """The tables of all runs keep their rows."""
     snapshot: Path | None = None
-    """Snapshot of ZooKeeper to read ledger metadata from, of the checks of bookies and of everything; on a file system
+    """Snapshot of ZooKeeper to read ledger metadata from, in the checks of bookies and of everything; on a file system
     that the Spark executors share."""
     snapshot_url: SnapshotUrl = ""
     snapshot_authorization_file: SnapshotAuthorizationFile = None
@@ -212,7 +212,7 @@ class AuditSettings:
 
     @property
     def marking_rules(self) -> MarkingRules:
-        """What holds the ledgers of lost bookies back, as far as it is configured here."""
+        """The configured reasons to hold back the ledgers of lost bookies."""
         return MarkingRules(self.critical_delay_s, self.rack_outage_delay_s, self.flapping_delay_s, self.topology_file)
 
     @property
@@ -222,7 +222,7 @@ class AuditSettings:
 
     @property
     def budget(self) -> Budget:
-        """What the tasks of a run may take from ZooKeeper."""
+        """The limits on the reads of a run's tasks from ZooKeeper."""
         return Budget(
             self.metadata_rate,
             self.metadata_bytes_rate,
@@ -233,7 +233,7 @@ class AuditSettings:
 
     @property
     def kept(self) -> Kept:
-        """How much of the reports stays."""
+        """Limits on the reports and tables to keep."""
         return Kept(self.reports_kept, self.history_days, self.history_mib << 20)
 
     @property

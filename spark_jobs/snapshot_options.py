@@ -1,6 +1,6 @@
-"""The options of snapshots of ZooKeeper that its admin server sends. Importable without Spark.
+"""The options of snapshots sent by ZooKeeper's admin server. Importable without Spark.
 
-What they are for: ``spark_jobs.snapshot.streaming``.
+Their purpose: ``spark_jobs.snapshot.streaming``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SnapshotCa = Annotated[
 
 
 def url_problems(url: str) -> Iterator[str]:
-    """What is wrong with the URL of an admin server, one sentence each."""
+    """Yield the problems of an admin server's URL, one sentence each."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         yield f"snapshot_url = {url.rpartition('@')[2]!r} is no URL such as http://zk1:8080"

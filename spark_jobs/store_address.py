@@ -22,7 +22,7 @@ ReportStoreOption = Annotated[
 ]
 _S3_PARAMETERS: Final = frozenset({"endpoint_override", "region", "scheme"})
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-"""A scheme of two characters or more; no path of ours begins so."""
+"""A scheme of two characters or more; none of our paths begins like this."""
 
 
 class StoreAddressError(PermanentError):
@@ -31,7 +31,7 @@ class StoreAddressError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where a folder is: the parts of a URI without secrets."""
+    """The location of a folder: the parts of a URI without secrets."""
 
     scheme: str
     authority: str
@@ -58,10 +58,10 @@ def is_path(text: str) -> bool:
 
 
 def parse_address(text: str) -> StoreAddress:
-    """The address in a URI such as ``s3://bucket/reports?endpoint_override=http://minio:9000``. Pure.
+    """Return the address in a URI such as ``s3://bucket/reports?endpoint_override=http://minio:9000``. Pure.
 
     Raises:
-        StoreAddressError: it is none, or contains a password.
+        StoreAddressError: it is not an address, or contains a password.
     """
     try:
         parts = urlsplit(text)

@@ -1,4 +1,4 @@
-"""``bk_bookies``: one row per bookie that is registered or ever joined the cluster.
+"""``bk_bookies``: one row per bookie with a registration or a cookie.
 
 ``state`` is the label of a ``BookieState``: ``writable``, ``read_only`` or ``lost``.
 """
@@ -47,7 +47,7 @@ class BookieReader(DataSourceReader):
         self._access = access
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str, str, bool, bool]]:
-        """Read the listings.
+        """Read the registrations and the cookies.
 
         Raises:
             StoreUnavailableError: no answer.

@@ -1,7 +1,7 @@
-"""The columns of ledgers that the references check compares: numbers and truth values, and no names.
+"""The columns of ledgers compared by the references check: numbers and truth values, no names.
 
-The names of an owner are most of what a scan of Pulsar's ledgers would cost, and all but a few ledgers are referred to.
-The few are read again anyway.
+The names of an owner would be most of the cost of a scan of Pulsar's ledgers, and nearly all ledgers are referenced.
+The few others are read again anyway.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BriefColumns(MetadataColumns):
     """The columns of ``BRIEF_DDL``."""
 
     def __init__(self, live_bookies: frozenset[str] | None = None, *, is_summarized: bool = False) -> None:
-        """Empty; the arguments are those of ``MetadataColumns``."""
+        """Start without rows; the arguments are those of ``MetadataColumns``."""
         super().__init__(BRIEF_FIELDS, live_bookies, is_summarized=is_summarized)
         self._rows: list[_Row] = []
 
@@ -52,6 +52,6 @@ class BriefColumns(MetadataColumns):
 
     def _append(self, ledger_id: int, is_closed: bool, custom: Mapping[str, bytes]) -> None:
         named = next((custom[key] for key in OWNING_KEYS if key in custom), None)
-        # Spark's int has a sign.
+        # Spark's int is signed.
         topic_hash = None if named is None else zlib.crc32(named) >> 1
         self._rows.append((ledger_id, is_closed, is_of_pulsar(custom), topic_hash, None))

@@ -25,7 +25,7 @@ from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
 from spark_jobs.image.part import ImagePart
 
 _KNOWN_MEMBERS_MAX: Final = 100_000
-"""Far more bookies than any cluster has; a bound against metadata that names a new one each time."""
+"""Far more bookies than in any cluster; a bound against metadata with a new name each time."""
 _STATES: Final = {state.value: state.name for state in LedgerState}
 _DIGESTS: Final = {digest.value: digest.name for digest in DigestType}
 _CLOSED: Final = LedgerState.CLOSED.value
@@ -37,7 +37,7 @@ _Row = tuple[
 
 
 class MetadataColumns(abc.ABC):
-    """Takes metadata, counts it, and keeps rows of ledgers until they are taken. Not shared between threads."""
+    """Collects metadata, counts it, and keeps rows of ledgers until they are taken. Not shared between threads."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class MetadataColumns(abc.ABC):
 
         Args:
             fields: the columns before the summary.
-            live_bookies: readable ledgers that name no other bookie are counted and left out; None: none is.
+            live_bookies: readable ledgers that name only these bookies are counted and left out; None: all are kept.
             is_summarized: whether a row of counts is taken at the end.
             image: also receives every readable ledger, and its files are in the row of counts.
         """
@@ -63,7 +63,7 @@ class MetadataColumns(abc.ABC):
         self._fields = fields
         self._schema = pa.schema([*fields, SUMMARY_FIELD] if is_summarized else fields)
         self._known_members: set[str] = set()
-        """Names that the reference decoder accepted; those of live bookies need no such look."""
+        """Names accepted by the reference decoder; those of live bookies need no check."""
 
     @property
     def has_image(self) -> bool:
@@ -72,7 +72,7 @@ class MetadataColumns(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Rows that were not taken yet."""
+        """The number of rows not taken yet."""
 
     @abc.abstractmethod
     def _keep_usual(
@@ -87,10 +87,10 @@ class MetadataColumns(abc.ABC):
 
     @abc.abstractmethod
     def _take(self) -> list[pa.Array]:
-        """The columns of all rows, which are forgotten."""
+        """Return the columns of all rows, and drop the rows."""
 
     def add(self, ledger_id: int, data: bytes) -> None:
-        """Take one ledger's metadata. Bytes that cannot be read become a row with an error."""
+        """Add one ledger's metadata. Unreadable bytes become a row with an error."""
         if self._healthy is not None and (healthy := self._healthy.look(data)) is not None:
             state, write_quorum, ack_quorum, members = healthy
             self.counts.add(state, (members,))
@@ -102,12 +102,12 @@ class MetadataColumns(abc.ABC):
             self._add_by_reference(ledger_id, data)
 
     def add_unreadable(self, ledger_id: int, reason: str) -> None:
-        """Take one ledger whose metadata cannot be had, as a row with an error."""
+        """Add one ledger with unavailable metadata, as a row with an error."""
         self.counts.unreadable += 1
         self._keep_unreadable(ledger_id, reason)
 
     def take_batch(self) -> pa.RecordBatch:
-        """Return what was collected since the last call, possibly nothing, as one batch."""
+        """Return the rows added since the last call, possibly none, as one batch."""
         rows = len(self)
         self.counts.returned += rows
         return self._batch(self._take(), rows)
@@ -120,7 +120,7 @@ class MetadataColumns(abc.ABC):
         return self._batch([*nulls, pa.array([summary], SUMMARY_FIELD.type)], 1)
 
     def _add_usual(self, ledger_id: int, message: LedgerMetadataFormat) -> bool:
-        """Take a message whose fragments keep the rules too; False, and nothing done, for any other."""
+        """Add a message if its fragments follow the rules too; otherwise change nothing and return False."""
         size, known, live = message.ensembleSize, self._known_members, self._live
         starts: list[int] = []
         ensembles: list[Sequence[str]] = []
@@ -165,7 +165,7 @@ class MetadataColumns(abc.ABC):
     def _count(
         self, ledger_id: int, shape: tuple[int, int, int, int], ensembles: Sequence[Sequence[str]], *, is_live: bool
     ) -> None:
-        """Count a ledger of this state, ensemble size, write quorum and ack quorum."""
+        """Count a ledger with this state, ensemble size, write quorum and ack quorum."""
         self.counts.add(shape[0], ensembles)
         if self._image is not None:
             members = ensembles[0] if len(ensembles) == 1 else tuple(chain.from_iterable(ensembles))
@@ -175,7 +175,7 @@ class MetadataColumns(abc.ABC):
         missing = [pa.nulls(rows, field.type) for field in list(self._schema)[len(arrays) :]]
         cast = [
             array.cast(field.type) for array, field in zip([*arrays, *missing], self._schema, strict=True)
-        ]  # list types differ in the name of their element alone
+        ]  # list types differ only in the name of their element
         return pa.RecordBatch.from_arrays(cast, schema=self._schema)
 
 
@@ -189,7 +189,7 @@ class LedgerColumns(MetadataColumns):
         is_summarized: bool = False,
         image: ImagePart | None = None,
     ) -> None:
-        """Empty; the arguments are those of ``MetadataColumns``."""
+        """Start without rows; the arguments are those of ``MetadataColumns``."""
         super().__init__(LEDGER_FIELDS, live_bookies, is_summarized=is_summarized, image=image)
         self._owners = OwnerColumns()
         self._clear()

@@ -1,4 +1,4 @@
-"""What one partition of a scan counted. Values for the summary row; no I/O."""
+"""Counts of one partition of a scan. Values for the summary row; no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bookie.model.metadata import LedgerState
 from spark_jobs.image.carried import Tally
 
 _SINGLE_MAX: Final = 10_000
-"""Ensembles kept until they are counted, which is several times faster in bulk than one at a time."""
+"""Ensembles kept until they are counted: several times faster in bulk than one at a time."""
 
 
 @dataclass(slots=True)
@@ -26,15 +26,15 @@ class ScanCounts:
     vanished: int = 0
     """Deleted between listing and reading, which is normal (S15)."""
     skipped: int = 0
-    """Outside the range of ids that was asked for; not read."""
+    """Outside the requested range of ids; not read."""
     returned: int = 0
-    """Rows that the source gave out, the unreadable ones included."""
+    """Rows returned by the source, including unreadable ones."""
     carried: int = 0
-    """Those of ``ledgers`` that were not read, but carried over from an image."""
+    """Those of ``ledgers`` carried over from an image without being read."""
     carried_problem: str = ""
-    """Why some that could have been were not."""
+    """Why some were not carried over although they could have been."""
     parents: list[tuple[str, int, int]] = field(default_factory=list)
-    """Path, children planned, ledgers listed: of each node that was read to its end."""
+    """Path, children planned, ledgers listed: of each node read to its end."""
     _states: list[int] = field(default_factory=lambda: [0] * (1 + max(state.value for state in LedgerState)))
     _ledgers_by_bookie: Counter[str] = field(default_factory=Counter)
     _fragments_by_bookie: Counter[str] = field(default_factory=Counter)
@@ -42,7 +42,7 @@ class ScanCounts:
     """Ensembles of ledgers with one fragment, not counted yet."""
 
     def add(self, state: int, ensembles: Sequence[Sequence[str]]) -> None:
-        """Count one ledger in the state with this wire value, made of fragments with these ensembles."""
+        """Count one ledger by the wire value of its state and the ensembles of its fragments."""
         self.ledgers += 1
         self._states[state] += 1
         if len(ensembles) == 1:
@@ -55,7 +55,7 @@ class ScanCounts:
             self._fragments_by_bookie.update(chain.from_iterable(map(set, ensembles)))
 
     def carry(self, closed: Tally) -> None:
-        """Count ledgers, all of them closed, that were not read."""
+        """Count closed ledgers that were carried over without being read."""
         self.ledgers += closed.ledgers
         self.carried += closed.ledgers
         self.fragments += closed.fragments

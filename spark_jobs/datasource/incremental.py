@@ -3,12 +3,12 @@
 Of each leaf, the image may have all ledgers, most, or none:
 
 - *the same list*: no child was created or deleted since. Only ledgers that need a second look are read.
-- *another list*: the children are listed, and what the image does not have is read as well. If fewer ledgers are new
-  than were created, one may have been deleted and created again with its id: then the leaf is read as a whole.
-- *no rows*, or rows that are damaged, or due to be read again: the leaf is read as a whole.
+- *another list*: the children are listed, and those missing in the image are read as well. If fewer ledgers are new
+  than were created, one may have been deleted and created again with its id: then the whole leaf is read.
+- *no rows*, damaged rows, or rows due to be read again: the whole leaf is read.
 
-A ledger needs a second look unless it was closed, on bookies that were live then and are live now. What is carried over
-is only counted: no finding and no mark rests on an image (R108).
+A ledger needs a second look unless it was closed, on bookies live both then and now. Carried-over ledgers are only
+counted: no finding and no mark rests on an image (R108).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LeafWork:
 
     parent: LeafParent
     record: LeafRecord | None
-    """What the image has of it; None: read all of it."""
+    """Its record in the image; None: read the whole leaf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ImageSource:
     places: Mapping[str, Place]
 
     def rows(self) -> ImageRows:
-        """Open it."""
+        """Open the image."""
         return ImageRows(self.files, self.places)
 
 
@@ -64,7 +64,7 @@ class IncrementalTasks:
     """Called by Spark with the numbers of groups of leaves; yields rows of ``bk_ledgers``.
 
     Raises:
-        StoreUnavailableError: no answer; nothing of what was read may be used.
+        StoreUnavailableError: no answer; all rows read so far must be discarded.
         OtherVersionError: this executor has another version of the package.
     """
 
@@ -89,7 +89,7 @@ async def incremental(
     source: ImageSource,
     options: LedgerOptions,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield the ledgers of some leaves that name a bookie which is not live, then the summary row.
+    """Yield the ledgers of some leaves with a member that is not live, then the summary row.
 
     Raises:
         StoreUnavailableError: no answer; nothing of this may be used.
@@ -104,7 +104,7 @@ async def incremental(
 
 
 class _Reading:
-    """Decides what is read of some leaves, and carries over the rest."""
+    """Selects the ledgers of some leaves to read, and carries over the rest."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class _Reading:
         self._image = image
 
     async def wanted(self, group: Sequence[LeafWork]) -> AsyncGenerator[Sequence[LedgerId], None]:
-        """Ids to read, in chunks of one leaf each."""
+        """Yield the ids to read, in chunks of one leaf each."""
         await self._store.sync(self._cluster.root)  # this session's server may be older than the one of the plan
         for work in group:
             async for some in paced(await self._of(work), self._store):

@@ -15,10 +15,10 @@ LEDGER_DDL: Final = """
     error string, tenant string, namespace string, topic string, component string, subscription string,
     bookie_groups string
 """
-"""``bookie_groups`` is the text of ``spark_jobs.group_rows``; null if the ledger asks for none."""
+"""``bookie_groups`` is the text of ``spark_jobs.group_rows``; null if the ledger requests none."""
 BRIEF_DDL: Final = "ledger_id bigint, is_closed boolean, is_pulsar boolean, topic_hash int, error string"
-"""What the references check compares. ``topic_hash`` is about the same for all ledgers of a topic, and null if unknown;
-all but the id and the error are null if the metadata cannot be read."""
+"""The columns compared by the references check. ``topic_hash`` is about the same for all ledgers of a topic, and null
+if unknown; all but the id and the error are null if the metadata cannot be read."""
 SUMMARY_DDL: Final = """
     summary struct<
         parents: array<struct<path: string, planned: bigint, listed: bigint>>,

@@ -35,12 +35,12 @@ from spark_jobs.image.leaves import LeafStat
 
 NAME: Final = "bk_ledgers"
 _LEDGERS_PER_LEAF: Final = 10_000
-"""Four digits: what one node of the hierarchical layouts can hold (docs/formats.md#ledger-paths)."""
+"""Four digits: the capacity of one node of the hierarchical layouts (docs/formats.md#ledger-paths)."""
 
 
 @dataclass(frozen=True)
 class LedgerPartition(InputPartition):
-    """Nodes that one task reads."""
+    """Nodes read by one task."""
 
     parents: tuple[LeafParent, ...]
 
@@ -54,7 +54,7 @@ class LedgerSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        """Columns. Refuses wrong options before anything is read."""
+        """Columns. Refuses wrong options before any read."""
         ledger_options(self.options)
         return ledger_ddl(is_summarized=False)
 
@@ -70,7 +70,7 @@ class LedgerReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Groups of metadata nodes with about equally many ledgers."""
+        """Return groups of metadata nodes with about equally many ledgers."""
         parents = asyncio.run(_list_parents(self._options))
         count = self._options.num_partitions or partition_count(parents, os.cpu_count() or 1)
         return [LedgerPartition(group) for group in balance(parents, count)]
@@ -81,7 +81,7 @@ class LedgerReader(DataSourceReader):
         Raises:
             StoreUnavailableError: no answer; the task fails and Spark repeats it.
         """
-        # Spark reads one partition of its own making if there is none, in an empty cluster.
+        # In an empty cluster there is no partition, and Spark reads one of its own making.
         parents = partition.parents if isinstance(partition, LedgerPartition) else ()
         return in_event_loop(_read(self._options, parents))
 
@@ -90,17 +90,17 @@ class LedgerReader(DataSourceReader):
 class LedgerTasks:
     """Called by Spark with the numbers of groups of nodes; yields rows of ``bk_ledgers``.
 
-    An audit reads with it and not through the data source, for which Spark starts three more pairs of Python processes,
-    one after the other.
+    Audits use it instead of the data source, for which Spark starts three more pairs of Python processes, one after the
+    other.
 
     Raises:
-        StoreUnavailableError: no answer; nothing of what was read may be used.
+        StoreUnavailableError: no answer; all rows read so far must be discarded.
         OtherVersionError: this executor has another version of the package.
     """
 
     options: LedgerOptions
     groups: Broadcast[Sequence[str]]
-    """Each is the text of ``parents_text``, of which a task decodes its own."""
+    """Each is the text of ``parents_text``; a task decodes only its own."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One Spark task. The last column is the number of the reading."""
@@ -113,7 +113,7 @@ class LedgerTasks:
 
 
 async def leaf_parents(connection: Connection | PacedConnection) -> tuple[LeafParent, ...]:
-    """List the nodes that hold ledgers, with the number of ledgers in each."""
+    """List the nodes that hold ledgers, and the number of ledgers in each."""
     tree = LedgerTree(connection.store, connection.cluster)
     if connection.cluster.kind is LayoutKind.FLAT:
         return tuple(LeafParent(path, count) for path, count in await tree.leaf_parents())
@@ -122,7 +122,7 @@ async def leaf_parents(connection: Connection | PacedConnection) -> tuple[LeafPa
 
 
 def leaf_stat(stat: Stat) -> LeafStat:
-    """What an image has of the stat of a node."""
+    """Return the part of a node's stat stored in an image."""
     return LeafStat(stat.czxid, stat.children_zxid, stat.children_version, stat.children_count)
 
 

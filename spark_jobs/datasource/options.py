@@ -1,7 +1,7 @@
 """Options of the data sources: text from Spark in, checked values out.
 
-Ranges are options and not pushed filters: a pushed filter stays on the source, and a DataFrame that is used twice then
-returns wrong rows (Spark 4.1 to 4.3).
+Ranges are options and not pushed filters: a pushed filter stays on the source, and a DataFrame used twice then returns
+wrong rows (Spark 4.1 to 4.3).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_jobs.pacing.budget import FREE, TaskBudget, task_budget
 
 METADATA_URI: Final = "metadata_uri"
 ACCESS: Final = "zookeeper_access"
-"""How to reach ZooKeeper: names of files, no secret. Default: that of the process that plans."""
+"""How to reach ZooKeeper: names of files, no secret. Default: the access of the planning process."""
 NUM_PARTITIONS: Final = "num_partitions"
 FIRST_LEDGER: Final = "first_ledger"
 LAST_LEDGER: Final = "last_ledger"
@@ -31,12 +31,12 @@ _SECONDS_MAX: Final = 3600
 
 
 class InvalidOptionError(PermanentError):
-    """A data source option that is missing or makes no sense; the text names it."""
+    """A data source option is missing or makes no sense; the text names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerOptions:
-    """What a reading of ledgers needs: the options of ``bk_ledgers``, and what only audits use."""
+    """Options of a reading of ledgers: those of ``bk_ledgers``, and some for audits alone."""
 
     uri: MetadataUri
     access: ZooKeeperAccess
@@ -61,7 +61,7 @@ class LedgerOptions:
     budget: TaskBudget = FREE
     """Of each task."""
     driver_version: str = UNKNOWN_VERSION
-    """The version of bkheal that executors must have, if it is known."""
+    """The version of bkheal required on executors, if it is known."""
 
     def is_wanted(self, ledger_id: int) -> bool:
         """Whether the ledger is in the range."""
@@ -91,7 +91,7 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
 
 
 def source_uri(options: Mapping[str, str]) -> MetadataUri:
-    """Return the option that every source needs.
+    """Return the metadata URI, an option of every source.
 
     Raises:
         InvalidOptionError: it is missing.
@@ -107,7 +107,7 @@ def source_access(options: Mapping[str, str]) -> ZooKeeperAccess:
     """Return how to reach ZooKeeper.
 
     Raises:
-        ConfigurationError: the option, or the environment, has values that cannot be used.
+        ConfigurationError: the option, or the environment, has unusable values.
     """
     text = options.get(ACCESS)
     return access_in_use() if text is None else access_from_text(text)
@@ -127,10 +127,10 @@ def source_budget(options: Mapping[str, str]) -> TaskBudget:
 
 
 def seconds(options: Mapping[str, str], name: str, default: float) -> float:
-    """Return an option that is a span.
+    """Return the value of an option in seconds.
 
     Raises:
-        InvalidOptionError: it is none.
+        InvalidOptionError: it is not a number of seconds, or out of range.
     """
     text = options.get(name)
     try:
@@ -143,10 +143,10 @@ def seconds(options: Mapping[str, str], name: str, default: float) -> float:
 
 
 def number(options: Mapping[str, str], name: str, default: int, least: int) -> int:
-    """Return an option that is a whole number.
+    """Return the value of an option for a whole number.
 
     Raises:
-        InvalidOptionError: it is none, or below ``least``.
+        InvalidOptionError: it is not a whole number, or out of range; ``least`` is inclusive.
     """
     text = options.get(name)
     if text is None:

@@ -1,4 +1,4 @@
-"""The columns that custom metadata fills, at no cost for ledgers without it: the owner, and the bookie groups.
+"""The columns filled from custom metadata, at no cost for ledgers without it: the owner, and the bookie groups.
 
 Ledgers of one topic have the same custom metadata, so each different one is decoded once.
 """
@@ -15,9 +15,9 @@ from bookie.model.ownership import NO_OWNER, OWNER_COLUMNS, OwnerNames, owner_na
 from spark_jobs.group_rows import groups_text
 
 _KNOWN_MAX: Final = 50_000
-"""Different custom metadata that is remembered; a task that meets more decodes some of it again."""
+"""Different custom metadata that a task remembers; if there is more, the task decodes some of it again."""
 _KNOWN_BYTES_MAX: Final = 1024
-"""Longer custom metadata is decoded each time. So what is remembered stays below 50 MB."""
+"""Longer custom metadata is decoded each time. So the remembered metadata stays below 50 MB."""
 _Custom = Sequence[tuple[str, bytes]]
 _Decoded = tuple[OwnerNames, str | None]
 """The names, and the text of the bookie groups."""

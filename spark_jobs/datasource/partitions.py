@@ -14,7 +14,7 @@ from typing import Final
 from spark_jobs.image.leaves import LeafStat
 
 LEDGERS_PER_PARTITION_MAX: Final = 250_000
-"""A partition is what is read again after a lost connection: seconds of work, not minutes."""
+"""A partition is the unit read again after a lost connection: seconds of work, not minutes."""
 PARTITIONS_PER_CORE: Final = 1
 
 
@@ -26,7 +26,7 @@ class LeafParent:
     planned: int
     """Number of its children when the scan was planned."""
     stat: LeafStat | None = None
-    """Of that moment; None: not known, as in the flat layout."""
+    """From the same moment; None: unknown, as in the flat layout."""
 
 
 def parents_text(parents: Sequence[LeafParent]) -> str:
@@ -37,7 +37,7 @@ def parents_text(parents: Sequence[LeafParent]) -> str:
 
 
 def parents_of(text: str) -> tuple[LeafParent, ...]:
-    """Return the group of nodes in what ``parents_text`` returned."""
+    """Return the group of nodes in a text from ``parents_text``."""
     return tuple(
         LeafParent(path, planned, None if stat is None else LeafStat(*stat)) for path, planned, stat in json.loads(text)
     )
@@ -64,7 +64,7 @@ def balance(parents: Sequence[LeafParent], count: int) -> list[tuple[LeafParent,
         raise ValueError(f"cannot split into {count} groups, need at least 1")
     order = sorted(range(len(parents)), key=lambda index: (-parents[index].planned, index))
     groups: list[list[int]] = [[] for _ in range(min(count, len(parents)))]
-    # Largest first onto the lightest group; ties by number of parents, so that empty parents spread as well.
+    # Largest first onto the lightest group; ties by number of parents, to spread empty parents as well.
     heap = [(0, 0, number) for number in range(len(groups))]
     for index in order:
         ledgers, size, number = heapq.heappop(heap)

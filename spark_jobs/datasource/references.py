@@ -1,8 +1,8 @@
-"""``bk_references``: one row per node of Pulsar that refers to ledgers, straight from the nodes of topics and schemas.
+"""``bk_references``: one row per Pulsar node with references to ledgers, straight from the nodes of topics and schemas.
 
     spark.read.format("bk_references").option("metadata_uri", "zk://zk1:2181/ledgers").option("pulsar_roots", "").load()
 
-A node that cannot be decoded has a row with an ``error`` (``spark_jobs.reference_rows``). The rows are read when an
+An undecodable node has a row with an ``error`` (``spark_jobs.reference_rows``). The rows are read when an
 action runs: they are not a snapshot. Memory of a task is bounded by the names in one namespace.
 """
 
@@ -48,11 +48,11 @@ PULSAR_ROOTS: Final = "pulsar_roots"
 TOPICS_PER_SHARE: Final = 50_000
 """A namespace with more topics is read by several tasks."""
 _ROWS_MAX: Final = 10_000
-"""Nodes in a batch, and references but for those of the last node."""
+"""Nodes in a batch, and references except those of the last node."""
 _KINDS: Final = {kind: kind.value for kind in NodeKind}
 _NO_NAMES: Final = (None, None, None)
 _Node = tuple[object, ...]
-"""The columns but ``ledgers``."""
+"""The columns except ``ledgers``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ReferenceOptions:
     connect_timeout_s: float
     partitions_max: int | None = None
     slots_max: int | None = None
-    """Tasks that may run at the same time; None: unknown, so all of them may."""
+    """Largest number of tasks at the same time; None: unknown, so possibly all of them."""
     budget: TaskBudget = FREE
     """Of all tasks together."""
 
@@ -82,15 +82,15 @@ class TopicShare:
 
 @dataclass(frozen=True)
 class ReferencePartition(InputPartition):
-    """What one task reads."""
+    """Topics read by one task."""
 
     shares: tuple[TopicShare, ...]
     budget: TaskBudget
 
 
 class ReferenceSource(DataSource):
-    """What Pulsar refers to. Options: ``metadata_uri``, ``zookeeper_access``, ``pulsar_roots``, ``connect_timeout_s``,
-    ``partitions_max``, ``slots_max``, ``budget``.
+    """Pulsar's references to ledgers. Options: ``metadata_uri``, ``zookeeper_access``, ``pulsar_roots``,
+    ``connect_timeout_s``, ``partitions_max``, ``slots_max``, ``budget``.
 
     The roots are in the same ZooKeeper.
     """
@@ -134,7 +134,7 @@ class ReferenceReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Groups of topics, with about as many in each."""
+        """Return groups of topics, with about as many in each."""
         planned = asyncio.run(_planned(self._options))
         parents = [LeafParent(str(number), size) for number, (_, size) in enumerate(planned)]
         count = partition_count(parents, os.cpu_count() or 1)
@@ -149,7 +149,7 @@ class ReferenceReader(DataSourceReader):
         Raises:
             StoreUnavailableError: no answer; the task fails and Spark repeats it.
         """
-        # Spark reads one partition of its own making if there is none, without any topic.
+        # Without any topic there is no partition, and Spark reads one of its own making.
         part = partition if isinstance(partition, ReferencePartition) else ReferencePartition((), FREE)
         return in_event_loop(_read(self._options, part))
 
@@ -180,7 +180,7 @@ async def _read(options: ReferenceOptions, part: ReferencePartition) -> AsyncGen
 
 
 async def reference_batches(store: PacedStore, shares: Sequence[TopicShare]) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield the nodes of topics, subscriptions and schemas that refer to ledgers, or cannot be decoded.
+    """Yield the nodes of topics, subscriptions and schemas that refer to ledgers or cannot be decoded.
 
     Raises:
         StoreUnavailableError: no answer; nothing of this may be used.
@@ -211,7 +211,7 @@ class _Rows:
         return max(len(self._nodes), self._references) >= _ROWS_MAX
 
     def add(self, root: str, node: PulsarNode) -> None:
-        """Take a node; one without references leaves no row."""
+        """Add a node; one without references leaves no row."""
         error: str | None = DENIED.value
         found: Sequence[LedgerReference] = ()
         in_ledger = None
@@ -233,7 +233,7 @@ class _Rows:
         self._references += len(found)
 
     def take(self) -> pa.RecordBatch:
-        """Return what was collected since the last call, possibly nothing, as one batch."""
+        """Return the rows added since the last call, possibly none, as one batch."""
         columns: list[Sequence[object]] = list(zip(*self._nodes, strict=True)) or [()] * (len(REFERENCE_SCHEMA) - 1)
         fields = [field for field in REFERENCE_SCHEMA if field.name != LEDGERS]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]

@@ -1,4 +1,4 @@
-"""Make the data sources known to a Spark session."""
+"""Register the data sources in a Spark session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_jobs.datasource.tasks import TaskSource
 
 _REGISTERED: Final = "bkheal.sources.registered"
 _LOCK: Final = threading.Lock()
-"""Runs in threads side by side would each find nothing registered."""
+"""Without it, each of several concurrent runs would find nothing registered."""
 
 
 def register(spark: SparkSession) -> None:

@@ -20,7 +20,7 @@ class RereadTasks:
     """Called by Spark with batches of ids; yields rows of ``bk_ledgers``.
 
     Raises:
-        StoreUnavailableError: no answer; nothing of what was read may be used.
+        StoreUnavailableError: no answer; all rows read so far must be discarded.
         OtherVersionError: this executor has another version of the package.
     """
 

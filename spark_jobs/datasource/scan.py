@@ -1,7 +1,7 @@
 """Read all ledgers of some metadata nodes as record batches. Core on the store port; runs inside an executor.
 
-Requests are kept ahead of the decoding, a fixed number of them, so memory stays bounded. Any failure of the store
-aborts the scan with its error: a partition is read whole or, by Spark, again; never in part (R20).
+A fixed number of requests is ahead of the decoding, so memory stays bounded. Any failure of the store aborts the scan
+with its error: a partition is read as a whole or, by Spark, again; never in part (R20).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def reread(
 async def scan(
     store: PacedStore, cluster: Cluster, parents: Sequence[LeafParent], options: LedgerOptions
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield the ledgers directly under ``parents``, then the summary row if one is asked for.
+    """Yield the ledgers directly under ``parents``, then the summary row if it is requested.
 
     Raises:
         StoreUnavailableError: no answer; nothing of this scan may be used.
@@ -81,12 +81,12 @@ async def scan(
 
 
 def image_part(options: LedgerOptions) -> ImagePart | None:
-    """What a reading writes of an image; None: there is none."""
+    """Return the part of an image written by a reading; None: no image is written."""
     return None if options.image_dir is None else ImagePart(place_of(options.image_dir), options.image_from_ms)
 
 
 def leaf_of(cluster: Cluster, path: str) -> int | None:
-    """The number of a leaf; None: it holds no ledgers, or all of them, as the root of the flat layout does."""
+    """Return the number of a leaf; None: it holds no ledgers, or all of them, like the root of the flat layout."""
     if cluster.kind is LayoutKind.FLAT or (first := ledger_id_of(cluster.kind, cluster.root, f"{path}/L0000")) is None:
         return None
     return first // LEAF_IDS
@@ -95,7 +95,7 @@ def leaf_of(cluster: Cluster, path: str) -> int | None:
 async def read_listed(
     store: MetadataStore, cluster: Cluster, listed: Listed, columns: MetadataColumns
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Read ledgers that are listed in chunks, each of ledgers below one node; yield them, then the summary row.
+    """Read the listed ledgers, each chunk below one node; yield them, then the summary row.
 
     Raises:
         StoreUnavailableError: no answer; nothing of this may be used.
@@ -141,7 +141,7 @@ async def _listed(
     counts: ScanCounts,
     image: ImagePart | None,
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
-    """Ids to read, in chunks; counts what was listed."""
+    """Yield the ids to read, in chunks; count the listed ones."""
     tree = LedgerTree(store, cluster)
     await store.sync(cluster.root)  # this session's server may be older than the one of the plan
     for parent in parents:
@@ -165,7 +165,7 @@ async def _given(
 
 
 async def paced(ids: Sequence[LedgerId], store: PacedStore) -> AsyncGenerator[Sequence[LedgerId], None]:
-    """The ids in chunks as large as the pace allows. Measures the latency while the caller decodes nothing."""
+    """Yield the ids in chunks as large as the pace allows. Measures the latency while the caller decodes nothing."""
     start = 0
     while start < len(ids):
         await store.look()
@@ -213,7 +213,7 @@ async def _read(store: MetadataStore, paths: Sequence[str]) -> Sequence[bytes | 
 
 
 def _paths(cluster: Cluster, ids: Sequence[LedgerId]) -> list[str]:
-    """Paths of ledgers with one parent. Only the first is worked out in full."""
+    """Return the paths of ledgers with one parent. Only the first is computed in full."""
     first = ledger_path(cluster.kind, cluster.root, ids[0])
     if cluster.kind is LayoutKind.FLAT:
         return _each_path(cluster, ids)

@@ -1,8 +1,8 @@
-"""The ledgers of a verified snapshot: count those that need no second look, and name all others.
+"""The ledgers of a verified snapshot: count the settled ones, and name all others.
 
-Runs inside an executor, without a connection. A ledger needs no second look if its metadata is readable, it is closed,
-and each of its members is live: such metadata changes only if a copy is moved. Every other ledger is named, to be read
-again from ZooKeeper, as a snapshot is older than the cluster (R99).
+Runs inside an executor, without a connection. A ledger is settled, and needs no second look, if its metadata is
+readable, it is closed, and each of its members is live: such metadata changes only if a copy is moved. Every other
+ledger is named, to be read again from ZooKeeper, as a snapshot is older than the cluster (R99).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from spark_jobs.snapshot.index import LEAF_BYTES, SnapshotPart
 NAMED_DDL: Final = f"ledger_id bigint, {SUMMARY_DDL}"
 _NAMED_SCHEMA: Final = pa.schema([pa.field("ledger_id", pa.int64()), SUMMARY_FIELD])
 SETTLED_DDL: Final = f"named_id bigint, {SUMMARY_DDL}, {LEDGER_DDL}"
-"""With the rows of ledgers that need no second look; ``ledger_id`` is null in all others."""
+"""With the rows of settled ledgers; ``ledger_id`` is null in all other rows."""
 _SETTLED_SCHEMA: Final = pa.schema([pa.field("named_id", pa.int64()), SUMMARY_FIELD, *LEDGER_FIELDS])
 _CLOSED: Final = LedgerState.CLOSED.value
 _NAME_BYTES: Final = len("L0000")
@@ -45,7 +45,7 @@ class SnapshotTasks:
     With ``keeps_all``, it also yields the other ledgers, as rows of ``SETTLED_DDL``.
 
     Raises:
-        SnapshotError: the file is not the one that was verified.
+        SnapshotError: the file is not the verified one.
     """
 
     file: Path
@@ -75,7 +75,7 @@ class SnapshotTasks:
     def _part(
         self, stream: SnapshotStream, part: SnapshotPart, sieve: LedgerSieve, settled: LedgerColumns | None
     ) -> list[int]:
-        """Ids of a part that need a second look; the others go to ``settled``."""
+        """Return the ids of a part to look at again; the others go to ``settled``."""
         ids = _PartIds(self.kind, self.root, part.parent)
         prefix = f"{part.parent}/L".encode()
         size, end, ledgers = len(part.parent.encode()) + LEAF_BYTES, part.offset + part.length, 0
@@ -102,7 +102,7 @@ class SnapshotTasks:
 
 
 class LedgerSieve:
-    """Counts the ledgers that need no second look. Not shared between threads."""
+    """Counts the settled ledgers. Not shared between threads."""
 
     def __init__(self, live: frozenset[str]) -> None:
         """With the bookies that are registered and stay."""
@@ -111,7 +111,7 @@ class LedgerSieve:
         self._healthy = HealthyMetadata(self._live)
 
     def is_settled(self, data: bytes) -> bool:
-        """Whether the ledger needs no second look; if so, it was counted."""
+        """Return whether the ledger is settled; if so, it was counted."""
         if (healthy := self._healthy.look(data)) is not None:
             state, _, _, members = healthy
             if state != _CLOSED:
@@ -151,16 +151,16 @@ def groups_of(parts: Sequence[SnapshotPart], count: int) -> list[list[SnapshotPa
 
 
 class _PartIds:
-    """Ids of the ledgers under one node, by the name of their own."""
+    """Ids of the ledgers under one node, by the last part of their path."""
 
     def __init__(self, kind: LayoutKind, root: str, parent: str) -> None:
         self._where = (kind, root, parent)
         ends = ledger_ids_under(kind, root, parent, ("L0000", "L9999"))
         self._first = ends[0] if len(ends) == len(("L0000", "L9999")) else None
-        """None: some names between them are not those of ledgers."""
+        """None: some names between them are not names of ledgers."""
 
     def of(self, name: bytes) -> int | None:
-        """None: a node that is not a ledger."""
+        """Return the id; None: the node is not a ledger."""
         if (number := _numbers().get(name)) is None:
             return None
         if self._first is not None:

@@ -1,4 +1,4 @@
-"""What the tasks of an audit that read ledgers have in common: an event loop, and a number of their reading."""
+"""Common parts of the audit tasks that read ledgers: an event loop, and the number of a reading."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pyarrow as pa
 from spark_jobs.executor_version import check_version
 
 READING: Final = "reading"
-"""Last column of what an audit reads: a number of the one time that the partition was read.
+"""Last column of the rows read by an audit: a random number for each reading of a partition.
 
-Spark repeats a read whose rows it lost with an executor, and may run two at the same time (speculation). The rows of
-each have a number of their own, so that a reader of the table can see that they are of two moments.
+Spark repeats a read if its rows are lost with an executor, and may run two at the same time (speculation). The rows of
+each reading have their own number, so a reader of the table can detect rows of two moments.
 """
 READING_DDL: Final = f"{READING} bigint"
 _READING_BITS: Final = 63
@@ -23,7 +23,7 @@ _READING_BITS: Final = 63
 
 
 def one_reading(batches: Generator[pa.RecordBatch], driver_version: str) -> Iterator[pa.RecordBatch]:
-    """The batches of one reading, with its number as their last column.
+    """Yield the batches of one reading, with its number as their last column.
 
     Raises:
         OtherVersionError: this executor has another version of the package.
@@ -38,7 +38,7 @@ def one_reading(batches: Generator[pa.RecordBatch], driver_version: str) -> Iter
 
 
 def in_event_loop(batches: AsyncGenerator[pa.RecordBatch, None]) -> Generator[pa.RecordBatch]:
-    """Batch by batch as they are asked for, in an event loop of their own."""
+    """Yield the batches on demand, in their own event loop."""
     with asyncio.Runner() as runner:
         try:
             while (batch := runner.run(_next(batches))) is not None:

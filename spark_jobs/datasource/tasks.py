@@ -1,4 +1,4 @@
-"""``bk_tasks``: one row per ledger that is marked for repair, in Apache's under-replication tree."""
+"""``bk_tasks``: one row per ledger marked for repair, in Apache's under-replication tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME: Final = "bk_tasks"
 TASKS_DDL: Final = "ledger_id bigint, missing array<string>, ctime_ms bigint, version int, is_locked boolean"
 
 WITH_UNREADABLE: Final = "with_unreadable"
-"""Option: ``true`` for a row also of each task that cannot be read, with null in ``missing`` and ``version``."""
+"""Option: ``true`` adds a row for each unreadable task, with null in ``missing`` and ``version``."""
 
 _Row = tuple[int, list[str] | None, int | None, int | None, bool]
 

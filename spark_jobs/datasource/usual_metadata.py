@@ -1,8 +1,8 @@
 """Ledger metadata as nearly every ledger has it, parsed at the least cost.
 
-The reference decoder builds model objects, which is most of its time. A scan needs only columns, so here a message of
-format 3 is parsed, checked by the same rules (docs/formats.md#metadata-rules), and handed out as it is. Every other
-message is left to the reference decoder, which also reports its problem; property tests hold the two equal.
+The reference decoder spends most of its time on building model objects. A scan needs only columns, so here a message of
+format 3 is parsed, checked by the same rules (docs/formats.md#metadata-rules), and returned as it is. Every other
+message is left to the reference decoder, which also reports its problem; property tests keep the two equal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
 
 _KNOWN_MAX: Final = 100_000
-"""Fragments remembered, about 30 MB; a cluster with more different ones parses them again."""
+"""Fragments remembered, about 30 MB; in a cluster with more different ones, some are parsed again."""
 _SEGMENT: Final = LedgerMetadataFormat.Segment
 _HEADER_BYTES: Final = len(b"BookieMetadataFormatVersion\t3\n")
 
@@ -35,13 +35,13 @@ _TAIL: Final = re.compile(
 
 
 class HealthyMetadata:
-    """Knows the fragments on live bookies that it has met. Not shared between threads."""
+    """Caches the fragments on live bookies met so far. Not shared between threads."""
 
     def __init__(self, live: frozenset[str]) -> None:
         """With ``live``, valid bookie ids."""
         self._live = live
         self._members: dict[bytes, tuple[str, ...] | None] = {}
-        """By the bytes of a fragment; None for one that this class does not judge."""
+        """By the bytes of a fragment; None for a fragment not judged by this class."""
 
     def look(self, data: bytes) -> tuple[int, int, int, tuple[str, ...]] | None:
         """State, write quorum, ack quorum and ensemble of a sound ledger of one fragment, on live bookies alone; None
@@ -97,7 +97,7 @@ _parse: Final[Callable[[bytes], LedgerMetadataFormat]] = LedgerMetadataFormat.Fr
 def usual_message(data: bytes) -> LedgerMetadataFormat | None:
     """Return the message in ``data``, or None if the reference decoder has to judge.
 
-    What is returned has every field that Apache and this project write, and sane quorums. Its fragments are not
+    The returned message has every field written by Apache and this project, and sane quorums. Its fragments are not
     checked yet.
     """
     if not data.startswith(_HEADER) or len(data) < _BODY + 1:
@@ -121,7 +121,7 @@ def usual_message(data: bytes) -> LedgerMetadataFormat | None:
         and has("ackQuorumSize")
         and message.ensembleSize >= write_quorum >= message.ackQuorumSize >= 0
         and write_quorum >= 1
-        # protobuf hands out the bare bytes of a key that is not UTF-8.
+        # protobuf returns the bare bytes of a key if it is not UTF-8.
         and (not message.customMetadata or all(isinstance(entry.key, str) for entry in message.customMetadata))
     ):
         return message

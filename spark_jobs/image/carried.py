@@ -1,7 +1,7 @@
-"""Rows of an image that a later reading carries over, leaf by leaf. Runs inside an executor.
+"""Rows of an image carried over by a later reading, leaf by leaf. Runs inside an executor.
 
-Only rows that need no second look are carried: the ledger was closed, on bookies that were live then and are live now.
-A file that is damaged in any byte gives no rows; its leaves are read in ZooKeeper.
+Only rows that need no second look are carried: the ledger was closed, on bookies live both then and now. A file with
+any damaged byte gives no rows; its leaves are read in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ImageRows:
         """Prepare.
 
         Args:
-            files: those that the image consists of, by name.
-            places: where each of them is.
+            files: the files of the image, by name.
+            places: the place of each of them.
         """
         self._files = files
         self._places = places
@@ -65,7 +65,7 @@ class ImageRows:
         return table
 
     def _of_file(self, piece: LeafSlice) -> list[pa.Table]:
-        if piece.file in self._failed:  # each leaf would wait for a store that does not answer
+        if piece.file in self._failed:  # each leaf would wait for a silent store
             raise ImageError(self._failed[piece.file])
         try:
             return self._slice(piece)
@@ -133,7 +133,7 @@ class Divided(NamedTuple):
 
 
 def divided(rows: pa.Table, live: AbstractSet[str]) -> Divided:
-    """Divide rows into those that are carried over and those that are read again.
+    """Divide rows into those to carry over and those to read again.
 
     Args:
         rows: of an image.
@@ -159,7 +159,7 @@ class Tally:
 
 
 def tally(rows: pa.Table) -> Tally:
-    """Count rows that are settled."""
+    """Count settled rows."""
     if not len(rows):
         return Tally(0, 0, {}, {})
     lists, names = rows["bookies"], pc.list_flatten(rows["bookies"])

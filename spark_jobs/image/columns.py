@@ -1,4 +1,4 @@
-"""What a scan reads as the two tables of an image. Pure; the inner loop of every scan that writes one.
+"""The ledgers of a scan as the two tables of an image. Pure; the inner loop of every scan that writes an image.
 
 ``ledgers`` has a row for each readable ledger, and ``index`` one for each ledger and bookie, in the order of bookies.
 """
@@ -33,7 +33,7 @@ _STATES: Final = {state.value: state.name for state in LedgerState}
 _CLOSED: Final = LedgerState.CLOSED.value
 
 _Shape = tuple[int, int, int, int, tuple[str, ...], bool]
-"""All of a ledger but its id: many ledgers have the same."""
+"""All values of a ledger except its id: many ledgers have the same."""
 
 
 class ImageTables(NamedTuple):
@@ -63,7 +63,7 @@ class ImageColumns:
         *,
         is_live: bool = False,
     ) -> None:
-        """Take one ledger.
+        """Add one ledger.
 
         Args:
             ledger_id: its id.
@@ -72,14 +72,14 @@ class ImageColumns:
             write_quorum: Qw.
             ack_quorum: Qa.
             members: the bookies of all of its fragments, one fragment after the other.
-            is_live: whether all of them are live, as far as it is known.
+            is_live: whether all of them are live, as far as known.
         """
         shape = (state, ensemble_size, write_quorum, ack_quorum, tuple(members), is_live)
         self._ids.append(ledger_id)
         self._codes.append(self._known.setdefault(shape, len(self._known)))
 
     def take(self) -> ImageTables:
-        """Return what was collected since the last call."""
+        """Return the ledgers added since the last call."""
         shapes = list(self._known)
         ids, codes = pa.array(self._ids, pa.int64()), pa.array(self._codes, pa.int32())
         columns = list(zip(*shapes, strict=True)) or [()] * 6
@@ -103,7 +103,7 @@ class ImageColumns:
 
 
 def tables_of(ledgers: pa.Table) -> ImageTables:
-    """The tables of rows that another image has."""
+    """Return the tables of rows from another image."""
     ledgers = ledgers.combine_chunks()
     lists = pc.list_flatten(ledgers["bookies"]).combine_chunks()
     names = lists.unique().sort()

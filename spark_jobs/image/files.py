@@ -3,7 +3,7 @@
 In a directory:
 
 <image_dir>/<instance id>/<run id>/manifest.json, ledgers-*.parquet, index-*.parquet
-<image_dir>/<instance id>/.writing-<run id>/          until it is whole; its parts that are complete can be read
+<image_dir>/<instance id>/.writing-<run id>/          until it is whole; its complete parts can be read
 <image_dir>/<instance id>/.writing-<kind>-<run id>/   likewise, of a kind but ``bookies``
 
 A store has no rename. A generation is whole there if its folder has a manifest, which is written last:
@@ -14,9 +14,9 @@ A store has no rename. A generation is whole there if its folder has a manifest,
 Besides its files, an unfinished generation has ``beginning.json``, a manifest without files, and a list of files for
 each part (``part-*.json``).
 
-Run ids sort by time, so the newest generation has the last name. Runs of the same kind that mark exclude each other, so
-there is one writer for each kind and cluster, and each removes only what an earlier run of its kind did not finish. If
-two of them run all the same, each has a folder and names of its own. What one loses, the other does not use: a
+Run ids sort by time, so the newest generation has the last name. Marking runs of the same kind exclude each other, so
+there is one writer for each kind and cluster, and each removes only the unfinished generations of earlier runs of its
+kind. If two of them run nevertheless, each has its own folder and names. Files lost by one are not used by the other: a
 manifest lists the size and the checksum of each file.
 """
 
@@ -38,15 +38,15 @@ from spark_jobs.image.place import Place, each_of
 
 MANIFEST: Final = "manifest.json"
 GENERATIONS: Final = 2
-"""A reader of the one before is not disturbed."""
+"""A reader of the previous one is not disturbed."""
 UNFINISHED: Final = 3
-"""Generations of runs that ended early, which are kept until one becomes whole."""
+"""Generations of runs that ended early, kept until one becomes whole."""
 BEGINNING: Final = "beginning.json"
 _WRITING: Final = ".writing-"
 _GENERATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _MANIFEST_BYTES_MAX: Final = 64 << 20
 _REMOVED_MAX: Final = 8
-"""Generations that one step removes, the oldest first: one, unless earlier removals failed."""
+"""Generations removed by one step, the oldest first: one, unless earlier removals failed."""
 
 
 def cluster_place(image: Place, cluster: Cluster) -> Place:
@@ -55,7 +55,7 @@ def cluster_place(image: Place, cluster: Cluster) -> Place:
 
 
 def begin(image: Place, cluster: Cluster, run_id: str, kind: RunKind = RunKind.BOOKIES, *, kept: int = 0) -> Place:
-    """Make an empty folder for the files of a new generation, and remove what runs of this kind did not finish.
+    """Make an empty folder for the files of a new generation, and remove unfinished ones by runs of this kind.
 
     Args:
         image: of all clusters.
@@ -75,11 +75,11 @@ def begin(image: Place, cluster: Cluster, run_id: str, kind: RunKind = RunKind.B
 
 
 def note_beginning(writing: Place, manifest: Manifest) -> None:
-    """Note of what an unfinished generation is.
+    """Record the beginning of an unfinished generation.
 
     Args:
         writing: its folder.
-        manifest: without files; its bookies are those that are live when the reading begins.
+        manifest: without files; its bookies are those live when the reading begins.
 
     Raises:
         OSError: it cannot be written.
@@ -88,8 +88,8 @@ def note_beginning(writing: Place, manifest: Manifest) -> None:
 
 
 def commit(writing: Place, manifest: Manifest) -> None:
-    """Make a generation whole and current; remove all but the newest ``GENERATIONS``, and what earlier runs of its
-    kind did not finish.
+    """Make a generation whole and current; remove all but the newest ``GENERATIONS``, and the unfinished ones of
+    earlier runs of its kind.
 
     Args:
         writing: what ``begin`` returned.
@@ -130,11 +130,11 @@ def unfinished(parent: Place, kind: RunKind = RunKind.BOOKIES) -> list[Place]:
 
 
 def begun(writing: Place) -> Manifest:
-    """An unfinished generation, with the files of its complete parts.
+    """Return an unfinished generation, with the files of its complete parts.
 
     Raises:
-        ImageError: it is damaged or of a newer release. A part whose list is damaged, or that an earlier reading
-            wrote, is left out.
+        ImageError: it is damaged or of a newer release. A part with a damaged list, or written by an earlier reading,
+            is left out.
     """
     manifest = _manifest(writing, BEGINNING)
     try:
@@ -204,7 +204,7 @@ def _kind_of(writing: Place) -> RunKind:
 
 
 def _remove(places: Sequence[Place]) -> None:
-    """What is left of one that is removed in part is no generation, and none to go on with."""
+    """Remove generations. After a failure, the remains count neither as a whole generation nor as an unfinished one."""
     for place in places[:_REMOVED_MAX]:
         place.remove((BEGINNING, MANIFEST))
 

@@ -1,7 +1,7 @@
-"""The leaves of the ledger tree in an image: when each was read, and what shows creations and deletions since.
+"""The leaves of the ledger tree in an image: the time of each reading, and the signs of creations and deletions since.
 
-A *leaf* is a metadata node that directly holds ledgers, up to 10,000 in the hierarchical layouts. Its number is the id
-of any of its ledgers without the last four digits. Pure, but for the files that a caller names.
+A *leaf* is a metadata node with ledgers directly under it, up to 10,000 in the hierarchical layouts. Its number is the
+id of any of its ledgers without the last four digits. Pure, except for files named by a caller.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEAVES_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class LeafStat:
-    """What ZooKeeper reports of a leaf: a creation or deletion of a child changes it, a change of its data does not."""
+    """ZooKeeper's stat of a leaf: a creation or deletion of a child changes it, a change of its data does not."""
 
     czxid: int
     """Transaction that created the node."""
@@ -47,12 +47,12 @@ class LeafStat:
 
     @property
     def creates(self) -> int:
-        """How many children were ever created."""
+        """The number of children ever created."""
         return creates_of(self.children_version, self.children)
 
 
 def creates_of(children_version: int, children: int) -> int:
-    """How many children of a node were ever created, from what ZooKeeper counts."""
+    """Return the number of children of a node ever created, from ZooKeeper's counts."""
     return (children_version + children) // 2
 
 
@@ -67,13 +67,13 @@ class LeafSlice:
 
 @dataclass(frozen=True, slots=True)
 class LeafRecord:
-    """What an image has of one leaf."""
+    """The record of one leaf in an image."""
 
     leaf: int
     stat: LeafStat
     """From before its ledgers were listed."""
     listed: int
-    """Ledgers that were listed. Those without a row were unreadable, or deleted before they were read."""
+    """Number of listed ledgers. Those without a row were unreadable, or deleted before they were read."""
     read_from_ms: int
     """All of its rows were read after this, epoch milliseconds."""
     slices: tuple[LeafSlice, ...] = ()
@@ -85,11 +85,11 @@ class LeafRecord:
 
     @property
     def absent(self) -> int:
-        """Ledgers that were listed and are not in the image."""
+        """Number of listed ledgers missing in the image."""
         return self.listed - self.rows
 
     def is_same(self, stat: LeafStat) -> bool:
-        """Whether a leaf with this stat has exactly the ledgers that the image has of it."""
+        """Whether a leaf with this stat has exactly the ledgers recorded in the image."""
         return self.stat == stat and self.rows == self.listed == stat.children
 
     def may_serve(self, stat: LeafStat) -> bool:
@@ -102,13 +102,13 @@ class LeafRecord:
         )
 
     def are_all_new(self, new: int, creates: int) -> bool:
-        """Whether each creation since is a ledger that the image does not have.
+        """Whether each creation since is a ledger that the image lacks.
 
-        If not, a ledger was deleted and created again with the same id, perhaps, so the image is wrong about it.
+        If not, a ledger may have been deleted and created again with the same id, and the image may be wrong about it.
 
         Args:
-            new: ledgers in the list that the image does not have.
-            creates: children that were ever created, at the moment of the list.
+            new: ledgers in the list that the image lacks.
+            creates: children ever created, at the moment of the list.
         """
         return new == creates - self.stat.creates + self.absent
 
@@ -122,7 +122,7 @@ def leaf_table(records: Iterable[LeafRecord]) -> pa.Table:
 
 
 def leaf_records(table: pa.Table) -> Iterator[LeafRecord]:
-    """What ``leaf_table`` was made of.
+    """Return the records of ``leaf_table``.
 
     Raises:
         ValueError: a value is missing or impossible.
@@ -140,7 +140,7 @@ def leaf_records(table: pa.Table) -> Iterator[LeafRecord]:
 
 
 def newest_of_each(records: Iterable[LeafRecord]) -> Mapping[int, LeafRecord]:
-    """By number of the leaf; of several the one that was read last."""
+    """Return the records by number of the leaf; of several for one leaf, the one read last."""
     found: dict[int, LeafRecord] = {}
     for record in records:
         known = found.get(record.leaf)

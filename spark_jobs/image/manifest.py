@@ -16,11 +16,11 @@ VERSION: Final = 2
 _API_VERSION: Final = "bkheal/v1"
 _KIND: Final = "LedgerImage"
 _SKEW_MS_MAX: Final = 60_000
-"""By which clocks of auditors may differ."""
+"""Largest difference between the clocks of auditors."""
 
 
 class ImageError(PermanentError):
-    """There is no image that can be used; the text has the reason. What an image speeds up is done without one."""
+    """No usable image exists; the text has the reason. The work is then done without an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class Manifest:
     """Of the ledgers."""
     layout: str
     read_from_ms: int
-    """When its reading began, epoch milliseconds. What it carries over from the image before is older: each leaf has
+    """When its reading began, epoch milliseconds. Rows carried over from the previous image are older: each leaf has
     its own time.
     """
     ledgers: int
     bookies: tuple[str, ...]
-    """All that are named in metadata."""
+    """All bookies named in metadata."""
     files: tuple[ImageFile, ...]
     attendance: Attendance = NOT_KNOWN
     """The registrations before its reading began; empty in an image of an earlier release."""
@@ -60,7 +60,7 @@ class Manifest:
         return [file for file in self.files if file.is_index]
 
     def to_text(self) -> str:
-        """As the content of its file, with a checksum of all of it."""
+        """Return the content of its file, with a checksum of all of it."""
         document = {"apiVersion": _API_VERSION, "kind": _KIND, "version": VERSION, **asdict(self)}
         return json.dumps(document | {"crc32": document_crc32(document)}, indent=1) + "\n"
 
@@ -105,7 +105,7 @@ def _attendance(document: Mapping[str, Any]) -> Attendance:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one reading of one partition left."""
+    """The files left by one reading of one partition."""
 
     files: tuple[ImageFile, ...]
     read_from_ms: int
@@ -113,7 +113,7 @@ class Part:
 
 
 def part_of(text: str) -> Part:
-    """Read what a complete part left (``part.ImagePart``).
+    """Read the list of a complete part (``part.ImagePart``).
 
     Raises:
         ImageError: it is damaged, or of an earlier release.
@@ -128,7 +128,7 @@ def part_of(text: str) -> Part:
 
 
 def check_usable(manifest: Manifest, cluster: Cluster, now_ms: int, age_max_s: float) -> None:
-    """Return if an image is of this cluster, and not too old.
+    """Check that an image is of this cluster, and not too old.
 
     Args:
         manifest: of the image.
@@ -137,7 +137,7 @@ def check_usable(manifest: Manifest, cluster: Cluster, now_ms: int, age_max_s: f
         age_max_s: seconds since its reading began.
 
     Raises:
-        ImageError: it is not.
+        ImageError: it is of another cluster, too old, or from the future.
     """
     found, wanted = (manifest.instance_id, manifest.root), (cluster.instance_id, cluster.root)
     if found != wanted:

@@ -1,6 +1,6 @@
-"""What one task of a scan writes of an image: files of their own, which count only if the driver lists them.
+"""The part of an image written by one task of a scan: its own files, which count only if the driver lists them.
 
-A failure to write is not a failure to read: the part has a problem, and the scan goes on.
+A failure to write is not a failure to read: the part records a problem, and the scan continues.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from spark_jobs.image.place import Place, Writing
 LEDGERS_MAX: Final = 250_000
 """Of a file: about 50 MB in memory while it is written."""
 ROW_GROUP: Final = 32_768
-"""What is read for a bookie is at most one row group of each file more than its rows."""
+"""For a bookie, at most one row group of each file is read beyond its rows."""
 INDEX: Final = "index"
 LEDGERS: Final = "ledgers"
 PART: Final = "part"
 """How the name of the list of a part's files begins."""
 _WRITINGS_MAX: Final = 16
-"""Files that are on their way to a store, a few megabytes each."""
+"""Files on their way to a store, a few megabytes each."""
 _ROOM_S: Final = 2.5
 """How long a scan waits for each of the oldest two, if there are so many: less than a request to ZooKeeper may take."""
 _MAGIC: Final = b"PAR1"
@@ -98,13 +98,13 @@ class ImagePart:
         *,
         is_live: bool = False,
     ) -> None:
-        """Take one ledger (``ImageColumns.add``)."""
+        """Add one ledger (``ImageColumns.add``)."""
         self._columns.add(ledger_id, state, ensemble_size, write_quorum, ack_quorum, members, is_live=is_live)
         if len(self._columns) >= LEDGERS_MAX:
             self._write(self._columns.take())
 
     def keep(self, ledgers: pa.Table) -> None:
-        """Take rows of another image as they are."""
+        """Add rows of another image unchanged."""
         self._kept.append(ledgers)
         self._kept_rows += len(ledgers)
         if self._kept_rows >= LEDGERS_MAX:
@@ -116,8 +116,8 @@ class ImagePart:
         Args:
             leaf: its number.
             stat: from before its ledgers were listed.
-            listed: ledgers that were listed.
-            read_from_ms: when the reading of what is kept began; None: all are read now.
+            listed: number of listed ledgers.
+            read_from_ms: when the reading of the kept rows began; None: all are read now.
         """
         since_ms = self._read_from_ms if read_from_ms is None else read_from_ms
         self._leaves.append(LeafRecord(leaf, stat, listed, since_ms))
@@ -138,7 +138,7 @@ class ImagePart:
         return {"files": [asdict(file) for file in self._files], "problem": self._problem}
 
     def _note_complete(self) -> None:
-        """List the files of this part, so that a later run can use them if this one does not come to its end."""
+        """List the files of this part, for use by a later run if this one does not finish."""
         if self._problem:
             return
         document = {"files": [asdict(file) for file in self._files], "read_from_ms": self._read_from_ms}
@@ -189,7 +189,7 @@ class ImagePart:
 
 
 def _runs(ids: pa.ChunkedArray) -> Iterator[tuple[int, int, int]]:
-    """Leaf, first row and number of rows, of each sequence of ledgers of one leaf."""
+    """Yield leaf, first row and number of rows, of each sequence of ledgers of one leaf."""
     encoded = pc.run_end_encode(pc.divide(ids.combine_chunks(), LEAF_IDS))
     first = 0
     for leaf, end in zip(encoded.values.to_pylist(), encoded.run_ends.to_pylist(), strict=True):
@@ -198,7 +198,7 @@ def _runs(ids: pa.ChunkedArray) -> Iterator[tuple[int, int, int]]:
 
 
 def table_content(table: pa.Table) -> pa.Buffer:
-    """A table as the content of a file."""
+    """Return a table as the content of a file."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         table, sink, row_group_size=ROW_GROUP, compression="zstd", compression_level=1, write_page_checksum=True
@@ -207,17 +207,17 @@ def table_content(table: pa.Table) -> pa.Buffer:
 
 
 def image_file(name: str, table: pa.Table, content: pa.Buffer) -> ImageFile:
-    """What a manifest has of a file."""
+    """Return the entry of a manifest for a file."""
     return ImageFile(name, table.num_rows, content.size, footer_crc32(pa.BufferReader(content), name))
 
 
 def document_crc32(document: Mapping[str, Any]) -> int:
-    """The checksum of a document that is written as JSON."""
+    """Return the checksum of a document in JSON."""
     return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 
 def footer_crc32(file: pa.NativeFile, name: str) -> int:
-    """The checksum of the end of a Parquet file.
+    """Return the checksum of the end of a Parquet file.
 
     Raises:
         OSError: it cannot be read.

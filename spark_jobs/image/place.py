@@ -1,7 +1,8 @@
 """Where the files of images are: a directory that executors and driver share, or a folder of a store.
 
-A place is a value: it is sent to executors, and contains no client and no secret. A store has no rename, so what is a
-whole generation differs there (``files``). Errors are ``OSError``: an image that cannot be read or written costs time.
+A place is a value: it is sent to executors, and contains no client and no secret. A store has no rename, so whole
+generations are marked differently there (``files``). Errors are ``OSError``: an image that cannot be read or written
+costs only time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _AT_A_TIME: Final = 8
-"""Files that are read at once: of a store, each takes a round trip or two."""
+"""Files read at once: in a store, each takes a round trip or two."""
 _CALL_S: Final = 30.0
 _FILE_BYTES_MAX: Final = 1 << 30
 """A file has at most 250,000 ledgers: some megabytes with usual metadata."""
@@ -40,10 +41,10 @@ class PlaceError(OSError):
 
 
 class Writing(Protocol):
-    """A file that is being written."""
+    """A file being written."""
 
     def is_done_within(self, seconds: float) -> bool:
-        """Wait at most this long; whether the writing has ended, well or not."""
+        """Wait at most this long; return whether the writing has ended, well or not."""
         ...
 
     def result(self) -> None:
@@ -60,12 +61,12 @@ class Place(Protocol):
 
     @property
     def name(self) -> str:
-        """Its last part."""
+        """The last part of its path."""
         ...
 
     @property
     def parent(self) -> Place:
-        """The folder that it is in."""
+        """The folder above it."""
         ...
 
     @property
@@ -74,15 +75,15 @@ class Place(Protocol):
         ...
 
     def child(self, name: str) -> Place:
-        """A folder in it."""
+        """Return a folder in it."""
         ...
 
     def to_text(self) -> str:
-        """What ``place_of`` makes the same place of, in other processes too."""
+        """Return the text from which ``place_of`` makes the same place, in other processes too."""
         ...
 
     def make(self) -> None:
-        """Make it; it must not exist where that can be seen.
+        """Make it. A directory must not exist yet; a store does not check this.
 
         Raises:
             OSError: it cannot be made.
@@ -90,7 +91,7 @@ class Place(Protocol):
         ...
 
     def folders(self) -> Mapping[str, Collection[str]]:
-        """Its folders, with the names of their files; none if it does not exist.
+        """Return its folders, with the names of their files; none if it does not exist.
 
         Raises:
             OSError: it cannot be read.
@@ -98,7 +99,7 @@ class Place(Protocol):
         ...
 
     def files(self) -> Mapping[str, int]:
-        """Its files, with their sizes.
+        """Return its files, with their sizes.
 
         Raises:
             OSError: it cannot be read.
@@ -106,7 +107,7 @@ class Place(Protocol):
         ...
 
     def read(self, name: str, size_max: int) -> bytes:
-        """A small file, up to this size.
+        """Return the content of a small file, up to this size.
 
         Raises:
             OSError: it cannot be read.
@@ -114,7 +115,7 @@ class Place(Protocol):
         ...
 
     def opened(self, name: str, size: int) -> pa.NativeFile:
-        """A file, to read parts of it.
+        """Open a file, to read parts of it.
 
         Raises:
             OSError: it cannot be read.
@@ -134,7 +135,7 @@ class Place(Protocol):
         """Write the last file of a folder, which then counts.
 
         Args:
-            name: of the folder from then on, where folders have renames.
+            name: new name of the folder, in places with renames.
             kept: the other files that belong to it.
             manifest: name and content of the last file.
 
@@ -144,20 +145,20 @@ class Place(Protocol):
         ...
 
     def remove(self, first: Sequence[str] = ()) -> None:
-        """Remove it with all that is in it, as far as that is possible; in a store, some files before the others."""
+        """Remove it with all its content, as far as possible; in a store, some files before the others."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Nothing to wait for."""
+    """A file that is already written."""
 
     def is_done_within(self, seconds: float) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def result(self) -> None:
-        """Nothing."""
+        """Return at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +221,7 @@ class LocalPlace(Place):
 
     @override
     def start_write(self, name: str, data: pa.Buffer) -> Writing:
-        """The file is on the disk when this returns."""
+        """Write the file; it is on the disk when this returns."""
         with (self.path / name).open("wb") as file:
             file.write(data)
             file.flush()
@@ -230,7 +231,7 @@ class LocalPlace(Place):
     @override
     def publish(self, name: str, kept: Collection[str], manifest: tuple[str, pa.Buffer]) -> None:
         for path in self.path.iterdir():
-            if path.name not in kept:  # of a task that Spark repeated
+            if path.name not in kept:  # of a task repeated by Spark
                 path.unlink()
         self.start_write(*manifest)
         _fsync_directory(self.path)
@@ -294,7 +295,7 @@ class StorePlace(Place):
 
     @override
     def opened(self, name: str, size: int) -> pa.NativeFile:
-        """All of it is in memory: some megabytes."""
+        """Read all of the file into memory: some megabytes."""
         if "/" in name or not 0 <= size <= _FILE_BYTES_MAX:
             raise ValueError(f"{name} is no file of an image")
         content = self._client.read(self._of(name), size)
@@ -308,7 +309,7 @@ class StorePlace(Place):
 
     @override
     def publish(self, name: str, kept: Collection[str], manifest: tuple[str, pa.Buffer]) -> None:
-        """The folder keeps its name, and what does not belong to it is removed with it."""
+        """The folder keeps its name; files that do not belong to it are removed together with it."""
         self.start_write(*manifest).result()
 
     @override
@@ -339,7 +340,7 @@ def _client(root: StoreAddress) -> RemoteFiles:
 
 
 def place_of(text: str) -> Place:
-    """The folder with this path or address, such as ``s3a://bucket/image``. Nothing is called yet.
+    """Return the folder with this path or address, such as ``s3a://bucket/image``. Nothing is called yet.
 
     Raises:
         StoreAddressError: it is neither, or contains a password.
@@ -351,7 +352,7 @@ def place_of(text: str) -> Place:
 
 
 def each_of(function: Callable[[U], T], some: Iterable[U]) -> Iterator[T]:
-    """Call a function for each, some at a time; the results are in their order. The first error ends it."""
+    """Call a function for each item, some at a time, and yield the results in order. The first error stops it."""
     with ThreadPoolExecutor(_AT_A_TIME) as threads:
         try:
             yield from threads.map(function, some)

@@ -1,4 +1,4 @@
-"""The ledgers that may name lost bookies, from the index of an image, those with the fewest copies first.
+"""The ledgers that may be on lost bookies, from the index of an image, those with the fewest copies first.
 
 Only the row groups of these bookies are read. Everything is read before anything is returned, so a damaged image names
 no ledger at all.
@@ -47,10 +47,10 @@ class Suspects:
 def suspects(
     place: Place, manifest: Manifest, lost: AbstractSet[str], due: AbstractSet[str], critical: AbstractSet[str]
 ) -> Suspects:
-    """Read the ledgers that name a bookie of ``due``, and those that name one of ``critical`` with one copy left.
+    """Read the ledgers on a bookie of ``due``, and those on a bookie of ``critical`` with one copy left.
 
-    The copies that a ledger has left are at least its write quorum without the lost bookies that it names. So the
-    ledgers with one copy left are among those in which this number is 1 or 0.
+    The number of a ledger's remaining copies is at least its write quorum minus its lost bookies. So the ledgers with
+    one copy left are among those in which this difference is 1 or 0.
 
     Args:
         place: of the image.
@@ -91,7 +91,7 @@ def suspects(
 
 
 def _rows(place: Place, file: ImageFile, lost: list[str]) -> tuple[pa.Table, int, int]:
-    """The rows of some bookies, the number of row groups that were read for them, and that of the file."""
+    """Return the rows of some bookies, the number of row groups read for them, and that of the file."""
     try:
         parquet = opened_parquet(place, file, INDEX_SCHEMA)
         try:

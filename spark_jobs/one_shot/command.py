@@ -47,7 +47,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded_run(run: Callable[[], int]) -> int:
-    """Run, and turn an error into a sentence on standard error and its exit code."""
+    """Run; turn an error into a sentence on standard error and its exit code."""
     try:
         return run()
     except BkhealError as error:

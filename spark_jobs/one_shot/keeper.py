@@ -1,7 +1,7 @@
 """Beside a one-shot run: its life cycle on record (``spark_jobs.runs.life_cycle``).
 
-It lives in a thread with a ZooKeeper session of its own, as the run itself blocks for as long as Spark works. If the
-session is lost, so is the lock, and the run ends (S14).
+It runs in a thread with its own ZooKeeper session, because the run itself blocks while Spark works. If the session is
+lost, so is the lock, and the run ends (S14).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _log = logging.getLogger(__name__)
 RUNS_KEPT: Final = 200
 _LOOK_S: Final = 0.5
 _END_LOOK_S: Final = 0.1
-"""How soon the end of the run is noticed."""
+"""Delay until the end of the run is noticed."""
 _END_DEADLINE_S: Final = 30.0
 
 
 def chosen_options(settings: AuditSettings) -> dict[str, bool | int | float]:
-    """The switches and numbers that differ from their defaults, by name. Pure."""
+    """Return the switches and numbers that differ from their defaults, by name. Pure."""
     names = (each.name for each in fields(settings) if each.name != "is_dry_run" and each.default is not MISSING)
     values = {name: getattr(settings, name) for name in names}
     defaults = {each.name: each.default for each in fields(settings)}
@@ -62,7 +62,7 @@ class RunKeeper:
         *,
         is_change: bool = True,
     ) -> None:
-        """Nothing is taken yet.
+        """Only store the arguments; no lock is taken yet.
 
         Args:
             settings: of the run.
@@ -87,7 +87,7 @@ class RunKeeper:
         """Take the lock, waiting for it at most ``wait_s`` seconds.
 
         Raises:
-            RunLockedError: a run of this kind is under way, and was for all that time.
+            RunLockedError: a run of this kind is active, and was for the whole wait.
             RunStoppedError: the run was stopped while it waited.
             StoreUnavailableError: the store did not answer.
             NotAClusterError: there is no cluster at the metadata URI.
@@ -105,7 +105,7 @@ class RunKeeper:
     def end(self, outcome: RunOutcome) -> RunRecord:
         """Write the record of a completed run, and release the lock; return the record.
 
-        A store that does not answer is only logged.
+        If the store does not answer, this is only logged.
         """
         if not self._outcome.done():
             self._outcome.set_result(outcome)
@@ -170,7 +170,7 @@ class RunKeeper:
         self._begun.set_result(None)
 
     async def _announce(self, changes: Changes) -> None:
-        """Record that a person starts a run, before it begins. The lock decides in the end.
+        """Record the start of a run by a person, before the run begins. The lock decides in the end.
 
         Raises:
             StoreUnavailableError: it cannot be recorded, so it must not begin.

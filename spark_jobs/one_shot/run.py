@@ -57,9 +57,9 @@ class OneShot:
     settings: AuditSettings
     session: SessionSettings
     owner: str
-    """Who asked."""
+    """Who requested the run."""
     wait_s: float = 0.0
-    """How long to wait for a run of this kind that is under way."""
+    """How long to wait for a run of this kind that is already active."""
     is_scheduled: bool = False
     """Whether a schedule started it: then the start is not a change by an operator, and is not recorded as one."""
     is_shadow: bool = False
@@ -78,8 +78,8 @@ def run_one_shot(
         shot: what to run.
         progress: receives the phases and their progress.
         ended: receives the run's record after its end, with any result.
-        then: called with the result while Spark is still there and the run still holds its lock; what it raises is how
-            the run ended.
+        then: called with the result while Spark still runs and the run still holds its lock; an error that it raises
+            becomes the result of the run.
 
     Raises:
         RunLockedError: a run of this kind is under way.
@@ -136,7 +136,7 @@ def run_one_shot(
 
 
 def _load_run() -> None:
-    """Half a second of imports, beside the start of Java."""
+    """Import the rest, half a second, while Java starts."""
     import spark_jobs.runs.run  # noqa: F401
 
 
@@ -149,7 +149,7 @@ def _stopped(gate: RunGate) -> OneShotStoppedError:
 
 
 def exit_code_of(error: BkhealError) -> int:
-    """Exit code of a run that an error ended."""
+    """Return the exit code for an error of a run."""
     match error:
         case OneShotStoppedError():
             return error.exit_code
@@ -161,7 +161,7 @@ def exit_code_of(error: BkhealError) -> int:
 
 @contextlib.contextmanager
 def _signals(gate: RunGate) -> Iterator[Callable[[], None]]:
-    """Stop the run on a signal, and at once on a second one; yields how to take the signals over again."""
+    """Stop the run on a signal, and at once on a second one; yields a function to install the handlers again."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         if gate.stopped is not None:

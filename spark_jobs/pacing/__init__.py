@@ -1,1 +1,1 @@
-"""How fast the tasks of an audit read from ZooKeeper: limits, and feedback from the latency that each task measures."""
+"""How fast the tasks of an audit read from ZooKeeper: limits, and feedback from the latency measured by each task."""

@@ -1,7 +1,7 @@
 """Limits on the reads of all tasks of a run from ZooKeeper, its servers, and the share of one task.
 
-A run divides its limits by the number of tasks that can run at the same time, and by the number of runs that read from
-the same ZooKeeper at the moment (``sharing``). So the sum of all tasks of all runs stays below the limits.
+A run divides its limits by the largest number of concurrent tasks, and by the number of runs now reading from the same
+ZooKeeper (``sharing``). So the sum of all tasks of all runs stays below the limits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 LATENCY_FACTOR: Final = 2.0
 """Default of the latency above which tasks read less, as a multiple of the latency when ZooKeeper is idle."""
 LEAST_NODES_PER_S: Final = 40_000.0
-"""Rate that feedback never goes below, of all tasks together: overload by other clients must not stop audits."""
+"""Lowest rate set by feedback, of all tasks together: overload by other clients must not stop audits."""
 NICE: Final = 5
 """Default of the nice value of Spark's processes: a ZooKeeper on a busy machine, and sessions, run first."""
 NICE_MAX: Final = 19
@@ -29,15 +29,15 @@ class TaskBudget:
     latency_factor: float = 0.0
     """The task reads less if the latency of small reads exceeds this multiple of the latency of an idle ZooKeeper."""
     least_nodes_per_s: float = 0.0
-    """Rate that feedback never goes below."""
+    """Lowest rate set by feedback."""
     observers: str = ""
-    """Servers to read from, if one of them answers: ``host:port`` joined with commas; empty: those of the URI."""
+    """Servers to read from, if one of them answers: ``host:port`` joined with commas; empty: the URI's servers."""
     instance_id: str = ""
-    """Of the cluster that is read, which the observers must have as well; empty: it is not known, or has none."""
+    """Of the cluster to read, which the observers must have as well; empty: unknown, or the cluster has none."""
     run_id: str = ""
-    """Of the run, which divides these limits with all runs that read; empty: they are divided with no other run."""
+    """Of the run, which shares these limits with all reading runs; empty: it shares them with no other run."""
     readers: int = 1
-    """Of these runs, the number that was seen last."""
+    """Number of these runs at the last count."""
 
     @property
     def is_free(self) -> bool:
@@ -46,11 +46,11 @@ class TaskBudget:
 
     @property
     def has_rates(self) -> bool:
-        """Whether there are limits that do not follow the latency."""
+        """Whether there are limits independent of the latency."""
         return bool(self.nodes_per_s or self.bytes_per_s)
 
     def divided(self, parts: int) -> TaskBudget:
-        """Return one of ``parts`` equal parts, of which there may be none."""
+        """Return one of ``parts`` equal parts; 0 counts as 1."""
         together = max(1, parts)
         return replace(
             self,
@@ -60,7 +60,7 @@ class TaskBudget:
         )
 
     def to_text(self) -> str:
-        """Return it as an option of a data source."""
+        """Return it as the value of a data source option."""
         return json.dumps(asdict(self))
 
 
@@ -70,10 +70,10 @@ _TEXTS: Final = ("observers", "instance_id", "run_id")
 
 
 def task_budget(text: str) -> TaskBudget:
-    """Return what ``to_text`` was called for.
+    """Return the budget in a text from ``to_text``.
 
     Raises:
-        ValueError: the text is another one.
+        ValueError: the text is not from ``to_text``.
     """
     fields = json.loads(text)
     if not isinstance(fields, dict) or set(fields) != {*_NUMBERS, *_TEXTS}:
@@ -96,11 +96,11 @@ class Budget:
     latency_factor: float = LATENCY_FACTOR
     observers: str = ""
     instance_id: str = ""
-    """Of the cluster that is read; see ``TaskBudget``."""
+    """Of the cluster to read; see ``TaskBudget``."""
     run_id: str = ""
-    """Of a run that divides these limits with all runs that read; empty: they are divided with no other run."""
+    """Of a run, which shares these limits with all reading runs; empty: it shares them with no other run."""
     readers: int = 1
-    """Of these runs, the number that was seen last."""
+    """Number of these runs at the last count."""
 
     @property
     def whole(self) -> TaskBudget:
@@ -125,6 +125,6 @@ class Budget:
 
         Args:
             tasks: of the job.
-            slots_max: tasks that may run at the same time; None: unknown, so all tasks of the job may.
+            slots_max: largest number of concurrent tasks; None: unknown, so possibly all tasks of the job.
         """
         return self.whole.divided(tasks if slots_max is None else slots_max)

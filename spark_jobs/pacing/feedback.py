@@ -1,4 +1,4 @@
-"""How many nodes a task may have asked for at a time, by the latency that it measures. Pure: no clock, no requests.
+"""How many nodes a task may request at a time, by its measured latency. Pure: no clock, no requests.
 
 A task measures how long a read of one small node takes, queued after its own requests as the read of another client
 is. The shortest time counts as the idle latency. From it follow a limit (a multiple of it, and at least
@@ -17,24 +17,24 @@ from typing import Final
 SLACK_S: Final = 0.003
 """The limit is at least so far above the latency of an idle ZooKeeper."""
 WINDOW_MAX_NODES: Final = 6_000
-"""Asked for at a time, with a distant ZooKeeper."""
+"""Requested at a time, from a distant ZooKeeper."""
 NODES_PER_REQUEST_MIN: Final = 20
 CHUNKS_IN_FLIGHT: Final = 3
-"""A reader asks for two chunks while it decodes a third one."""
+"""A reader requests two chunks while it decodes a third one."""
 FIRST_LOOKS: Final = 5
 """Measurements before the first request: one of them meets an empty queue, also beside other tasks."""
 SOON_S: Final = 0.02
 LOOK_S: Final = 0.1
-"""Between two measurements: while a new task finds out what it may do, or after a long latency; and else."""
+"""Time between two measurements: the first while a new task ramps up, or after a long latency; the second otherwise."""
 _AIM: Final = 0.25
-"""Where the aim is between the latency of an idle ZooKeeper and the limit."""
+"""Position of the aim between the latency of an idle ZooKeeper and the limit."""
 _NEAR_WINDOW: Final = 256
-"""Asked for at a time: some milliseconds of a server, so that the requests of others wait for no longer."""
+"""Requested at a time: some milliseconds of a server's time, so requests of others wait no longer than this."""
 _RATE_MAX: Final = 120_000
-"""Nodes per second that no task decodes: what a distant ZooKeeper has to have in flight follows from it."""
+"""Nodes per second that no task can decode: from it follows how many must be in flight with a distant ZooKeeper."""
 _WINDOW_MIN: Final = 1.0
 _RECENT: Final = 5
-"""Measurements that all have to be above the aim: a queue delays each of them, and a scheduler some."""
+"""Measurements that must all be above the aim: a queue delays each of them, and a scheduler some."""
 _FASTER: Final = 0.25
 _SLOWER: Final = 0.5
 """Largest changes of the window by one decision, as shares of it: at the idle latency, and at the limit or above it."""
@@ -42,10 +42,10 @@ _STEP_NODES: Final = 1.0
 
 
 class Feedback:
-    """Decides for one task."""
+    """Adapts the requests of one task."""
 
     def __init__(self, factor: float, least_nodes_per_s: float = 0.0) -> None:
-        """Only stores.
+        """Only store the arguments.
 
         Args:
             factor: the limit as a multiple of the latency of an idle ZooKeeper.
@@ -61,12 +61,12 @@ class Feedback:
         self._is_ramping = True
 
     def begin(self, latency_s: float) -> None:
-        """Take a measurement that was made before the first request."""
+        """Take a measurement from before the first request."""
         self._idle_s = min(self._idle_s, latency_s)
         self._latency_s = self._idle_s
 
     def seen(self, latency_s: float) -> None:
-        """Take a measurement, and decide."""
+        """Take a measurement, and adapt the window."""
         self._idle_s = min(self._idle_s, latency_s)
         self._recent.append(latency_s)
         self._latency_s = min(self._recent)
@@ -79,11 +79,11 @@ class Feedback:
             share = min(1.0, (self._latency_s - self.aim_s) / (self.limit_s - self.aim_s))
             self._window = max(_WINDOW_MIN, self._window * (1 - _SLOWER * share))
             self._is_ramping = False
-            self._recent.clear()  # the next decision is by what comes after this one
+            self._recent.clear()  # the next decision uses only later measurements
 
     @property
     def limit_s(self) -> float:
-        """The latency at which the task asks for half as much."""
+        """The latency at which the task requests half as much."""
         return max(self._factor * self._idle_s, self._idle_s + SLACK_S)
 
     @property
@@ -93,17 +93,17 @@ class Feedback:
 
     @property
     def window_max(self) -> float:
-        """Nodes that the task may have asked for at a time, at most."""
+        """Upper limit of ``window``."""
         return min(WINDOW_MAX_NODES, _NEAR_WINDOW + _RATE_MAX * self._idle_s)
 
     @property
     def window(self) -> float:
-        """Nodes that the task may have asked for at a time, now; less than a request: it has to wait between them."""
+        """Nodes that the task may have requested at a time; if less than a request, the task waits between requests."""
         return self._window
 
     @property
     def look_after_s(self) -> float:
-        """When to measure again."""
+        """Time until the next measurement."""
         is_late = bool(self._recent) and self._recent[-1] > self.aim_s
         return SOON_S if self._is_ramping or is_late else LOOK_S
 

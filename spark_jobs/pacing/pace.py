@@ -1,4 +1,4 @@
-"""When a task may send its next request for nodes, and how many nodes the request may have.
+"""When a task may send its next request for nodes, and how many nodes this request may have.
 
 Limits hold over any span of time, except for requests in flight.
 """
@@ -18,7 +18,7 @@ from spark_jobs.pacing.feedback import CHUNKS_IN_FLIGHT, FIRST_LOOKS, NODES_PER_
 CHUNK_MAX: Final = 2_000
 """Nodes of one request: the fewest round trips at a size that decodes in a few milliseconds."""
 _CHUNK_S: Final = 0.1
-"""Time at the rate that one request may take: requests of other clients are served between small requests."""
+"""Longest time of one request at the rate: requests of other clients are served between small requests."""
 _NODE_BYTES: Final = 256
 """Size of an average node; requests for larger nodes have fewer of them."""
 _NEWEST: Final = 0.5
@@ -30,7 +30,7 @@ Look = Callable[[], Awaitable[object]]
 
 @dataclass(slots=True)
 class Reading:
-    """A request that was admitted."""
+    """An admitted request."""
 
     size: int = 0
     """Bytes of the answer, for the caller to set."""
@@ -40,11 +40,11 @@ class Pace:
     """Admits requests of one task."""
 
     def __init__(self, clock: Clock, budget: TaskBudget = FREE, in_flight: int = CHUNKS_IN_FLIGHT) -> None:
-        """Only stores.
+        """Only store the arguments.
 
         Args:
             clock: to wait and to measure with.
-            budget: of the task, as if no other run was reading.
+            budget: of the task, as if no other run were reading.
             in_flight: requests that the caller sends at a time.
         """
         self._clock = clock
@@ -56,14 +56,14 @@ class Pace:
         self._turn = asyncio.Lock()
         self._node_bytes = float(_NODE_BYTES)
         self._free_s = 0.0
-        """When the nodes that were admitted until now are read at the rate."""
+        """When the nodes admitted so far are read at the rate."""
         self._bytes_free_s = 0.0
-        """When the bytes that came until now are read at the rate."""
+        """When the bytes received so far are read at the rate."""
         self._look_s: float | None = None
         """When to measure; None: as often as before the first request."""
 
     def divide(self, readers: int) -> None:
-        """Take one of ``readers`` parts of the limits from now on."""
+        """Use one of ``readers`` equal parts of the limits from now on."""
         self._budget = self._whole.divided(readers)
         if self._feedback is not None:
             self._feedback.least_nodes_per_s = self._budget.least_nodes_per_s
@@ -108,11 +108,11 @@ class Pace:
             self._bytes_free_s = max(self._bytes_free_s, now_s) + request.size / self._budget.bytes_per_s
 
     async def look(self, look: Look, every_s: float | None = None) -> bool:
-        """Measure the latency if it is time to. Call it where nothing is decoded until it returns.
+        """Measure the latency if it is due. Call it where nothing is decoded until it returns.
 
         Args:
             look: reads one small node, without a pace.
-            every_s: read it at least so often, also if the latency does not matter; None: there is no need.
+            every_s: read it at least so often, even if the latency does not matter; None: this is not needed.
 
         Returns:
             whether it was read.

@@ -1,4 +1,4 @@
-"""A metadata store that a task reads through: its reads keep the pace of the task. Writes are passed on as they are."""
+"""A metadata store that keeps the pace of a task for its reads. Writes are passed on unchanged."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class PacedStore(MetadataStore):
         *,
         looks_itself: bool = False,
     ) -> None:
-        """Only stores.
+        """Only store the arguments.
 
         Args:
-            store: that answers.
+            store: answers the requests.
             pace: of the task.
             small_node: path of a node whose stat is read to measure the latency, unless ``sharing`` has one.
-            sharing: follows the runs that divide the limits; None: they are divided with no other run.
-            looks_itself: look before each read, for a caller that never does.
+            sharing: follows the runs that share the limits; None: the limits are not shared.
+            looks_itself: look before each read, for a caller that never calls ``look``.
         """
         self._store = store
         self._small_node = small_node if sharing is None else sharing.path
@@ -54,11 +54,11 @@ class PacedStore(MetadataStore):
 
     @property
     def readers(self) -> int:
-        """Runs that divide the limits, as they were counted last."""
+        """Number of runs sharing the limits, at the last count."""
         return 1 if self._sharing is None else self._sharing.count
 
     async def look(self) -> None:
-        """Measure the latency, and count the runs that read, if it is time to.
+        """Measure the latency, and count the runs that read, if this is due.
 
         Call it where nothing is decoded until it returns.
 

@@ -1,10 +1,10 @@
-"""How many runs divide the limits, as one connection of a run sees it.
+"""How many runs share the limits, as seen by one connection of a run.
 
 The state of one node shows that readers came or went; it is read in place of the small node whose latency is measured,
-so it costs no further request. Only after a change the names are listed.
+so it costs no further request. The names are listed only after a change.
 
-A list that cannot be read leaves the number as it was, and a run whose own node is missing counts itself beside the
-others and creates the node again. So a run never takes itself for the only one without a proof (R121).
+An unreadable list leaves the number unchanged, and a run whose own node is missing counts itself beside the others and
+creates the node again. So a run never takes itself for the only one without a proof (R121).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_S: Final = 1.0
 JOIN_S: Final = 2 * LOOK_S
 """Between joining and reading with limits, beside other runs: by then they have looked."""
 UNKNOWN: Final = 2
-"""Runs that are assumed while none could be counted: one is not alone without a proof."""
+"""Number of runs assumed while they cannot be counted: a run is not alone without a proof."""
 _JOIN_LOOKS: Final = 2
 """The first one joins, and the second one counts."""
 _FAILURES: Final = (ConflictError, PermanentError, OutcomeUnknownError)
@@ -34,7 +34,7 @@ _NEVER: Final = (-1, -1)
 
 
 def readers_of(runs: Collection[str], own: str) -> int:
-    """How many divide the limits: the listed runs, and this one in any case."""
+    """Return the number of runs that share the limits: the listed ones, and this one in any case."""
     return len({*runs, own})
 
 
@@ -42,23 +42,23 @@ class Sharing:
     """Follows the number of readers. Belongs to one connection."""
 
     def __init__(self, readers: Readers, run_id: str, known: int) -> None:
-        """Only stores.
+        """Only store the arguments.
 
         Args:
             readers: through a store without a pace.
             run_id: of this run.
-            known: the number that the run saw last.
+            known: the number last seen by the run.
         """
         self._readers = readers
         self._run_id = run_id
         self._seen: tuple[int, int] | None = _NEVER
-        """Which state of the node the names belong to; None: there was no node."""
+        """The state of the node which the names belong to; None: there was no node."""
         self.count = max(1, known)
-        """Of runs that divide the limits; this one is among them."""
+        """Number of runs that share the limits, including this one."""
 
     @property
     def path(self) -> str:
-        """Of the node whose state shows a change."""
+        """Path of the node whose state shows a change."""
         return self._readers.path
 
     async def follow(self, stat: Stat | None) -> None:
@@ -90,15 +90,15 @@ class Sharing:
 
 
 async def join(readers: Readers, run_id: str, clock: Clock, *, has_rates: bool) -> Sharing:
-    """Become a reader, and return who divides the limits.
+    """Become a reader, and return the view of the runs that share the limits.
 
-    Beside other runs, this waits until they read less, if there are limits that must hold.
+    With fixed limits and beside other runs, this waits until the others read less.
 
     Args:
         readers: through the driver's store.
         run_id: of this run.
         clock: to wait with.
-        has_rates: whether the run has limits that do not follow the latency.
+        has_rates: whether the run has limits independent of the latency.
 
     Raises:
         StoreUnavailableError: no answer.

@@ -1,5 +1,5 @@
 """Compare our audit with Apache's auditor on the same cluster, before a migration. Nothing is marked.
 
-``compare`` is pure, ``second_look`` reads ledgers again that differ, ``reasons`` explains the differences.
+``compare`` is pure, ``second_look`` reads ledgers with differences again, ``reasons`` explains the differences.
 Start with ``run``.
 """

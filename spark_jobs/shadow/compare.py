@@ -2,7 +2,7 @@
 
 Pure functions on DataFrames.
 
-Both sides may hold millions of rows, so they are joined by Spark and only what differs leaves it.
+Both sides may hold millions of rows, so Spark joins them and only the differences leave it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
+from pyspark.sql import functions as F  # noqa: N812 (the name known to every Spark user)
 
 from spark_jobs.checks.findings import FindingKind
 from spark_jobs.checks.sql_text import in_list
@@ -36,7 +36,7 @@ def found_ledgers(findings: DataFrame, draining: AbstractSet[str] = frozenset())
 
     Args:
         findings: rows of a report's findings (``FINDING_DDL``, more columns do no harm); other kinds are passed over.
-        draining: bookies that are being drained, and registered.
+        draining: bookies being drained, and registered.
     """
     is_draining = in_list("bookie", sorted(draining))
     named = findings.where(f"kind IN ({_KINDS})").groupBy("ledger_id")
@@ -59,7 +59,7 @@ def compared(found: DataFrame, tasks: DataFrame) -> DataFrame:
 
     Args:
         found: ``found_ledgers``.
-        tasks: rows of ``bk_tasks``; ``missing`` is null in a task that cannot be read.
+        tasks: rows of ``bk_tasks``; ``missing`` is null in an unreadable task.
     """
     here = found.withColumn("is_found", F.lit(True))
     there = tasks.selectExpr("ledger_id", "missing AS marked", "true AS is_marked")
@@ -78,5 +78,5 @@ def outcomes(table: DataFrame) -> Mapping[Outcome, int]:
 
 
 def differing(table: DataFrame) -> DataFrame:
-    """The rows of ``compared`` that are to be looked at again, by ledger id."""
+    """Return the rows of ``compared`` to look at again, by ledger id."""
     return table.where(F.col("outcome") != Outcome.AGREE.value).orderBy("ledger_id")

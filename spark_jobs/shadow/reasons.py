@@ -2,9 +2,9 @@
 
 Pure.
 
-What was found and what is marked were read at different moments. So a difference is judged by the present state, and
-counts only if it persists. A reason is *explained* if it is normal in a cluster at work; every other one needs a
-person, and makes the comparison fail.
+Findings and marks were read at different moments. So a difference is judged by the present state, and counts only if it
+persists. A reason is *explained* if it is normal in a cluster at work; every other one needs a person, and makes the
+comparison fail.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Outcome(enum.Enum):
 
 
 class Reason(enum.Enum):
-    """Why. Each with whether it is explained, and a sentence for people."""
+    """The reason. Each with whether it is explained, and a sentence for people."""
 
     WITHIN_DELAY = "within the delay", True, "the delay for lost bookies is not over: marking has to wait"
     DISABLED = "disabled", True, "auto-recovery is disabled: no auditor marks"
@@ -83,7 +83,7 @@ class ClusterLook:
     waiting: AbstractSet[BookieId] = frozenset()
     """Lost bookies whose delay is not known to be over."""
     new: AbstractSet[BookieId] = frozenset()
-    """Lost bookies that earlier runs saw registered, and that none found lost for long."""
+    """Lost bookies that earlier runs saw registered, and that no run found lost for long."""
     lost_in_run: AbstractSet[BookieId] = frozenset()
     """Lost bookies of the run; none if it did not see every ledger."""
     is_disabled: bool = False
@@ -102,7 +102,7 @@ class LedgerAtSecondLook:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference that is still one."""
+    """A difference that persists."""
 
     ledger_id: LedgerId
     outcome: Outcome
@@ -110,13 +110,13 @@ class Difference:
     found: tuple[BookieId, ...] = ()
     """Lost bookies of the ledger, by id; the draining ones if it lost none."""
     marked: tuple[BookieId, ...] | None = None
-    """Bookies that the task names, in its order; None: there is no task, or it cannot be read."""
+    """Bookies named by the task, in its order; None: there is no task, or it is unreadable."""
     marked_ms: int | None = None
     """Time of the last mark, epoch milliseconds, if the task has one."""
 
 
 def present_difference(first: Outcome, second: LedgerAtSecondLook, around: ClusterLook) -> Difference | None:
-    """The present difference; None if there is none any more.
+    """Return the present difference; None if none is left.
 
     Args:
         first: the result of the comparison.
@@ -155,7 +155,7 @@ def _undone(
     named: AbstractSet[BookieId],
     around: ClusterLook,
 ) -> Difference | None:
-    """Bookies to mark that no task names; none: everything is well."""
+    """Return the difference for a ledger with lost or draining bookies; None: there are none."""
     undone = lost - named
     if not lost and not drained:
         return None
@@ -175,7 +175,7 @@ def _undone(
 
 
 def _why_marked(task: Task, members: AbstractSet[BookieId], around: ClusterLook) -> Reason:
-    """The reason for a task although every bookie of the ledger is registered, and none of those in it is drained."""
+    """Return the reason for a task although all bookies of its ledger are registered and none in it is drained."""
     if not task.missing:
         return Reason.PLACEMENT_MARK
     there = members & frozenset(task.missing)

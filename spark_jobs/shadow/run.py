@@ -65,22 +65,22 @@ _SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """What came of it."""
+    """The result of a comparison."""
 
     run_id: str
     table: Path
     agree: int
-    """Ledgers on which both sides agreed at first sight."""
+    """Ledgers on which both sides agreed at first."""
     resolved: int
-    """Ledgers on which they differed at first, and not any more when looked at again."""
+    """Ledgers with a difference at first, and without one when looked at again."""
     differing: Mapping[tuple[Outcome, Reason], int]
-    """Ledgers on which they differ."""
+    """Ledgers with a persisting difference."""
     leader: str
     """The leading auditor; empty: none."""
     is_disabled: bool
     delay_s: int
     rows: tuple[Difference, ...] = field(default=())
-    """The first of those that differ: unexplained ones before the others, by ledger id."""
+    """The first ledgers that differ: unexplained ones before the others, by ledger id."""
 
     @property
     def unexplained(self) -> int:
@@ -88,11 +88,11 @@ class Shadow:
         return sum(count for (_, reason), count in self.differing.items() if not reason.is_explained)
 
     def total(self, outcome: Outcome) -> int:
-        """Ledgers that differ in this way."""
+        """Return the number of ledgers with this kind of difference."""
         return sum(count for (each, _), count in self.differing.items() if each is outcome)
 
     def to_json(self) -> Mapping[str, Any]:
-        """The document of ``--output json``, without its head."""
+        """Return the document of ``--output json``, without its head."""
         return {
             "run_id": self.run_id,
             "table": str(self.table),
@@ -120,7 +120,7 @@ class Shadow:
 
 
 def ordered(differing: Mapping[tuple[Outcome, Reason], int]) -> list[tuple[tuple[Outcome, Reason], int]]:
-    """Counts in the order in which people read them: unexplained ones first."""
+    """Return the counts in reading order: unexplained ones first."""
     outcomes, reasons = list(Outcome), list(Reason)
     return sorted(
         differing.items(),
@@ -142,13 +142,13 @@ def compare(
     """Compare the findings of a run with the tasks of its cluster, and add the table to its report. Blocks.
 
     Args:
-        spark: the session that the run used.
+        spark: the session of the run.
         result: of the run, which no brake held.
         settings: of the run.
         progress: receives the phase.
         gate: passed before each batch.
         clock: measures delays.
-        rows_max: how many of the ledgers that differ to return.
+        rows_max: how many of the differing ledgers to return.
         settle_s: how long after a loss the other auditor may be under way.
 
     Raises:
@@ -192,7 +192,7 @@ def compare(
 
 
 class _Found:
-    """Counts, and the first rows, of what still differs."""
+    """Counts and first rows of the persisting differences."""
 
     def __init__(self, rows_max: int) -> None:
         self.resolved = 0
@@ -240,7 +240,7 @@ def _reading(read: Callable[[], T], uri: str) -> T:
 def _differences(
     rows: Iterator[Row], look: SecondLook, gate: Gate, found: _Found, run_id: str
 ) -> Iterator[list[Mapping[str, Any]]]:
-    """Batches of rows for the table, each looked at again."""
+    """Yield batches of rows for the table, after a second look at each ledger."""
     while batch := list(islice(rows, _BATCH)):
         gate.pass_through()
         seconds, around = look.look([LedgerId(row["ledger_id"]) for row in batch])

@@ -1,4 +1,4 @@
-"""The second look at what differs: metadata, then registrations, then tasks, as they are now. It only reads."""
+"""The second look at differing ledgers: metadata, then registrations, then tasks, as they are now. It only reads."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from spark_jobs.runs.lost_bookies import LostBookies
 from spark_jobs.shadow.reasons import ClusterLook, LedgerAtSecondLook
 
 REPORTS_MAX: Final = 100
-"""Earlier reports that are asked since when a bookie is down."""
+"""Earlier reports searched for the time when a bookie went down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What earlier runs saw of a bookie that is lost now, epoch milliseconds; None: no run saw it so."""
+    """A lost bookie as earlier runs saw it, epoch milliseconds; None: no run saw it so."""
 
     since_ms: int | None = None
     """The end of the first run in the unbroken row of runs that found it lost."""
     seen_ms: int | None = None
-    """When the last run that found it registered began: it was lost after that."""
+    """The start of the last run that found it registered: it was lost after that."""
 
 
 def losses(newest_first: Iterable[RunSummary], instance_id: str) -> Mapping[BookieId, Loss]:
-    """The history in the reports of each bookie lost according to the newest. Pure.
+    """Return the history, in the reports, of each bookie lost according to the newest. Pure.
 
-    A dry run leaves no note of when a bookie was first seen down, so the reports of runs before it have to do.
+    A dry run does not record when a bookie was first seen down, so the reports of earlier runs are used instead.
     """
     found: dict[BookieId, Loss] = {}
     open_still: set[BookieId] | None = None
@@ -94,7 +94,7 @@ class SecondLook:
         self._known = known
         self._lost_in_run = lost_in_run
         self._settle_ms = settle_s * 1000
-        self._ledgers = LedgerStore(store, cluster, random.Random(0))  # only ever reads, so nothing is drawn
+        self._ledgers = LedgerStore(store, cluster, random.Random(0))  # it only reads, so nothing is drawn
         self._registrations = Registrations(store, cluster)
         self._tasks = UnderReplication(store, cluster, clock)
         self._drains = Drains(store, cluster.root)
@@ -117,7 +117,7 @@ class SecondLook:
         """The delay for lost bookies, seconds.
 
         Raises:
-            InvalidDelayError: what is stored is not a number of seconds.
+            InvalidDelayError: the stored value is not a number of seconds.
         """
         return self._runner.run(self._tasks.switches.lost_bookie_delay_s())
 
@@ -151,7 +151,7 @@ class SecondLook:
         )
 
     async def _registered_ms(self, bookies: Bookies) -> dict[BookieId, int]:
-        """When each registration was made; the later one of a bookie that has both for a moment."""
+        """Return when each registration was made; the later one of a bookie that has both for a moment."""
         names = sorted(bookies.registered)
         found: dict[BookieId, int] = {}
         for is_read_only in (False, True):

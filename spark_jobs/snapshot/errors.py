@@ -1,4 +1,4 @@
-"""What is wrong with a snapshot."""
+"""Errors of snapshots."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from bookie.model.errors import PermanentError
 
 
 class SnapshotError(PermanentError):
-    """A file that is not a usable snapshot of the cluster; the text names the file and the reason."""
+    """A file is not a usable snapshot of the cluster; the text names the file and the reason."""

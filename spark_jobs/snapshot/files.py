@@ -1,6 +1,6 @@
 """Snapshot files as streams of bytes: plain, or compressed as ZooKeeper does it (gzip, Snappy).
 
-What a file is follows from its first bytes, not from its name. Memory is bounded by one block.
+The compression follows from the first bytes of the file, not from its name. Memory is bounded by one block.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SNAPPY_HEADER: Final = struct.Struct(">8sii")
 _ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
 _BLOCK: Final = 1 << 20
 _SNAPPY_BLOCK_MAX: Final = 1 << 26
-"""Far above the 32 KiB that are usual; a bound against a damaged length."""
+"""Far above the usual 32 KiB; a bound against a damaged length."""
 _INT: Final = struct.Struct(">i")
 _VARINT_BYTES_MAX: Final = 5
 
@@ -50,7 +50,7 @@ def opened(file: Path) -> Iterator[Source]:
     """Open a snapshot for reading.
 
     Raises:
-        SnapshotError: it cannot be opened, is empty, or is compressed in a way that is not supported.
+        SnapshotError: it cannot be opened, is empty, or has an unsupported compression.
     """
     try:
         stream = file.open("rb")
@@ -69,7 +69,7 @@ def source_of(stream: Readable, name: str, *, is_seekable: bool) -> Source:
         is_seekable: whether ``stream`` is a file.
 
     Raises:
-        SnapshotError: it cannot be read, is empty, or is compressed in a way that is not supported.
+        SnapshotError: it cannot be read, is empty, or has an unsupported compression.
     """
     start = _read(stream, len(_SNAPPY), name)
     if not start:
@@ -102,7 +102,7 @@ def _read(stream: Readable, size: int, name: str) -> bytes:
 
 
 class _Rewound:
-    """A stream whose first bytes were read already."""
+    """A stream whose first bytes were already read."""
 
     def __init__(self, start: bytes, stream: Readable) -> None:
         self._start = start

@@ -44,12 +44,12 @@ _TRAILERS: Final[Mapping[int, tuple[int, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeStat:
-    """The part of a node's stat that a reader needs."""
+    """The part of a node's stat needed by readers."""
 
     czxid: int
     """Transaction that created the node."""
     creates: int
-    """Children that were ever created under it."""
+    """Children ever created under it."""
 
 
 class SnapshotStream:
@@ -64,7 +64,7 @@ class SnapshotStream:
         self._start = 0
         """Position of the buffer in the snapshot."""
         self._at = 0
-        """Position in the buffer of what is read next."""
+        """Position in the buffer of the next read."""
         self._checksum, self._checksum_at = 1, 0
         """Of everything before a position in the buffer."""
         self._part, self._part_at = 1, 0
@@ -72,11 +72,11 @@ class SnapshotStream:
 
     @property
     def offset(self) -> int:
-        """Position of what is read next; while ``nodes`` is paused at a node, of that node."""
+        """Position of the next read; while ``nodes`` is paused at a node, the position of that node."""
         return self._start + self._at
 
     def begin(self) -> None:
-        """Read what comes before the tree.
+        """Read everything before the tree.
 
         Raises:
             SnapshotError: it is not a snapshot, or damaged.
@@ -137,7 +137,7 @@ class SnapshotStream:
         return NodeStat(czxid, creates)
 
     def finish(self) -> None:
-        """Read what comes after the tree, and check it all.
+        """Read everything after the tree, and check it all.
 
         Raises:
             SnapshotError: a checksum does not fit, or the file does not end as a snapshot does.
@@ -162,7 +162,7 @@ class SnapshotStream:
         return zlib.adler32(memoryview(self._buffer)[self._part_at : self._at], self._part)
 
     def skip_to(self, offset: int) -> None:
-        """Go on at ``offset``, which is not before the current one. What was skipped has no checksum."""
+        """Continue at ``offset``, which is not before the current one. Skipped bytes have no checksum."""
         if offset <= self._start + len(self._buffer):
             self._at = offset - self._start
         else:

@@ -1,8 +1,8 @@
 """Verify a snapshot as a whole, and note where its ledgers are.
 
-One pass, before anything of the snapshot is used: a file that is damaged anywhere, or of another cluster, gives nothing
-(R99). Later readers read the parts that the index names, and compare each with its checksum, so a file that was
-replaced during the pass gives nothing either.
+One pass, before anything of the snapshot is used: a file damaged anywhere, or of another cluster, gives nothing (R99).
+Later readers read the parts named in the index, and compare each with its checksum, so a file that was replaced during
+the pass gives nothing either.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from spark_jobs.snapshot.files import Source, opened
 from spark_jobs.snapshot.format import NodeStat, SnapshotStream
 
 LEAF_BYTES: Final = len("/L0000")
-"""What a ledger's path adds to that of its parent (docs/formats.md#ledger-paths)."""
+"""The length by which a ledger's path exceeds its parent's (docs/formats.md#ledger-paths)."""
 _SHOWN_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """One node that directly holds ledgers, with all below it: consecutive bytes of the snapshot."""
+    """One node with ledgers directly under it, and everything below it: consecutive bytes of the snapshot."""
 
     parent: str
     offset: int
@@ -37,12 +37,12 @@ class SnapshotPart:
     czxid: int
     """Transaction that created the parent."""
     creates: int
-    """Ledgers that were ever created under it, when the snapshot had come to it."""
+    """Ledgers ever created under it, up to the moment when it was written to the snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotIndex:
-    """A snapshot that was verified."""
+    """A verified snapshot."""
 
     file: Path
     is_seekable: bool
@@ -73,8 +73,8 @@ def index_snapshot(file: Path, cluster: Cluster, on_block: Callable[[], None] | 
 
     Args:
         file: the snapshot, plain or compressed.
-        cluster: the live cluster, which the snapshot has to be of.
-        on_block: called before each block of 1 MiB; what it raises stops the pass.
+        cluster: the live cluster; the snapshot must be of this one.
+        on_block: called before each block of 1 MiB; an error it raises stops the pass.
 
     Raises:
         SnapshotError: the file cannot be read, is not a snapshot, is damaged or cut off, is of another cluster, or the
@@ -99,7 +99,7 @@ def index_source(
 
 
 def check_layout(cluster: Cluster) -> None:
-    """Return if a snapshot of the cluster can be used.
+    """Check that a snapshot of the cluster can be used.
 
     Raises:
         SnapshotError: it has the flat layout.

@@ -1,7 +1,7 @@
-"""A snapshot that the admin server of ZooKeeper makes and sends (release 3.9 or newer): verified while it arrives.
+"""A snapshot made and sent by the admin server of ZooKeeper (release 3.9 or newer): verified while it arrives.
 
-The bytes go to a file at the same time, as Spark tasks read parts of a snapshot. The file can be used only if
-this returns: what was cut off, damaged, of another cluster, or of a server that lags, is refused.
+The bytes go to a file at the same time, as Spark tasks read parts of a snapshot. The file can be used only if this
+returns: a snapshot is refused if it is cut off, damaged, of another cluster, or of a server that lags.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _SIZE: Final = "snapshot_size"
 
 @dataclass(frozen=True, slots=True)
 class AdminServer:
-    """Where to ask for a snapshot, and how."""
+    """The address of the server, and the credentials for it."""
 
     url: str
-    """Such as ``http://zk1:8080``, or with the path of the commands if that is not ``/commands``."""
+    """Such as ``http://zk1:8080``, or with the path of the commands if this is not ``/commands``."""
     authorization: str = field(default="", repr=False)
     """Value of the Authorization header, such as ``digest user:password``; empty: none."""
     ca: Path | None = None
-    """PEM file of who signed the server's certificate; None: the authorities of this machine."""
+    """PEM file of the authority that signed the server's certificate; None: the authorities of this machine."""
 
     @property
     def request_url(self) -> str:
@@ -59,7 +59,7 @@ def read_authorization(file: Path | None, environment: Mapping[str, str]) -> str
     """The value of the Authorization header: of the file, else of ``$BKHEAL_SNAPSHOT_AUTHORIZATION``, else none.
 
     Raises:
-        SnapshotError: the file cannot be read, or what was found is not a header value.
+        SnapshotError: the file cannot be read, or the value found is not a header value.
     """
     where, text = f"${AUTHORIZATION_VARIABLE}", environment.get(AUTHORIZATION_VARIABLE, "")
     if file is not None:
@@ -85,13 +85,13 @@ def stream_snapshot(
     Args:
         server: the admin server.
         target: file to write, which all Spark executors share.
-        cluster: the live cluster, which the snapshot has to be of.
+        cluster: the live cluster; the snapshot must be of this one.
         newest_zxid: a transaction that the cluster has.
-        on_block: called before each block of 1 MiB; what it raises stops the transfer.
+        on_block: called before each block of 1 MiB; an error it raises stops the transfer.
 
     Raises:
         StoreUnavailableError: no answer, or not yet: the server limits how often it makes a snapshot.
-        SnapshotError: the server refused, or what it sent cannot be used.
+        SnapshotError: the server refused, or the snapshot that it sent cannot be used.
     """
     import httpx  # a tenth of a second, for these runs alone
 
@@ -131,7 +131,7 @@ def stream_snapshot(
 
 
 class _Body:
-    """The body of an answer, which is written to a file at the same time."""
+    """The body of an answer, written to a file at the same time."""
 
     def __init__(self, chunks: Iterator[bytes], file: Callable[[bytes], object]) -> None:
         self._chunks = chunks
@@ -192,7 +192,7 @@ def _check_answer(url: str, status: int) -> None:
 
 
 def _check_epoch(url: str, last_zxid: str | None, newest_zxid: int) -> None:
-    """A server that lost its connection to the others goes on with what it had, which may never have been agreed on."""
+    """Refuse a server that lost its connection to the others: its last transactions may never have been agreed on."""
     try:
         found = int(last_zxid or "", 16)
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""The "Auditor" tab in the Spark UI. What runs audits does not belong here: the tab asks it through ``port.py``."""
+"""The "Auditor" tab in the Spark UI. Running audits does not belong here: the tab requests it through ``port.py``."""

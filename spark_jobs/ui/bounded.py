@@ -1,4 +1,4 @@
-"""Calls with a bound: a late answer is not waited for, and delays no other call."""
+"""Calls with a bound: a caller waits only until a deadline, and a late answer delays no other call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from spark_jobs.ui.port import TabState
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _FAILURE_MAX: Final = 300
-"""Characters of an error's text that are shown."""
+"""Characters shown of an error's text."""
 _LOOKS: Final = 2
-"""A look may join a question that was asked before something was done; then one more is needed."""
+"""A look may join a request that was sent before the last action; then one more is needed."""
 
 
 class OneCall(Generic[T]):
-    """At most one call at a time, in a daemon thread of its own, so that a call which hangs keeps no process alive."""
+    """At most one call at a time, in a daemon thread of its own, so a call that hangs keeps no process alive."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -29,12 +29,12 @@ class OneCall(Generic[T]):
         self._current: Future[T] | None = None
 
     def begin(self, call: Callable[[], T]) -> Future[T] | None:
-        """Start ``call``; None: an earlier one has not come back yet."""
+        """Start ``call``; None: an earlier one has not returned yet."""
         with self._lock:
             return None if self._is_busy() else self._start(call)
 
     def join(self, call: Callable[[], T]) -> Future[T]:
-        """Start ``call``, or join the one under way."""
+        """Start ``call``, or join the running one."""
         with self._lock:
             return self._current if self._current is not None and self._is_busy() else self._start(call)
 

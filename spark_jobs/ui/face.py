@@ -1,7 +1,7 @@
-"""Answer the tab's requests: text in, text out, whatever fails inside.
+"""Answer the tab's requests: text in, text out, in spite of any failure inside.
 
-Called in many threads of the JVM's web server at once. It never raises: an error of Python would reach a page of Spark
-as one of Java. Who asked for what is logged by ``bkheal.audit``, refusals included.
+Many threads of the JVM's web server call it at once. It never raises: an error of Python would reach a page of Spark
+as one of Java. ``bkheal.audit`` logs who requested each action, refusals included.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _audit_log = logging.getLogger("bkheal.audit")
 
 _BURST: Final = 10
 _REFUSALS_LOGGED_PER_MINUTE: Final = 60
-"""So that refused requests cannot fill the log."""
+"""A bound, so refused requests cannot fill the log."""
 _STATUS: Final = {
     ActionOutcome.ACCEPTED: 202,
     ActionOutcome.BUSY: 409,
@@ -52,14 +52,14 @@ class TabFace:
     """The Python side of the tab."""
 
     def __init__(self, actions: TabActions, settings: TabSettings, clock: Clock, *, key: str, token: str) -> None:
-        """Store what is needed.
+        """Only store the arguments.
 
         Args:
             actions: who runs audits.
             settings: how the tab behaves.
             clock: for ages and the rate limit.
             key: secret of the Java side; a call without it is not from there.
-            token: what each button carries, so that no other site can press it.
+            token: carried by each button, so that no other site can press it.
         """
         self._actions = actions
         self._settings = settings
@@ -193,6 +193,6 @@ def _perform(actions: TabActions, action: Action, request: TabRequest) -> Action
 
 
 def _caller(request: TabRequest) -> dict[str, str]:
-    """Who it was. The forwarded address is the client's word, or the proxy's."""
+    """Return the caller's identity. The forwarded address is unverified: it comes from the client or the proxy."""
     forwarded = request.headers.get("x-forwarded-for", "")[:_LOGGED_MAX]
     return {"user": request.user[:_LOGGED_MAX] or "anonymous", "address": request.address, "forwarded_for": forwarded}

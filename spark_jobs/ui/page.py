@@ -20,12 +20,12 @@ _TEMPLATES: Final = files("spark_jobs.ui").joinpath("html")
 
 
 def render_page(given: PageInput) -> str:
-    """The content below the navigation bar. Encodable as UTF-8 for any values."""
+    """Return the content below the navigation bar. Encodable as UTF-8 for any values."""
     return _render("tab.html", page=page_view(given)).encode(errors="replace").decode()
 
 
 def render_notice(title: str, text: str, base: str) -> str:
-    """A whole small page for an answer to a button that did nothing."""
+    """Return a small complete page, for an answer to a button that did nothing."""
     return _render("notice.html", title=title, text=text, base=base, home=base + TAB_PATH)
 
 

@@ -65,7 +65,7 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class TabState:
-    """All that the tab shows, at one moment."""
+    """All values shown by the tab, at one moment."""
 
     taken_ms: int
     """When this was true, epoch milliseconds."""
@@ -85,7 +85,7 @@ class ActionOutcome(enum.Enum):
     REFUSED = "refused"
     """The state does not allow it: the run has ended, or this process does not lead."""
     UNKNOWN = "unknown"
-    """There is no such run."""
+    """No such run exists."""
     UNAVAILABLE = "unavailable"
     """The service does not answer; try again later."""
 
@@ -108,11 +108,11 @@ class TabActions(Protocol):
         ...
 
     def run(self, kind: str, user: str, address: str) -> ActionResult:
-        """Start an audit of a kind (value of a ``RunKind``) and return; it goes on by itself."""
+        """Start an audit of a kind (value of a ``RunKind``), and return while it runs."""
         ...
 
     def cancel(self, run_id: str, user: str, address: str) -> ActionResult:
-        """Ask a run to end."""
+        """Request the end of a run."""
         ...
 
     def pause(self, run_id: str, user: str, address: str) -> ActionResult:
@@ -120,5 +120,5 @@ class TabActions(Protocol):
         ...
 
     def resume(self, run_id: str, user: str, address: str) -> ActionResult:
-        """Let a paused run go on."""
+        """Resume a paused run."""
         ...

@@ -20,18 +20,18 @@ JSON: Final = "application/json"
 
 
 class StrangeCallError(Exception):
-    """A call that did not come from our own Java side, or that it garbled."""
+    """A call that did not come from our own Java side, or that was garbled there."""
 
 
 @dataclass(frozen=True, slots=True)
 class TabRequest:
-    """What the decisions need to know of a request."""
+    """The parts of a request needed for decisions."""
 
     method: str = "GET"
     path: str = ""
     """Below the servlet: ``/v1/runs``."""
     base: str = ""
-    """What links must begin with; see ``rules.safe_base``."""
+    """Prefix of links; see ``rules.safe_base``."""
     user: str = ""
     """From Spark's filters; empty: anonymous."""
     address: str = ""
@@ -40,7 +40,7 @@ class TabRequest:
     length: int = 0
     """Bytes of the body; -1: unknown in advance."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Those that the Java side passes on, by lower-case name."""
+    """Those passed on by the Java side, by lower-case name."""
     form: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
 
@@ -51,7 +51,7 @@ class TabRequest:
 
     @property
     def wants_json(self) -> bool:
-        """Whether a program asks, not a browser."""
+        """Whether the client is a program, not a browser."""
         return self.is_json or JSON in self.headers.get("accept", "")
 
 
@@ -66,7 +66,7 @@ class Answer:
 
 
 def decode_request(text: str, key: str) -> TabRequest:
-    """Read what the Java side wrote.
+    """Read a request written by the Java side.
 
     Raises:
         StrangeCallError: it lacks our key, or cannot be read. The bridge's port is open to every local user.

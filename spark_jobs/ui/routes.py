@@ -1,4 +1,4 @@
-"""Which action a request names. An allow-list: what is not here does not exist."""
+"""The action named by a request. An allow-list: paths not listed here do not exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_jobs.ui.request import TabRequest
 
 TAB_PATH: Final = "/auditor/"
 API_PATH: Final = "/auditor/api"
-"""Below it are the paths that follow."""
+"""Prefix of the paths below."""
 STATUS_PATH: Final = "/v1/status"
 TOKEN_PATH: Final = "/v1/token"  # noqa: S105  a path
 RUNS_PATH: Final = "/v1/runs"
@@ -23,7 +23,7 @@ Verb: TypeAlias = Literal["run", "cancel", "pause", "resume"]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a person wants done."""
+    """A requested action."""
 
     verb: Verb
     target: str
@@ -35,7 +35,7 @@ class BadActionError(Exception):
 
 
 def is_action_path(path: str) -> bool:
-    """Whether a path acts, so that other methods than POST are refused as such."""
+    """Whether a path belongs to an action, so that other methods than POST are refused as such."""
     return path == RUNS_PATH or _ON_RUN.fullmatch(path) is not None
 
 

@@ -2,7 +2,7 @@
 
 Spark protects a page of the UI by its view access list, and nothing else that is served there. So each rule is enforced
 here: POST alone acts; never a prefetch; buttons switched on; a user in Spark's modify access list, and not an anonymous
-one unless this is allowed; a request from a page of this very UI; and our own token.
+one unless this is allowed; a request from a page of this UI; and our own token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Refusal:
 
 
 def refusal(request: TabRequest, settings: TabSettings, token: str) -> Refusal | None:
-    """Judge a request that wants to act; None: it may."""
+    """Return why a request for an action is refused; None: it is allowed."""
     return (
         _method_refusal(request)
         or permission_refusal(request, settings)
@@ -46,7 +46,7 @@ def refusal(request: TabRequest, settings: TabSettings, token: str) -> Refusal |
 
 
 def permission_refusal(request: TabRequest, settings: TabSettings) -> Refusal | None:
-    """Judge whether this person may press buttons at all, which decides whether they see any."""
+    """Return why this person may not press buttons at all; without a refusal, the page shows them."""
     if not settings.is_trigger_enabled:
         return Refusal(403, "This tab only shows: its buttons are switched off (setting ui_trigger_enabled).")
     if not request.may_modify:
@@ -78,13 +78,13 @@ def is_trusted_host(host: str, settings: TabSettings) -> bool:
 
 
 def safe_base(request: TabRequest, settings: TabSettings) -> str:
-    """What links and forms begin with: the configured base or Spark's own, which a client's header may set."""
+    """Return the prefix of links and forms: the configured base or Spark's own, which a client's header may set."""
     base = settings.proxy_base or request.base
     return base.rstrip("/") if _BASE.fullmatch(base) else ""
 
 
 def safe_link(url: str) -> str:
-    """A link's target: an HTTP address or a path on this host; empty for anything else, ``javascript:`` above all."""
+    """Return a link's target: an HTTP address or a path on this host; empty for all others, such as ``javascript:``."""
     is_web = url.startswith(("https://", "http://"))
     is_path = url.startswith("/") and not url.startswith(("//", "/\\"))
     return url if (is_web or is_path) and url.isprintable() and " " not in url else ""

@@ -1,4 +1,4 @@
-"""Settings of the tab. By default it shows and does nothing else: buttons are switched on on purpose."""
+"""Settings of the tab. By default it only shows; buttons have to be enabled explicitly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TabSettings:
     """Numeric addresses of that proxy. The header of any other client is ignored. Empty: no header counts."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names, without port, under which anonymous people may press buttons, besides loopback names and numeric
-    addresses. This list is what keeps a web page of a stranger, whose name was made to point at this machine, out."""
+    addresses. This list keeps out a stranger's web page with a name that was made to point at this machine."""
     actions_per_minute: int = 30
     """Of all people together; more are refused with 429. Ten may come at once."""
     snapshot_age_max_s: float = 0.5

@@ -1,4 +1,4 @@
-"""Puts the tab into a running Spark UI, and takes it out again. Needs PySpark alone: no JAR, no plugin.
+"""Adds the tab to a running Spark UI, and removes it again. Needs PySpark alone: no JAR, no plugin.
 
 Our Java classes are compiled by Janino, which Spark ships, inside the driver's JVM; they call two Python functions
 through the callback server of the bridge. If any of this is unavailable (the UI is off, Spark Connect, no Janino, the
@@ -46,7 +46,7 @@ class AttachedTab:
     """Kept alive here: the JVM calls them."""
 
     def detach(self) -> None:
-        """Take the tab out.
+        """Remove the tab.
 
         Do it before Spark stops, or its page calls a dead bridge. May be called again.
         """
@@ -81,7 +81,7 @@ class _Function:
 def attach_tab(
     spark: SparkSession, actions: TabActions, settings: TabSettings | None = None, *, clock: Clock | None = None
 ) -> AttachedTab:
-    """Show the tab "Auditor" in the UI of a session. Never raises because there is no place for a tab.
+    """Show the tab "Auditor" in the UI of a session. A UI without a place for the tab is no error.
 
     Args:
         spark: a classic session with ``spark.ui.enabled``.
@@ -125,12 +125,12 @@ def _attach(spark: SparkSession, face: TabFace, key: str, settings: TabSettings)
 
 
 def _compile(gateway: Any) -> Any:
-    """An instance of our Java class."""
+    """Create an instance of our Java class."""
     jvm = gateway.jvm
     try:
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
         loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
-    except TypeError as error:  # the bridge takes a class that is not there for a package, which cannot be called
+    except TypeError as error:  # the bridge takes a missing class for a package, which cannot be called
         raise _NoTabError("Spark comes without its Janino compiler here") from error
     compiler.setParentClassLoader(loader)
     # py4j keeps the methods of a class by its name, and would call those of a first class on an object of a second.
@@ -143,6 +143,6 @@ def _compile(gateway: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """An error of Java without its stack trace."""
+    """Return the text of an error, for one of Java without its stack trace."""
     java = getattr(error, "java_exception", None)
     return (str(error) if java is None else str(java.toString()))[:_REASON_MAX]

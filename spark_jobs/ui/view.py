@@ -1,4 +1,4 @@
-"""What the tab's page shows, as plain values for its template: names and numbers become the words on the page. Pure."""
+"""The content of the tab's page, as plain values for its template: names and numbers become words. Pure."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _GOOD_VERDICTS: Final = ("", "clean")
 
 @dataclass(frozen=True, slots=True)
 class PageInput:
-    """All that a page depends on."""
+    """All values that a page depends on."""
 
     state: TabState | None
     settings: TabSettings
     now_ms: int
     base: str = ""
-    """What links begin with; see ``rules.safe_base``."""
+    """Prefix of links; see ``rules.safe_base``."""
     trouble: str = ""
     """Why the state is old or missing."""
     no_buttons: str = ""
