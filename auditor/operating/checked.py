@@ -18,7 +18,7 @@ class State(enum.StrEnum):
     UNKNOWN = "unknown"
     """It could not be checked."""
     FAILED = "failed"
-    """Something that bkheal does would fail."""
+    """An operation of bkheal would fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Checked:
     """One check."""
 
     check: str
-    """What kind of check, such as ``permission``."""
+    """The kind of check, such as ``permission``."""
     target: str
-    """What was checked: a path, a bookie, an address."""
+    """The object of the check: a path, a bookie, an address."""
     state: State
     detail: str
     advice: str = ""
