@@ -63,7 +63,7 @@ class Backlog:
 
     counted_ms: int = 0
     severities: Mapping[Severity, SeverityBacklog] = field(default_factory=dict)
-    """Only severities with ledgers. A ledger counts once, at its worst severity."""
+    """Only severities that occur. A ledger counts once, at its worst severity."""
     healthy: SeverityBacklog = SeverityBacklog()
     """Marked, and nothing is missing (any more), or the ledger was deleted: the next worker deletes the task."""
     unreadable: int = 0

@@ -65,7 +65,7 @@ class Intents:
         Raises:
             InvalidKeyError: the key is empty, too long, or not plain ASCII.
             KeyReusedError: the key stands for something else.
-            LostFirstError: this request waited for an earlier one, which ended without an answer.
+            LostFirstError: the request that this one waited for ended without an answer.
             Exception: raised by ``begin``.
         """
         if not _KEY.fullmatch(key):

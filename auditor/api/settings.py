@@ -58,7 +58,7 @@ class ApiSettings:
     header_bytes_max: int = 8 * 1024
     """Of the request line, and of each header."""
     idle_connection_s: float = 30.0
-    """A connection without a whole request in this time is closed."""
+    """A connection that sends no complete request in this time is closed."""
     in_flight_max: int = 64
     """Concurrent requests over all clients; further ones must come back later."""
     watchers_max: int = 64

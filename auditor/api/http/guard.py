@@ -123,8 +123,8 @@ class Guard:
 def refuse_cross_site(request: web.BaseRequest, host: str) -> None:
     """Refuse a request sent by a browser for another site's page.
 
-    Browsers send ``Sec-Fetch-Site``, older ones an ``Origin`` other than ``host``, the requested name.
-    Programs send neither.
+    Browsers send ``Sec-Fetch-Site``, older ones an ``Origin`` other than ``host``, the requested name. Programs send
+    neither.
 
     Raises:
         CrossSiteError: it is such a request.

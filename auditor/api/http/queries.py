@@ -70,7 +70,7 @@ def json_object(body: bytes) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """The body of a request to start a run."""
+    """The body of a request that starts a run."""
 
     kind: RunKind
     is_dry_run: bool = False
@@ -90,12 +90,12 @@ RUN_OPTIONS: Final[Mapping[str, tuple[RunKind, ...]]] = {
     "sample": (RunKind.REPLICAS,),
     "sample_seed": (RunKind.REPLICAS,),
 }
-"""The options allowed in a request, with the kinds of check for each. They only narrow a check, or add marks for better
-placement; the brake and the placement policy are settings of the service."""
+"""The options allowed in a request, with the kinds of check for each. They only narrow a check, or add marks that ask
+for better placement; the brake and the placement policy are settings of the service."""
 
 
 def run_request(body: bytes) -> StartRequest:
-    """Read the body of a request to start a run: its kind, whether it only reports, and its options.
+    """Read the body of a request that starts a run: its kind, whether it only reports, and its options.
 
     Raises:
         InvalidRequestError: it is not such a body, or the kind does not have one of the options.

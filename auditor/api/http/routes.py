@@ -27,7 +27,7 @@ class Call:
     request: web.Request
     who: Principal
     trail: Trail
-    """Written only for changing requests."""
+    """Written only for requests that would change something."""
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]

@@ -66,7 +66,7 @@ class HttpFace:
             upkeep: operators' work on the cluster.
             clock: for rates and the age of keys.
             metrics: renders them for ``/metrics``; None: there are none.
-            peers: other auditors, which may have the reports missing here; None: there are none.
+            peers: auditors that may have reports missing here; None: there are none.
         """
         self._control = control
         self._settings = settings

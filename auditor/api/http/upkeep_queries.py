@@ -28,7 +28,7 @@ class DecisionRequest:
 
 @dataclass(frozen=True, slots=True)
 class WindowRequest:
-    """The body of a request to open a maintenance window."""
+    """The body of a request that opens a maintenance window."""
 
     target: str
     span_s: int
@@ -99,7 +99,7 @@ def decision_request(body: bytes, *, is_reason_required: bool) -> DecisionReques
 
 
 def limits_request(body: bytes) -> dict[str, Any]:
-    """Read limits on copying; the others stay.
+    """Read limits on copying; limits that are not named stay.
 
     Raises:
         InvalidRequestError: it is not such a body, or names none.
