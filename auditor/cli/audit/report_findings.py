@@ -49,8 +49,7 @@ def findings(
     *,
     service: Service | None = None,
 ) -> None:
-    """List the findings of a run by ledger, with filters, in pages; with --since the findings of all runs, the newest
-    first.
+    """List the findings of a run by ledger, or with --since of all runs, the newest first; with filters, in pages.
 
     Example: `bkheal report findings --severity no_live_copy --since 7d --output jsonl`
     """

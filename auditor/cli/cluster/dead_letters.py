@@ -136,8 +136,7 @@ def retry(
     *,
     service: Service | None = None,
 ) -> None:
-    """Have replicators try parked tasks again: by ledger, by reason, or all. After another failure they are parked
-    again.
+    """Have replicators try parked tasks again: by ledger, by reason, or all. Another failure parks them again.
 
     Exit codes: 0 done (or nothing to do), 1 one of the ledgers is not parked, 2 no task was chosen, 3 no answer.
 
@@ -184,10 +183,10 @@ def accept_loss(
     The record contains who accepted it, when, why, and the fragments, positions and bookies. Metadata and entries stay
     as they are. Audits then report the ledger as "loss accepted", and mark it again only if it loses anything else, or
     if one of these bookies returns. An entry that shares a position with a lost one keeps only its present copies.
+
     An entry can be accepted as lost if each of its bookies is lost, or is registered and denies it. A ledger that also
     lacks other copies keeps its task: after these are made, it is parked again, and this command closes the task.
-    Repeating
-    the command is safe. `bkheal dead-letters drop` withdraws an accepted loss.
+    Repeating the command is safe. `bkheal dead-letters drop` withdraws an accepted loss.
 
     Exit codes: 0 accepted, also before, 1 refused, 2 wrong usage, 3 the store did not answer, 75 a worker holds a lock.
     If one ledger is refused before the confirmation, nothing is changed.
