@@ -29,7 +29,7 @@ class Measured:
         case: the measured operation.
         measure: its name and unit.
         ours: the figure of bkheal's bookie.
-        baseline: the name of the comparison; empty if the figure stands for itself.
+        baseline: what the figure is compared with; empty if it stands for itself.
         baseline_value: the figure of the baseline.
         ratio: ours to the baseline, or the figure to compare with the aim.
         aim: the bound that the ratio has to meet; None if there is none.

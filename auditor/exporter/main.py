@@ -147,7 +147,7 @@ class _LateExporter:
 
 
 def _say(line: str) -> None:
-    """Print a line expected by the supervisor of this process."""
+    """Print the line that the supervisor of this process waits for."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -18,7 +18,7 @@ class State(enum.StrEnum):
     UNKNOWN = "unknown"
     """It could not be checked."""
     FAILED = "failed"
-    """An operation of bkheal would fail."""
+    """Something that bkheal does would fail."""
 
 
 @dataclass(frozen=True, slots=True)
