@@ -1,4 +1,4 @@
-"""What the faces of the service (HTTP, gRPC, the tab in the Spark UI, metrics) may ask of it.
+"""The control interface of the service for its APIs (HTTP, gRPC), the tab in the Spark UI, and metrics.
 
 Every method is called on the service's event loop. Only the leader starts runs; every other process answers with the
 leader's name.
@@ -21,7 +21,7 @@ from bookie.model.severity import Severity
 class RunBusyError(ConflictError):
     """A run of this kind is active, here or elsewhere; ``run_id`` is its id if known.
 
-    Dry runs and runs that mark do not count for each other.
+    Dry runs and marking runs do not count for each other.
     """
 
     def __init__(self, kind: RunKind, run_id: str, where: str, *, is_dry_run: bool = False) -> None:
@@ -59,11 +59,11 @@ class SeverityBacklog:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What is marked for repair, as counted from the store at ``counted_ms``; not what the last audit found."""
+    """The ledgers marked for repair, as counted in the store at ``counted_ms``; not the result of the last audit."""
 
     counted_ms: int = 0
     severities: Mapping[Severity, SeverityBacklog] = field(default_factory=dict)
-    """Only those that occur. A ledger counts once, at its worst."""
+    """Only severities that occur. A ledger counts once, at its worst severity."""
     healthy: SeverityBacklog = SeverityBacklog()
     """Marked, and nothing is missing (any more), or the ledger was deleted: the next worker deletes the task."""
     unreadable: int = 0
@@ -72,14 +72,14 @@ class Backlog:
     locked: int = 0
     """Being repaired now."""
     repairable: Mapping[Severity, SeverityBacklog] = field(default_factory=dict)
-    """The part of ``severities`` that a worker could repair as the cluster is now: not parked, with a live copy."""
+    """The part of ``severities`` repairable by a worker in the present cluster: not parked, with a live copy."""
     by_bookie: Mapping[str, int] = field(default_factory=dict)
-    """Marked ledgers with a copy on this bookie that is missing or has to move; see ``by_rack`` for the bound."""
+    """Marked ledgers whose copy on this bookie is missing or has to move; see ``by_rack`` for the bound."""
     by_rack: Mapping[str, int] = field(default_factory=dict)
     """The same by the rack of those bookies. Both have the largest parts, and the sum of the others as ``other``."""
     named_ms: Mapping[str, int] = field(default_factory=dict)
-    """The bookies that marks name, a bounded number, and the time of the newest mark of each, epoch milliseconds; 0: no
-    mark of it has a time. A mark names what was lost, ``by_bookie`` shows what is missing now."""
+    """The bookies named by marks, a bounded number, and the time of the newest mark of each, epoch milliseconds; 0:
+    none of its marks has a time. A mark names the lost bookie; ``by_bookie`` shows the present state."""
 
     @property
     def ledgers(self) -> int:
@@ -89,22 +89,22 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class LostBookie:
-    """A bookie that is known (it has a cookie) and not registered."""
+    """A known bookie (it has a cookie) without a registration."""
 
     bookie_id: str
     first_seen_down_ms: int
     audit_due_ms: int
-    """When nothing holds its ledgers back any more; 0: an audit has covered it."""
+    """When its ledgers are no longer held back; 0: an audit has covered it."""
     critical_due_ms: int = 0
     """When its critical ledgers may be marked; at most ``audit_due_ms``."""
     hold_reason: str = ""
-    """What holds its ledgers back until then (``HoldReason``); empty: nothing."""
+    """The reason for holding its ledgers back until then (``HoldReason``); empty: none."""
     hold_detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """One look at the service and its cluster."""
+    """The state of the service and its cluster at one moment."""
 
     version: str
     process: str
@@ -122,9 +122,9 @@ class ServiceStatus:
     held_because: str = ""
     """Why the mass-loss brake holds now; empty: it does not."""
     windows: Sequence[Window] = ()
-    """The maintenance windows that are open."""
+    """The open maintenance windows."""
     problems: Sequence[str] = ()
-    """What the store does not allow this process to do, so that it cannot be an auditor until a person acts."""
+    """Operations refused by the store. This process cannot be an auditor until a person acts."""
     backlog: Backlog = field(default_factory=Backlog)
     running: Sequence[RunRecord] = ()
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
@@ -156,16 +156,16 @@ def why_no_next_run(status: ServiceStatus, kind: RunKind) -> str:
 class Control(Protocol):
     """The control of a service: its runs and its status.
 
-    What an operator asks for is recorded before it is done (``/bkheal/changes``): ``owner`` is who asks, and ``via``
-    (of a start: ``cause``) by which way. Without an answer to the record nothing is changed.
+    An operator's request is recorded before it is carried out (``/bkheal/changes``): ``owner`` is the requester, and
+    ``via`` (of a start: ``cause``) is the interface used. Without an answer to the record nothing is changed.
     """
 
     def status(self) -> ServiceStatus:
-        """The service as it is known now; never waits, so it may be some seconds old."""
+        """Return the last known state of the service; it never waits, so the state may be some seconds old."""
         ...
 
     async def runs(self, limit: int = 50) -> Sequence[RunRecord]:
-        """The newest runs first, of all processes, running ones included.
+        """Return the runs of all processes, running ones included, the newest first.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -176,7 +176,7 @@ class Control(Protocol):
         """One run.
 
         Raises:
-            UnknownRunError: there is none of this id.
+            UnknownRunError: there is no run with this id.
             StoreUnavailableError: no answer.
         """
         ...
@@ -240,6 +240,6 @@ class Control(Protocol):
         """Return the run once it differs from ``seen``.
 
         Raises:
-            UnknownRunError: there is none of this id.
+            UnknownRunError: there is no run with this id.
         """
         ...

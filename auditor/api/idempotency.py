@@ -1,8 +1,8 @@
-"""Requests that are sent again because the answer was lost begin nothing twice.
+"""A request repeated after a lost answer starts nothing twice.
 
-A client chooses a key for each intent (``Idempotency-Key``, as in the IETF draft of that name). Memory is bounded: a
-key holds for a day, and the newest ones are kept. It is this process's memory, so after a change of leader a repeated
-request is a new one; the lock of its kind then still allows one run at a time.
+A client chooses a key for each intent (``Idempotency-Key``, as in the IETF draft of this name). Memory is bounded: a
+key holds for a day, and the newest ones are kept. The keys are in this process's memory, so after a change of leader a
+repeated request is a new one; the lock of its kind then still allows one run at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bookie.runtime.clock import Clock
 KEYS_MAX: Final = 1_000
 KEPT_S: Final = 24 * 3600.0
 KEY_PATTERN: Final = r"[!-~]{1,255}"
-"""What a key looks like: printable ASCII without blanks."""
+"""The form of a key: printable ASCII without blanks."""
 _KEY: Final = re.compile(KEY_PATTERN)
 
 
@@ -44,20 +44,20 @@ class _Intent:
 
 
 class Intents:
-    """What each key began."""
+    """The runs begun for each key."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._intents: OrderedDict[tuple[str, str], _Intent] = OrderedDict()
 
     async def once(self, client: str, key: str, asked: str, begin: Callable[[], Awaitable[str]]) -> tuple[str, bool]:
-        """Begin, or find what the same request began.
+        """Begin a run, or find the run begun by the same request.
 
         Args:
-            client: keys of different clients have nothing to do with each other.
+            client: keys of different clients are independent of each other.
             key: chosen by the client.
-            asked: what is asked for, as text to compare.
-            begin: begins it and returns the run's id. An error of it is forgotten, so that the next one tries again.
+            asked: the request, as text for the comparison.
+            begin: begins it and returns the run's id. Its error is not remembered, so the next request tries again.
 
         Returns:
             The run's id, and whether it was begun by an earlier request.
@@ -66,7 +66,7 @@ class Intents:
             InvalidKeyError: the key is empty, too long, or not plain ASCII.
             KeyReusedError: the key stands for something else.
             LostFirstError: the request that this one waited for ended without an answer.
-            Exception: what ``begin`` raises.
+            Exception: raised by ``begin``.
         """
         if not _KEY.fullmatch(key):
             raise InvalidKeyError("an Idempotency-Key has 1 to 255 characters of printable ASCII without blanks")

@@ -63,7 +63,7 @@ class Snapshot(Generic[T]):
 
 
 _PLACES_AT_ONCE: Final = 5_000
-"""Places of the tree that are looked at in one walk; the walk gives way to others after each part."""
+"""Places of the tree examined in one walk; the walk lets other tasks run after each part."""
 _FIGURES_KEPT_S: Final = 15.0
 _INFO_TIMEOUT_S: Final = 2.0
 _INFO_AT_ONCE: Final = 16
@@ -71,7 +71,7 @@ _INFO_AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """What the marks of a page are judged by."""
+    """The cluster state used to judge the marks of a page."""
 
     bookies: Bookies
     locked: frozenset[LedgerId]
@@ -134,7 +134,7 @@ class StoreOperations(Operations):
             if part.tasks or part.next_after is None:
                 return bool(part.tasks)
             after, examined, places = part.next_after, examined + places, _PLACES_AT_ONCE
-        return True  # so many places without a task are left of a backlog that is being repaired
+        return True  # so many places without a task remain of a backlog under repair
 
     @override
     async def bookies(self) -> Sequence[BookieView]:

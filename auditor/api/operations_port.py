@@ -1,4 +1,4 @@
-"""What the HTTP face asks of the cluster itself, beside ``auditor.api.control.Control``: marks, bookies, switches.
+"""The HTTP API's view of the cluster itself, beside ``auditor.api.control.Control``: marks, bookies, switches.
 
 Every process answers these, whether it leads or not.
 """
@@ -17,7 +17,7 @@ from bookie.model.ownership import NO_OWNER, OwnerNames
 
 
 class TaskState(enum.StrEnum):
-    """What is being done about a marked ledger."""
+    """The state of the repair of a marked ledger."""
 
     WAITING = "waiting"
     IN_PROGRESS = "in_progress"
@@ -53,7 +53,7 @@ class TaskView:
     detail: str = ""
     """Why it is parked, or what is wrong with its metadata."""
     owner: OwnerNames = NO_OWNER
-    """What of Pulsar it belongs to."""
+    """The Pulsar object that the ledger belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class TaskPage:
 
     tasks: Sequence[TaskView]
     next_after: LedgerId | None
-    """Ask for what comes after this one; None: there is no more. A page may be short, or empty, and not the last."""
+    """The next page begins after this ledger; None: this is the last. Any page may be short, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +79,19 @@ class MarkFilter:
     """Which marks to list."""
 
     missing: str = ""
-    """Only those that miss a copy on this bookie; empty: all."""
+    """Only marks with a missing copy on this bookie; empty: all."""
     not_missing: str = ""
-    """Only those that miss none on this bookie; empty: all."""
+    """Only marks without a missing copy on this bookie; empty: all."""
 
     def matches(self, task: Task) -> bool:
-        """Whether to list a mark."""
+        """Return whether to list a mark."""
         is_wanted = not self.missing or self.missing in task.missing
         return is_wanted and (not self.not_missing or self.not_missing not in task.missing)
 
 
 ALL_MARKS: Final = MarkFilter()
 MARKS_EXAMINED_MAX: Final = 20_000
-"""Marks that one request reads in search of those that its filter wants: some dozen requests to the store."""
+"""Marks read by one request in a search for matches of its filter: some dozen requests to the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Operations(Protocol):
         Args:
             limit: how many at most, from 1.
             after: start after this ledger; None: at the first.
-            wanted: which to list; at most ``MARKS_EXAMINED_MAX`` are read in search of them.
+            wanted: which to list; at most ``MARKS_EXAMINED_MAX`` are read in the search.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -127,7 +127,7 @@ class Operations(Protocol):
         ...
 
     async def list_marks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> MarkPage:
-        """The marks that can be read, without the metadata of their ledgers; as ``list_tasks`` otherwise.
+        """Return the readable marks, without the metadata of their ledgers; as ``list_tasks`` otherwise.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -146,7 +146,7 @@ class Operations(Protocol):
         """Every known bookie, by id.
 
         Raises:
-            StoreUnavailableError: no answer from the store. A bookie that does not answer has no figures.
+            StoreUnavailableError: no answer from the store. A silent bookie has no figures.
             NotAClusterError: the cluster was deleted.
         """
         ...
@@ -171,13 +171,13 @@ class Operations(Protocol):
         """Seconds to wait before a lost bookie's ledgers are marked.
 
         Raises:
-            InvalidDelayError: what is stored is not a number of seconds.
+            InvalidDelayError: the stored value is not a number of seconds.
             StoreUnavailableError: no answer.
         """
         ...
 
     async def set_lost_bookie_delay_s(self, seconds: int) -> None:
-        """Set it. Setting the value that it has makes Apache's auditor start an audit.
+        """Set the delay. Setting the present value again makes Apache's auditor start an audit.
 
         Raises:
             InvalidDelayError: not a delay.

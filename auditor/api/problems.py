@@ -32,7 +32,7 @@ class ContradictionError(PermanentError):
 
 
 class CrossSiteError(PermanentError):
-    """A browser sent this request for a page of another site, or for a name that is not this service's."""
+    """A browser sent this request for a page of another site, or for a host name of another service."""
 
 
 class OverloadedError(TransientError):
@@ -64,7 +64,7 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def document(self, instance: str) -> dict[str, Any]:
-        """The problem document. ``instance`` is the path that was asked for."""
+        """Return the problem document. ``instance`` is the requested path."""
         fields = {"type": _PREFIX + self.name, "title": self.title, "status": self.status}
         return {**fields, "detail": self.detail or self.title, "instance": instance, **self.members}
 
@@ -72,7 +72,7 @@ class Problem:
 def problem_of(error: Exception) -> Problem:
     """The answer to ``error``.
 
-    It reveals nothing about the inside of this process.
+    It reveals no internal state of this process.
     """
     detail = str(error)
     match error:
@@ -127,7 +127,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def http_problem(status: int, reason: str, path: str, allowed: str = "") -> Problem:
-    """For what the HTTP library refuses by itself."""
+    """Return the problem for a refusal by the HTTP library itself."""
     match status:
         case 404:
             return Problem(404, "not-found", "There is nothing here", f"nothing is at {path}; see /openapi.json")

@@ -1,4 +1,4 @@
-"""Settings of the service's faces, and what is refused before anything listens."""
+"""Settings of the service's APIs, and their checks before a server starts to listen."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from bookie.runtime.access.access import anonymous_write_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 
 START_AND_STOP: Final = "start and stop runs"
-"""What callers without a token could do."""
+"""The possible actions of callers without a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """PEM files of a listening side. Certificate and key are read again when they change."""
+    """PEM files of a server. Certificate and key are read again after they change."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
-    """Clients must show a certificate that one of these signed; None: they need none. HTTP reads it at the start only:
-    an authority cannot be taken out of a context that serves."""
+    """Clients must show a certificate signed by one of these; None: they need none. HTTP reads it at the start only: an
+    authority cannot be removed from a serving context."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Settings that both faces share, and their addresses."""
+    """Settings shared by both APIs, and their addresses."""
 
     report_dir: Path
     report_store: str = ""
@@ -48,17 +48,17 @@ class ApiSettings:
     """Of one client, over time; twice as many at once. Health checks do not count."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names allowed in requests without a token beside this machine's own, if the address is a loopback one: the
-    names that a proxy on this machine passes on."""
+    names forwarded by a proxy on this machine."""
     trusted_proxies: tuple[Network, ...] = ()
     """Networks of proxies whose ``X-Forwarded-For`` and ``X-Forwarded-Host`` count."""
     request_deadline_s: float = 30.0
-    """From a request's headers to the begin of its answer."""
+    """From a request's headers to the beginning of its answer."""
     body_bytes_max: int = 16 * 1024
-    """The largest body that makes sense is some 60 bytes."""
+    """The largest useful body has some 60 bytes."""
     header_bytes_max: int = 8 * 1024
     """Of the request line, and of each header."""
     idle_connection_s: float = 30.0
-    """A connection that sends no whole request within it is closed."""
+    """A connection that sends no complete request in this time is closed."""
     in_flight_max: int = 64
     """Concurrent requests over all clients; further ones must come back later."""
     watchers_max: int = 64

@@ -1,4 +1,4 @@
-"""What the HTTP face needs to look after a cluster: a client that is not the leader's own session and loop.
+"""Port of the HTTP API for operators' work on a cluster: a client apart from the leader's own session and loop.
 
 Listing marks or reading all metadata takes seconds on a large cluster. On the leader's loop this would end its
 leadership, so the work has a thread, a loop and a session of its own (``auditor.service.upkeep``).
@@ -21,26 +21,26 @@ class StillWorkingError(TransientError):
 
 
 class Upkeep(Protocol):
-    """Does operators' work on the cluster."""
+    """Does the operators' work on the cluster."""
 
     async def ask(self, work: Work[T]) -> T:
-        """Do work of less than a request's time. Raises what it raises, and StoreUnavailableError."""
+        """Do work shorter than a request's time. Raises the errors of the work, and StoreUnavailableError."""
         ...
 
     async def ask_long(self, key: Hashable, work: Work[Document]) -> Document:
         """Do work of any length; requests with the same key share it.
 
         Raises:
-            StillWorkingError: it goes on; ask again with the same key.
+            StillWorkingError: the work goes on; ask again with the same key.
             OverloadedError: too much such work is under way.
-            Exception: what the work raises.
+            Exception: raised by the work.
         """
         ...
 
     async def progress(self) -> Document:
-        """How far repairs are, with a rate once there were two looks. Raises as ``ask_long``."""
+        """Return the progress of repairs, with a rate from the second call on. Raises as ``ask_long``."""
         ...
 
     async def cluster_status(self) -> Document:
-        """One look at the whole cluster, as ``bkheal status`` shows it. Raises as ``ask_long``."""
+        """Return the state of the whole cluster, as shown by ``bkheal status``. Raises as ``ask_long``."""
         ...

@@ -1,6 +1,6 @@
 """One Apache bookie, one bkheal bookie, and bkheal's client for the protocols of both.
 
-The clients are the same program with the same load, so that a comparison is one of bookies.
+The clients are the same program with the same load, so the comparison is between bookies only.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Server(Protocol):
 
     @property
     def running(self) -> ManagedProcess:
-        """The process that was started last."""
+        """Return the last started process."""
         ...
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""The bare disk, as a baseline for a bookie: a write with fdatasync, and reading a plain file that is not cached."""
+"""The bare disk, as a baseline for a bookie: a write with fdatasync, and reads of an uncached plain file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _IO_COUNTERS: Final = Path("/proc/self/io")
 
 
 def drop_caches(directory: Path) -> None:
-    """Make every file below ``directory`` durable, and ask the kernel to forget its pages.
+    """Make every file below ``directory`` durable, and let the kernel drop its pages from the cache.
 
-    Pages that another process has mapped stay. No other files of the machine are affected.
+    Pages mapped by another process stay. No other files of the machine are affected.
     """
     for path in sorted(directory.rglob("*")):
         if path.is_file():
@@ -30,7 +30,7 @@ def drop_caches(directory: Path) -> None:
 
 
 def written_bytes() -> int | None:
-    """Return the bytes that this process has had written to disks so far; None if the system does not count them."""
+    """Return the bytes written to disks for this process so far; None if the system does not count them."""
     try:
         lines = _IO_COUNTERS.read_text().splitlines()
     except OSError:
@@ -41,7 +41,7 @@ def written_bytes() -> int | None:
 
 @contextmanager
 def synced_writes(path: Path, data: bytes) -> Iterator[SyncedWrites]:
-    """Create a file for writes of ``data`` that are synced one by one."""
+    """Create a file for writes of ``data``, each synced by itself."""
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     try:
         yield SyncedWrites(descriptor, data)
@@ -57,7 +57,7 @@ class SyncedWrites:
         self._data = data
 
     def once(self) -> float:
-        """Write and sync once, and return the seconds that it took."""
+        """Write and sync once, and return the elapsed seconds."""
         started_s = time.perf_counter()
         os.write(self._descriptor, self._data)
         os.fdatasync(self._descriptor)
@@ -76,7 +76,7 @@ class PlainFile:
                 file.write(chunk[: size - start])
 
     def sequential_s(self) -> tuple[float, float]:
-        """Read the file once, a megabyte at a time; return the seconds that it took, and those of the processor."""
+        """Read the file once, a megabyte at a time; return the elapsed seconds and the processor seconds."""
         drop_caches(self._path.parent)
         with self._path.open("rb", buffering=0) as file:
             started_s, began_s = time.perf_counter(), time.process_time()
@@ -85,7 +85,7 @@ class PlainFile:
             return time.perf_counter() - started_s, time.process_time() - began_s
 
     def random_s(self, count: int, size: int, rng: random.Random) -> float:
-        """Read ``count`` ranges of ``size`` bytes at random, one by one, and return the seconds that it took."""
+        """Read ``count`` ranges of ``size`` bytes at random, one by one, and return the elapsed seconds."""
         drop_caches(self._path.parent)
         offsets = [rng.randrange(max(1, self._size - size)) for _ in range(count)]
         descriptor = os.open(self._path, os.O_RDONLY)

@@ -31,14 +31,14 @@ from bookie.wire.port import AddBatch, Status
 Say = Callable[[str], None]
 
 SINGLE_LEDGER: Final = LedgerId(1)
-"""The ledger that everything is written to."""
+"""The ledger of all written entries."""
 SINGLE_LEDGER_KEY: Final = bytes(20)
 _HEADER: Final = struct.Struct(">qqqq")
 _BATCH_BYTES: Final = 256 << 10
 _BATCH_ENTRIES: Final = 500
 _IN_FLIGHT: Final = 8
 _READ_AT_ONCE: Final = 512
-"""As bkheal's client asks."""
+"""As requested by bkheal's client."""
 _RANDOM_READS: Final = 500
 _GIB: Final = 1 << 30
 
@@ -118,7 +118,7 @@ async def _cold_reads(
 async def opened_store(
     place: Path, settings: StorageSettings | None = None, *, is_closed: bool = True
 ) -> AsyncIterator[LedgerStorage]:
-    """Open a store, and close it after use, or end it as a crash of the process would."""
+    """Open a store, and close it after use, or abandon it as in a crash of the process."""
     journal, ledgers = await FileDisk.acquire(place / "journal"), await FileDisk.acquire(place / "ledgers")
     index = await RocksIndex.open(place / "ledgers" / "index")
     try:
@@ -185,7 +185,7 @@ async def _scrubbed(store: LedgerStorage, entries: int) -> dict[str, Any]:
 
 
 async def _recovered(place: Path, payload_bytes: int, entries: int) -> dict[str, Any]:
-    """Leave the files as a killed process does, and measure the next start."""
+    """Leave the files as after a killed process, and measure the next start."""
     async with opened_store(place, is_closed=False) as store:
         await _add_all(store, payload_bytes, entries)
     size = sum(used_size(path.read_bytes()) for path in (place / "journal").rglob("*.journal"))
@@ -206,5 +206,5 @@ def _speed(seconds: float, entries: int, size: int) -> dict[str, Any]:
 
 
 def _used(began_s: float, size: int) -> dict[str, float]:
-    """Processor time of this process since ``began_s``, which hardly depends on other programs."""
+    """Return the processor time of this process since ``began_s``, which hardly depends on other programs."""
     return {"cpu_seconds_per_gb": round((time.process_time() - began_s) / size * 1e9, 2)}

@@ -26,14 +26,14 @@ class Measured:
     """One measure of one case.
 
     Attributes:
-        case: what was done.
+        case: the measured operation.
         measure: its name and unit.
         ours: the figure of bkheal's bookie.
-        baseline: what it is compared with; empty if the figure stands for itself.
+        baseline: what the figure is compared with; empty if it stands for itself.
         baseline_value: the figure of the baseline.
-        ratio: ours to the baseline, or the figure that the aim is about.
+        ratio: ours to the baseline, or the figure to compare with the aim.
         aim: the bound that the ratio has to meet; None if there is none.
-        is_least: whether the aim is the least ratio, and not the most.
+        is_least: whether the aim is the least ratio instead of the largest.
     """
 
     case: str
@@ -47,7 +47,7 @@ class Measured:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the aim is met; None without an aim."""
+        """Return whether the aim is met; None without an aim."""
         if self.aim is None or self.ratio is None:
             return None
         return self.ratio >= self.aim if self.is_least else self.ratio <= self.aim
@@ -62,7 +62,7 @@ NUMBERS: Final = (2, 4, 5)
 
 
 def measured(figures: Mapping[str, Any]) -> list[Measured]:
-    """Compare everything that was measured."""
+    """Compare all measured figures."""
     return [
         *_adds(figures.get("adds", ())),
         *_lone(figures.get("lone", {}).get("times", {})),
@@ -186,7 +186,7 @@ def _against(
 
 
 def _ratio(above: float, below: float) -> float | None:
-    """None if the baseline is below what can be measured, as the processor time of a short run is."""
+    """Return the ratio; None if the baseline is too small to measure, such as the processor time of a short run."""
     return round(above / below, 3) if below else None
 
 

@@ -1,6 +1,6 @@
-"""What reserved space of the journal saves: lone adds to two stores in turns, one with it and one without.
+"""The gain by reserved space of the journal: lone adds to two stores in turns, one with it and one without.
 
-Beside them, a plain file is written and synced with and without reserved space, which shows what the file system saves.
+Beside them, a plain file is written and synced with and without reserved space, which shows the file system's part.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The load of clients on a bookie: adds of many writers, lone adds, and reads from its caches and from its disk.
 
-Every contestant gets the same load by the same client. Rounds take turns, so that other load on the machine affects all
+Every contestant gets the same load by the same client. Rounds alternate, so other load on the machine affects all
 alike; the median round counts.
 """
 
@@ -76,7 +76,7 @@ async def measure_adds(found: Sequence[Contestant], load: Load, say: Say) -> lis
             rates: dict[str, list[float]] = {each.name: [] for each in found}
             used_s = dict.fromkeys(rates, 0.0)
             for number in range(load.rounds):
-                # In changing order: the flush of what one contestant wrote falls into the time of the next.
+                # In changing order: the flush of one contestant's writes falls into the time of the next.
                 for each in found if number % 2 else reversed(found):
                     before_s = cpu_s(each.server.running)
                     rates[each.name].append(entries / await _write(each.client, payload, writers, entries))

@@ -1,4 +1,4 @@
-"""What an audit costs other clients of the same ZooKeeper, with the default budget and without it.
+"""The cost of an audit for other clients of the same ZooKeeper, with the default budget and without it.
 
 Another client, in a process of its own, reads and writes one small node all the time. It is measured alone, beside
 audits without a budget, and beside audits with the default budget, in turns. All of this is done three times: with
@@ -42,7 +42,7 @@ _FACTORS: Final = {"no_budget": 0.0, "default_budget": LATENCY_FACTOR}
 
 @dataclass(slots=True)
 class _Seen:
-    """What the other client saw in one situation, and how long the audits took."""
+    """The other client's latencies in one situation, and the duration of the audits."""
 
     reads_s: list[float] = field(default_factory=list)
     writes_s: list[float] = field(default_factory=list)
@@ -64,7 +64,7 @@ class _Seen:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the value that ``percent`` of the others do not exceed; 0 if there is none."""
+    """Return the value that ``percent`` of the values do not exceed; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0
 
@@ -74,7 +74,7 @@ async def run(ledgers: int, bytes_per_s: int = BYTES_PER_S, rounds: int = ROUNDS
 
     Args:
         ledgers: in ZooKeeper.
-        bytes_per_s: that the slow server sends, to all clients together.
+        bytes_per_s: the rate of the slow server, for all clients together.
         rounds: of the other client alone, and audits without and with the budget.
     """
     with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as directory:
@@ -88,7 +88,7 @@ async def run(ledgers: int, bytes_per_s: int = BYTES_PER_S, rounds: int = ROUNDS
 
 
 _Around = Callable[[OtherClient], AbstractContextManager[None]]
-"""What holds while one situation is measured."""
+"""The conditions during the measurement of one situation."""
 
 
 def _in_a_session(settings: BenchSettings, slowed: BenchSettings, zookeeper_pid: int, rounds: int) -> Mapping[str, Any]:
@@ -138,6 +138,6 @@ def _measure(
 
 @contextmanager
 def _watched(other: OtherClient, seen: _Seen) -> Iterator[None]:
-    other.taken()  # what was between two situations counts for none
+    other.taken()  # requests between two situations count for none
     yield
     seen.add(other.taken())

@@ -1,12 +1,12 @@
-"""Twenty bookies lose two: what is repaired first, how long it takes, and what a writer notices of it.
+"""Twenty bookies lose two: the order of repair, its duration, and its effect on a writer.
 
-One machine runs ZooKeeper, the bookies, the Spark audit, the replicators and a writer, all as processes of their own
-but the writer. The ledgers have 3/3/2 and 4/4/3 copies, so the loss of two bookies leaves ledgers with one, two and
-three copies. The audit marks them, the replicators repair them, and every copy of every repaired ledger is then read
-and compared with what was written.
+One machine runs ZooKeeper, the bookies, the Spark audit, the replicators and a writer, all except the writer in
+processes of their own. The ledgers have 3/3/2 and 4/4/3 copies, so the loss of two bookies leaves ledgers with one, two
+and three copies. The audit marks them, the replicators repair them, and every copy of every repaired ledger is then
+read and compared with the written entries.
 
-A writer appends one entry after the other all the time. Its slowest appends during the repair, beside those of the
-idle cluster in the same run, are what applications notice.
+A writer constantly appends one entry after the other. Its slowest appends during the repair, beside those of the idle
+cluster in the same run, show the effect on applications.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SHAPES: Final = ((3, 3, 2), (3, 3, 2), (3, 3, 2), (4, 4, 3))
 COPIES_MAX: Final = max(shape[1] for shape in SHAPES)
 ENTRY_BYTES: Final = 256
 APPEND_BYTES: Final = 1024
-"""Of the writer whose appends are timed."""
+"""Of the writer with timed appends."""
 APPEND_PAUSE_S: Final = 0.01
 """Between two of its appends."""
 _WRITERS_MAX: Final = 32
@@ -58,7 +58,7 @@ _LOOK_S: Final = 0.02
 
 
 class ClusterBenchmarkError(FatalError):
-    """Something was not repaired, or a copy is not what was written: a defect, or a machine that is too small."""
+    """Something was not repaired, or a copy differs from the written entry: a defect, or too small a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ class ClusterSettings:
     """Of each ledger."""
     replicators: int = 2
     profile: CopyProfile = CopyProfile.RECOVERY_FIRST
-    """What the replicators do if a bookie becomes slow."""
+    """How the replicators react to a slow bookie."""
     idle_s: float = 20.0
-    """How long the writer is timed before anything is lost."""
+    """How long the writer is timed before the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ async def run(settings: ClusterSettings, note: Callable[[str], None]) -> dict[st
         idle cluster and during audit and repair, and their ratios.
 
     Raises:
-        ClusterBenchmarkError: a ledger was not repaired, or a copy differs from what was written.
+        ClusterBenchmarkError: a ledger was not repaired, or a copy differs from the written entry.
         EmbeddedProcessError: a process did not start, or ended.
     """
     clock = SystemClock()
@@ -169,7 +169,7 @@ def order(finished: Sequence[Finished]) -> dict[str, dict[str, float]]:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Milliseconds that half, 99 % and all of ``seconds`` do not exceed, and how many there were."""
+    """Return the milliseconds that half, 99 % and all of ``seconds`` do not exceed, and the number of values."""
     ranked = sorted(seconds)
 
     def at(share: float) -> float:
@@ -187,7 +187,7 @@ class Appends:
     _seconds: list[float] = field(default_factory=list)
 
     async def during(self, work: Coroutine[Any, Any, None]) -> dict[str, float]:
-        """Append to a new ledger, one entry after the other, until ``work`` has ended; what the appends took."""
+        """Append to a new ledger, one entry after the other, until ``work`` has ended; return the percentiles."""
         self._seconds = []
         writing = asyncio.create_task(self._write())
         try:
@@ -248,7 +248,7 @@ async def _lose(client: ConnectedBookKeeper, victims: Sequence[EmbeddedBookie]) 
 
 
 async def _copies_left(client: ConnectedBookKeeper, ids: Sequence[LedgerId]) -> Mapping[LedgerId, int]:
-    """Of each ledger that lacks copies, the copies of the entry with the fewest, counted from the metadata."""
+    """Return the copies left, by the metadata, of the entry with the fewest in each ledger that lacks copies."""
     registered = (await client.ports.registrations.list()).registered
     fewest: dict[LedgerId, int] = {}
     for ledger in await _read(client, ids):
@@ -287,7 +287,7 @@ async def _repair(
     finished: dict[LedgerId, Finished],
     clock: Clock,
 ) -> None:
-    """Run replicators until every ledger of ``copies_left`` is repaired, and note when each one was."""
+    """Run replicators until every ledger of ``copies_left`` is repaired, and note the time of each repair."""
     arguments = [sys.executable, "-m", "replicator", "--metadata-uri", cluster.metadata_uri, "--once"]
     began_s = clock.monotonic_s()
     async with AsyncExitStack() as stack:
@@ -323,7 +323,7 @@ def _new_lines(path: Path, offset: int) -> tuple[Sequence[bytes], int]:
 
 
 def _repaired(lines: Sequence[bytes]) -> Iterator[tuple[LedgerId, float]]:
-    """The ledgers whose repair ``lines`` report, and the seconds that it took."""
+    """Yield the ledgers with a repair reported in ``lines``, and the seconds of the repair."""
     for line in lines:
         if line.startswith(b"{"):
             event = json.loads(line)
@@ -332,7 +332,7 @@ def _repaired(lines: Sequence[bytes]) -> Iterator[tuple[LedgerId, float]]:
 
 
 async def _compare(client: ConnectedBookKeeper, ids: Sequence[LedgerId], entries: int) -> int:
-    """Read every copy from the member that should have it; how many there are."""
+    """Read every copy from the bookie that should have it; return the number of copies."""
     free = asyncio.Semaphore(_READS_MAX)
 
     async def one(ledger: Versioned) -> int:

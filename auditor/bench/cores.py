@@ -1,4 +1,4 @@
-"""Keep the processes of a measurement on cores of their own, as they are on machines of their own. On Linux only."""
+"""Keep the processes of a measurement on cores of their own, as on separate machines. On Linux only."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _PROCESSES = Path("/proc")
 
 
 def cores() -> Sequence[int]:
-    """The cores that this process may use; none if the system does not let a program choose."""
+    """Return the cores usable by this process; none if the system does not let a program choose."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 @contextmanager
 def apart(servers: Iterable[int], others: Iterable[int]) -> Iterator[None]:
-    """Keep ``servers`` on one core, and ``others`` and all processes that they start on the rest; undone at the end.
+    """Keep ``servers`` on one core, and ``others`` and all their child processes on the rest; undone at the end.
 
     Args:
         servers: ids of processes.
@@ -33,7 +33,7 @@ def apart(servers: Iterable[int], others: Iterable[int]) -> Iterator[None]:
 
 
 def _keep(processes: Iterable[int], where: Sequence[int]) -> None:
-    """Each thread has its own cores; one that starts later has those of the thread that starts it."""
+    """Set the cores of each thread; a later thread inherits those of its creator."""
     for process in processes:
         for thread in (_PROCESSES / str(process) / "task").iterdir():
             try:

@@ -1,7 +1,7 @@
 """A run of everything beside the single checks that it contains: the same ledgers, the same session, the same run.
 
-Fills an embedded ZooKeeper with the ledgers of ``scan_measurement``, in a cluster that lost one bookie, and measures
-warm dry runs: seconds, and the packets that ZooKeeper received. A packet reads hundreds of ledgers.
+Fills an embedded ZooKeeper with the ledgers of ``scan_measurement``, in a cluster with one lost bookie, and measures
+warm dry runs: seconds, and the packets received by ZooKeeper. A packet reads hundreds of ledgers.
 
 Prints nothing; figures of different machines do not compare, the ratios do.
 """

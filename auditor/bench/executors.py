@@ -1,8 +1,8 @@
 """Audits by one, two and four Spark executors, of a ZooKeeper whose answers are slow.
 
-On a machine with few cores, more executors cannot compute faster. What they can do is wait at the same time: a proxy
-sends the answers of each connection at a fixed rate, as a distant or busy ensemble would. Executors are processes with
-one core each, of Spark's ``local-cluster`` master.
+On a machine with few cores, more executors cannot compute faster, but they can wait at the same time: a proxy sends the
+answers of each connection at a fixed rate, as a distant or busy ensemble would. Executors are processes with one core
+each, of Spark's ``local-cluster`` master.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def run(ledgers: int, bytes_per_s: int = BYTES_PER_S) -> dict[str, Any]:
 
     Args:
         ledgers: in ZooKeeper; each node of the ledger tree has 10,000, and one task reads a node.
-        bytes_per_s: that the proxy sends to each connection.
+        bytes_per_s: the rate of the proxy for each connection.
     """
     with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as directory:
         where = Path(directory)
@@ -54,7 +54,7 @@ async def run(ledgers: int, bytes_per_s: int = BYTES_PER_S) -> dict[str, Any]:
 
 
 def _audit_with(settings: BenchSettings, executors: int) -> float:
-    """Seconds of the second audit: the first one also starts the executors' Python workers."""
+    """Return the seconds of the second audit: the first one also starts the executors' Python workers."""
     session = SessionSettings(
         master=f"local-cluster[{executors},1,{_WORKER_MIB}]",
         extra=(("spark.executor.memory", f"{_EXECUTOR_MIB}m"), ("spark.cores.max", str(executors))),
@@ -65,7 +65,7 @@ def _audit_with(settings: BenchSettings, executors: int) -> float:
 
 @asynccontextmanager
 async def slow_proxy(target: str, bytes_per_s: int) -> AsyncIterator[str]:
-    """Pass connections on to ``target``, and its answers back at a rate for each connection; yield host and port."""
+    """Forward connections to ``target``, and its answers back at a rate for each connection; yield host and port."""
 
     async def pass_answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _ROUNDS: Final = 2
 _SHARE: Final = 200
-"""One ledger of so many is deleted, and as many are created."""
+"""One in this number of ledgers is deleted, and as many are created."""
 
 
 class DifferentMarksError(AssertionError):
-    """Two ways did not find or mark the same, so their times do not compare."""
+    """Two audits did not find or mark the same, so their times cannot be compared."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Change:
     runner: asyncio.Runner
     ledgers: LedgerStore
     count: int
-    """Ledgers that there are."""
+    """Number of ledgers."""
     metadata: Callable[[], LedgerMetadata]
     _rng: random.Random = field(default_factory=lambda: random.Random(4))
     _deleted: set[int] = field(default_factory=set)
@@ -66,7 +66,7 @@ class _Audit:
 
 
 def measure(spark: SparkSession, settings: AuditSettings, change: Change, port: int) -> Mapping[str, Any]:
-    """Measure on a cluster that has an image.
+    """Measure on a cluster with an image.
 
     Args:
         spark: a warm session.

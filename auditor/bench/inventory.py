@@ -1,4 +1,4 @@
-"""The inventory of bookies in a run of everything: what it costs, and whether it finds what was hidden.
+"""The inventory of bookies in a run of everything: its cost, and whether it finds the hidden ledgers.
 
 Starts ZooKeeper and one bookie process, stores an entry of each ledger there, and leaves one ledger in a hundred out of
 the metadata. Then it measures the bookie's list by itself, with the ends of each ledger and with complete lists of
@@ -86,7 +86,7 @@ async def run(ledgers: int, warm_runs: int = 3) -> dict[str, Any]:
 
 
 async def _fill(hosts: str, bookie: BookieId, ledgers: int) -> int:
-    """Store an entry of each ledger, and the metadata of all but some; return how many are left out."""
+    """Store an entry of each ledger, and the metadata of most; return the number of ledgers without metadata."""
     store = await ZooKeeperStore.connect(hosts)
     try:
         cluster = await open_cluster(store, "/ledgers")

@@ -3,7 +3,7 @@
 The cluster is metadata alone: ledgers on twenty bookies, nine in ten with three copies and the others with two, which
 are critical after the loss. A first audit writes the image and warms Spark up. Then a bookie's registration is removed,
 and the loss is audited twice, each time without tasks and as if for the first time. Times are from the start of the
-audit to the mark that ZooKeeper confirmed. Before the loss, ``incremental`` measures audits after small changes.
+audit to the mark's confirmation by ZooKeeper. Before the loss, ``incremental`` measures audits after small changes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def run(ledgers: int) -> dict[str, Any]:
     """Measure on an embedded ZooKeeper with ``ledgers`` ledgers.
 
     Raises:
-        DifferentMarksError: the image changed what was marked.
+        DifferentMarksError: the image changed the marks.
     """
     heap_mib = _HEAP_MIB + int(ledgers / 1000 * _HEAP_MIB_FOR_A_THOUSAND)
     with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as directory:
@@ -186,7 +186,7 @@ async def _marks(store: MetadataStore, cluster: Cluster) -> dict[int, tuple[str,
 
 
 async def _forgotten(store: MetadataStore, cluster: Cluster) -> None:
-    """As before the loss was audited."""
+    """Restore the state before the audit of the loss."""
     await clear_tasks(store, cluster)
     down = FirstSeenDown(store, cluster.root)
     await down.reopen(_LOST, (await down.read())[_LOST].since_ms)

@@ -1,7 +1,7 @@
 """Another client of the same ZooKeeper: small reads and small writes, one after the other, in a process of its own.
 
-``python -m auditor.bench.other_client HOSTS PATH``: for each line on standard input, it prints how long each request
-took since the last line, and it ends with the input, so it does not outlive its parent.
+``python -m auditor.bench.other_client HOSTS PATH``: for each line on standard input, it prints the duration of each
+request since the last line, and it ends with the input, so it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kazoo.client import KazooClient  # a client as other programs have it
+from kazoo.client import KazooClient  # the usual client of other programs
 
 PAUSE_S: Final = 0.005
-"""Between two requests, so that the client itself is no load: at most 200 requests per second."""
+"""Between two requests, to keep the client itself from being a load: at most 200 requests per second."""
 _DATA: Final = b"x" * 200
 
 
@@ -38,7 +38,7 @@ class OtherClient:
 
         Args:
             hosts: connect string.
-            path: of a node that it creates.
+            path: of a node to create.
         """
         command = [sys.executable, "-m", "auditor.bench.other_client", hosts, path]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -69,7 +69,7 @@ class OtherClient:
 
 
 class _Taken:
-    """Between the thread that sends requests and the one that reads the input."""
+    """State shared by the thread that sends requests and the one that reads the input."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Processor time of processes that run, as Linux counts it. Unlike seconds, it hardly depends on other programs."""
+"""Processor time of running processes, as counted by Linux. Unlike seconds, it hardly depends on other programs."""
 
 from __future__ import annotations
 

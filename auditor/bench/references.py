@@ -1,11 +1,11 @@
 """The references check beside the bookies check: the same ledgers, the same session, the same run.
 
-Fills an embedded ZooKeeper with Pulsar's topics and their ledgers, in a cluster that lost one bookie, and measures warm
-runs of both checks: seconds, processor seconds, and the most memory that the driver, Spark's Java machine and its
-Python workers had. ZooKeeper's share is not in the processor seconds.
+Fills an embedded ZooKeeper with Pulsar's topics and their ledgers, in a cluster with one lost bookie, and measures warm
+runs of both checks: seconds, processor seconds, and the peak memory of the driver, Spark's Java machine and its Python
+workers. ZooKeeper's share is not in the processor seconds.
 
 Prints nothing; figures of different machines do not compare, the ratios do. If other programs keep the machine busy,
-only that of processor time does.
+only the ratio of processor time does.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 ROOT: Final = "/bench-references"
 LEDGERS_PER_TOPIC: Final = 10
 NODES_PER_TOPIC: Final = 3
-"""Nodes of Pulsar that the references check reads besides: of the topic, its subscription and its schema."""
+"""Nodes of Pulsar also read by the references check: of the topic, its subscription and its schema."""
 _MESSAGES: Final = 8
 """Ledgers of messages of a topic. The last two are those of its subscription and of its schema."""
 _UNREFERENCED_EACH: Final = 10
-"""One topic of so many does not refer to its first ledger."""
+"""One in this number of topics does not refer to its first ledger."""
 _LOST_EACH: Final = 1_000
-"""One topic of so many refers to a ledger that does not exist."""
+"""One in this number of topics refers to a ledger that does not exist."""
 _NAMESPACES: Final = 100
 """Half of the topics are in the first one."""
 _HEAP_MIB: Final = 4096
@@ -170,7 +170,7 @@ def _measured(spark: SparkSession, settings: ReferenceBench, kind: RunKind) -> _
 
 
 def _expected(topics: int) -> tuple[int, int]:
-    """How many ledgers are unreferenced and lost."""
+    """Return the numbers of unreferenced and of lost ledgers."""
     return -(-topics // _UNREFERENCED_EACH), -(-topics // _LOST_EACH)
 
 
@@ -237,7 +237,7 @@ def _nodes_of(root: str, topic: int) -> Iterator[Create]:
 def _ledgers_of(
     rng: random.Random, bookies: Sequence[BookieId], topic: int
 ) -> Iterator[tuple[LedgerId, LedgerMetadata]]:
-    """The ledgers of a topic, all closed, with the custom metadata that Pulsar writes."""
+    """Yield the ledgers of a topic, all closed, with Pulsar's custom metadata."""
     managed = f"{_namespace(topic)}/persistent/topic-{topic}".encode()
     of_messages = (("application", b"pulsar"), ("component", b"managed-ledger"), ("pulsar/managed-ledger", managed))
     schema_id = f"{_namespace(topic)}/topic-{topic}".encode()

@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class RepairCase:
-    """What a bookie loses in one measurement."""
+    """The loss of a bookie in one measurement."""
 
     name: str
     entries: int
@@ -91,12 +91,12 @@ async def run_cases(cases: Sequence[RepairCase], say: Say, *, is_pulling: bool =
 
 
 class RepairBenchmarkError(TransientError):
-    """The repair did not go as it should, so there is nothing to measure."""
+    """The repair did not complete as expected, so there is nothing to measure."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Repaired:
-    """What a replicator reported, and what it cost."""
+    """The report of a replicator, and its cost."""
 
     entries: int
     bytes: int
@@ -112,16 +112,16 @@ class _Repaired:
     bookies_cpu_s: float
     """Processor time of all bookies during the repair."""
     requests: int
-    """Packets that ZooKeeper received during the repair, a few pings included."""
+    """Packets received by ZooKeeper during the repair, a few pings included."""
 
 
 async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pulling: bool = False) -> dict[str, Any]:
     """Write ``entries`` in ``ledgers`` ledgers of three copies, kill a bookie, let one replicator copy them all.
 
-    Many ledgers with few entries, or none, measure the cost of a ledger instead of that of its bytes. Measured from the
-    replicator's start of work to its last completed ledger, each copy verified by digest, synced on the target, listed
-    again and named by the metadata. What is called "running" begins with the first completed ledger instead: it has no
-    part in the list of all tasks, which the replicator reads before.
+    Many ledgers with few entries, or none, measure the cost of a ledger instead of the cost of its bytes. Measured from
+    the replicator's start of work to its last completed ledger, each copy verified by digest, synced on the target,
+    listed again and named by the metadata. The "running" figures begin with the first completed ledger instead: they
+    exclude the list of all tasks, which the replicator reads before.
 
     Args:
         entries: in all ledgers together.
@@ -202,7 +202,7 @@ async def _lose(client: ConnectedBookKeeper, victim: EmbeddedBookie, ids: list[L
 
 
 async def _repair(cluster: EmbeddedCluster, ledgers: int, options: Sequence[str]) -> _Repaired:
-    """Run a replicator process to its end; the sums of its reported repairs."""
+    """Run a replicator process to its end, and return the sums of its reported repairs."""
     arguments = ["-m", "replicator", "--metadata-uri", cluster.metadata_uri, "--once", "--output", "json", *options]
     requests, cpu_s = (await counters(cluster.zookeeper.port)).received, _children_cpu_s()
     bookies_before_s = bookies_cpu_s(cluster)
@@ -245,18 +245,18 @@ async def _repair(cluster: EmbeddedCluster, ledgers: int, options: Sequence[str]
 
 
 def rate_after_first(ledgers: int, seconds: float) -> float:
-    """Ledgers per second in an interval that begins with the end of the first ledger; 0 if there was only one."""
+    """Return the ledgers per second in an interval that begins after the first ledger; 0 if there was only one."""
     return round((ledgers - 1) / seconds, 1) if seconds > 0 else 0.0
 
 
 def _children_cpu_s() -> float:
-    """Processor time of all child processes that have ended."""
+    """Return the processor time of all ended child processes."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def bookies_cpu_s(cluster: EmbeddedCluster) -> float:
-    """Processor time of the bookies that run."""
+    """Return the processor time of the running bookies."""
     return sum(cpu_s(bookie.running) for bookie in cluster.bookies)
 
 

@@ -1,9 +1,9 @@
 """Benchmark of the audit's scan, beside the two ways of reading that it has to beat, on the same ZooKeeper.
 
-Fills an empty ZooKeeper with ledgers of a plausible cluster that lost one bookie, then measures
+Fills an empty ZooKeeper with ledgers of a plausible cluster with one lost bookie, then measures
 
-1. ``get_async``: one request per ledger through kazoo, pipelined. What a simple auditor does.
-2. ``get_many_data``: this project's bulk reads, without looking at what was read.
+1. ``get_async``: one request per ledger through kazoo, pipelined, as in a simple auditor.
+2. ``get_many_data``: this project's bulk reads, without processing the data.
 3. ``audit``: a whole warm run of the audit as a dry run, from the connection to the finished report.
 
 Prints nothing; figures of different machines do not compare, the ratios do.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kazoo.client import KazooClient  # the baseline is kazoo as it comes
+from kazoo.client import KazooClient  # the baseline is unmodified kazoo
 
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.layout import bookie_path, ledger_path
@@ -45,7 +45,7 @@ _IN_FLIGHT: Final = 3_000
 _BASELINE_LEDGERS_MAX: Final = 50_000
 """The baseline is steady, and slow: a part of the ledgers is enough."""
 _BASELINE_PASSES: Final = 3
-"""The best one counts: the first meets a cold server, and a slow baseline flatters us."""
+"""The best one counts: the first meets a cold server, and a slow baseline would favour this project."""
 _CTIME_MS: Final = 1_700_000_000_000
 
 

@@ -1,8 +1,8 @@
 """Durable adds to one bookie process and to several on this machine, in turns of one run.
 
 A bookie is one process with one thread of Python, so it uses one processor and a little more for its disks. Each client
-is a process of its own, and there are as many of them in both cases: they write to one bookie, or each to its own. So
-the ratio shows what a further bookie process adds on this machine, with the clients on the same processors.
+is a process of its own, and their number is the same in both cases: they write to one bookie, or each to its own. So
+the ratio shows the gain by a further bookie process on this machine, with the clients on the same processors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bookie.embedded.cluster import EmbeddedCluster
 from bookie.model.errors import FatalError
 
 _CREATED_MAX: Final = 64
-"""Ledgers that a client creates until one is on its bookie."""
+"""Most ledgers created by a client until one is on its bookie."""
 _READY_S: Final = 60.0
 _ROUND_S: Final = 600.0
 

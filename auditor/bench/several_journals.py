@@ -37,11 +37,12 @@ async def run(
     """Add ``entries`` in each round, divided among ``writers``, each with a ledger of its own.
 
     Args:
-        journal_dirs: two directories that exist, on the disks to measure; a journal is made in each, and removed. The
-            first one is that of the only journal. Empty: both are in the temporary directory, so on one disk.
+        journal_dirs: two existing directories, on the disks to measure; a journal is made in each, and removed. The
+            first directory is also used for the single journal. Empty: both are in the temporary directory, so on one
+            disk.
         entries: in each round.
         entry_bytes: payload of each.
-        writers: at least two, so that both journals have some.
+        writers: at least two, to give both journals some.
         rounds: pairs of rounds.
 
     Returns:

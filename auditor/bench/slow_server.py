@@ -1,7 +1,7 @@
-"""A proxy in front of ZooKeeper that answers as one slow server does: one answer after the other, at a fixed rate.
+"""A proxy in front of ZooKeeper that answers like one slow server: one answer after the other, at a fixed rate.
 
-Each answer waits for all earlier ones of all clients. So a client that asks for much delays all others, as on a server
-whose processor, disk or network is the limit, and not the cores of this machine.
+Each answer waits for all earlier ones of all clients. So a client that requests much data delays all others, as on a
+server limited by its processor, disk or network instead of the cores of this machine.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from auditor.bench.proxy import proxy, until_closed
 
 _CHUNK_BYTES: Final = 64 * 1024
 _ANSWERS_MAX: Final = 1_000
-"""Waiting for their turn, of each connection; what is in flight from one client is less."""
+"""Waiting for their turn, of each connection; one client has fewer in flight."""
 
 
 @asynccontextmanager
 async def slow_server(target: str, bytes_per_s: int) -> AsyncIterator[str]:
-    """Pass connections on to ``target``, and its answers back in the order in which they came; yield host and port.
+    """Forward connections to ``target``, and its answers back in their order of arrival; yield host and port.
 
     Args:
         target: ``host:port`` of the real server.
-        bytes_per_s: that all connections together get.
+        bytes_per_s: the rate for all connections together.
     """
     loop = asyncio.get_running_loop()
     free_s = loop.time()

@@ -29,7 +29,7 @@ class SparkProcesses:
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
-        """Sample as long as the context lasts."""
+        """Sample until the end of the context."""
         is_over = threading.Event()
 
         def sample() -> None:
@@ -46,7 +46,7 @@ class SparkProcesses:
             self.sample()
 
     def sample(self) -> None:
-        """Look once."""
+        """Sample once."""
         now = {"driver_python": _resident(os.getpid()), "java": 0, "python_workers": 0}
         if self._java_pid is not None:
             now["java"] = _resident(self._java_pid)
@@ -71,7 +71,7 @@ def _resident(pid: int) -> int:
 
 
 def _processor_s(pid: int, *, with_children: bool = True) -> float:
-    """Of a process, and of its children that have ended."""
+    """Return the processor time of a process and of its ended children."""
     try:
         stat = (_PROCESSES / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:  # it has ended
@@ -81,7 +81,7 @@ def _processor_s(pid: int, *, with_children: bool = True) -> float:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes below one. Workers are started and ended all the time, so one may be missed."""
+    """Return the processes below one. Workers start and end constantly, so one may be missed."""
     children: dict[int, list[int]] = {}
     for process in _PROCESSES.iterdir():
         if process.name.isdecimal():

@@ -40,7 +40,7 @@ LEDGERS: Final = (10_000, 100_000, 1_000_000)
 MEGABYTES: Final = 32
 WARM_ROUNDS: Final = 3
 _LARGE_LEDGERS: Final = 500_000
-"""From here on a single later audit is enough: it takes minutes, and varies little."""
+"""From this size on a single later audit is enough: it takes minutes, and varies little."""
 
 Say = Callable[[str], None]
 
@@ -55,7 +55,7 @@ class Part(enum.StrEnum):
 
 
 class InvalidShapeError(PermanentError):
-    """A shape of ledgers that makes no sense here."""
+    """A shape of ledgers that makes no sense in this comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class VersusSettings:
     """Ledgers of a few entries to repair for each shape; 0: no such case."""
     empty_ledgers: int = 0
     apache_lib: Path | None = None
-    """Folder with Apache's jars; None: the one that ``find_apache_lib`` returns."""
+    """Folder with Apache's jars; None: the one returned by ``find_apache_lib``."""
     is_tuned: bool = True
     """Whether Apache also runs with its best documented settings."""
 

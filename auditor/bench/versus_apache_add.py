@@ -1,7 +1,7 @@
 """Durable adds on one bookie: Apache's and bkheal's, under the same load of bkheal's client.
 
 One writer, a window of adds in flight, ledgers of one copy; each acknowledged add is on the disk on both sides. Rounds
-take turns, so that other load on the machine affects all alike; the median round counts.
+alternate, so other load on the machine affects all alike; the median round counts.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _summed(rates: dict[str, list[float]]) -> dict[str, Any]:
 
 
 async def _write(client: BookKeeper, payload: bytes, entries: int) -> float:
-    """Seconds from the first add to the last acknowledgement; they come in order."""
+    """Return the seconds from the first add to the last acknowledgement; they come in order."""
     writer = await client.create_ledger(LedgerOptions(1, 1, 1))
     started_s = time.perf_counter()
     last = None

@@ -1,9 +1,9 @@
 """Audit after a bookie loss: Apache's auditor and ours on one ZooKeeper, from the start to the last task published.
 
 The cluster is metadata alone: ledgers of three copies on ten bookies, of which nine are registered (ephemeral nodes of
-the benchmark itself) and one is not, so that three ledgers in ten get a task. Every round begins without tasks, and its
-tasks must be those of all others. Cold is the first audit of a process that has loaded its classes (Java) or started
-its Spark session; warm is any later one of that process.
+the benchmark itself) and one is not, so three ledgers in ten get a task. Every round begins without tasks, and its
+tasks must be the same as in all others. Cold is the first audit of a process after it has loaded its classes (Java) or
+started its Spark session; warm is any later one of the same process.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ _MIB_FOR_A_THOUSAND: Final = 2.5
 """ZooKeeper's heap for a thousand ledgers and their tasks."""
 
 DEFAULTS: Final[Mapping[str, str]] = {"auditorPeriodicCheckInterval": "0"}
-"""Apache's own, but for its other check, which would begin at the start as well and compete."""
+"""Apache's own, except for its other check, which would also begin at the start and compete."""
 TUNED: Final[Mapping[str, str]] = {
     **DEFAULTS,
     "auditorPeriodicBookieCheckInterval": "0",
     "storeSystemTimeAsLedgerUnderreplicatedMarkTime": "false",
     "zkTimeout": "30000",
 }
-"""No setting is documented to make this check faster; these take away what it does besides."""
+"""No setting is documented to make this check faster; these remove its additional work."""
 DEFAULT_JVM: Final = ("-Xms2g", "-Xmx2g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=10")
-"""What its start script gives a bookie's process."""
+"""The options of a bookie's process in Apache's start script."""
 TUNED_JVM: Final = ("-Xms3g", "-Xmx3g", "-XX:+UseParallelGC")
 
 Say = Callable[[str], None]
 
 
 class DifferentTasksError(ContestantError):
-    """Two audits of the same cluster did not publish the same tasks, so their times do not compare."""
+    """Two audits of the same cluster did not publish the same tasks, so their times cannot be compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """What an audit left in the tree of tasks."""
+    """The result of an audit in the tree of tasks."""
 
     count: int
     digest: str
@@ -82,9 +82,9 @@ class Round:
     from_launch_s: float | None
     """The same from the launch of the process; of a first audit only."""
     requests: int
-    """Packets that ZooKeeper received."""
+    """Packets received by ZooKeeper."""
     transactions: int
-    """Changes that ZooKeeper logged; a multi is one."""
+    """Changes logged by ZooKeeper; a multi is one."""
     tasks: Tasks
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -240,7 +240,7 @@ def _metadata(rng: random.Random, bookies: Sequence[BookieId]) -> LedgerMetadata
 
 
 def check_same_tasks(rounds: Mapping[str, Sequence[Round]]) -> None:
-    """Accept rounds that all published the same tasks, and some.
+    """Accept rounds if all published the same tasks, and some.
 
     Raises:
         DifferentTasksError: they did not.

@@ -1,4 +1,4 @@
-"""Our side of the comparison of audits: a process of its own that audits once for each line ``audit`` on its input.
+"""Our side of the comparison of audits: a separate process that audits once for each line ``audit`` on its input.
 
 The Spark session exists before ``ready``, as Apache's Java machine does.
 """
@@ -16,7 +16,7 @@ from spark_jobs.settings import AuditSettings
 
 
 class _Marks:
-    """When each phase began. What was marked is marked once the next phase begins, and no earlier."""
+    """The start of each phase. The marks of a phase are complete when the next phase begins, and no earlier."""
 
     def __init__(self) -> None:
         self._clock = SystemClock()
@@ -28,7 +28,7 @@ class _Marks:
             self._begun.append((event.phase, self._clock.monotonic_s() - self._started_s))
 
     def published_s(self, ended_s: float) -> float:
-        """Seconds to the last task published: from then on the report is written."""
+        """Return the seconds to the last published task: from then on the report is written."""
         return next((at for phase, at in self._begun if phase is Phase.REPORT), ended_s)
 
     def phases(self, ended_s: float) -> dict[str, float]:
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def _load_run() -> None:
-    """As ``bkheal audit`` does, beside the start of Java."""
+    """Import the run during the start of Java, as ``bkheal audit`` does."""
     import spark_jobs.runs.run  # noqa: F401
 
 

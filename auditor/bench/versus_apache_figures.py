@@ -19,15 +19,15 @@ class Comparison:
     measure: str
     """With its unit."""
     against: str
-    """Which contestant of Apache's."""
+    """The name of Apache's contestant."""
     apache: float
     ours: float
     ratio: float
-    """Above 1: ours is better by that factor, whether more or less of the measure is better."""
+    """Above 1: ours is better by this factor, whether more or less of the measure is better."""
 
     @property
     def is_apache_ahead(self) -> bool:
-        """Whether Apache does better."""
+        """Return whether Apache does better."""
         return self.ratio < 1
 
     def figures(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def add_comparisons(adds: Sequence[Mapping[str, Any]]) -> Iterator[Comparison]:
 
 
 def comparisons(figures: Mapping[str, Any]) -> list[Comparison]:
-    """Everything that was measured."""
+    """Return the comparisons of all measured figures."""
     return [
         *audit_comparisons(figures.get("audit", ())),
         *repair_comparisons(figures.get("repair", ())),

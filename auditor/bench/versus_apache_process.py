@@ -1,7 +1,7 @@
 """Contestants: programs that read commands line by line, and answer with lines of JSON.
 
-Each ends with its input, so that none outlives the benchmark. Java ones are compiled once, so that their start is not
-the compiler's.
+Each ends with its input, so none outlives the benchmark. Java programs are compiled once, to keep the compiler out of
+their start times.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Contestant:
         return await self.wait_for(event, deadline_s)
 
     async def wait_for(self, event: str, deadline_s: float) -> Mapping[str, Any]:
-        """Return the next event of this name; other lines are passed over.
+        """Return the next event of this name; other lines are skipped.
 
         Raises:
             ContestantError: it ended or took too long.
@@ -179,7 +179,7 @@ class Contestant:
                 await self._process.wait()
 
     def terminate(self) -> None:
-        """Ask it to end, for programs that do not read their input."""
+        """Terminate the process, for programs that do not read their input."""
         if self._process.returncode is None:
             self._process.terminate()
 

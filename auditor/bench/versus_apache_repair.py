@@ -1,9 +1,9 @@
 """Repair of one lost bookie: Apache's replication worker and our replicator, each in a process of its own.
 
 All bookies are Apache's. Each contestant has ledgers of its own, written alike on the same bookies before one of those
-was killed; a single spare bookie is the target of every copy. Auto-recovery is disabled while a contestant starts, so
-that its time is from the switch to the last task deleted, by whichever rules it has for that. A few small ledgers go
-first, since such a process runs for weeks.
+was killed; a single spare bookie is the target of every copy. Auto-recovery is disabled during the start of a
+contestant. Its time is from the switch to the last task deleted, by its own rules for deletion. A few small ledgers go
+first, because such a process runs for weeks.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RepairCase:
 
 
 def large_ledgers(shape: Shape, entry_bytes: int, lost_bytes: int) -> RepairCase:
-    """A few ledgers of which a bookie holds about ``lost_bytes``."""
+    """Return a case with few ledgers, of which a bookie holds about ``lost_bytes``."""
     ensemble_size, write_quorum, _ = shape
     entries = int(lost_bytes / entry_bytes * ensemble_size / write_quorum) // _LEDGERS
     name = f"{_shown(shape)}, entries of {entry_bytes:,} B"
@@ -102,10 +102,10 @@ class RepairResult:
     seconds: float
     ledgers: int
     lost_bytes: int
-    """What the lost bookie held of these ledgers, as stored."""
+    """Bytes of these ledgers on the lost bookie, as stored."""
     lost_entries: int
     written_entries: int
-    """What the target lists of them afterwards."""
+    """Their entries listed by the target afterwards."""
     unrepaired_ledgers: int
     """Ledgers without a task whose metadata still names the lost bookie. None, unless they are empty."""
 
@@ -226,9 +226,9 @@ class _Site:
             raise ContestantError(f"{who} has not repaired {left} after {_REPAIR_DEADLINE_S:g} s")
 
     async def outcome(self, who: str, repaired: _Set, seconds: float) -> RepairResult:
-        """Count what the target holds now; only metadata of empty ledgers may still name the lost bookie.
+        """Count the target's entries; only metadata of empty ledgers may still name the lost bookie.
 
-        This needs lists, for nothing else shows what was copied needlessly. Each one costs the bookie memory
+        This needs lists, because nothing else shows needless copies. Each one costs the bookie memory
         (``bookie.wire.apache.listing``), which suffices for these few.
         """
         resolver = RegistrationResolver(self.client.ports.registrations, self.client.ports.clock)

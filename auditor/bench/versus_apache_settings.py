@@ -1,4 +1,4 @@
-"""How Apache's bookies are set up for a comparison: as they come, with enough memory."""
+"""The setup of Apache's bookies for a comparison: the defaults, with enough memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ZooKeeper server counts, from its answer to ``srvr``."""
+"""The counters of a ZooKeeper server, from its answer to ``srvr``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EPOCH_BITS: Final = 32
 
 
 class NoCountersError(TransientError):
-    """ZooKeeper's answer does not hold its counters."""
+    """ZooKeeper's answer does not contain its counters."""
 
 
 @dataclass(frozen=True, slots=True)

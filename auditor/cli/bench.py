@@ -1,4 +1,4 @@
-"""``bkheal bench``: how fast, beside a baseline measured in the same run."""
+"""``bkheal bench``: measurements of speed, beside a baseline measured in the same run."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def several_bookies(
 ) -> None:
     """Durable adds to one bookie process and to several on this machine, by the same number of client processes.
 
-    The bookies share the disks of the temporary directory. On a host with disks of its own for each bookie, more is to
-    be gained.
+    The bookies share the disks of the temporary directory. The gain is larger on a host with separate disks for each
+    bookie.
     """
     from auditor.bench.several_bookies import run as measure
 
@@ -77,7 +77,8 @@ def several_journals(
 ) -> None:
     """Durable adds to the storage of a bookie with one journal and with two, without a network.
 
-    By default both journals are on one disk. What two disks gain is shown by `--journal-dir` on each of them.
+    By default both journals are on one disk. Give `--journal-dir` on each of two disks to measure the gain by the
+    second.
     """
     from auditor.bench.several_journals import run as measure
 
@@ -156,11 +157,11 @@ def repair(
     ] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """One replicator restoring what a killed bookie held, beside a plain file copy.
+    """One replicator restoring the copies of a killed bookie, beside a plain file copy.
 
-    Examples: `--bytes 1000000000 --entry-bytes 16384` for the cost of bytes, `--entries 20000 --ledgers 2000` for that
-    of small ledgers, `--entries 0 --ledgers 2000` for that of empty ones. `--suite` takes about ten minutes and 5 GB of
-    disk; `--suite --bytes 100000000` is a quick look.
+    Examples: `--bytes 1000000000 --entry-bytes 16384` for the cost of bytes, `--entries 20000 --ledgers 2000` for the
+    cost of small ledgers, `--entries 0 --ledgers 2000` for the cost of empty ones. `--suite` takes about ten minutes
+    and 5 GB of disk; `--suite --bytes 100000000` is a quick version.
     """
     from auditor.bench.repair import entries_for
     from auditor.bench.repair import run as measure
@@ -241,10 +242,10 @@ def budget(
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Audits of each kind.")] = 3,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Latency that another client of the same ZooKeeper sees: alone, and beside audits without and with the budget.
+    """Latency of another client of the same ZooKeeper: alone, and beside audits without and with the budget.
 
-    With ZooKeeper as it is, with ZooKeeper and the other client on a core of their own (on Linux), and with a server
-    that answers slowly.
+    With ZooKeeper as it is, with ZooKeeper and the other client on a core of their own (on Linux), and with a slow
+    server.
     """
     from auditor.bench.budget import run as measure
 
@@ -318,7 +319,7 @@ def cluster(
     """A cluster that loses two bookies: the order of repair, and appends during it beside appends when idle.
 
     Needs about 100 MiB of memory for each bookie; 20 bookies with 20,000 ledgers take some minutes. Every copy of every
-    repaired ledger is compared with what was written.
+    repaired ledger is compared with the written entries.
     """
     from auditor.bench.cluster import COPIES_MAX, ClusterSettings
     from auditor.bench.cluster import run as measure

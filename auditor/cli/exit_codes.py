@@ -1,4 +1,4 @@
-"""The exit code of each error that can end a command."""
+"""The exit code of each error of a command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bookie.wire.security import SecurityFilesError
 
 
 def exit_code_of(error: BkhealError) -> ExitCode:
-    """The exit code for ``error``, which shows a script the kind of failure."""
+    """Return the exit code for ``error``, which shows a script the kind of failure."""
     match error:
         case StoreUnavailableError():
             return ExitCode.STORE_UNREACHABLE

@@ -1,4 +1,4 @@
-"""The ``bkheal`` command. Each command imports what it needs when it runs, so that ``--help`` is quick."""
+"""The ``bkheal`` command. Each command imports its modules only when it runs, which keeps ``--help`` fast."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ from bookie.runtime.grpc_environment import prepare_grpc
 from bookie.runtime.logs import setup_logging
 
 BOXES_FROM_COLUMNS: Final = 120
-"""Below, long names of options leave their explanations a column of some letters, and words are cut off."""
+"""Below this width, long option names leave only a few letters for the explanations, and words are cut off."""
 
 
 def command_for_terminal(app: typer.Typer) -> Any:
-    """The command of ``app``, to be called; it fits the terminal that this process has, or ``COLUMNS``."""
+    """Return the command of ``app``, to be called; it fits the terminal of this process, or ``COLUMNS``."""
     command: Any = typer.main.get_command(app)
     if shutil.get_terminal_size().columns < BOXES_FROM_COLUMNS:
         _plain(command)
@@ -81,7 +81,7 @@ def _plain(command: Any) -> None:
 prepare_grpc()
 
 _SERVERS: Final = ("auditor", "bookie", "exporter", "replicator")
-"""Commands that stay: their logs are kept, and lost connections belong into them."""
+"""Long-running commands: their logs are kept, and should contain lost connections."""
 
 app = typer.Typer(
     name="bkheal",
@@ -159,7 +159,7 @@ def options(
 def main() -> None:
     """Entry point: an expected error exits with one sentence and its exit code, without a traceback."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # it was closed (`>&-`): its number must not become that of a connection
+        if getattr(sys, name) is None:  # it was closed (`>&-`): no connection may get its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
     try:
         command_for_terminal(app)()
@@ -177,7 +177,7 @@ def main() -> None:
 
 
 def extra_of(module: str) -> str | None:
-    """Return the smallest extra of this package that installs ``module``; None if no extra does."""
+    """Return the smallest extra of this package with ``module``; None if no extra has it."""
     members: dict[str, set[str]] = {}
     for requirement in metadata.requires("bkheal") or ():
         if found := re.match(r"""([\w.-]+).*extra == ['"](\w+)['"]""", requirement):

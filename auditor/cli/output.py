@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs, and one sentence for an error."""
+"""The output of commands: tables for people, JSON for programs, and one sentence for an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OutputFormat(enum.StrEnum):
 
 
 class StreamFormat(enum.StrEnum):
-    """Values of ``--output`` for lists that may be long, and for what is looked at again and again."""
+    """Values of ``--output`` for long lists, and for repeated output."""
 
     TABLE = "table"
     JSON = "json"
@@ -54,12 +54,12 @@ def print_error(text: str) -> None:
 
 
 def print_note(text: str) -> None:
-    """Print one sentence that is neither result nor error to standard error."""
+    """Print one sentence to standard error that is neither result nor error."""
     sys.stderr.write(f"note: {text}\n")
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> None:
-    """Print aligned columns; ``right`` names the columns that hold numbers."""
+    """Print aligned columns; ``right`` names the columns with numbers."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(headings), *cells]) for i in range(len(headings))]
     for row in [list(headings), *cells]:

@@ -38,8 +38,8 @@ def demo(
 ) -> None:
     """Try the service: a cluster with auditor, Spark UI tab and replicators on this machine, until Ctrl-C.
 
-    Prints the addresses to open, and a command that kills a bookie. All listeners use the loopback address only, and
-    any user of this machine can press the buttons.
+    Prints the addresses to open, and a command to kill a bookie. All listeners use the loopback address only, and any
+    user of this machine can press the buttons.
     """
     from auditor.progress import Display
     from auditor.quickstart.demo import STEPS, DemoSettings, chosen_port, demo

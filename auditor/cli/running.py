@@ -43,7 +43,7 @@ OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="A ta
 
 
 def metadata_uri(flag: str | None, config: Path | None) -> str:
-    """The URI to use: flag, environment, config file, in that order.
+    """Return the URI to use: flag, environment, config file, in this order.
 
     Raises:
         ConfigurationError: none of them names one, or the file is wrong.

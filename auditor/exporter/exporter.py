@@ -1,12 +1,12 @@
-"""Reads what a leading auditor would show, and changes nothing.
+"""Reads the state that a leading auditor would show, and changes nothing.
 
-The parts are those of the service: the watch of the bookies as a follower has it, the overview of runs and backlog, and
-the counter of the backlog with its pauses. None of them writes unless its process leads, and this one never does; so
-any number of exporters may run, beside auditors or without.
+The parts are those of the service: a follower's watch of the bookies, the overview of runs and backlog, and the counter
+of the backlog with its pauses. None of them writes unless its process leads, and this one never leads. So any number of
+exporters may run, with or without auditors.
 
-``status`` is None unless the bookies were read within ``FRESH_S``, and the runs once. The watch looks four times in
-that time, so figures disappear in an outage of the store, and not because one look was slow. The age of the backlog is
-a metric of its own, since counting a large one takes minutes.
+``status`` is None unless the bookies were read within ``FRESH_S``, and the runs once. The watch reads four times in
+this period, so figures disappear in an outage of the store, but not after one slow read. The age of the backlog is a
+metric of its own, because counting a large one takes minutes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FRESH_S: Final = 4 * LOOK_INTERVAL_S
 
 
 class DetectionEvents(ServiceEvents):
-    """Counts how long losses took to be marked by other processes. See ``ServiceEvents``."""
+    """Measures the time until losses were marked by other processes. See ``ServiceEvents``."""
 
     def __init__(self, metrics: MetricSet) -> None:
         self._metrics = metrics
@@ -107,7 +107,7 @@ class Exporter:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Read until ``stop``. A task that ends by itself is a defect, and its error is raised."""
+        """Read until ``stop``. The end of a task before that is a defect, and its error is raised."""
         works = [guarded("bookie watch", self._watch.run()), guarded("overview", self._overview.run())]
         stopping = asyncio.ensure_future(stop.wait())
         try:
@@ -121,11 +121,11 @@ class Exporter:
 
     @property
     def problem(self) -> str:
-        """Why the store does not let this process read the cluster; empty: it does, as far as is known."""
+        """Return why the store does not let this process read the cluster; empty: no reason is known."""
         return self._watch.problem
 
     def status(self) -> ServiceStatus | None:
-        """The cluster as it was read within ``FRESH_S``; None: it was not. Callable from any thread."""
+        """Return the cluster as read within ``FRESH_S``; None: it was not read. Callable from any thread."""
         now_s = self._clock.monotonic_s()
         if not _is_fresh(self._watch.looked_s, now_s) or self._overview.read_s is None:
             return None

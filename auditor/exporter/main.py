@@ -1,4 +1,4 @@
-"""Wiring of ``bkheal exporter``: a session, the parts that read, the HTTP server, signals and exit codes."""
+"""Wiring of ``bkheal exporter``: a session, the reading parts, the HTTP server, signals and exit codes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CLOSE_DEADLINE_S: Final = 5.0
 
 
 async def run_exporter(settings: ExporterSettings) -> int:
-    """Serve until SIGTERM or SIGINT and return the exit code. The store may be away at the start and at any time."""
+    """Serve until SIGTERM or SIGINT and return the exit code. The store may be unavailable at any time."""
     stop, clock = asyncio.Event(), SystemClock()
     late = _LateExporter()
     metrics = exporter_metrics(installed_version(), late.status, clock)
@@ -79,7 +79,7 @@ async def _serve(
 async def _opened(
     settings: ExporterSettings, clock: Clock, stop: asyncio.Event
 ) -> tuple[ZooKeeperStore, Cluster] | None:
-    """A session, however long it takes; None if asked to stop first.
+    """Open a session, however long it takes; None if asked to stop first.
 
     Raises:
         NotAClusterError: there is no cluster at the metadata URI.
@@ -113,14 +113,14 @@ async def _connect(settings: ExporterSettings) -> tuple[ZooKeeperStore, Cluster]
 
 
 async def _session(settings: ExporterSettings, stack: contextlib.AsyncExitStack) -> tuple[ZooKeeperStore, Cluster]:
-    """Another session for the counter of the backlog, whose loop runs in another thread."""
+    """Open another session for the counter of the backlog, whose loop runs in another thread."""
     store, cluster = await _connect(settings)
     stack.push_async_callback(store.close)
     return store, cluster
 
 
 class _LateExporter:
-    """The exporter once the store was reached; the HTTP server is there before."""
+    """The exporter, set after the store was reached; the HTTP server starts before."""
 
     def __init__(self) -> None:
         self.store: ZooKeeperStore | None = None
@@ -133,7 +133,7 @@ class _LateExporter:
         return self.store is not None and self.store.session.is_connected
 
     def ready(self) -> dict[str, Check]:
-        """Reasons why this process shows nothing, with the names that other processes have for them."""
+        """Return the reasons why this process shows nothing, with the same names as in other processes."""
         return {"store": self._store_problem, "permissions": self._permission_problem, "cluster": self._read_problem}
 
     def _store_problem(self) -> str:
@@ -147,7 +147,7 @@ class _LateExporter:
 
 
 def _say(line: str) -> None:
-    """The line that the supervisor of this process waits for."""
+    """Print the line that the supervisor of this process waits for."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -33,7 +33,7 @@ class ExporterServerSettings(StatusServerSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterSettings:
-    """What ``bkheal exporter`` does. Refuses impossible values as a whole, naming each of them.
+    """Settings of ``bkheal exporter``. All impossible values are refused together, each by name.
 
     Raises:
         ConfigurationError: some value is impossible.
@@ -44,9 +44,9 @@ class ExporterSettings:
     backlog_interval_s: Annotated[
         float, Option("Time between two counts of the ledgers marked for repair.", minimum=1, maximum=3600)
     ] = 15.0
-    """Counting that takes long is followed by a longer pause."""
+    """A long count is followed by a longer pause."""
     missing_share_max: MissingShareMax = MISSING_SHARE_MAX
-    """This option and the next three need the values that the audits have: then the reasons and times are the same."""
+    """This option and the next three need the same values as the audits. Then the reasons and times are the same."""
     critical_delay_s: CriticalDelay = CRITICAL_DELAY_S
     rack_outage_delay_s: RackOutageDelay = RACK_OUTAGE_DELAY_S
     flapping_delay_s: FlappingDelay = FLAPPING_DELAY_S
@@ -73,5 +73,5 @@ class ExporterSettings:
 
     @property
     def marking_rules(self) -> MarkingRules:
-        """What holds the ledgers of lost bookies back, as the audits are configured."""
+        """Return the rules for holding back the ledgers of lost bookies, as configured for the audits."""
         return MarkingRules(self.critical_delay_s, self.rack_outage_delay_s, self.flapping_delay_s, self.topology_file)

@@ -11,7 +11,7 @@ from bookie.model.ids import LedgerId
 from bookie.model.times import rfc3339
 
 SPAN_S_MAX: Final = 7 * 86400
-"""A boost that an operator forgets ends after a week at the latest."""
+"""A forgotten boost ends after a week at the latest."""
 
 
 async def list_boosts(client: ClusterClient) -> Document:

@@ -26,9 +26,9 @@ class Checked:
     """One check."""
 
     check: str
-    """What kind of check, such as ``permission``."""
+    """The kind of check, such as ``permission``."""
     target: str
-    """What was checked: a path, a bookie, an address."""
+    """The object of the check: a path, a bookie, an address."""
     state: State
     detail: str
     advice: str = ""

@@ -1,4 +1,4 @@
-"""The client that operators' functions need, who asks, and the refusal that they share."""
+"""The client of the operators' functions, the requester of a change, and their common refusal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Document: TypeAlias = dict[str, Any]
 
 
 class RefusedError(ConflictError):
-    """The state of the cluster does not allow it, and nothing was changed; with the reason and the next step."""
+    """The cluster's state does not allow the change; nothing was changed. Contains the reason and the next step."""
 
 
 class NotThereError(PermanentError):
@@ -51,13 +51,13 @@ class ClusterClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who asks for a change, and by which way."""
+    """The requester of a change, and the interface used."""
 
     name: str
     via: str
 
     async def record(self, client: ClusterClient, action: str, detail: str = "") -> None:
-        """Record what is going to be changed.
+        """Record a change before it is made.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; do not change anything.

@@ -1,4 +1,4 @@
-"""Garbage collections that bookies hold back, with a record of each change."""
+"""Garbage collections held back by bookies, with a record of each change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bookie.model.times import rfc3339
 
 
 async def list_collections(client: ClusterClient) -> Document:
-    """What bookies hold back, and what is allowed.
+    """Return the deletions held back by bookies, and the allowances.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -25,7 +25,7 @@ async def allow_collection(
     span_s: int,
     ledgers_max: int | None = None,
 ) -> Document:
-    """Allow a bookie to delete what it holds back, for some time; see ``HeldCollections.allow``.
+    """Allow a bookie to delete the ledgers it holds back, for some time; see ``HeldCollections.allow``.
 
     Raises:
         NothingHeldError: the bookie holds nothing back; nothing was changed.

@@ -16,7 +16,7 @@ from bookie.model.ids import LedgerId
 from bookie.model.times import rfc3339, rfc3339_if_known
 
 EXAMINED_MAX: Final = 20_000
-"""Records that one page reads in search of those with its reason."""
+"""Records read for one page in a search for those with its reason."""
 _READ_LEDGERS: Final = 1_000
 ACCEPT: Final = "accept-loss"
 DROP: Final = "drop"
@@ -47,7 +47,7 @@ ADVICE: Final[Mapping[ParkReason, str]] = {
 async def list_dead_letters(
     client: ClusterClient, limit: int, after: LedgerId | None = None, reason: ParkReason | None = None
 ) -> Document:
-    """A page of dead letters, by ledger id. ``next_after`` is null on the last page; a page before may be short.
+    """A page of dead letters, by ledger id. ``next_after`` is null on the last page; an earlier page may be short.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -104,7 +104,7 @@ async def retry_dead_letters(client: ClusterClient, actor: Actor, ledgers: Seque
 async def expected_decisions(
     client: ClusterClient, actor: Actor, verb: str, ledgers: Sequence[LedgerId]
 ) -> list[DeadLetterResult]:
-    """What ``ACCEPT`` or ``DROP`` would do. If one ledger is refused, the others are not tried. Nothing is changed.
+    """Return the expected results of ``ACCEPT`` or ``DROP``; one refused ledger excludes the others. Changes nothing.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -123,7 +123,7 @@ async def expected_decisions(
 
 
 def is_final(expected: Sequence[DeadLetterResult]) -> bool:
-    """Whether nothing can be changed, or nothing is left to change."""
+    """Return whether nothing can be changed, or nothing is left to change."""
     refused = any(each.outcome is Outcome.REFUSED for each in expected)
     return refused or all(each.outcome in (Outcome.ALREADY_ACCEPTED, Outcome.ALREADY_DROPPED) for each in expected)
 
@@ -131,7 +131,7 @@ def is_final(expected: Sequence[DeadLetterResult]) -> bool:
 async def decide(
     client: ClusterClient, actor: Actor, verb: str, ledgers: Sequence[LedgerId], reason: str
 ) -> list[DeadLetterResult]:
-    """Accept the losses of dead letters, or drop them, one after the other, until the store does not answer.
+    """Accept the losses of dead letters, or drop them, one after the other; stop when the store does not answer.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer to the record; nothing was changed.
@@ -154,7 +154,7 @@ async def decide(
 
 
 def decision_document(actor: Actor, reason: str, results: Sequence[DeadLetterResult], *, is_dry_run: bool) -> Document:
-    """What became of each ledger."""
+    """Return the result for each ledger."""
     rows = [
         {
             "ledger_id": each.ledger_id,

@@ -1,6 +1,6 @@
-"""What would fail on this cluster, and what to do: permissions (``permissions``), layout, clocks, bookies.
+"""Expected failures on this cluster, and remedies: permissions (``permissions``), layout, clocks, bookies.
 
-The clock is compared by writing one node (``/bkheal/doctor``): ZooKeeper shows its time only in what it writes.
+The clock is compared by writing one node (``/bkheal/doctor``): ZooKeeper shows its time only in written nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bookie.wire.port import Status
 from bookie.wire.requests import Info
 
 CLOCK_WARN_MS: Final = 1_000
-"""A difference that matters: delays, boosts and pauses compare times of several machines."""
+"""The smallest relevant difference: delays, boosts and pauses compare times of several machines."""
 CLOCK_FAIL_MS: Final = 60_000
 _INFO_TIMEOUT_S: Final = 5.0
 _INFO_AT_ONCE: Final = 16
@@ -46,7 +46,7 @@ async def examine(client: ClusterClient) -> AsyncIterator[Checked]:
 
 
 def layout_check(cluster: Cluster) -> Checked:
-    """The layout that was read when the cluster was opened; one that is not supported cannot be opened."""
+    """Return the layout read at the opening of the cluster; a cluster with an unsupported layout cannot be opened."""
     text = f"layout {cluster.kind.value}, instance {cluster.instance_id}, own state below {access_in_use().state_root}"
     return Checked("cluster", cluster.root, State.OK, text)
 
@@ -73,7 +73,7 @@ async def clock_check(client: ClusterClient) -> Checked:
 
 
 async def bookie_checks(client: ClusterClient) -> AsyncIterator[Checked]:
-    """Whether each registered bookie answers this machine, which bookies are missing, and their versions."""
+    """Check whether each registered bookie answers this machine, which bookies are missing, and their versions."""
     registrations = client.ports.registrations
     registered, known = await registrations.list(), await registrations.known()
     slots = asyncio.Semaphore(_INFO_AT_ONCE)
@@ -96,7 +96,7 @@ async def bookie_checks(client: ClusterClient) -> AsyncIterator[Checked]:
 
 
 async def recovery_check(client: ClusterClient) -> Checked:
-    """Whether recovery is enabled."""
+    """Check whether recovery is enabled."""
     if await client.ports.tasks.switches.is_disabled():
         text = "recovery is disabled: nothing is marked or repaired"
         return Checked("recovery", "switch", State.WARNING, text, "`bkheal recovery enable`")

@@ -1,4 +1,4 @@
-"""What is left on drained bookies, as a document. Changes nothing."""
+"""The data left on drained bookies, as a document. Changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bookie.model.times import rfc3339_if_known
 
 @dataclass(frozen=True, slots=True)
 class DrainLook:
-    """What was seen last."""
+    """The last observed state."""
 
     drains: Mapping[BookieId, Drain]
     states: Mapping[BookieId, str]
@@ -29,14 +29,14 @@ class DrainLook:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until nothing is left, at that speed."""
+        """Return the seconds until nothing is left, at this speed."""
         if not self.ledgers_per_s:
             return None
         return len(self.left.holdings.ledgers) / self.ledgers_per_s
 
 
 async def left_on(client: ClusterClient, bookies: Sequence[BookieId], counting: Counting = silent) -> Left:
-    """What is on ``bookies``, by one pass over all ledgers.
+    """Return the data on ``bookies``, by one pass over all ledgers.
 
     Raises:
         NotAClusterError, StoreUnavailableError: no answer.
@@ -53,7 +53,7 @@ async def looked(
     left: Left,
     ledgers_per_s: float | None = None,
 ) -> DrainLook:
-    """What is left, with the state of the bookies and of recovery. Raises StoreUnavailableError."""
+    """Return the data left, with the state of the bookies and of recovery. Raises StoreUnavailableError."""
     registered = await client.ports.registrations.list()
     return DrainLook(
         {bookie: drains.get(bookie, Drain(bookie)) for bookie in bookies},

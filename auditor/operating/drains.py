@@ -1,6 +1,6 @@
-"""Drains: list, begin and call off, with a record of each change.
+"""Drains: list, begin and cancel, with a record of each change.
 
-Not here: what is left on a bookie (``auditor.operating.drain_status``).
+Not here: the data left on a bookie (``auditor.operating.drain_status``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def silent(title: str, total: int) -> AbstractContextManager[Advance]:
 
 
 async def list_drains(client: ClusterClient) -> Document:
-    """The bookies that are being drained, since when and by whom, and how each is registered.
+    """Return the bookies being drained, since when and by whom, and how each is registered.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -49,7 +49,7 @@ async def list_drains(client: ClusterClient) -> Document:
 
 
 def registered_as(bookie: BookieId, registered: Bookies) -> str:
-    """How a bookie is registered, in the words of documents."""
+    """Return how a bookie is registered, in the words of documents."""
     if bookie in registered.writable:
         return "writable"
     return "read_only" if bookie in registered.read_only else "lost"
@@ -58,9 +58,9 @@ def registered_as(bookie: BookieId, registered: Bookies) -> str:
 async def stay_as_they_are(
     registrations: Registrations, bookies: Sequence[BookieId]
 ) -> tuple[list[BookieId], list[BookieId]]:
-    """Of ``bookies``, those that know of no drain and stay as they are: writable ones, and read-only ones.
+    """Return those of ``bookies`` that do not support drains and keep their state: writable ones, and read-only ones.
 
-    They speak Apache's protocol alone. One of which nothing can be read counts among them while it is writable.
+    They use Apache's protocol alone. A bookie without readable information counts among them while it is writable.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -80,7 +80,7 @@ async def check_startable(
     is_forced: bool = False,
     counting: Counting = silent,
 ) -> None:
-    """Refuse what would not get to its end, or leave writers without bookies.
+    """Refuse drains that would not finish, or would leave writers without bookies.
 
     Raises:
         NotThereError: a name is not a bookie.
@@ -121,7 +121,7 @@ async def start_drains(
     is_dry_run: bool = False,
     counting: Counting = silent,
 ) -> Document:
-    """Record drains that ``check_startable`` allows, then mark what is on the bookies. Idempotent.
+    """Record drains allowed by ``check_startable``, then mark the ledgers on the bookies. Idempotent.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError, ConflictError, NotAClusterError: starting again is safe.
@@ -133,7 +133,7 @@ async def start_drains(
         drains, now_ms = Drains(client.store, client.cluster.root), ports.clock.epoch_ms()
         for bookie in bookies:
             await drains.start(Drain(bookie, actor.name, now_ms))
-    # After the drains are recorded: a client that chose one of them before is seen here, or finds it read-only.
+    # After the drains are recorded: a client that chose one of the bookies before is seen here, or finds it read-only.
     with counting("ledgers", await count(ports.ledgers)) as advance:
         found, scanned = await holdings_of(ports.ledgers, bookies, advance)
     if not is_dry_run:
@@ -155,7 +155,7 @@ async def start_drains(
 async def stop_drains(
     client: ClusterClient, actor: Actor, bookies: Sequence[BookieId], *, is_dry_run: bool = False
 ) -> Document:
-    """Call drains off; ``stopped`` names those that there were. Idempotent.
+    """Cancel drains; ``stopped`` names the existing ones. Idempotent.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; stopping again is safe.

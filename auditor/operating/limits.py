@@ -13,7 +13,7 @@ from bookie.model.times import rfc3339_if_known
 
 
 async def read_limits(client: ClusterClient) -> Document:
-    """The limits, and the replicators that share them now.
+    """Return the limits, and the replicators sharing them now.
 
     Raises:
         RefusedError: they cannot be decoded.
@@ -27,7 +27,7 @@ async def read_limits(client: ClusterClient) -> Document:
 async def set_limits(
     client: ClusterClient, actor: Actor, chosen: Mapping[str, Any], *, is_dry_run: bool = False
 ) -> Document:
-    """Set the limits that are named; the others stay as they are.
+    """Set the given limits; the others stay as they are.
 
     Raises:
         RefusedError: the present ones cannot be decoded.

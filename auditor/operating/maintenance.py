@@ -12,16 +12,16 @@ from bookie.model.times import rfc3339, rfc3339_if_known
 from bookie.model.topology import Topology, location
 
 RACK: Final = "rack:"
-"""What the target of a window begins with if it is a rack."""
+"""The prefix of a window's target if it is a rack."""
 NOTE_MAX: Final = 200
-"""Characters of a note that are recorded."""
+"""Largest number of recorded characters of a note."""
 
 
 def window_target(text: str) -> str:
     """The key of a window: one spelling for each rack and bookie. Pure.
 
     Raises:
-        InvalidLocationError, InvalidIdError: it names neither a rack nor a bookie.
+        InvalidLocationError, InvalidIdError: the text names neither a rack nor a bookie.
     """
     return f"{RACK}{location(text.removeprefix(RACK))}" if text.startswith(RACK) else bookie_id(text)
 
@@ -40,7 +40,7 @@ def window_document(window: Window) -> Document:
 
 
 async def list_windows(client: ClusterClient) -> Document:
-    """The windows that are open now, by target; at most ``WINDOWS_MAX``.
+    """Return the windows open now, by target; at most ``WINDOWS_MAX``.
 
     Raises:
         StoreUnavailableError: no answer.

@@ -1,4 +1,4 @@
-"""The ledgers that the image of ledger metadata names for some bookies (record 81: it names, and decides nothing)."""
+"""The ledgers named by the image of ledger metadata for some bookies (record 81: it names, and decides nothing)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def named_by_image(client: ClusterClient, image: str, bookies: Sequence[BookieId
     """Read the index of the current image for these bookies.
 
     Raises:
-        ImageError: there is none, or it is damaged, of another cluster, or too old.
+        ImageError: there is no image, or it is damaged, of another cluster, or too old.
     """
     place, manifest = files.newest(place_of(image), client.cluster)
     check_usable(manifest, client.cluster, client.ports.clock.epoch_ms(), IMAGE_AGE_MAX_S)

@@ -1,4 +1,4 @@
-"""The parts of Pulsar that ledgers belong to, for lists of ledgers: read in bulk, with the metadata of a page."""
+"""The parts of Pulsar owning ledgers, for lists of ledgers: read in bulk, with the metadata of a page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def with_owners(ledgers: LedgerStore, rows: Sequence[Document]) -> list[Do
 
 
 def owner_text(row: Document) -> str:
-    """The owner in a column of a table: the topic, and what of it is not a message."""
+    """Return the owner for a column of a table: the topic, and its component unless the ledger holds messages."""
     if row["topic"] is None:
         return "-"
     what = "" if row["component"] == "managed-ledger" else f" ({row['component']})"

@@ -1,11 +1,11 @@
-"""Whether this process may write in each part of the tree that bkheal writes.
+"""Checks of write permission for this process in each part of the tree written by bkheal.
 
-Permissions are tested by transactions that are refused for certain: each begins with the write in question and ends
-with a check of a version that the cluster's root never has. ZooKeeper judges the operations in their order and applies
-none of them, so the error shows whether the write would be allowed, and nothing is changed.
+Permissions are tested by transactions that always fail: each begins with the write in question and ends with a check of
+a version that the cluster's root never has. ZooKeeper checks the operations in their order and applies none of them, so
+the error shows whether the write would be allowed, and nothing is changed.
 
-A node has an ACL of its own, which it does not inherit. So every node that is a parent of many is tested by itself, and
-a directory of tasks is tested by the way to one task.
+A node has an ACL of its own, and inherits none. So every node with many children is tested by itself, and a directory
+of tasks is tested by the way to one task.
 
 Source: docs/zookeeper.md#acls.
 """
@@ -42,23 +42,23 @@ from bookie.model.errors import BkhealError, PermanentError
 _PERMISSION: Final = "permission"
 _PROBE: Final = "bkheal-doctor-probe"
 _NEVER: Final = (1 << 31) - 1
-"""A version that the root of a cluster never reaches."""
+"""A version never reached by the root of a cluster."""
 _DEPTH_MAX: Final = 5
 """Nodes on the way from the tasks to one of them, without the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of the tree, which is one check as long as all of it may be written."""
+    """A part of the tree, which is one check if all of it may be written."""
 
     name: str
     parents: Sequence[str]
-    """Nodes below which bkheal creates and deletes others. Of one that does not exist, the nearest that does counts."""
+    """Nodes below which bkheal creates and deletes others. The nearest existing ancestor stands for a missing one."""
     purpose: str
 
 
 async def permission_checks(client: ClusterClient) -> list[Checked]:
-    """One check for each part of the tree; instead of it, one for each node in it that does not allow a write."""
+    """Return one check for each part of the tree, or instead one for each of its nodes that refuses a write."""
     store, root = client.store, client.cluster.root
     found: list[Checked] = []
     for part in _parts(root, await _way_to_a_task(store, root)):
@@ -87,7 +87,7 @@ def _parts(root: str, tasks: Sequence[str]) -> list[_Part]:
 
 
 async def _way_to_a_task(store: MetadataStore, root: str) -> list[str]:
-    """The parents on the way to the first task, so far as they may be listed."""
+    """Return the parents on the way to the first task, as far as they may be listed."""
     way = [tasks_path(root)]
     for _ in range(_DEPTH_MAX - 1):
         try:
@@ -119,14 +119,14 @@ async def _part_checks(store: MetadataStore, root: str, part: _Part) -> list[Che
 
 
 async def _nearest(store: MetadataStore, path: str) -> str:
-    """The node itself, or the nearest above it that exists."""
+    """Return the node itself, or its nearest existing ancestor."""
     while path != "/" and await store.stat(path) is None:
         path = parent_of(path) or "/"
     return path
 
 
 async def _ledger_permission(client: ClusterClient) -> Checked:
-    """Whether the metadata of a ledger may be changed, tried with one ledger."""
+    """Check whether the metadata of a ledger may be changed, by a test with one ledger."""
     store, root = client.store, client.cluster.root
     for parent, _ in await client.ports.ledgers.leaf_parents():
         ids = (await client.ports.ledgers.ids_under_many([parent]))[0]
@@ -143,7 +143,7 @@ async def _ledger_permission(client: ClusterClient) -> Checked:
 
 
 async def _tried(store: MetadataStore, root: str, path: str, purpose: str, *operations: Operation) -> Checked:
-    """Have ZooKeeper judge writes in a transaction that is refused in any case."""
+    """Let ZooKeeper check writes in a transaction that always fails."""
     try:
         await store.multi([*operations, Check(root, _NEVER)])
     except MultiFailedError as error:

@@ -1,4 +1,4 @@
-"""The bookies of a rack, for requests that name one."""
+"""The bookies of a rack, for requests that name a rack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bookie.model.topology import Topology
 
 
 async def bookies_of_rack(client: ClusterClient, topology: Topology | None, rack: str) -> tuple[BookieId, ...]:
-    """Every known bookie in a rack, registered or not, by id.
+    """Return every known bookie in a rack, registered or not, by id.
 
     Args:
         client: of the cluster.
@@ -17,7 +17,7 @@ async def bookies_of_rack(client: ClusterClient, topology: Topology | None, rack
         rack: the whole location, such as ``/r1``.
 
     Raises:
-        RefusedError: no bookie is there; the text has the racks that have bookies.
+        RefusedError: the rack has no bookies; the text lists the racks with bookies.
         InvalidTopologyError: the topology cannot be read.
         StoreUnavailableError: no answer.
     """

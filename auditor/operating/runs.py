@@ -11,7 +11,7 @@ from bookie.model.run import PAUSE_S_MAX, RunKind, RunRecord
 from bookie.model.times import rfc3339_if_known
 
 PAUSE_S_MIN: Final = 60
-"""The shortest pause that the auditor's option allows as well."""
+"""The shortest pause, as for the auditor's option."""
 SPAN_S_MAX: Final = int(PAUSE_S_MAX)
 
 
@@ -49,7 +49,7 @@ async def resume_schedule(client: ClusterClient, actor: Actor, kind: RunKind) ->
 
 
 async def request_end(client: ClusterClient, actor: Actor, run_id: str) -> RunRecord | None:
-    """Leave the request to end a run for its process; None if there is no such run. One that has ended is returned.
+    """Leave the request to end a run for its process; None if there is no such run. A completed run is returned.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; asking again is safe.

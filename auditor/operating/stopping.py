@@ -35,10 +35,10 @@ async def stop_verdict(
     worst_max: int = WORST_DEFAULT,
     counting: Counting = silent,
 ) -> Document:
-    """The verdict: ``ok``, and everything that speaks against it.
+    """Return the verdict: ``ok``, and all reasons against a stop.
 
-    Yes if every written entry keeps a live copy elsewhere (``is_strict``: an ack quorum of copies), in every ensemble
-    that a ledger ever had, and enough bookies are left for the widest ensemble of the ledgers that are not closed.
+    Yes if every written entry keeps a live copy elsewhere (``is_strict``: an ack quorum of copies), in every past and
+    present ensemble of each ledger, and enough bookies are left for the widest ensemble of the ledgers not yet closed.
 
     Raises:
         NotThereError: a name is not a bookie.
@@ -78,7 +78,7 @@ async def _risks(
     drained = frozenset(await Drains(client.store, client.cluster.root).read())
 
     def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
-        doubted = tasks.get(ledger_id, frozenset()) - drained  # it may have come back with other disks
+        doubted = tasks.get(ledger_id, frozenset()) - drained  # it may have returned with other disks
         risk = risk_of(ledger_id, metadata, before.registered - doubted, stopping, is_strict=is_strict)
         if risk is not None:
             worst.add(risk)
@@ -110,7 +110,7 @@ def stop_lines(document: Document) -> list[str]:
 
 
 def reasons(document: Document) -> list[str]:
-    """What speaks against it, and what was noticed, as lines."""
+    """Return the reasons against a stop, and the notes, as lines."""
     lines = [f"  {name} is not running: its stop changes nothing" for name in document["not_registered"]]
     if document["ledgers_at_risk"]:
         lines.append(f"  {document['ledgers_at_risk']} ledgers would be left with too few copies, the worst:")

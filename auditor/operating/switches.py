@@ -11,10 +11,10 @@ from bookie.model.times import rfc3339_if_known
 
 
 async def read_switches(client: ClusterClient) -> Document:
-    """The switch and the delay.
+    """Return the switch and the delay.
 
     Raises:
-        InvalidDelayError: what is stored is not a number of seconds.
+        InvalidDelayError: the stored value is not a number of seconds.
         StoreUnavailableError: no answer.
     """
     switches = client.ports.tasks.switches
@@ -28,7 +28,7 @@ async def switch_recovery(client: ClusterClient, actor: Actor, *, is_on: bool, i
     """Enable or disable recovery.
 
     Raises:
-        AlreadyEnabledError, AlreadyDisabledError: it is.
+        AlreadyEnabledError, AlreadyDisabledError: it already is.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer.
     """
     tasks = client.ports.tasks
@@ -43,7 +43,7 @@ async def switch_recovery(client: ClusterClient, actor: Actor, *, is_on: bool, i
 
 
 async def set_delay(client: ClusterClient, actor: Actor, seconds: int, *, is_dry_run: bool = False) -> Document:
-    """Set the delay. Setting the value that it has makes Apache's auditor start an audit.
+    """Set the delay. Setting the present value again makes Apache's auditor start an audit.
 
     Raises:
         InvalidDelayError: ``seconds`` is not a delay.

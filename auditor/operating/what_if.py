@@ -1,4 +1,4 @@
-"""What would be lost, critical or short of copies if some bookies went now? Changes nothing."""
+"""The ledgers lost, critical or short of copies if some bookies failed now. Changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOPICS_DEFAULT: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class NamedLedgers:
-    """The ledgers that an image of ledger metadata names for the bookies: they are read, and no others are."""
+    """The ledgers named for the bookies by an image of ledger metadata: only these are read."""
 
     ids: Sequence[LedgerId]
     read_from_ms: int
@@ -37,7 +37,7 @@ class NamedLedgers:
 async def bookies_of(
     client: ClusterClient, targets: Sequence[str], topology: Topology | None = None
 ) -> tuple[BookieId, ...]:
-    """The bookies that targets name (``window_target``), each once.
+    """Return the bookies named by targets (``window_target``), each once.
 
     Raises:
         NotThereError: a name is not a bookie.
@@ -64,10 +64,10 @@ async def what_if(
     named: NamedLedgers | None = None,
     counting: Counting = silent,
 ) -> Document:
-    """The answer: ledgers by severity as an audit would find them without these bookies, the worst, and the topics.
+    """Return the ledgers by severity as an audit would find them without these bookies, the worst, and the topics.
 
-    With ``named``, only these ledgers are read: the answer contains the age of their list, and a note that newer
-    ledgers are missing. Without, all metadata is read.
+    With ``named``, only these ledgers are read: the answer contains the age of their list, and a note about the missing
+    newer ledgers. Without it, all metadata is read.
 
     Raises:
         StoreUnavailableError, NotAClusterError: see ``scan``.
@@ -79,7 +79,7 @@ async def what_if(
     losses = Losses(worst_max)
 
     def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
-        doubted = tasks.get(ledger_id, frozenset()) - drained  # it may have come back with other disks
+        doubted = tasks.get(ledger_id, frozenset()) - drained  # it may have returned with other disks
         loss = loss_of(ledger_id, metadata, before.registered - doubted, going)
         if loss is not None:
             losses.add(loss, metadata)

@@ -1,1 +1,1 @@
-"""What the listening sides of the API need beside ``bookie.runtime.access``: proxies and TLS."""
+"""Access code of the API servers in addition to ``bookie.runtime.access``: proxies and TLS."""

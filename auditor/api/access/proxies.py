@@ -1,8 +1,8 @@
-"""Headers of proxies count only if they come from an address that the settings name.
+"""Headers of proxies count only if they come from an address named in the settings.
 
-Every client can send ``X-Forwarded-For``: if it always counted, each request could have a rate limit of its own, and a
-false address in the log. A named proxy adds the address of its client at the end, in the same header or in another one
-of this name, so the last address that is not itself a named proxy is the client.
+Every client can send ``X-Forwarded-For``. If the header always counted, a client could give each request its own rate
+limit and a false address in the log. A named proxy appends the address of its client to this header, or adds another
+header with this name. Therefore the last address not belonging to a named proxy is the client's.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from multidict import MultiMapping
 
 _HOPS_MAX: Final = 20
-"""Addresses of a header that are looked at, from its end."""
+"""Largest number of addresses examined in a header, from its end."""
 UNKNOWN: Final = "unknown"
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def parse_proxies(text: str) -> tuple[Network, ...]:
-    """Read addresses and networks that are separated by commas.
+    """Read addresses and networks separated by commas.
 
     Raises:
-        ValueError: one of them is none.
+        ValueError: an item is neither an address nor a network.
     """
     return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
 
 
 class TrustedProxies:
-    """Reads who asks, and for which name, from connections and headers."""
+    """Determines the client and the requested host name from connections and headers."""
 
     def __init__(self, networks: Sequence[Network]) -> None:
         self._networks = tuple(networks)
 
     def client(self, remote: str | None, headers: MultiMapping[str]) -> str:
-        """The address of the client: that of the connection, or the one that named proxies forward."""
+        """Return the client's address: the connection's, or the one forwarded by named proxies."""
         if remote is None:
             return UNKNOWN
         if not self._names(remote):
@@ -51,7 +51,7 @@ class TrustedProxies:
         return remote
 
     def host(self, remote: str | None, host: str, headers: MultiMapping[str]) -> str:
-        """The host that the client asked for: that of the request, or the one that a named proxy forwards."""
+        """Return the host requested by the client: the request's own, or the one forwarded by a named proxy."""
         if remote is None or not self._names(remote):
             return host
         return ",".join(headers.getall("X-Forwarded-Host", [])).rpartition(",")[2].strip() or host

@@ -1,4 +1,4 @@
-"""TLS of the listening sides. Certificates are read again when their files change, as short-lived ones must be."""
+"""TLS of the servers. Certificates are read again after their files change, which short-lived ones require."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ReloadingContext:
         """Read the files.
 
         Raises:
-            TlsFilesError: they cannot be used.
+            TlsFilesError: the files cannot be used.
         """
         self._tls = tls
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -31,7 +31,7 @@ class ReloadingContext:
             self._load_ca(tls.client_ca)
 
     def refresh(self) -> bool:
-        """Take changed files for new connections; files that cannot be used leave it as it is. Whether it took any."""
+        """Use changed files for new connections and return whether there were any; unusable files change nothing."""
         try:
             stamp = self._stamp()
             if stamp == self._seen:

@@ -101,15 +101,15 @@ def status_message(status: ServiceStatus) -> pb.Status:
 
 
 def options_of(message: pb.RunOptions) -> Mapping[str, bool | int | float]:
-    """The options that a request names."""
+    """Return the options named in a request."""
     return {field.name: value for field, value in message.ListFields()}
 
 
 def kind_of(value: int) -> RunKind:
-    """The kind that a request names.
+    """Return the kind named in a request.
 
     Raises:
-        InvalidRequestError: none, or one that this version does not know.
+        InvalidRequestError: there is no kind, or this version does not support it.
     """
     for kind, number in KINDS.items():
         if number == value:

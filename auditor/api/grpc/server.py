@@ -1,8 +1,8 @@
-"""The gRPC face: the control service and gRPC's own health service on one address.
+"""The gRPC API: the control service and gRPC's own health service on one address.
 
 Health has three names: ``liveness`` and the empty one report whether this process answers, ``readiness`` whether it can
-do its work. The empty one is what a Kubernetes probe without a name asks, and a liveness probe must not fail for the
-metadata store's sake.
+do its work. A Kubernetes probe without a name uses the empty one, and a liveness probe must not fail because of the
+metadata store.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GrpcFace:
         Args:
             control: the service.
             settings: address, limits, files.
-            clock: for rates, the age of keys, and looks at readiness.
+            clock: for rates, the age of keys, and checks of readiness.
         """
         self._control = control
         self._settings = settings
@@ -61,7 +61,7 @@ class GrpcFace:
         self._server: grpc.aio.Server | None = None
         self._following: asyncio.Task[None] | None = None
         self.port = 0
-        """The port that it listens on, once it has started."""
+        """The listening port, after the start."""
 
     async def start(self) -> None:
         """Listen.
@@ -69,7 +69,7 @@ class GrpcFace:
         Raises:
             ConfigurationError: the settings would admit everyone, or cannot work.
             TlsFilesError: the TLS files cannot be used.
-            AddressInUseError: the address cannot be had.
+            AddressInUseError: the address is not available.
         """
         check_settings(self._settings)
         self._server = grpc.aio.server(
@@ -133,7 +133,7 @@ def _options(settings: ApiSettings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
         ("grpc.max_metadata_size", settings.header_bytes_max),
         ("grpc.max_concurrent_streams", _REQUESTS_AT_ONCE),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # the C name of what clients may send
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # the C name of the limit on clients' pings
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", 30_000),  # finds watchers whose machine vanished
         ("grpc.keepalive_timeout_ms", 10_000),

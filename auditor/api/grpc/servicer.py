@@ -1,4 +1,4 @@
-"""The control service's methods: admit, ask ``Control``, turn errors into status codes."""
+"""The control service's methods: admit, call ``Control``, turn errors into status codes."""
 
 from __future__ import annotations
 

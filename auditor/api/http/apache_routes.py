@@ -1,8 +1,8 @@
-"""Paths of Apache BookKeeper's admin server, for scripts that use them. Answers have Apache's shapes.
+"""Paths of Apache BookKeeper's admin server, for existing scripts. Answers have Apache's shapes.
 
-Differences: errors are problem documents with fitting codes (Apache answers 404 or 500 to most), and a parameter that
-is neither true nor false is refused instead of counting as false. A list of marked ledgers has at most ``LISTED_MAX``
-ids. If there are more, the header ``Link`` names the next page.
+Differences: errors are problem documents with fitting codes (Apache answers 404 or 500 to most), and a boolean
+parameter other than true or false is refused instead of counting as false. A list of marked ledgers has at most
+``LISTED_MAX`` ids. If there are more, the header ``Link`` names the next page.
 """
 
 from __future__ import annotations

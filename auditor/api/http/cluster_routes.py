@@ -22,7 +22,7 @@ from bookie.model.run import RunRecord
 
 _PAGE_RUNS: Final = 20
 _PAGE_PATIENCE_S: Final = 2.0
-"""A person waits for the page, and a silent store would hold it up for longer than browsers do."""
+"""A person waits for the page, and a silent store would delay it beyond the timeouts of browsers."""
 _PAGE_DEFAULT: Final = 100
 _PAGE_MAX: Final = 1_000
 

@@ -1,6 +1,6 @@
-"""The JSON documents of the HTTP face, made of values. Pure.
+"""The JSON documents of the HTTP API, made of values. Pure.
 
-``apiVersion`` and ``kind`` first; names in snake_case, times in RFC 3339, sizes in bytes; what is not known is null.
+``apiVersion`` and ``kind`` first; names in snake_case, times in RFC 3339, sizes in bytes; unknown values are null.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run_list(records: Iterable[RunRecord]) -> dict[str, Any]:
 
 
 def status_document(status: ServiceStatus) -> dict[str, Any]:
-    """All that the service knows about itself and its cluster."""
+    """Return the full status of the service and its cluster."""
     return document(
         "ServiceStatus",
         {

@@ -1,4 +1,4 @@
-"""What a run found, in pages, and which topics it concerns, from the report on this server.
+"""The findings of a run, in pages, and the affected topics, from the report on this server.
 
 ``/api/v1/runs/{run_id}/findings`` and ``/api/v1/runs/{run_id}/impact``.
 """

@@ -1,4 +1,4 @@
-"""What every HTTP request passes: limits, identity, deadline, errors as documents, headers, the audit log."""
+"""The common handling of every HTTP request: limits, identity, deadline, error documents, headers, audit log."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _HEADERS: Final = {
 _POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
 _HSTS: Final = "max-age=31536000"
 _TOO_MANY: Final = 429
-"""Not in the audit log: who sends too much would decide how much is written there."""
+"""Not in the audit log: the sender of too many requests would decide how much is written there."""
 _SAME_SITE: Final = ("same-origin", "none")
 """``none``: the person typed the address, or it is not a browser's page."""
 
 
 class Guard:
-    """Wraps handlers of one face."""
+    """Wraps the handlers of one API."""
 
     def __init__(self, settings: ApiSettings, access: Access) -> None:
         self._settings = settings
@@ -55,7 +55,7 @@ class Guard:
         self._guards_names = is_loopback(settings.http_host)
 
     def wrap(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """The handler of a route as the HTTP library calls it; it never raises."""
+        """Return the handler of a route in the form required by the HTTP library; it never raises."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             trail = Trail("http", route.operation, self._proxies.client(request.remote, request.headers))
@@ -69,7 +69,7 @@ class Guard:
         return handle
 
     async def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Put the headers on every answer that must not lack them. A signal of the HTTP library."""
+        """Set the headers that every answer must have. A signal of the HTTP library."""
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
         response.headers.setdefault("Content-Security-Policy", _POLICY)
@@ -82,7 +82,7 @@ class Guard:
     async def catch(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Turn what the HTTP library itself refuses into problem documents."""
+        """Turn the HTTP library's own refusals into problem documents."""
         try:
             return await handler(request)
         except web.HTTPMethodNotAllowed as error:
@@ -105,7 +105,7 @@ class Guard:
             if who.is_anonymous and self._guards_names:
                 refuse_foreign_name(request.host, self._settings.allowed_hosts)
             return await self._answer(route, Call(request, who, trail))
-        except Exception as error:  # noqa: BLE001  # a request's boundary; the answer has the part that its caller may see
+        except Exception as error:  # noqa: BLE001  # a request's boundary; the answer has the part its caller may see
             return _respond(request, _told(route, error))
         finally:
             self._in_flight -= route.is_limited
@@ -121,13 +121,13 @@ class Guard:
 
 
 def refuse_cross_site(request: web.BaseRequest, host: str) -> None:
-    """Refuse a request that a browser sent for another site's page.
+    """Refuse a request sent by a browser for another site's page.
 
-    Browsers send ``Sec-Fetch-Site``, older ones an ``Origin`` other than ``host``, the name that they asked for.
-    Programs send neither.
+    Browsers send ``Sec-Fetch-Site``, older ones an ``Origin`` other than ``host``, the requested name. Programs send
+    neither.
 
     Raises:
-        CrossSiteError: it is one.
+        CrossSiteError: it is such a request.
     """
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None and site not in _SAME_SITE:
@@ -138,10 +138,10 @@ def refuse_cross_site(request: web.BaseRequest, host: str) -> None:
 
 
 def refuse_foreign_name(host: str, allowed: tuple[str, ...]) -> None:
-    """Refuse a name that is not this machine's: a page whose name was pointed here would count as the same site.
+    """Refuse a foreign host name: a page whose name resolves to this machine would count as the same site.
 
     Raises:
-        CrossSiteError: it is none of this machine, nor one of ``allowed``.
+        CrossSiteError: it is neither a name of this machine nor one of ``allowed``.
     """
     name = (urlsplit(f"//{host}").hostname or "").lower()
     if name == "localhost" or name in allowed:

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description, made of the routes themselves so that neither can lack what the other has. Pure."""
+"""The OpenAPI 3.1 description, made of the routes themselves, so neither can lack a part of the other. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def describe(routes: Sequence[Route], version: str, open_to_all: Collection[Role
     Args:
         routes: all of them.
         version: of the product.
-        open_to_all: roles that a caller without a token has.
+        open_to_all: roles of a caller without a token.
     """
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:

@@ -1,6 +1,6 @@
 """Paths about the process itself: probes, metrics, version, and the description of all the others.
 
-Probes follow Kubernetes: ``/livez`` reports whether this process answers, whatever the metadata store does, because a
+Probes follow Kubernetes: ``/livez`` reports whether this process answers, regardless of the metadata store, because a
 restart would not bring the store back; ``/readyz`` reports whether it can do its work.
 """
 
@@ -32,10 +32,10 @@ class ProcessRoutes:
         self._metrics = metrics
         self._is_stopping = False
         self.description: dict[str, Any] = {}
-        """What ``/openapi.json`` answers; set once all routes are known."""
+        """The answer of ``/openapi.json``; set after all routes are known."""
 
     def say_stopping(self) -> None:
-        """From now on this process is not ready."""
+        """Report this process as not ready from now on."""
         self._is_stopping = True
 
     def routes(self) -> Sequence[Route]:

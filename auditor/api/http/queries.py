@@ -14,10 +14,10 @@ from bookie.model.run import RunKind
 
 
 def refuse_unknown(given: Collection[str], known: Collection[str], what: str) -> None:
-    """Refuse unknown names: usually a typing error that would go unnoticed.
+    """Refuse unknown names: usually a typing error, which would go unnoticed.
 
     Raises:
-        InvalidRequestError: names them and what is known.
+        InvalidRequestError: names them and the known names.
     """
     unknown = sorted(set(given) - set(known))
     if unknown:
@@ -29,7 +29,7 @@ def whole_number(text: str, name: str, lowest: int, highest: int) -> int:
     """Read a number within bounds, both inclusive.
 
     Raises:
-        InvalidRequestError: it is none, or outside.
+        InvalidRequestError: it is not such a number, or it is out of bounds.
     """
     if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 20):
         raise InvalidRequestError(f"{name} must be a whole number, not {text[:40]!r}")
@@ -46,7 +46,7 @@ def truth(text: str, name: str) -> bool:
     """Read ``true`` or ``false``, in any case.
 
     Raises:
-        InvalidRequestError: neither.
+        InvalidRequestError: it is neither.
     """
     if text.lower() not in ("true", "false"):
         raise InvalidRequestError(f"{name} must be true or false, not {text[:40]!r}")
@@ -54,10 +54,10 @@ def truth(text: str, name: str) -> bool:
 
 
 def json_object(body: bytes) -> Mapping[str, Any]:
-    """Read a body that is one JSON object.
+    """Read a body with one JSON object.
 
     Raises:
-        InvalidRequestError: it is not.
+        InvalidRequestError: it is anything else.
     """
     try:
         found = json.loads(body)
@@ -70,12 +70,12 @@ def json_object(body: bytes) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """The body that starts a run."""
+    """The body of a request that starts a run."""
 
     kind: RunKind
     is_dry_run: bool = False
     options: Mapping[str, bool | int | float] = field(default_factory=dict)
-    """Options of this run, by their names in ``AuditSettings``; absent ones have their defaults."""
+    """Options of this run, by their names in ``AuditSettings``; the others have their defaults."""
 
     def __str__(self) -> str:
         """The request as text; equal requests have equal texts."""
@@ -90,12 +90,12 @@ RUN_OPTIONS: Final[Mapping[str, tuple[RunKind, ...]]] = {
     "sample": (RunKind.REPLICAS,),
     "sample_seed": (RunKind.REPLICAS,),
 }
-"""The options that a request may set, with the kinds of check that have them. They only narrow a check, or add marks
-that ask for better placement; the brake and the placement policy are settings of the service."""
+"""The options allowed in a request, with the kinds of check for each. They only narrow a check, or add marks that ask
+for better placement; the brake and the placement policy are settings of the service."""
 
 
 def run_request(body: bytes) -> StartRequest:
-    """Read the body that starts a run: its kind, whether it only reports, and its options.
+    """Read the body of a request that starts a run: its kind, whether it only reports, and its options.
 
     Raises:
         InvalidRequestError: it is not such a body, or the kind does not have one of the options.
@@ -128,7 +128,7 @@ def json_integer(value: object, name: str, lowest: int, highest: int) -> int:
     """Read a JSON number without a fraction, so also 60.0, within bounds, both inclusive.
 
     Raises:
-        InvalidRequestError: it is none, or outside.
+        InvalidRequestError: it is not such a number, or it is out of bounds.
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -175,7 +175,7 @@ def run_kind(given: object) -> RunKind:
 
 
 def delay_request(body: bytes) -> int:
-    """Read Apache's body that sets the lost-bookie delay, ``{"delay_seconds": N}``.
+    """Read Apache's body for the lost-bookie delay, ``{"delay_seconds": N}``.
 
     Raises:
         InvalidRequestError: it is not such a body.

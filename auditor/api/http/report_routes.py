@@ -1,10 +1,10 @@
 """``/reports``: the files of reports, and nothing else of this machine.
 
-A path is admitted by its form before the file system is asked, and by its real target afterwards. Pages of reports show
-names that others chose, so they are sent with a policy that lets them load and reach nothing.
+A path is admitted by its form before the first access to the file system, and by its real target afterwards. Pages of
+reports show names chosen by others, so they are sent with a policy that lets them load and reach nothing.
 
-A report that is not here may be with another auditor of the service, which is then asked for it (``peer_port``). Only
-paths of an admitted form are asked for, and type and policy of the answer are decided here.
+A report missing here is requested from the other auditors of the service (``peer_port``). Only paths of an admitted
+form are requested, and type and policy of the answer are decided here.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from spark_jobs.report.history import brief, summaries
 _log = logging.getLogger(__name__)
 
 REPORTS_MAX: Final = 500
-"""In one page, and looked at in search of one of a kind."""
+"""In one page, and examined in a search for a report of one kind."""
 _LISTED_DEFAULT: Final = 100
-"""Each costs a file that is read."""
+"""Each costs one file read."""
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,199}")
-"""Hidden files are not served: they are half written."""
+"""Hidden files are not served: they are incomplete."""
 _DEPTH_MAX: Final = 8
 _KIND: Final[Mapping[str, Any]] = {"type": "string", "enum": [kind.value for kind in RunKind]}
 _PAGES: Final = (PAGE, INDEX)
@@ -58,8 +58,8 @@ _POLICY: Final = (
     "form-action 'none'; frame-ancestors 'none'; "
     "sandbox allow-scripts allow-popups allow-top-navigation-by-user-activation"
 )
-"""A sandbox without an origin: even a script that got into a page cannot ask this server anything in its reader's
-name."""
+"""A sandbox without an origin: even an injected script cannot send requests to this server in the name of the page's
+reader."""
 
 
 _PAGING: Final = (
@@ -143,7 +143,7 @@ class ReportRoutes:
         return await self._of_run(call, [f"{call.request.match_info['run_id']}/{call.request.match_info['path']}"])
 
     async def _of_run(self, call: Call, paths: Sequence[str]) -> web.StreamResponse:
-        """The first of these files that is here, or else the first one of another auditor."""
+        """Return the first of these files found here, or else the first one of another auditor."""
         found = await self._found(paths)
         if found is None and self._report_store and is_admitted(paths[0]):
             await self._fetch(paths[0].split("/")[0])
@@ -160,7 +160,7 @@ class ReportRoutes:
         """Fetch a report from the store, one at a time.
 
         Raises:
-            TransientError: the store cannot be read, so it is unknown whether there is the report.
+            TransientError: the store cannot be read, so it is unknown whether the report exists.
         """
         from spark_jobs.report.store_runs import fetch_run, opened_store
 
@@ -181,7 +181,7 @@ class ReportRoutes:
         return None
 
     async def _latest_elsewhere(self, call: Call) -> str:
-        """Id of the newest report that another auditor has.
+        """Return the id of another auditor's newest report.
 
         Raises:
             NotFoundError: there is none.
@@ -199,7 +199,7 @@ class ReportRoutes:
 
 
 def is_admitted(path: str) -> bool:
-    """Return whether a path below the directory has the form of what is served. Pure."""
+    """Return whether a path below the directory has the form of a served file. Pure."""
     segments = path.split("/")
     if len(segments) > _DEPTH_MAX or not all(_SEGMENT.fullmatch(segment) for segment in segments):
         return False
@@ -212,7 +212,7 @@ def find_file(report_dir: Path, path: str) -> Path | None:
     """The regular file at ``path`` below ``report_dir``; None if there is none, or if it may not be sent.
 
     Args:
-        report_dir: root of all that is sent.
+        report_dir: root of all served files.
         path: ``index.html``, or a run's id and a path below its directory.
     """
     if not is_admitted(path):

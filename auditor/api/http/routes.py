@@ -1,4 +1,4 @@
-"""What a route is: how it is asked, who may, what does the work, and how it is described."""
+"""The parts of a route: its request, the required role, the handler, and the description."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the query, a segment of the path, or a header that is not a credential."""
+    """A parameter of the query, a segment of the path, or a header other than a credential."""
 
     name: str
     description: str
@@ -58,7 +58,7 @@ class Parameter:
 
 
 def segment(name: str, description: str, **schema: Any) -> Parameter:
-    """A segment of a path, a text that fits ``schema``."""
+    """Return a segment of a path, a text conforming to ``schema``."""
     return Parameter(name, description, {"type": "string", **schema}, "path", is_required=True)
 
 
@@ -73,7 +73,7 @@ class Route:
     path: str
     """``{name}`` stands for one segment."""
     operation: str
-    """Its name in the description, and what the audit log calls the action."""
+    """Its name in the description, and the name of the action in the audit log."""
     summary: str
     handler: Handler
     answers: tuple[Answer, ...]
@@ -81,23 +81,23 @@ class Route:
     """None: open, not counted and never refused; for probes."""
     tag: str = "auditor"
     segments: tuple[Parameter, ...] = ()
-    """What each ``{name}`` of the path is."""
+    """One for each ``{name}`` of the path."""
     parameters: tuple[Parameter, ...] = ()
     body: str = ""
     """Name of the body's schema; empty: there is none."""
     is_limited: bool = True
-    """Counts for the rate of its client and for the requests in flight; not what a monitor asks for."""
+    """Counts for the rate of its client and for the requests in flight; false for the requests of monitors."""
     is_slash_optional: bool = False
-    """Also answers with a final slash, as Apache's documentation writes some paths."""
+    """Also answers with a final slash, as in some paths of Apache's documentation."""
     is_changing: bool = False
     """Written into the audit log, and refused to pages of other sites."""
 
     @property
     def described_path(self) -> str:
-        """The path as a description writes it: without the patterns of its segments."""
+        """Return the path as shown in a description: without the patterns of its segments."""
         return _PATTERN.sub("", self.path)
 
 
 def changing(route: Route) -> bool:
-    """Whether a page of another site must not send this."""
+    """Return whether pages of other sites must not send this."""
     return route.is_changing or route.method not in ("GET", "HEAD")

@@ -1,4 +1,4 @@
-"""JSON schemas of the documents, by name, for the description and for who checks answers against it."""
+"""JSON schemas of the documents, by name, for the description and for checks of answers against it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ WINDOW_TARGET_PATTERN: Final = (
 LEDGERS_MAX: Final = 100
 """In one request: each costs several requests to the store."""
 REASON_MAX: Final = 500
-"""Characters of an operator's reason that are recorded."""
+"""Largest number of recorded characters of an operator's reason."""
 _RATE_MAX: Final = 1 << 50
 """Bytes per second: more than any network transfers."""
 LIMITS: Final[Mapping[str, int]] = {

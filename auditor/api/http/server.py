@@ -1,4 +1,4 @@
-"""The HTTP face: one listening address, and all routes on it."""
+"""The HTTP API: one listening address, and all routes on it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _log = logging.getLogger(__name__)
 
 _CERTIFICATE_CHECK_S: Final = 10.0
 _LINGERING_S: Final = 1.0
-"""How long the rest of a refused body is read, so that its sender gets to see the answer."""
+"""How long the rest of a refused body is read, to let its sender receive the answer."""
 _SHUTDOWN_S: Final = 2.0
-"""For answers under way when the face stops."""
+"""For answers under way during the stop."""
 
 
 class HttpFace:
@@ -66,7 +66,7 @@ class HttpFace:
             upkeep: operators' work on the cluster.
             clock: for rates and the age of keys.
             metrics: renders them for ``/metrics``; None: there are none.
-            peers: auditors that may have reports which are not here; None: there are none.
+            peers: auditors that may have reports missing here; None: there are none.
         """
         self._control = control
         self._settings = settings
@@ -92,7 +92,7 @@ class HttpFace:
         Raises:
             ConfigurationError: the settings would admit everyone, or cannot work.
             TlsFilesError: the TLS files cannot be used.
-            AddressInUseError: the address cannot be had.
+            AddressInUseError: the address is not available.
         """
         check_settings(self._settings)
         tls = ReloadingContext(self._settings.tls) if self._settings.tls is not None else None
@@ -120,7 +120,7 @@ class HttpFace:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """Return the listening port."""
         assert self._runner is not None
         return int(self._runner.addresses[0][1])
 

@@ -76,7 +76,7 @@ class RunLine:
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
-    """What the page shows, as plain values for its template."""
+    """The contents of the page, as plain values for its template."""
 
     metadata_uri: str
     facts: Sequence[FactLine]

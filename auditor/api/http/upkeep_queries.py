@@ -19,7 +19,7 @@ from bookie.model.topology import InvalidLocationError
 
 @dataclass(frozen=True, slots=True)
 class DecisionRequest:
-    """The body that decides about dead letters."""
+    """The body of a decision about dead letters."""
 
     ledgers: tuple[LedgerId, ...]
     reason: str
@@ -28,7 +28,7 @@ class DecisionRequest:
 
 @dataclass(frozen=True, slots=True)
 class WindowRequest:
-    """The body that opens a maintenance window."""
+    """The body of a request that opens a maintenance window."""
 
     target: str
     span_s: int
@@ -41,7 +41,7 @@ def bookie(name: str) -> BookieId:
     """Read the id of a bookie.
 
     Raises:
-        InvalidRequestError: it is none.
+        InvalidRequestError: it is not such an id.
     """
     if not re.fullmatch(BOOKIE_ID_PATTERN, name):
         raise InvalidRequestError(f"not the id of a bookie: {name[:40]!r}")
@@ -74,7 +74,7 @@ def ledgers_request(body: bytes) -> tuple[LedgerId, ...]:
 def decision_request(body: bytes, *, is_reason_required: bool) -> DecisionRequest:
     """Read ``{"ledgers": [...], "confirm": [...], "reason": ..., "dry_run": ...}``.
 
-    ``confirm`` repeats the ledgers: the explicit confirmation of a change that cannot be undone. A dry run needs none.
+    ``confirm`` repeats the ledgers: the explicit confirmation of an irreversible change. A dry run needs none.
 
     Raises:
         InvalidRequestError: it is not such a body.
@@ -99,7 +99,7 @@ def decision_request(body: bytes, *, is_reason_required: bool) -> DecisionReques
 
 
 def limits_request(body: bytes) -> dict[str, Any]:
-    """Read limits on copying; those that are not named stay.
+    """Read limits on copying; limits that are not named stay.
 
     Raises:
         InvalidRequestError: it is not such a body, or names none.

@@ -1,7 +1,8 @@
-"""``/api/v1``: what an operator looks at and changes besides runs: dead letters, drains, stops, limits, boosts, delay.
+"""``/api/v1``: operators' reads and changes besides runs: dead letters, drains, stops, limits, boosts, delay.
 
-Changes that can lose data, or that stop or hurry all repairs, need the role administer. ``ok-to-stop`` answers by its
-status, so that a hook needs no JSON: 200 yes, 409 no, and 503 with ``Retry-After`` while the metadata is being read.
+Changes with a risk of data loss, and changes that stop or speed up all repairs, need the role administer.
+``ok-to-stop`` answers by its status, so a hook needs no JSON: 200 yes, 409 no, and 503 with ``Retry-After`` while the
+metadata is being read.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _API: Final = "/api/v1"
 _PAGE_DEFAULT: Final = 100
 _PAGE_MAX: Final = 1_000
 _STOPPED_MAX: Final = 100
-"""Bookies in one question."""
+"""Bookies in one request."""
 
 
 class UpkeepRoutes:
@@ -194,7 +195,7 @@ class UpkeepRoutes:
             call.who.require(Role.ADMINISTER, "holding ledgers with one copy left back")
 
         async def work(client: ClusterClient) -> Document:
-            topology = client.ports.placement.topology  # of the file that the auditor was given, if it was
+            topology = client.ports.placement.topology  # of the auditor's topology file, if it has one
             return await maintenance.start_window(
                 client,
                 actor,
@@ -242,7 +243,7 @@ class UpkeepRoutes:
         topics = whole_number(query.get("topics", str(TOPICS_DEFAULT)), "topics", 0, _PAGE_MAX)
 
         async def work(client: ClusterClient) -> Document:
-            topology = client.ports.placement.topology  # of the file that the auditor was given, if it was
+            topology = client.ports.placement.topology  # of the auditor's topology file, if it has one
             bookies = await bookies_of(client, targets, topology if topology.locations else None)
             return await what_if(client, bookies, worst_max=worst, topics_max=topics)
 
@@ -336,7 +337,7 @@ def _actor(call: Call) -> Actor:
 
 
 def _bookie(call: Call) -> BookieId:
-    """The bookie that the path names; a text that is not an id, such as another path, is not found."""
+    """Return the bookie named in the path; a text other than an id, such as another path, is not found."""
     name = call.request.match_info["bookie_id"]
     call.trail.detail = name[:100]
     try:
@@ -346,7 +347,7 @@ def _bookie(call: Call) -> BookieId:
 
 
 def _bookies(call: Call) -> tuple[BookieId, ...]:
-    """The bookies that a query names, each once; may be none.
+    """Return the bookies named in a query, each once; may be empty.
 
     Raises:
         InvalidRequestError: a name is not an id, or there are too many.

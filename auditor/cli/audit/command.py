@@ -74,7 +74,7 @@ def audit(
 ) -> None:
     """The command; its help is above."""
     if context.invoked_subcommand is not None:
-        context.auto_envvar_prefix = None  # each command below has its own, and names it not in its help
+        context.auto_envvar_prefix = None  # each command below has its own, and does not name it in its help
         _refuse_options(context)
         return
     shot = _shot(
@@ -147,14 +147,14 @@ app.command("resume")(audit_runs.resume)
 _OF_THIS_SIDE: Final = frozenset(
     {"kind", "dry_run", "wait", "wait_s", "at", "token_file", "ca", "client_cert", "client_key", "output"}
 )
-"""Options of ``run`` that keep their meaning with ``--at``, besides those of the run itself."""
+"""Options of ``run`` that keep their meaning with ``--at``, besides the options of the run itself."""
 
 
 def _sent_options(context: typer.Context, kind: RunKind) -> dict[str, bool | int | float]:
-    """The options to send to a service.
+    """Return the options to send to a service.
 
     Raises:
-        typer.BadParameter: a flag was given that cannot be sent, or that this kind of run does not have.
+        typer.BadParameter: a given flag cannot be sent, or does not exist for this kind of run.
     """
     from auditor.api.http.queries import RUN_OPTIONS
 
@@ -259,7 +259,7 @@ def _here(
 
 
 def _refuse_options(context: typer.Context) -> None:
-    """Options of the short form would be lost in front of a command."""
+    """Refuse options of the short form in front of a command, where they would have no effect."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

@@ -1,4 +1,4 @@
-"""``bkheal impact``: which namespaces and topics of Pulsar the findings of an audit concern, worst first."""
+"""``bkheal impact``: the namespaces and topics of Pulsar affected by the findings of an audit, worst first."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def impact(
     *,
     service: Service | None = None,
 ) -> None:
-    """List the topics of Pulsar that the findings of an audit concern, and what it means for them, worst first.
+    """List the topics of Pulsar affected by the findings of an audit, and the effect on them, worst first.
 
-    A topic is listed once for each severity, effect, component and subscription. With --at, the report is the one of
-    the auditor there.
+    A topic is listed once for each severity, effect, component and subscription. With --at, the report is read from the
+    auditor there.
 
     Example: `bkheal impact --namespace public/default`
     """

@@ -1,4 +1,4 @@
-"""Options of ``bkheal audit``, each in one place."""
+"""Options of ``bkheal audit``, each defined once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bkheal audit prepare``: an archive of Spark's Java classes, so that audits on this machine start faster."""
+"""``bkheal audit prepare``: an archive of Spark's Java classes, for a faster start of audits on this machine."""
 
 from __future__ import annotations
 

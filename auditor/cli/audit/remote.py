@@ -1,4 +1,4 @@
-"""A client of a running auditor service's HTTP face, for commands: start a run and wait for it, list, cancel.
+"""A client of a running auditor service's HTTP API, for commands: start a run and wait for it, list, cancel.
 
 Each request has a connection of its own: if several processes share one address, the next connection may reach the
 leader. Neither redirects nor the environment's proxies are followed: the token goes to the given address alone.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE: Final = "BKHEAL_TOKEN"  # noqa: S105  # a name
 RUNS_MAX: Final = 200
-"""Runs that a service lists."""
+"""Most runs in a service's list."""
 _EXPIRES_H_MAX: Final = 3650 * 24
 _APACHE: Final = "/api/v1/autorecovery/"
 """Answers there have the form of Apache's."""
@@ -49,7 +49,7 @@ class RemoteUnavailableError(TransientError):
 
 
 class RemoteNotLeaderError(RemoteUnavailableError):
-    """Every process that answered follows another one, or several change places."""
+    """Every answering process follows another one, or the leader changes repeatedly."""
 
 
 class RemoteStillWorkingError(RemoteUnavailableError):
@@ -82,18 +82,19 @@ class RemoteSettings:
     """``http://host:8080`` or ``https://host:8080``; a path before ``/api`` may follow."""
     token: str | None = field(default=None, repr=False)
     ca: Path | None = None
-    """PEM file of who signed the service's certificate; None: the system's authorities."""
+    """PEM file of the authority for the service's certificate; None: the system's authorities."""
     cert: Path | None = None
     """Client certificate, if the service requires one; ``key`` belongs to it."""
     key: Path | None = None
     allow_plaintext_token: bool = False
-    """Send the token over http to another machine as well. Anyone who sees the connection can then use it."""
+    """Send the token over http to another machine as well. Anyone with access to the traffic can then use it."""
     timeout_s: float = 35.0
     """For one answer; a little more than the service's own deadline."""
     leader_attempts: int = 10
-    """Connections to try for a request that only the leader answers, a second apart."""
+    """Connections to try for a request to the leader, a second apart."""
     work_patience_s: float = 1800.0
-    """How long to ask again for an answer that the service works on: a pass over all metadata of a large cluster."""
+    """How long to repeat a request while the service prepares the answer: a pass over all metadata of a large
+    cluster."""
     patience_s: float = 60.0
     """How long ``wait`` goes on while the service cannot be reached: a change of leader takes some seconds."""
 
@@ -116,7 +117,7 @@ class RemoteRun:
 
     @property
     def exit_code(self) -> int:
-        """What a command that waited for it ends with."""
+        """Return the exit code of a command after waiting for the run."""
         code = self.fields.get("exit_code")
         if isinstance(code, int):
             return code
@@ -146,8 +147,8 @@ class Remote:
         """Read the TLS files; nothing is sent.
 
         Raises:
-            ConfigurationError: the URL or the token is none, a file cannot be used, or the token would be sent in the
-                clear.
+            ConfigurationError: the URL or the token is invalid, a file cannot be used, or the token would be sent in
+                the clear.
         """
         self._settings = settings
         self._sleep = sleep
@@ -157,7 +158,7 @@ class Remote:
 
     @property
     def base(self) -> str:
-        """What the addresses of its requests begin with."""
+        """The first part of the addresses of its requests."""
         return self._base
 
     def status(self) -> Mapping[str, Any]:
@@ -173,7 +174,7 @@ class Remote:
         return [self._one({"run": item}) for item in items]
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """The document that answers a request; it is asked again while the service works on the answer.
+        """Return the document that answers a request; the request is repeated while the service prepares the answer.
 
         Raises:
             RemoteUnavailableError: no answer, or not now.
@@ -198,7 +199,7 @@ class Remote:
 
         Raises:
             RemoteUnavailableError: no answer, or not now.
-            RemoteRefusedError: no such run, or the token is missing, unknown or not enough.
+            RemoteRefusedError: there is no such run, or the token is missing, unknown or has too small a role.
         """
         return self._one(self._ask("GET", f"/api/v1/runs/{quote(run_id, safe='')}"))
 
@@ -214,7 +215,7 @@ class Remote:
             key: new for each intent; sent again with it, the request begins nothing twice.
 
         Raises:
-            RemoteBusyError: one of this kind is under way.
+            RemoteBusyError: a run of this kind is under way.
             RemoteNotLeaderError, RemoteUnavailableError, RemoteRefusedError: see there.
         """
         body = {"kind": kind.value, "dry_run": is_dry_run, **options}
@@ -248,7 +249,7 @@ class Remote:
 
         Args:
             run_id: which.
-            on_change: called with the run at first, and each time it looks different.
+            on_change: called with the run at first, and after each visible change.
             poll_s: how often to ask.
             deadline_s: how long to wait; None: as long as it takes.
 
@@ -305,7 +306,7 @@ class Remote:
     ) -> Mapping[str, Any]:
         import httpx  # a tenth of a second, for commands with --at alone
 
-        # A compressed answer would be larger than what is counted.
+        # A compressed answer would be larger than the counted bytes.
         sent = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
         if self._settings.token:
             sent["Authorization"] = f"Bearer {self._settings.token}"
@@ -370,10 +371,10 @@ class Remote:
 
 
 def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str | None:
-    """The token to send: of the file, else of ``$BKHEAL_TOKEN``, else none.
+    """Return the token to send: of the file, else of ``$BKHEAL_TOKEN``, else none.
 
     Raises:
-        ConfigurationError: the file cannot be read, or what was found is not a token.
+        ConfigurationError: the file cannot be read, or the text found is not a token.
     """
     if token_file is not None:
         try:
@@ -403,11 +404,11 @@ def auditor_token(
 ) -> None:
     """Make an API token: the secret for its user, and the line for the service's tokens file.
 
-    The secret goes to standard output, the line to standard error, so that each can be sent to its place:
+    The secret goes to standard output and the line to standard error, so each can be redirected to its file:
 
         bkheal auditor-token alice --role operate >alice.token 2>>tokens
 
-    The service reads the file again when it changed. The user gives the secret in $BKHEAL_TOKEN or --token-file.
+    The service reads the file again after a change. The user passes the secret in $BKHEAL_TOKEN or --token-file.
     """
     made = make_token(name, role, _expiry_ms(expires))
     if output is OutputFormat.JSON:
@@ -433,10 +434,10 @@ def _expiry_ms(expires: str) -> int:
 
 
 def base_url(settings: RemoteSettings) -> str:
-    """What the addresses of requests begin with: the URL without a user name, a query and a fragment.
+    """Return the first part of the addresses of requests: the URL without a user name, a query and a fragment.
 
     Raises:
-        ConfigurationError: the URL or the token is none, or the token would be sent in the clear.
+        ConfigurationError: the URL or the token is invalid, or the token would be sent in the clear.
     """
     import httpx
 
@@ -460,13 +461,13 @@ def base_url(settings: RemoteSettings) -> str:
 
 
 def tls_context(settings: RemoteSettings, base: str) -> ssl.SSLContext:
-    """How to verify the server at ``base``.
+    """Return the TLS context to verify the server at ``base``.
 
     Raises:
         ConfigurationError: a TLS file cannot be used.
     """
     if base.startswith("http:"):
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used; it trusts nobody
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used; it trusts no authority
     try:
         context = ssl.create_default_context(cafile=settings.ca)
         if settings.cert is not None:

@@ -1,4 +1,4 @@
-"""``bkheal report``: what audits found, from the reports that they left on disk or with a running service.
+"""``bkheal report``: the findings of audits, from their reports on disk or at a running service.
 
 Needs neither Spark nor a cluster.
 """
@@ -44,7 +44,7 @@ def list_reports(
     *,
     service: Service | None = None,
 ) -> None:
-    """List the runs that left a report, the newest first. With --at, those whose report is with that auditor."""
+    """List the runs with a report, the newest first. With --at, the runs with a report at this auditor."""
     rows = reports_there(service, limit) if service else _listed(report_dir, limit)
     where = "with the service" if service else f"in {report_dir.absolute()}"
     print_page(
@@ -88,7 +88,7 @@ def show(
     *,
     service: Service | None = None,
 ) -> None:
-    """Show what a run found; as JSON, the document that it left."""
+    """Show the findings of a run; as JSON, the document of its report."""
     from spark_jobs.report.console import table
     from spark_jobs.report.history import find
     from spark_jobs.report.page.advice import environment, next_steps
@@ -121,9 +121,9 @@ def compare(
     *,
     service: Service | None = None,
 ) -> None:
-    """Show what changed between two runs of one check on one cluster.
+    """Show the changes between two runs of one check on one cluster.
 
-    With one run, that one is compared with the latest; with none, the latest with the complete one before it.
+    A single run is compared with the latest; without arguments, the latest is compared with the complete one before it.
     """
     from spark_jobs.report.diff import diff
     from spark_jobs.report.history import NoSuchReportError
@@ -166,7 +166,7 @@ def fetch(
     report_dir: ReportDirOption = Path("reports"),
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of newest reports to check.")] = 50,
 ) -> None:
-    """Copy the reports that this machine lacks from a store, and add them to the tables of all runs.
+    """Copy the reports missing on this machine from a store, and add them to the tables of all runs.
 
     After that, every command about reports works with them. Example: `bkheal report fetch s3://bkheal/reports`
     """

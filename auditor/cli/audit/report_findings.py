@@ -49,7 +49,7 @@ def findings(
     *,
     service: Service | None = None,
 ) -> None:
-    """List the findings of a run by ledger, with filters, in pages; with --since those of all runs, the newest first.
+    """List the findings of a run by ledger, or with --since of all runs, the newest first; with filters, in pages.
 
     Example: `bkheal report findings --severity no_live_copy --since 7d --output jsonl`
     """
@@ -138,7 +138,7 @@ def _findings_since_there(
     limit: int,
     after: str | None,
 ) -> dict[str, Any]:
-    """As ``_findings_since``, of the reports that the service still has."""
+    """As ``_findings_since``, of the reports still available at the service."""
     from spark_jobs.report.finding_filter import cursor_of
 
     first, slash, within = (after or "").partition("/")

@@ -11,7 +11,7 @@ import typer
 from bookie.model.severity import Severity
 
 SeverityName = StrEnum("SeverityName", [(level.name, level.label) for level in Severity])  # type: ignore[misc]
-"""The severities as documents name them."""
+"""The severities by their names in documents."""
 
 ReportDirOption = Annotated[
     Path,

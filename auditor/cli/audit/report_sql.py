@@ -50,8 +50,8 @@ def sql(
 ) -> None:
     """Ask in SQL about the runs, the findings and the bookies of all reports.
 
-    The language is that of DuckDB. Nothing can be changed, and only the tables can be read. Times are in UTC. The
-    tables and their columns are in docs/reports.md.
+    The dialect is DuckDB's. Nothing can be changed, and only the tables can be read. Times are in UTC. The tables and
+    their columns are in docs/reports.md.
 
     Example: `bkheal report sql "SELECT day, count(*) FROM findings WHERE severity = 'critical' GROUP BY day"`
     """

@@ -18,11 +18,11 @@ _WHOLE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}")
 """Ids of ``bookie.model.run.new_run_id``."""
 _PAGE: Final = 100
 _LOOKED_AT_MAX: Final = 2_000
-"""Reports that are looked at in search of one."""
+"""Most reports examined in a search for one."""
 
 
 def reports_there(service: Service, limit: int) -> list[dict[str, Any]]:
-    """The newest reports of a service, as the members of their summaries that lists show.
+    """Return the newest reports of a service, with the members of their summaries used in lists.
 
     A report that the service cannot read is left out, as in a directory.
     """
@@ -41,7 +41,7 @@ def rows_there(service: Service) -> Iterator[dict[str, Any]]:
 
 
 def latest_there(service: Service) -> str:
-    """The id of the newest run that left a report with a service.
+    """Return the id of the newest run with a report at a service.
 
     Raises:
         typer.BadParameter: there is none.
@@ -52,10 +52,10 @@ def latest_there(service: Service) -> str:
 
 
 def run_there(service: Service, name: str) -> str:
-    """The id of the run with an id, with the only id that begins like this, or of the latest.
+    """Return the id of the named run: its id or a unique prefix of it, or the latest run.
 
     Raises:
-        typer.BadParameter: there is none, or several ids begin like this.
+        typer.BadParameter: there is no such run, or several ids have this prefix.
     """
     if name == LATEST:
         return latest_there(service)
@@ -69,7 +69,7 @@ def run_there(service: Service, name: str) -> str:
             found.append(str(row["run_id"]))
     if len(found) > 1:
         raise typer.BadParameter(f"{len(found)} runs begin with {name!r}: {', '.join(found[:4])}")
-    return found[0] if found else name  # another auditor may have a report that this one does not list
+    return found[0] if found else name  # another auditor may have a report missing in this list
 
 
 def summary_there(service: Service, run_id: str) -> RunSummary:
@@ -86,7 +86,7 @@ def summary_there(service: Service, run_id: str) -> RunSummary:
 
 
 def earlier_there(service: Service, later: RunSummary) -> RunSummary | None:
-    """What to compare a run with: see ``spark_jobs.report.history.earlier_than``."""
+    """Return the run to compare with: see ``spark_jobs.report.history.earlier_than``."""
     from spark_jobs.report.history import is_whole
 
     for row in _rows(service, _PAGE, after=later.run_id):
@@ -101,7 +101,7 @@ def earlier_there(service: Service, later: RunSummary) -> RunSummary | None:
 
 
 def _rows(service: Service, page: int, after: str | None = None) -> Iterator[dict[str, Any]]:
-    """The newest rows first, asked for in pages, ``_LOOKED_AT_MAX`` at most."""
+    """Yield the rows, the newest first, requested in pages, ``_LOOKED_AT_MAX`` at most."""
     seen = 0
     while seen < _LOOKED_AT_MAX:
         answer = service.ask("GET", "/reports", {"limit": min(page, _PAGE), "after": after})

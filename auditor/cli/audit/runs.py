@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RECORDS_MAX: Final = 500
-"""Runs that are read in search of those of one kind."""
+"""Most runs read in a search for those of one kind."""
 
 
 def list_runs(
@@ -45,7 +45,7 @@ def list_runs(
     client_cert: opt.ClientCertOption = None,
     client_key: opt.ClientKeyOption = None,
 ) -> None:
-    """List the newest runs of all processes, as ZooKeeper has them. A service lists at most 200."""
+    """List the newest runs of all processes, as recorded in ZooKeeper. A service lists at most 200."""
     if at:
         remotes = services(at, token_file, ca, client_cert, client_key)
         documents = [dict(each.fields) for each in first_answer(remotes, lambda remote: remote.runs(limit, kind))]
@@ -106,7 +106,7 @@ def cancel(
     client_cert: opt.ClientCertOption = None,
     client_key: opt.ClientKeyOption = None,
 ) -> None:
-    """End a run within seconds, between two batches of marking. What it marked stays.
+    """End a run within seconds, between two batches of marking. Its marks stay.
 
     Without --at the request is left in ZooKeeper for the process of the run, a service or a command.
     """
@@ -136,8 +136,8 @@ def pause(
 ) -> None:
     """Hold a run of a service between two chunks, or with --kind the schedule of a check, for a limited time.
 
-    The pause of a run ends by itself after the time of the auditor's option --pause-s, an hour by default; that of a
-    schedule after --for, or after the same time. Another pause extends it. The audit after the loss of a bookie is
+    The pause of a run ends by itself after the time of the auditor's option --pause-s, an hour by default; the pause of
+    a schedule after --for, or after the same time. Another pause extends it. The audit after the loss of a bookie is
     never paused. A schedule can be paused without --at: the auditors read the pause from ZooKeeper.
     """
     remotes = services(at, token_file, ca, client_cert, client_key)
@@ -189,7 +189,7 @@ def start(
     wait_s: float,
     is_json: bool,
 ) -> int:
-    """Start a run at the first auditor that can, and return the exit code: of the run, if it is waited for."""
+    """Start a run at the first available auditor, and return the exit code: the run's, if the command waits for it."""
     from auditor.cli.audit.remote import RemoteBusyError
 
     key = uuid.uuid4().hex  # one intent, carried out by either
@@ -253,7 +253,7 @@ def _change(remotes: Sequence[Remote], run_id: str, state: RunState) -> None:
 
 
 def first_answer(remotes: Sequence[Remote], ask: Callable[[Remote], T]) -> T:
-    """The answer of the first that can give one; the last error if none can."""
+    """Return the answer of the first service able to give one; raise the last error if none is."""
     from auditor.cli.audit.remote import RemoteUnavailableError
 
     for remote in remotes[:-1]:

@@ -1,4 +1,4 @@
-"""``bkheal audit shadow``: our bookies check as a dry run, compared with what the cluster's own auditor has marked."""
+"""``bkheal audit shadow``: our bookies check as a dry run, compared with the marks of the cluster's own auditor."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _compared(shot: OneShot, rows_max: int, settle_s: float) -> tuple[AuditResul
     with shown_progress() as progress:
 
         def then(spark: Any, result: AuditResult, gate: Gate) -> None:
-            from spark_jobs.shadow.run import compare  # imports Spark, which has to wait for its environment
+            from spark_jobs.shadow.run import compare  # imports Spark, which must wait for its environment
 
             if result.summary.held_because is None:
                 clock = SystemClock()
@@ -126,7 +126,7 @@ def _compared(shot: OneShot, rows_max: int, settle_s: float) -> tuple[AuditResul
 
 
 def exit_code(result: AuditResult, found: Shadow) -> int:
-    """Of the run, unless that is 0 and there are differences that are not explained."""
+    """Return the run's exit code, unless it is 0 and there are unexplained differences."""
     code = int(result.exit_code())
     return code if code != ExitCode.OK or not found.unexplained else ExitCode.FAILED
 

@@ -1,4 +1,4 @@
 """Commands about the cluster: status, bookies, drains, recovery and dead letters.
 
-``changing`` holds what the commands that change something share: confirmation and output.
+``changing`` has the common parts of the commands that change something: confirmation and output.
 """

@@ -1,9 +1,9 @@
 """Requests to the admin APIs of other programs, Pulsar's and a bookie's, for commands.
 
-The token goes to the given address, and beyond it only where a redirect may lead: to the same request at another
-address, never from https to http, and with a token never to another machine in the clear. Pulsar's brokers redirect to
-the broker that serves a topic. Each request has one deadline for all its redirects, and a bounded answer. No error has
-the token in it, even if the other side repeats it.
+The token goes to the given address, and otherwise only to permitted targets of redirects: to the same request at
+another address, never from https to http, and with a token never to another machine in the clear. Pulsar's brokers
+redirect to the broker of a topic. Each request has one deadline for all its redirects, and a bounded answer. No error
+contains the token, even if the other side repeats it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ REDIRECTS_MAX: Final = 5
 ANSWER_BYTES_MAX: Final = 64 << 10
 """Errors have a sentence, other answers a few fields."""
 _SAID_MAX: Final = 300
-"""Characters of an answer that an error repeats."""
+"""Most characters of an answer repeated in an error."""
 _TRY_LATER: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class AdminUnavailableError(TransientError):
-    """Nothing was asked, or the answer was that it cannot be done now."""
+    """No request was sent, or the answer was that it cannot be carried out now."""
 
 
 class AdminOutcomeUnknownError(OutcomeUnknownError):
-    """There was no answer in time, or none that is complete; the request may have taken effect."""
+    """There was no complete answer in time; the request may have taken effect."""
 
 
 class AdminConflictError(ConflictError):
@@ -45,7 +45,7 @@ class AdminConflictError(ConflictError):
 
 
 class AdminRefusedError(PermanentError):
-    """The request was refused, or the server is not the one that was meant."""
+    """The request was refused, or the server is not the intended one."""
 
 
 class AdminLoginError(AdminRefusedError):
@@ -54,10 +54,10 @@ class AdminLoginError(AdminRefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server answered."""
+    """The answer of a server."""
 
     url: str
-    """The address that answered, without a query."""
+    """The answering address, without a query."""
     status: int
     said: str
     """Its reason, ready for a sentence; empty if it gave none."""
@@ -67,7 +67,7 @@ class Answer:
     """Whether the body is a JSON array."""
 
     def error(self, what: str) -> BkhealError:
-        """The error for this answer, which is not the expected one; ``what`` is what was not done."""
+        """Return the error for this unexpected answer; ``what`` names the operation that was not carried out."""
         text = f"{what}: {self.url} answered {self.status}{f': {self.said}' if self.said else ''}"
         if self.status == 401:
             return AdminLoginError(text)
@@ -87,8 +87,8 @@ class AdminClient:
         """Read the TLS files; nothing is sent.
 
         Raises:
-            ConfigurationError: the URL or the token is none, a file cannot be used, or the token would be sent in the
-                clear.
+            ConfigurationError: the URL or the token is invalid, a file cannot be used, or the token would be sent in
+                the clear.
         """
         self._token = settings.token
         self._timeout_s = settings.timeout_s
@@ -110,18 +110,18 @@ class AdminClient:
             await self._http.aclose()
 
     async def ask(self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None) -> Answer:
-        """Send a request; the answer is of any status but a redirect.
+        """Send a request; the answer has any status except a redirect.
 
         Args:
             method: of HTTP.
             path: below the address, encoded.
-            what: begins the sentence of an error; what was not done.
+            what: the operation that was not carried out; the beginning of an error's sentence.
             body: a JSON document.
 
         Raises:
-            AdminUnavailableError: no connection; nothing was asked.
+            AdminUnavailableError: no connection; no request was sent.
             AdminOutcomeUnknownError: no complete answer.
-            AdminRefusedError: a redirect that is not followed, or an answer that is too large.
+            AdminRefusedError: a redirect that is not followed, or too large an answer.
         """
         import httpx
 
@@ -143,7 +143,7 @@ class AdminClient:
 
     async def _follow(self, method: str, url: str, path: str, what: str, body: Mapping[str, Any] | None) -> Answer:
         assert self._http is not None, "enter the client first"
-        # A compressed answer would be larger than what is counted.
+        # A compressed answer would be larger than the counted bytes.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -168,18 +168,18 @@ class AdminClient:
         return Answer(url, status, self._clean(said), document, isinstance(found, list))
 
     def _clean(self, text: str, length: int = _SAID_MAX) -> str:
-        """A foreign text in one line, of a bounded length and without the token."""
+        """Return a foreign text in one line, with a bounded length and without the token."""
         if self._token:
             text = text.replace(self._token, "[token]")
         return printable(" ".join(text.split()))[:length]
 
 
 def redirected(at: str, location: str, path: str, *, has_token: bool) -> str:
-    """Return the address that a redirect leads to (pure).
+    """Return the target address of a redirect (pure).
 
     Args:
-        at: the address that redirects.
-        location: where to.
+        at: the redirecting address.
+        location: the target in the redirect.
         path: of the request.
         has_token: whether the request has a token.
 

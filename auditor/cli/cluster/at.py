@@ -1,4 +1,4 @@
-"""``--at URL`` for commands about a cluster: the auditor there does the work, so no way to ZooKeeper is needed."""
+"""``--at URL`` for commands about a cluster: the auditor there does the work, so no access to ZooKeeper is needed."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Service:
     def ask(
         self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The document that answers a request, without its ``apiVersion`` and ``kind``.
+        """Return the document that answers a request, without its ``apiVersion`` and ``kind``.
 
         Args:
             method: of HTTP.
             path: below ``/api/v1``.
-            query: parameters; those that are None are left out, a sequence is repeated.
+            query: parameters; None values are left out, a sequence is repeated.
             body: of the request.
 
         Raises:
@@ -52,12 +52,12 @@ class Service:
         return document
 
     def document(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The whole document that answers a request for a path of the server. Raises as ``ask``."""
+        """Return the whole document that answers a request for a path of the server. Raises as ``ask``."""
         return dict(first_answer(self._remotes, lambda remote: remote.ask(method, path, body)))
 
     @property
     def base(self) -> str:
-        """The URL of the first of them, without a user name."""
+        """Return the URL of the first auditor, without a user name."""
         return self._remotes[0].base
 
 

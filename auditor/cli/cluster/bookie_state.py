@@ -1,7 +1,8 @@
 """Making an Apache bookie read-only through its HTTP server, before it is drained.
 
-The server does not report whose it is. So the change counts only after the bookie itself is registered as read-only. If
-it is not, the address is another bookie's, which is made writable again: a wrong address takes no bookie away.
+The server does not report which bookie it belongs to. So the change counts only after the bookie itself is registered
+as read-only. If it is not, the address is another bookie's, which is made writable again: a wrong address takes no
+bookie out of service.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 REQUEST_S: Final = 20.0
 """The bookie changes its registration before it answers."""
 _REGISTERED_S: Final = 10.0
-"""For the registration to appear here."""
+"""The time until the registration appears here."""
 _LOOK_S: Final = 0.25
 _PATH: Final = "/api/v1/bookie/state/readonly"
 
@@ -52,9 +53,9 @@ async def make_read_only(admin: AdminClient, bookie: BookieId, registrations: Re
 async def make_all_read_only(
     servers: Mapping[BookieId, AdminClient], registrations: Registrations, clock: Clock, note: Callable[[str], None]
 ) -> None:
-    """As ``make_read_only``, of all of these or none: if one fails, the others are made writable again (R75).
+    """Make all of these bookies read-only, or none: if one fails, the others are made writable again (R75).
 
-    ``note`` receives a sentence about each of those.
+    For each bookie see ``make_read_only``. ``note`` receives a sentence about each one made writable again.
 
     Raises:
         AdminRefusedError, AdminUnavailableError, AdminOutcomeUnknownError, StoreUnavailableError: see
@@ -72,9 +73,9 @@ async def make_all_read_only(
 
 
 def http_address(info: ServiceInfo | None) -> str:
-    """Return the address of the HTTP server that an Apache bookie is registered with; empty if there is none (pure).
+    """Return the address of the HTTP server in an Apache bookie's registration; empty if there is none (pure).
 
-    The host of the registration is the one that the server listens on. If that is any, the bookie's own host counts.
+    The host of the registration is the server's listening address. If it is the wildcard, the bookie's own host counts.
     """
     server = info.endpoint(PROTOCOL_HTTP) if info is not None else None
     if info is None or server is None or not 0 < server.port <= 65535:
@@ -97,7 +98,7 @@ async def _undone(admin: AdminClient) -> str:
 
 
 async def _state(admin: AdminClient, method: str, what: str, *, is_read_only: bool | None = None) -> bool:
-    """Whether the bookie there is read-only; after a change if ``is_read_only`` is given."""
+    """Return whether the bookie there is read-only; after a change if ``is_read_only`` is given."""
     answer = await admin.ask(method, _PATH, what, None if is_read_only is None else {"readOnly": is_read_only})
     found = (answer.document or {}).get("readOnly")
     if answer.status != 200 or not isinstance(found, bool) or is_read_only not in (None, found):

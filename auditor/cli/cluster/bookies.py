@@ -34,7 +34,7 @@ def bookies(
 ) -> None:
     """List bookies: every one that ever joined, its state, address and disk.
 
-    With --at, the figures are those that the auditor has, at most 15 seconds old.
+    With --at, the figures are the auditor's, at most 15 seconds old.
     """
     rows = _bookies_there(service) if service else run(_bookies(metadata_uri(uri, config)))
     print_page(
@@ -75,9 +75,9 @@ def move_state(
 ) -> None:
     """Move bkheal's own state to another state root. Stop all processes of bkheal first.
 
-    The present root is that of this call (--state-root before the command). Running auditors, replicators, audits and
-    bookies of bkheal are refused; Apache's auditors have to be stopped as well. Until the move has ended, no process
-    starts. If it is interrupted, call it again.
+    The present root is the one of this call (--state-root before the command). Running auditors, replicators, audits
+    and bookies of bkheal are refused; Apache's auditors have to be stopped as well. No process starts before the end of
+    the move. Repeat the command if it was interrupted.
 
     Example: `bkheal --state-root /bkheal cluster move-state /pulsar/bkheal`
     """
@@ -93,7 +93,7 @@ def _bookies_there(service: Service) -> list[dict[str, Any]]:
 
 
 def _row_of(view: dict[str, Any], draining: set[str]) -> dict[str, Any]:
-    """The row of a bookie, of the service's description of it, which has no incarnation and no reason of silence."""
+    """Return a bookie's row from the service's description, which has no incarnation and no reason of silence."""
     is_draining = view["state"] != "lost" and view["bookie_id"] in draining
     endpoint = f"{view['protocol']}://{view['host']}:{view['port']}" if view["protocol"] else None
     return {
@@ -143,7 +143,7 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
 
 
 def _why_silent(reply: InfoReply | None) -> str | None:
-    """The reason why a bookie gave no answer; None if it gave one, or was not asked."""
+    """Return the reason why a bookie gave no answer; None if it answered, or was not asked."""
     if reply is None or reply.info is not None:
         return None
     return f"{reply.status.name}, {reply.detail}" if reply.detail else reply.status.name

@@ -1,4 +1,4 @@
-"""``bkheal underreplicated boost``: have ledgers repaired before others with as few copies."""
+"""``bkheal underreplicated boost``: repair ledgers before others with as few copies."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ def changes(
     *,
     service: Service | None = None,
 ) -> None:
-    """List what operators asked for, the newest first: when, who, by which way, and what.
+    """List the changes requested by operators, the newest first: when, who, by which interface, and what.
 
-    A record is written before its change, so a change that failed is listed as well. About 1000 records are kept.
-    Changes by Apache's tools are not recorded.
+    A record is written before its change, so a failed change is listed as well. About 1000 records are kept. Changes by
+    Apache's tools are not recorded.
     """
     page = service.ask("GET", "/changes", {"limit": limit}) if service else run(_list(metadata_uri(uri, config), limit))
     print_page(

@@ -1,4 +1,4 @@
-"""What the commands that change a cluster share: options, asking first, and refusals with the same exit codes."""
+"""The common parts of commands that change a cluster: options, confirmation, and refusals with the same exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def bookie_ids(names: Sequence[str]) -> tuple[BookieId, ...]:
-    """The bookies of a command line, each once."""
+    """Return the bookies of a command line, each once."""
     return tuple(dict.fromkeys(bookie_id(name) for name in names))
 
 
@@ -54,12 +54,12 @@ def _is_terminal() -> bool:
 
 
 def whoami() -> str:
-    """User and host, for people who later ask who did that."""
+    """Return user and host, for the record of a change."""
     return f"{user_name()}@{socket.gethostname()}"
 
 
 def refuse(reason: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
-    """End the command: nothing was done, and why."""
+    """End the command with the reason; nothing was done."""
     print_error(reason)
     raise typer.Exit(code)
 
@@ -74,7 +74,7 @@ def show(output: OutputFormat, kind: str, document: dict[str, Any], lines: Seque
 
 
 def age_s(epoch_ms: int) -> int:
-    """Whole seconds since then."""
+    """Return the whole seconds since a time."""
     return max(0, int(time.time() - epoch_ms / 1000))
 
 

@@ -1,4 +1,4 @@
-"""``bkheal collection``: garbage collections that bookies hold back because too much would be deleted."""
+"""``bkheal collection``: garbage collections held back by bookies because too much would be deleted."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def list_held(
     config: ConfigOption = None,
     output: StreamOutputOption = StreamFormat.TABLE,
 ) -> None:
-    """List the bookies that hold a garbage collection back, and what is allowed.
+    """List the bookies that hold a garbage collection back, and the allowances.
 
-    A bookie deletes nothing if more than half of its ledgers (`--collect-ratio-max`) would go: if the metadata of the
-    ledgers was lost by accident, the entries are needed to restore them.
+    A bookie deletes nothing if more than half of its ledgers (`--collect-ratio-max`) would be deleted: if the metadata
+    of the ledgers was lost by accident, the entries are needed to restore them.
 
     Exit codes: 0 listed, 2 wrong usage, 3 the store did not answer.
     """
@@ -71,11 +71,11 @@ def allow(
     ] = None,
     is_sure: YesOption = False,
 ) -> None:
-    """Allow a bookie to delete the ledgers that it holds back.
+    """Allow a bookie to delete the ledgers it holds back.
 
     Allow it only if these ledgers were deleted on purpose, or moved to other bookies. The bookie goes on with its next
-    collection, which begins within `--collect-interval`, without a restart. It still judges each ledger on its own: it
-    deletes those that have no metadata in two reads under one mark, and closed ones that neither name nor reserve it.
+    collection, which begins within `--collect-interval`, without a restart. It still checks each ledger by itself: it
+    deletes ledgers without metadata in two reads under one mark, and closed ones that neither name nor reserve it.
 
     Exit codes: 0 allowed, 1 refused: the bookie holds nothing back (nothing was changed), 2 wrong usage, 3 the store
     did not answer.
@@ -106,7 +106,7 @@ def deny(
 ) -> None:
     """Withdraw an allowance, and remove the record of the bookie.
 
-    A collection that goes on already is not interrupted. A bookie that still holds ledgers back records it again.
+    A running collection is not interrupted. A bookie that still holds ledgers back records it again.
 
     Exit codes: 0 withdrawn, or there was none, 2 wrong usage, 3 the store did not answer.
     """

@@ -1,4 +1,4 @@
-"""``bkheal dead-letters``: tasks that replicators have set aside, why, and what an operator can decide about them."""
+"""``bkheal dead-letters``: tasks set aside by replicators, the reasons, and the decisions of operators about them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SureOption = Annotated[
 ]
 
 _WHY_MAX: Final = 500
-"""Characters of an operator's reason that are recorded."""
+"""Largest number of recorded characters of an operator's reason."""
 
 
 @app.command("list")
@@ -110,7 +110,7 @@ def show_parked(
     *,
     service: Service | None = None,
 ) -> None:
-    """Show all that is known of one parked task, and what would help."""
+    """Show all facts about one parked task, and what would help."""
     page = _page(service, uri, config, 1, ledger - 1 if ledger else None, None)
     row = next((row for row in page["items"] if row["ledger_id"] == ledger), None)
     if row is None:
@@ -136,11 +136,11 @@ def retry(
     *,
     service: Service | None = None,
 ) -> None:
-    """Have replicators try parked tasks again: by ledger, by reason, or all. They are parked again if it is no use.
+    """Have replicators try parked tasks again: by ledger, by reason, or all. Another failure parks them again.
 
-    Exit codes: 0 done (or nothing to do), 1 one of the ledgers is not parked, 2 none was chosen, 3 no answer.
+    Exit codes: 0 done (or nothing to do), 1 one of the ledgers is not parked, 2 no task was chosen, 3 no answer.
 
-    Example, after a disk was mended: `bkheal dead-letters retry --reason unreadable_entries --yes`
+    Example, after the repair of a disk: `bkheal dead-letters retry --reason unreadable_entries --yes`
     """
     if not ledgers and reason is None and not is_all:
         raise typer.BadParameter("name ledgers, or use --reason or --all")
@@ -178,15 +178,15 @@ def accept_loss(
     *,
     service: Service | None = None,
 ) -> None:
-    """Accept that the entries of dead letters that have no live copy are lost, and close the tasks.
+    """Accept the loss of the entries of dead letters without a live copy, and close the tasks.
 
     The record contains who accepted it, when, why, and the fragments, positions and bookies. Metadata and entries stay
     as they are. Audits then report the ledger as "loss accepted", and mark it again only if it loses anything else, or
-    if one of these bookies returns. An entry that shares a position with a lost one keeps only the copies that it has.
+    if one of these bookies returns. An entry that shares a position with a lost one keeps only its present copies.
 
-    An entry can be accepted as lost if each of its bookies is lost, or is registered and denies it. A ledger that lacks
-    other copies too keeps its task: when they are made, it is parked again, and this command closes the task. Repeating
-    the command is safe. `bkheal dead-letters drop` withdraws an accepted loss.
+    An entry can be accepted as lost if each of its bookies is lost, or is registered and denies it. A ledger that also
+    lacks other copies keeps its task: after these are made, it is parked again, and this command closes the task.
+    Repeating the command is safe. `bkheal dead-letters drop` withdraws an accepted loss.
 
     Exit codes: 0 accepted, also before, 1 refused, 2 wrong usage, 3 the store did not answer, 75 a worker holds a lock.
     If one ledger is refused before the confirmation, nothing is changed.
@@ -214,9 +214,9 @@ def drop(
 ) -> None:
     """Remove dead letters and their tasks without accepting a loss, for instance before the ledger is deleted.
 
-    The next audit marks the ledger again if it still lacks copies. If the loss of the ledger was accepted and it has
-    no task, the acceptance is withdrawn. Metadata and entries stay as they are. Who dropped it is recorded. Repeating
-    the command is safe.
+    The next audit marks the ledger again if it still lacks copies. If the loss of the ledger was accepted and it has no
+    task, the acceptance is withdrawn. Metadata and entries stay as they are. The operator is recorded. Repeating the
+    command is safe.
 
     Exit codes: 0 dropped, also before, 1 refused, 2 wrong usage, 3 the store did not answer, 75 a worker holds a lock.
     If one ledger is refused before the confirmation, nothing is changed.
@@ -237,7 +237,7 @@ def _page(
     after: int | None,
     reason: ParkReason | None,
 ) -> dict[str, Any]:
-    """A page of ``limit`` dead letters; a service gives smaller ones, which are joined."""
+    """Return a page of ``limit`` dead letters; the smaller pages of a service are joined."""
 
     def ask(size: int, begin: int | None) -> dict[str, Any]:
         if service is None:
@@ -339,7 +339,7 @@ def _decided_there(
     is_dry_run: bool,
     is_sure: bool,
 ) -> dict[str, Any]:
-    """Ask a service what it would do, then the operator, then the service to do it."""
+    """Request a dry run from a service, ask the operator, and then request the change."""
     if len(ledgers) > AT_ONCE_MAX:
         raise typer.BadParameter(f"with --at, name at most {AT_ONCE_MAX} ledgers")
     asked: dict[str, Any] = {"ledgers": ledgers, "reason": reason}

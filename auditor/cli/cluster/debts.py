@@ -1,4 +1,4 @@
-"""``bkheal debts``: ledgers with copies that repair had to put where the placement policy forbids them."""
+"""``bkheal debts``: ledgers with copies that repair had to put in places forbidden by the placement policy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def list_debts(
 ) -> None:
     """List the ledgers with copies that repair had to put in a bad place, because no better bookie was registered.
 
-    No entry is at risk for this alone. Replicators move the copies by themselves when bookies register or the topology
+    This alone puts no entry at risk. Replicators move the copies by themselves when bookies register or the topology
     changes, and a better place appears. Then the ledger is marked (`bkheal underreplicated list`), and the debt ends
     with the move. A debt whose ledger was moved or deleted in another way ends within ten minutes.
 

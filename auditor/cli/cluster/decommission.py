@@ -1,4 +1,4 @@
-"""``bkheal decommission``: forget bookies that are stopped and that no ledger needs any more."""
+"""``bkheal decommission``: remove the records of bookies that are stopped and that no ledger needs any more."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def decommission(
 ) -> None:
     """Take bookies out of the cluster permanently: delete their cookies, and end their drains.
 
-    Refused while one of them is running, and while any ledger names one: nothing is lost by it. Doing it again is safe.
-    The history of its disks is kept, so that a later bookie of that name is known to be another one.
+    Refused while one of them is running, and while any ledger names one, so nothing is lost. Repeating it is safe. The
+    history of a bookie's disks is kept, so a later bookie of the same name is recognized as another one.
 
-    Exit codes: 0 done, or nothing was left to do (with --dry-run: would be), 1 refused, 3 the store did not answer,
-    5 refused because some metadata cannot be read and may name it.
+    Exit codes: 0 done, or nothing was left to do (with --dry-run: would be), 1 refused, 3 the store did not answer, 5
+    refused because some metadata cannot be read and may name one of them.
 
     Example: `bkheal drain status bookie-2:3181 --wait`, stop the process, `bkheal decommission bookie-2:3181`
     """
@@ -89,7 +89,7 @@ async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: boo
             for bookie in bookies:
                 if (cookie := stored[bookie]) is not None:
                     await cookies.delete(bookie, cookie.version)
-            # A bookie that started just now got past its cookie: then the drain stays, and keeps ledgers away from it.
+            # A bookie that started just now got past its cookie: then the drain stays, and no ledgers are placed on it.
             await _refuse_running(client, bookies)
             for bookie in bookies:
                 await downs.forget(bookie)

@@ -1,4 +1,4 @@
-"""``bkheal doctor``: what would fail from this machine, and what to do next."""
+"""``bkheal doctor``: the operations that would fail from this machine, and what to do next."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def doctor(
         ),
     ] = None,
 ) -> None:
-    """Check what bkheal needs from this machine, and show what would fail and what to do.
+    """Check everything that bkheal needs from this machine, and show what would fail and what to do.
 
     The configuration file; each ZooKeeper server; the cluster and its layout; the permission to write in each part of
-    the tree that bkheal writes; the clock; every registered bookie, with the TLS and login settings of this call; and
+    the tree written by bkheal; the clock; every registered bookie, with the TLS and login settings of this call; and
     ports.
 
-    Nothing of the cluster is changed: permissions are tested by transactions that are refused in any case. Only
-    `doctor` below the state root (`/bkheal`) is written, to compare the clock.
+    Nothing in the cluster is changed: permissions are tested by transactions that always fail. Only `doctor` below the
+    state root (`/bkheal`) is written, to compare the clock.
 
     Exit codes: 0 nothing would fail (there may be warnings), 1 something would, 3 ZooKeeper did not answer, 78 the
     configuration or the cluster at this address cannot be used.
@@ -71,7 +71,7 @@ def doctor(
 
 
 def _cluster_checks(uri: str | None, config: Any, checks: list[Checked]) -> ExitCode:
-    """Add what concerns ZooKeeper and the cluster; the exit code if that ended early."""
+    """Add the checks of ZooKeeper and the cluster; return the exit code of an early end."""
     try:
         target = metadata_uri(uri, config)
         hosts = parse_uri(target).hosts
@@ -103,7 +103,7 @@ async def _examined(uri: str, checks: list[Checked]) -> None:
 
 
 async def _server_checks(hosts: str) -> list[Checked]:
-    """Whether each ZooKeeper server accepts a connection. A client needs one; a failover needs the others."""
+    """Check whether each ZooKeeper server accepts a connection. A client needs one; a failover needs the others."""
 
     async def look(address: str) -> Checked:
         host, _, port = address.rpartition(":")

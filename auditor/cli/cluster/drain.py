@@ -1,4 +1,4 @@
-"""``bkheal drain``: empty bookies while they go on serving, so that they can be stopped and taken out."""
+"""``bkheal drain``: empty bookies while they serve, before they are stopped and removed."""
 
 from __future__ import annotations
 
@@ -91,22 +91,22 @@ def start(
     *,
     service: Service | None = None,
 ) -> None:
-    """Begin to drain bookies: they become read-only and are not chosen any more, and their entries are marked.
+    """Begin to drain bookies: they become read-only and are no longer chosen, and their entries are marked.
 
-    An Apache bookie knows of no drain and stays as it is. While it is writable, replicators and our writers do not
-    choose it, but Apache's writers do. Make it read-only by Apache's own means first, and keep it so until the drain
-    has ended; notes name the bookies concerned. With --bookie-http, this command makes it read-only through its HTTP
-    server. If that fails, nothing is begun.
+    An Apache bookie does not support drains and stays as it is. While it is writable, replicators and our writers do
+    not choose it, but Apache's writers do. Make it read-only by Apache's own means first, and keep it read-only until
+    the end of the drain; notes name the bookies concerned. With --bookie-http, this command makes it read-only through
+    its HTTP server. If this fails, nothing is begun.
 
     Nothing is at risk during a drain: a drained bookie serves its copies until each of them has another home. Ledgers
-    under a writer are left to it; it leaves a read-only bookie with the next write. Starting again is safe and marks
-    what was overlooked.
+    with a writer are left to it; it leaves a read-only bookie with the next write. Starting again is safe and marks
+    ledgers missed before.
 
-    With --wait, this one command leads from here to the end: it makes Apache bookies read-only through the HTTP servers
-    that they are registered with, begins the drain, waits as `bkheal drain status --wait`, and ends with a pass over
-    all ledgers, none of which names the bookies any more. With --pulsar-admin, it has Pulsar unload the topics whose
-    open ledgers are left; the admin API must answer and accept the token before anything is changed. Without it, the
-    commands that unload them are printed before the wait. An interrupted wait is continued by `bkheal drain status`.
+    With --wait, this one command does the whole drain: it makes Apache bookies read-only through the HTTP servers in
+    their registrations, begins the drain, waits as `bkheal drain status --wait`, and ends with a pass over all ledgers,
+    none of which names the bookies any more. With --pulsar-admin, it has Pulsar unload the topics whose open ledgers
+    are left; the admin API must answer and accept the token before anything is changed. Without it, the commands to
+    unload them are printed before the wait. An interrupted wait is continued by `bkheal drain status`.
 
     Exit codes: 0 begun (or, with --dry-run, would be; with --wait: nothing is left), 1 refused (with --wait: or
     something is left), 3 the store did not answer, 5 some metadata could not be read (the rest is marked), 69 the
@@ -151,11 +151,11 @@ def stop(
     *,
     service: Service | None = None,
 ) -> None:
-    """Call drains off: the bookies turn writable again. Copies already moved stay in their new place.
+    """Cancel drains: the bookies become writable again. Copies already moved stay in their new place.
 
-    An Apache bookie that was made read-only for the drain stays read-only until its own setting is taken back.
+    An Apache bookie made read-only for the drain stays read-only until its own setting is reversed.
 
-    Exit codes: 0 called off, 1 one of them is not being drained (the others are called off), 3 no answer.
+    Exit codes: 0 cancelled, 1 one of them is not being drained (the other drains are cancelled), 3 no answer.
     """
     bookies = bookie_ids(names)
     target = "" if service else metadata_uri(uri, config)
@@ -185,7 +185,7 @@ def list_all(
     *,
     service: Service | None = None,
 ) -> None:
-    """List the bookies that are being drained, since when and by whom; `status` shows what is left on them."""
+    """List the bookies being drained, since when and by whom; `status` shows the data left on them."""
     page = service.ask("GET", "/drains") if service else run(_list(metadata_uri(uri, config)))
     print_page(
         output,
@@ -225,16 +225,16 @@ def status(
 ) -> None:
     """Report the remaining ledgers of drained bookies, the reasons why they wait, and the estimated time.
 
-    Without --wait it looks once. With --wait it looks every few seconds until nothing is left on any of the bookies, or
-    until --timeout, and then reports the state. During the wait it marks ledgers again whose task is missing; nothing
-    else depends on it, so that it may be interrupted: the drain continues.
+    Without --wait it checks once. With --wait it checks every few seconds until nothing is left on any of the bookies,
+    or until --timeout, and then reports the state. During the wait it marks ledgers again whose task is missing.
+    Nothing else depends on it, so it may be interrupted: the drain continues.
 
-    With --pulsar-admin it also has Pulsar unload the topics whose open ledgers are left, four at a time and each once a
-    minute at most. Brokers close these ledgers then, and producers continue with new ones. If only open ledgers are
+    With --pulsar-admin it also lets Pulsar unload the topics whose open ledgers are left, four at a time and each once
+    a minute at most. Brokers then close these ledgers, and producers continue with new ones. If only open ledgers are
     left and no topic can be unloaded, or if the token is refused, the wait ends with the reason; the drain continues.
 
-    With --at, the auditor there looks, and topics cannot be unloaded. Ledgers whose task is missing are marked again by
-    its next bookies check, or by `drain start`.
+    With --at, the auditor there does the checks, and topics cannot be unloaded. Ledgers whose task is missing are
+    marked again by its next bookies check, or by `drain start`.
 
     Exit codes: 0 nothing is left, 1 something is (with --wait: at the timeout, or Pulsar refused), 2 wrong usage, 3 the
     store did not answer, 5 some metadata could not be read, 69 Pulsar did not answer, 78 wrong address, token or CA.
@@ -257,7 +257,7 @@ def status(
 
 
 def check_timeout(timeout_s: float | None, *, is_waiting: bool) -> None:
-    """Refuse a time limit of no wait."""
+    """Refuse a time limit without a wait."""
     if timeout_s is not None and not is_waiting:
         raise typer.BadParameter("it is the longest time to wait: give --wait as well", param_hint="'--timeout'")
 
@@ -287,7 +287,7 @@ async def _start(uri: str, asked: Beginning, pulsar: AdminClient | None) -> dict
 async def _to_the_end(
     uri: str, asked: Beginning, timeout_s: float | None, pulsar: AdminClient | None, output: OutputFormat
 ) -> None:
-    """Begin, wait, and print what is left; the document of the beginning is a part of the last one."""
+    """Begin, wait, and print the data left; the document of the beginning is a part of the last one."""
     from auditor.operating.drain_status import status_document
 
     async with AsyncExitStack() as stack:
@@ -323,7 +323,7 @@ async def _stop(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool) -> li
 async def _status(
     uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None, pulsar: AdminClient | None
 ) -> tuple[dict[str, Any], BkhealError | None]:
-    """What was seen last, and why topics cannot be unloaded."""
+    """Return the last observed state, and why topics cannot be unloaded."""
     from auditor.operating.drain_status import status_document
 
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The beginning of drains: what is checked, what is changed first, and what a person has to do besides."""
+"""The beginning of drains: the checks, the first changes, and the remaining work for a person."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a command asks for."""
+    """The request of a command."""
 
     bookies: tuple[BookieId, ...]
     by: str
@@ -33,11 +33,11 @@ class Beginning:
     bookie_http: AdminClient | None = None
     """The HTTP server of the only bookie."""
     finds_http: bool = False
-    """Whether the HTTP servers that Apache bookies are registered with are used."""
+    """Whether the HTTP servers in the registrations of Apache bookies are used."""
 
 
 async def begin(client: ConnectedBookKeeper, asked: Beginning, pulsar: AdminClient | None = None) -> dict[str, Any]:
-    """Check everything that can be refused, then change something; return the document ``DrainStart``.
+    """Do all checks before the first change; return the document ``DrainStart``.
 
     Args:
         client: of the cluster.
@@ -73,7 +73,7 @@ async def begin(client: ConnectedBookKeeper, asked: Beginning, pulsar: AdminClie
 async def _servers(
     client: ConnectedBookKeeper, asked: Beginning, stay_writable: Sequence[BookieId], stack: AsyncExitStack
 ) -> dict[BookieId, AdminClient]:
-    """The HTTP servers of bookies to make read-only, entered."""
+    """Return the HTTP servers of bookies to make read-only, entered."""
     if asked.bookie_http is not None:
         return {asked.bookies[0]: await stack.enter_async_context(asked.bookie_http)}
     found = {}
@@ -93,7 +93,7 @@ def begin_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def print_begin_notes(document: Mapping[str, Any]) -> None:
-    """What the drain does not do by itself."""
+    """Print the notes about work outside the drain."""
     if document["stay_writable"]:
         print_note(stay_writable_note(document["stay_writable"]))
     if document["stay_read_only"]:
@@ -108,7 +108,7 @@ def question(
     stay_read_only: Sequence[BookieId],
     through: Mapping[BookieId, str] | None = None,
 ) -> str:
-    """Ask what a person agrees to; ``through`` has the addresses by which Apache bookies are made read-only."""
+    """Return the question for a person; ``through`` has the addresses used to make Apache bookies read-only."""
     through = through or {}
     stay_writable = [bookie for bookie in stay_writable if bookie not in through]
     turning = [bookie for bookie in bookies if bookie not in (*stay_writable, *stay_read_only, *through)]
@@ -122,7 +122,7 @@ def question(
 
 
 def stay_read_only_note(bookies: Sequence[str]) -> str:
-    """About bookies that are read-only already, by their own setting."""
+    """Return the note about bookies already read-only by their own setting."""
     return (
         f"{', '.join(bookies)}: an Apache bookie, which is read-only by its own setting or for lack of space, not by "
         "the drain. Keep it read-only until the drain has ended (forceReadOnlyBookie=true in its bk_server.conf): once "
@@ -131,7 +131,7 @@ def stay_read_only_note(bookies: Sequence[str]) -> str:
 
 
 def stay_writable_note(bookies: Sequence[str]) -> str:
-    """About bookies that stay writable."""
+    """Return the note about bookies that stay writable."""
     return (
         f"{', '.join(bookies)}: an Apache bookie, which does not support drains and stays writable. Repair does not "
         "choose it as a target, but Apache's clients continue to write to it. Make it read-only: "

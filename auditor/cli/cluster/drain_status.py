@@ -1,4 +1,4 @@
-"""What is left on drained bookies, with or without a wait, as documents and lines."""
+"""The data left on drained bookies, with or without a wait, as documents and lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _OPEN: Final = "open_ledger"
 _COMMANDS_MAX: Final = 50
-"""Commands that are printed before a wait."""
+"""Most commands printed before a wait."""
 
 
 async def look_or_wait(
@@ -40,15 +40,15 @@ async def look_or_wait(
     pulsar: AdminClient | None,
     on_first: OnFirst | None = None,
 ) -> tuple[DrainLook, BkhealError | None]:
-    """Return what was seen last, and why topics cannot be unloaded. See ``watch`` for arguments and errors.
+    """Return the last observed state, and why topics cannot be unloaded. See ``watch`` for arguments and errors.
 
     Args:
         client: of the cluster.
         bookies: which ones.
-        drains: those that are recorded.
+        drains: the recorded ones.
         is_waiting: see ``watch``.
         timeout_s: see ``watch``.
-        pulsar: an entered client; has topics unloaded during the wait.
+        pulsar: an entered client, to unload topics during the wait.
         on_first: see ``watch``.
     """
     unloading = None if pulsar is None else TopicUnloading(pulsar, client.ports.clock, print_note)
@@ -59,7 +59,7 @@ async def look_or_wait(
 
 
 def end(document: Mapping[str, Any], failure: BkhealError | None, timeout_s: float | None) -> None:
-    """End the command with the exit code of what is left, if anything is."""
+    """End the command with an exit code for the data left, if there is any."""
     if document["ledgers_left"]:
         if failure is not None:
             refuse(f"{failure}; the drain continues", exit_code_of(failure))
@@ -71,7 +71,7 @@ def end(document: Mapping[str, Any], failure: BkhealError | None, timeout_s: flo
 
 
 def status_lines(document: Mapping[str, Any]) -> list[str]:
-    """The same for people; as commands, what closes the ledgers that are left open."""
+    """Return the document as lines for people, with the commands to close the ledgers left open."""
     lines = []
     for bookie in document["bookies"]:
         begun = f", drained since {bookie['since']} by {bookie['by']}" if bookie["since"] else ", not being drained"
@@ -104,7 +104,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def _proof(document: Mapping[str, Any]) -> str:
-    """What the last pass over all ledgers proves, and what remains to do."""
+    """Return the result of the last pass over all ledgers, and the remaining work."""
     writable = [row["bookie_id"] for row in document["bookies"] if row["state"] == "writable"]
     if document["unreadable_ledgers"]:
         return f"none of the {document['ledgers_read']} ledgers that can be read names them"
@@ -115,12 +115,12 @@ def _proof(document: Mapping[str, Any]) -> str:
 
 
 def unload_command(topic: str) -> str:
-    """The command of Pulsar that closes the open ledgers of a topic."""
+    """Return the Pulsar command that closes the open ledgers of a topic."""
     return f"pulsar-admin topics unload {shlex.quote(printable(topic))}"
 
 
 def print_unloading(left: Left) -> None:
-    """Print the commands that a person runs during the wait, a bounded number of them."""
+    """Print the commands to run by hand during the wait, a bounded number of them."""
     topics = sorted(left.holdings.open_topics)
     if not topics:
         return

@@ -1,4 +1,4 @@
-"""Waiting for the end of drains: one pass over all ledgers, looks at what is left of them, and a last pass."""
+"""Waiting for the end of drains: one pass over all ledgers, repeated checks of those left, and a last pass."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from bookie.metadata.bookies.drains import Drain
 
 LOOK_S: Final = 2.0
-"""Between two looks; longer if a look itself takes longer."""
+"""Pause between two checks; longer if a check itself takes longer."""
 LOOK_SHARE: Final = 0.2
-"""Largest share of the time that is spent on looking."""
+"""Largest share of the time spent on checks."""
 OnFirst = Callable[["Left"], None]
 REMARK_S: Final = 30.0
-"""How often ledgers without a task are marked; a worker that just completed a task is given time."""
+"""How often ledgers without a task are marked. This leaves time to a worker after it completed a task."""
 
 
 async def watch(
@@ -34,7 +34,7 @@ async def watch(
     unloading: TopicUnloading | None = None,
     on_first: OnFirst | None = None,
 ) -> DrainLook:
-    """Look what is left on ``bookies``; if ``is_waiting``, again and again until that is nothing, or time is up.
+    """Check the data left on ``bookies``; if ``is_waiting``, repeat this until nothing is left, or time is up.
 
     With ``unloading``, the wait also ends if only open ledgers are left and their topics cannot be unloaded.
     ``on_first`` receives the result of the first pass. If nothing is left, the last pass was over all ledgers.
@@ -59,7 +59,7 @@ async def watch(
         while is_waiting and not left.is_nothing:
             before, begun_s = len(left.holdings.ledgers), clock.monotonic_s()
             if not before and not left.scanned.is_complete:
-                break  # what cannot be read does not change by waiting
+                break  # waiting does not make metadata readable
             if left.unmarked and begun_s - marked_s >= REMARK_S:
                 await mark_unmarked(ports, left)
                 marked_s = begun_s

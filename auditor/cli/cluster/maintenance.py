@@ -56,12 +56,12 @@ def start(
     """Expect the loss of a bookie, or of a rack, for a limited time: its ledgers are not marked until then.
 
     Ledgers with one copy left are marked nevertheless, after their own delay, unless --hold-critical is given (with
-    --at: the role administer is needed). Run `bkheal ok-to-stop` first: it lists what would have no copy left. A window
-    ends by itself. A bookie that is still missing then counts as lost if its lost-bookie delay has passed, too.
+    --at: the role administer is needed). Run `bkheal ok-to-stop` first: it lists the ledgers that would have no copy
+    left. A window ends by itself. A bookie still missing then counts as lost if its lost-bookie delay has also passed.
     Starting a window again replaces it.
 
-    The bookies of a rack are those that it has now; a bookie that joins later is not part of the window. Auditors and
-    workers of bkheal follow windows. Apache's do not.
+    The window covers the present bookies of a rack; a bookie that joins later is not part of it. Auditors and workers
+    of bkheal follow windows. Apache's do not.
 
     Example: `bkheal maintenance start rack:/r1 --for 2h --note "new switch"`
     """
@@ -93,7 +93,7 @@ def list_windows(
     *,
     service: Service | None = None,
 ) -> None:
-    """List the windows that are open."""
+    """List the open windows."""
     page = service.ask("GET", "/maintenance") if service else run(_list(metadata_uri(uri, config)))
     if output is not StreamFormat.TABLE:
         print_page(output, "MaintenanceWindowList", page, (), lambda row: (), right=(), nothing="")
@@ -113,7 +113,7 @@ def end(
     *,
     service: Service | None = None,
 ) -> None:
-    """End a window now. What is missing then counts as lost if its lost-bookie delay has passed."""
+    """End a window now. Missing bookies then count as lost if their lost-bookie delay has passed."""
     from auditor.operating.maintenance import window_target
 
     name = window_target(target)

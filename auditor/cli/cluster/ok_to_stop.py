@@ -1,4 +1,4 @@
-"""``bkheal ok-to-stop``: what a rolling restart, an upgrade or a node drain should ask before each step."""
+"""``bkheal ok-to-stop``: the check before each step of a rolling restart, an upgrade or a node drain."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def ok_to_stop(
 ) -> None:
     """Check whether these bookies may be stopped now, all at once.
 
-    Yes if every written entry keeps a live copy elsewhere, in every ensemble that a ledger ever had, and if enough
-    writable bookies (and racks) are left for the widest ensemble of the ledgers that are open.
+    Yes if every written entry keeps a live copy elsewhere, in every past and present ensemble of each ledger, and if
+    enough writable bookies (and racks) are left for the widest ensemble of the open ledgers.
 
     Reads all metadata, changes nothing, needs no Spark.
 
@@ -67,7 +67,7 @@ def _is_no(document: dict[str, Any]) -> bool:
 
 
 def _asked(service: Service, bookies: Sequence[BookieId], is_strict: bool) -> dict[str, Any]:
-    """The verdict of a service, which has a topology and a policy of its own."""
+    """Return the verdict of a service, which has its own topology and policy."""
     from auditor.cli.audit.remote import RemoteRefusedError
 
     try:

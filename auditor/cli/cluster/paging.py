@@ -14,7 +14,7 @@ LIMIT_DEFAULT: Final = 1_000
 AT_ONCE_LISTED: Final = 1_000
 """Rows in one page of a service."""
 AT_ONCE_MAX: Final = 100
-"""Ledgers in one request to a service that changes something."""
+"""Ledgers in one request that changes something at a service."""
 
 LimitOption = Annotated[int, typer.Option(min=1, max=10_000_000, help="Most rows to list.")]
 AfterOption = Annotated[
@@ -24,7 +24,7 @@ AfterOption = Annotated[
 
 
 def joined_pages(ask: Callable[[int, int | None], dict[str, Any]], limit: int, after: int | None) -> dict[str, Any]:
-    """One page of ``limit`` rows, of as many short pages as it takes."""
+    """Return one page of ``limit`` rows, joined from as many short pages as necessary."""
     rows: list[dict[str, Any]] = []
     while True:
         page = ask(limit - len(rows), after)
@@ -49,13 +49,13 @@ def print_page(
 
     Args:
         output: the form.
-        kind: of the document; that of a line is the same without ``List``.
+        kind: of the document; the kind of a line is the same without ``List``.
         page: the document, with ``items``.
         headings: of the table.
         cells: of a row.
-        right: the columns that hold numbers.
+        right: the columns with numbers.
         nothing: the line that replaces an empty table.
-        member: what a line calls its row, if rows have a ``kind`` of their own; empty: the line is the row.
+        member: the name of the row in a line, if rows have a ``kind`` of their own; empty: the line is the row.
     """
     if output is StreamFormat.JSON:
         print_json(kind, **page)

@@ -1,4 +1,4 @@
-"""``bkheal progress``: how far repairs are, read from ZooKeeper alone."""
+"""``bkheal progress``: the progress of repairs, read from ZooKeeper alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KIND: Final = "RepairProgress"
 _SHOWN_MAX: Final = 20
-"""Ledgers in flight that the text shows."""
+"""Most ledgers in flight shown in the text."""
 
 
 @reachable
@@ -35,16 +35,16 @@ def progress(
     *,
     service: Service | None = None,
 ) -> None:
-    """Show the repairs: backlog by severity, ledgers in flight, what is parked, rate, and remaining time.
+    """Show the repairs: backlog by severity, ledgers in flight, parked tasks, rate, and remaining time.
 
-    Everything is read from ZooKeeper, so no service is needed. Rate and remaining time need two looks: use --watch.
+    Everything is read from ZooKeeper, so no service is needed. Rate and remaining time need two reads: use --watch.
     They are "unknown" until a ledger was completed. The rate covers the last five minutes at most. The remaining time
-    assumes that nothing else is marked and nothing fails; parked ledgers are not part of it.
+    assumes no further marks and no failures; parked ledgers are not part of it.
 
     The progress of a copy is recorded once in 64 MiB or 10 seconds, so a small copy shows none. Workers keep the times
     of their next attempts in memory, so they are not shown.
 
-    On a terminal --watch refreshes the text in place. Elsewhere it prints one line for each look, and with `--output
+    On a terminal --watch refreshes the text in place. Elsewhere it prints one line for each update, and with `--output
     jsonl` (or json) one document in a line.
     """
     if service is None:
@@ -70,7 +70,7 @@ async def _progress(uri: str, output: StreamFormat, interval_s: float, *, is_wat
 
 
 async def looks(watch: RepairWatch, clock: Clock, interval_s: float) -> AsyncIterator[dict[str, Any]]:
-    """Yield documents, one for each look, without an end."""
+    """Yield documents, one for each update, without an end."""
     from auditor.service.watch.progress import progress_document
     from auditor.service.watch.repairs import LOOK_SHARE, RateMeter
 

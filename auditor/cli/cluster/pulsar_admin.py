@@ -45,7 +45,7 @@ PulsarCaOption = Annotated[
 
 
 def pulsar_admin(url: str | None, token_file: Path | None, ca: Path | None, *, is_waiting: bool) -> AdminClient | None:
-    """The admin API of these options; None if there is none. Nothing is sent yet.
+    """Return the admin API of these options; None if there is none. Nothing is sent yet.
 
     Raises:
         typer.BadParameter: the options do not fit together.

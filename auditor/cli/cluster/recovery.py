@@ -1,4 +1,4 @@
-"""``bkheal recovery``: the cluster-wide switches that Apache's tools share. And ``bkheal recover``: do not wait."""
+"""``bkheal recovery``: the cluster-wide switches shared with Apache's tools. And ``bkheal recover``: do not wait."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def delay(
     *,
     service: Service | None = None,
 ) -> None:
-    """Show or set how long a bookie must be away before its ledgers are marked (Apache's lostBookieRecoveryDelay).
+    """Show or set how long a bookie must be missing before its ledgers are marked (Apache's lostBookieRecoveryDelay).
 
-    0 means at once; rolling restarts need more than a restart takes, at least 60. Setting the value that it has makes
-    Apache's auditor start an audit.
+    0 means at once; rolling restarts need more than the duration of a restart, at least 60. Setting the present value
+    again makes Apache's auditor start an audit.
 
     Example, one hour of maintenance: `bkheal recovery delay 3600`
     """
@@ -122,10 +122,10 @@ def recover(
 ) -> None:
     """Mark every ledger of these lost bookies for repair now, without waiting for the delay or for an audit.
 
-    For bookies that will not come back. One that is running is refused: see `bkheal drain`.
+    For bookies that will not return. A running bookie is refused: see `bkheal drain`.
 
     Exit codes: 0 marked (or, with --dry-run, would be), 1 refused, 3 the store did not answer, 5 some metadata could
-    not be read (the rest is marked), 6 so many bookies are missing that the brake holds.
+    not be read (the rest is marked), 6 the brake holds because too many bookies are missing.
 
     Example: `bkheal recover bookie-2:3181 --dry-run`
     """
@@ -176,7 +176,7 @@ def _status(service: Service | None, uri: str | None, config: Path | None) -> di
 def _set_delay(
     service: Service | None, uri: str | None, config: Path | None, seconds: int | None, *, is_dry_run: bool
 ) -> int | None:
-    """Set the delay, unless there is nothing to set; return what it was."""
+    """Set the delay, unless there is nothing to set; return the previous one."""
     if seconds is None:
         return int(_status(service, uri, config)["lost_bookie_delay_seconds"])
     if service is None:

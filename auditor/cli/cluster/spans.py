@@ -14,7 +14,7 @@ _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def span_s(text: str, longest_s: int, option: str) -> int:
-    """Return the seconds of a span; stops the command if it is none, or longer than ``longest_s``, whole days."""
+    """Return the seconds of a span; stop the command if it is invalid, or longer than ``longest_s``, whole days."""
     match = _SPAN.fullmatch(text)
     seconds = int(match[1]) * _UNIT_S[match[2]] if match else 0
     if not 0 < seconds <= longest_s:
@@ -24,7 +24,7 @@ def span_s(text: str, longest_s: int, option: str) -> int:
 
 
 def moment_ms(text: str, now_ms: int) -> int:
-    """Epoch milliseconds of a moment in UTC, or of so long before ``now_ms``; stops the command if it is neither."""
+    """Return a moment in UTC, or a span before ``now_ms``, in epoch milliseconds; stop the command on other text."""
     if match := _AGO.fullmatch(text):
         try:
             now = datetime.fromtimestamp(now_ms / 1000, UTC)

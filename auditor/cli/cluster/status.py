@@ -1,4 +1,4 @@
-"""``bkheal status`` and ``bkheal underreplicated``: what is wrong now, and what is being done about it."""
+"""``bkheal status`` and ``bkheal underreplicated``: the present problems of a cluster, and the work on them."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def status(
     *,
     service: Service | None = None,
 ) -> None:
-    """One look at the cluster: bookies, leader, backlog by severity, what is parked, runs, brake, delay and pauses.
+    """Show the state of the cluster: bookies, leader, backlog by severity, parked tasks, runs, brake, delay and pauses.
 
     Everything is read from ZooKeeper, so no service is needed; with --at, an auditor reads it and the document is the
-    same. The remaining time needs two looks: use --watch. An auditor keeps its last looks.
+    same. The remaining time needs two reads: use --watch. An auditor keeps its last reads.
     """
     if service is None:
         run(_status(metadata_uri(uri, config), output, interval_s, is_watching=is_watching))
@@ -78,7 +78,7 @@ def _print(output: StreamFormat, document: dict[str, Any]) -> None:
 
 
 async def looks(client: ConnectedBookKeeper, interval_s: float) -> AsyncIterator[dict[str, Any]]:
-    """Yield documents, one for each look, without an end."""
+    """Yield documents, one for each update, without an end."""
     from auditor.service.watch.cluster_status import cluster_status
     from auditor.service.watch.progress import watch_of
     from auditor.service.watch.repairs import LOOK_SHARE, RateMeter
@@ -175,7 +175,7 @@ def list_tasks(
     *,
     service: Service | None = None,
 ) -> None:
-    """List under-replicated ledgers with the bookies they miss, since when, and why they wait, by ledger id.
+    """List under-replicated ledgers with their missing bookies, since when, and why they wait, by ledger id.
 
     If there are more than --limit, a note on standard error names the value of --after for the next page.
     """
@@ -215,7 +215,7 @@ def _listed_there(service: Service, missing: str | None, limit: int, after: int 
 
 
 def _row_of(task: dict[str, Any], boosts: dict[int, str]) -> dict[str, Any]:
-    """The row of a marked ledger, of the service's description of it."""
+    """Return the row of a marked ledger, from the service's description of it."""
     return {
         "ledger_id": task["ledger_id"],
         "state": task["state"],
@@ -240,7 +240,7 @@ async def _listed(uri: str, missing: str | None, limit: int, after: int | None) 
 
 
 async def _part(client: ConnectedBookKeeper, missing: str | None, limit: int, after: int | None) -> dict[str, Any]:
-    """The rows of the next places of the tree; it may be short, or empty, although more follow."""
+    """Return the rows of the next places of the tree; the part may be short, or empty, although more follow."""
     from auditor.operating.owners import with_owners
     from bookie.metadata.tasks.boosts import Boosts
     from bookie.metadata.tasks.locks import Task

@@ -26,10 +26,10 @@ _BYTES_MAX: Final = 1 << 50
 
 
 def _bytes(text: str) -> int:
-    """A number of bytes, such as 1048576, 100MiB or 2g.
+    """Read a number of bytes, such as 1048576, 100MiB or 2g.
 
     Raises:
-        typer.BadParameter: it is none.
+        typer.BadParameter: it is not such a number.
     """
     match = re.fullmatch(r"(\d{1,18})\s*([KMG]?)(I?B)?", text.strip().upper())
     if match is None or int(match[1]) * _UNITS[match[2]] > _BYTES_MAX:
@@ -94,9 +94,9 @@ def set_limits(
     *,
     service: Service | None = None,
 ) -> None:
-    """Set limits; those that are not named stay as they are.
+    """Set limits; the others stay as they are.
 
-    The replicators that copy divide each limit equally. A replicator's own `bytes_per_second` holds as well. Apache's
+    The active replicators divide each limit equally. A replicator's own `bytes_per_second` applies as well. Apache's
     workers do not follow these limits.
 
     Example, during a rush hour: `bkheal throttle set --bytes-per-second 50MiB --profile client-first`

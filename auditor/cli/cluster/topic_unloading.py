@@ -1,7 +1,7 @@
 """Unloading of topics through Pulsar's admin API while a command waits for a drain.
 
-What to ask for is decided by ``auditor.safety.unloading``. A failure ends nothing at once, except a login that is
-refused: other topics are asked for, and replicators continue. A broker answers 401 also to a role that may log in and
+``auditor.safety.unloading`` chooses the requests. Only a refused login ends the unloading at once; after other
+failures, other topics are requested, and replicators continue. A broker answers 401 also to a role that may log in but
 lacks the permission for a topic, so such an answer is followed by a request that needs no permission.
 """
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 REQUEST_S: Final = 30.0
 """For the unloading of one topic: a broker waits for the writes under way, and closes cursors."""
 NOTES_MAX: Final = 10
-"""Failures that are printed when they happen."""
+"""Most failures printed at once."""
 _CLUSTERS: Final = "/admin/v2/clusters"
 """The list of clusters: a broker of Pulsar 4.0 sends it to each role that may log in, without a further permission, and
 no other server answers with a list here."""
 
 
 async def check_answers(admin: AdminClient, what: str = "nothing was begun") -> None:
-    """Return if the admin API answers and accepts the login. Whether it permits to unload a topic is not known (R75).
+    """Return if the admin API answers and accepts the login. The permission to unload a topic remains unknown (R75).
 
     Args:
         admin: Pulsar's.
-        what: what was not done, for the error.
+        what: the operation that was not carried out, for the error.
 
     Raises:
         AdminLoginError, AdminRefusedError: another server, another token, or a refusal.
@@ -58,10 +58,10 @@ class TopicUnloading:
         self._noted: set[str] = set()
         self._refused: AdminLoginError | None = None
         self.unloaded = 0
-        """Requests that succeeded."""
+        """Number of successful requests."""
 
     async def look(self, open_topics: AbstractSet[str], writable: AbstractSet[str], within_s: float | None) -> None:
-        """Unload what is due; return after ``within_s`` at the latest, and after a bounded time in any case.
+        """Unload the topics due; return after ``within_s`` at the latest, and after a bounded time in any case.
 
         Nothing is unloaded while one of the bookies is writable: the next ledger of a topic could be on it again.
         """
@@ -81,7 +81,7 @@ class TopicUnloading:
             return  # the command's own time is up
 
     def failure(self, holdings: Holdings) -> BkhealError | None:
-        """Return why waiting any longer is useless; None: it is not."""
+        """Return why further waiting is useless; None: it is not."""
         if self._refused is not None:
             return self._refused
         if len(holdings.unclosed) < len(holdings.ledgers):
@@ -93,7 +93,7 @@ class TopicUnloading:
             if self._refused is not None:
                 return
             before, asked_s = self._attempts.get(topic), self._clock.monotonic_s()
-            self._attempts[topic] = after(before, asked_s, None)  # a request that is cut short counts
+            self._attempts[topic] = after(before, asked_s, None)  # a request cut short counts
             error = await self._asked(topic)
             self._attempts[topic] = after(before, asked_s, error)
             if error is None:

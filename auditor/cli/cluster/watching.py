@@ -1,4 +1,4 @@
-"""``--watch``: one look after the other, in place on a terminal, as lines elsewhere."""
+"""``--watch``: repeated updates, in place on a terminal, as lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IntervalOption = Annotated[
 def shown(
     output: StreamFormat, one_line: Callable[[Document], str], lines: Callable[[Document], Sequence[str]], kind: str
 ) -> Iterator[Show]:
-    """Yield the function that shows one look."""
+    """Yield the function to show one update."""
     if output is not StreamFormat.TABLE:
         yield lambda document: print_json_line(kind, **document)
         return
@@ -49,7 +49,7 @@ def watched(
     interval_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show looks until the process is interrupted, or a look fails."""
+    """Show updates until the process is interrupted, or an update fails."""
     with shown(output, one_line, lines, kind) as show:
         while True:
             show(look())
@@ -57,6 +57,6 @@ def watched(
 
 
 def _print_at_once(line: str) -> None:
-    """A pipe would otherwise receive nothing for many looks."""
+    """Print and flush a line: a pipe would otherwise receive nothing for many updates."""
     print_line(line)
     sys.stdout.flush()

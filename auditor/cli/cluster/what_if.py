@@ -1,4 +1,4 @@
-"""``bkheal what-if``: what would be lost, or short of copies, if some bookies or a rack went now."""
+"""``bkheal what-if``: the ledgers lost, or short of copies, if some bookies or a rack failed now."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def what_if(
     *,
     service: Service | None = None,
 ) -> None:
-    """Show what would be lost if these bookies went now, all at once: ledgers by severity, the worst, and topics.
+    """Show what would be lost if these bookies failed now, all at once: ledgers by severity, the worst, and topics.
 
-    The severities are those of an audit. Ledgers that would stay as they are count as `already`. All metadata is read
-    and nothing is changed; no Spark is needed. With --image, the ledgers come from the image that audits write, and
-    only they are read: the answer has the age of the image.
+    The severities are those of an audit. Ledgers whose severity would stay the same count as `already`. All metadata is
+    read and nothing is changed; no Spark is needed. With --image, the ledgers come from the image written by audits,
+    and only they are read: the answer contains the age of the image.
 
-    Exit codes: 0 the answer is complete, 1 a bookie or rack is not there, 2 wrong usage, 3 the store did not answer,
+    Exit codes: 0 the answer is complete, 1 a bookie or rack does not exist, 2 wrong usage, 3 the store did not answer,
     5 some metadata could not be read, 78 the image cannot be used.
 
     Example: `bkheal what-if rack:/r1`
@@ -109,7 +109,7 @@ def _check_image(image: str | None) -> None:
 
 
 def _named(client: ConnectedBookKeeper, image: str, bookies: Sequence[BookieId]) -> NamedLedgers:
-    """The ledgers that an image names for the bookies."""
+    """Return the ledgers that an image names for the bookies."""
     from auditor.operating.named_by_image import named_by_image
     from spark_jobs.image.manifest import ImageError
 

@@ -28,7 +28,7 @@ from bookie.runtime.configuration.settings import (
 app = typer.Typer(help="Show and check the configuration of all commands.", no_args_is_help=True)
 
 CONFIGURED: Final = (("auditor",), ("audit", "run"), ("exporter",), ("replicator",), ("bookie",))
-"""Commands whose options belong in a file: those that run for long, or by a schedule."""
+"""Commands whose options belong in a file: long-running or scheduled ones."""
 
 _ANY_URI: Final = "zk://localhost:2181/ledgers"
 """The cluster's address may come from elsewhere."""
@@ -50,7 +50,7 @@ def show(
 ) -> None:
     """Show each option of the long-running commands: its value, and whether environment, file or default gave it.
 
-    And when a change of the file takes effect: live, in processes that run, or at a restart, or at the next call.
+    Also show when a change of the file takes effect: live (in running processes), at a restart, or at the next call.
     """
     path = config_file(config, os.environ)
     content = read_config(path) if path is not None else {}
@@ -74,8 +74,8 @@ def validate(context: typer.Context, config: FileOption = None, output: OutputOp
     """Check the config file: each key is an option of some command and of its type, and commands would start with it.
 
     For the auditor, one-shot audits, the exporter, replicators and bookies: no options contradict each other, and all
-    files exist. Environment variables count as they would for the commands; flags are not considered. Nothing is sent
-    over the network. Every problem is printed; the exit code is 78 if there is one.
+    files exist. Environment variables count as for the commands; flags are not considered. Nothing is sent over the
+    network. Every problem is printed; the exit code is 78 if there is one.
 
     With --output json, the document on standard output lists the problems, in place of a sentence on standard error.
     """
@@ -101,7 +101,7 @@ def _refuse_problems(path: Path | None, context: typer.Context) -> None:
 
 
 def problems_of_file(path: Path, context: typer.Context) -> list[str]:
-    """Every problem of a config file, with the environment as commands would see it.
+    """Return every problem of a config file, in the environment that the commands would have.
 
     Raises:
         ConfigurationError: the file cannot be read.
@@ -111,13 +111,13 @@ def problems_of_file(path: Path, context: typer.Context) -> list[str]:
 
 
 def _print_verdict(path: Path | None, problems: Sequence[str]) -> None:
-    """The file has a field of its own, so that problems need not begin with it."""
+    """Print the verdict. The file has a field of its own, so problems need not begin with it."""
     listed = [problem.removeprefix(f"{path}: ") for problem in problems]
     print_json("ConfigurationVerdict", file=str(path) if path else None, valid=not listed, problems=listed)
 
 
 def configured(root: TyperGroup) -> Iterator[tuple[tuple[str, ...], Setting]]:
-    """Every setting of the commands in ``CONFIGURED``, with the command's words."""
+    """Yield every setting of the commands in ``CONFIGURED``, with the command's words."""
     for words in CONFIGURED:
         command: Any = root
         for word in words:
@@ -141,7 +141,7 @@ def _rows(root: TyperGroup, content: Any) -> Iterator[_Row]:
 
 
 def _contradictions(content: Any, root: TyperGroup, context: typer.Context) -> Iterator[str]:
-    """The problems with which the commands would refuse to start, beyond those of single options."""
+    """Yield the problems, beyond those of single options, for which the commands would refuse to start."""
     yield from _uri_problems(content.get(URI_KEY, _ANY_URI))
     for words, make in RULES.items():
         if not has_options(content, words):

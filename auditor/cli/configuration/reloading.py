@@ -1,4 +1,4 @@
-"""How a command that runs for long understands its configuration file again: by the rules of its own start."""
+"""Reloading of the configuration file in a long-running command, by the rules of its start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bookie.runtime.configuration.settings import (
 
 
 def config_source(context: typer.Context, make: MakeSettings) -> ConfigSource | None:
-    """The file that a command was called with, for it to follow while it runs; None: there was none.
+    """Return the file given to a command, which follows its changes while it runs; None: there was none.
 
     Args:
         context: of the call.
@@ -50,7 +50,7 @@ def config_source(context: typer.Context, make: MakeSettings) -> ConfigSource | 
 
 
 def _given(context: typer.Context, words: tuple[str, ...]) -> dict[str, str]:
-    """What named an option before the file could."""
+    """Return the flag or variable of each option with precedence over the file."""
     given = {}
     for setting in settings_of(context.command, words):
         source = context.get_parameter_source(setting.key)

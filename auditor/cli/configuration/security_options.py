@@ -13,7 +13,7 @@ from bookie.wire.security import NO_FILES, BookieSecurity, SecurityFiles
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What applies to every command, and to every process that it starts."""
+    """Options for every command, and for every process started by it."""
 
     security: Annotated[SecurityFiles, Group()] = NO_FILES
     zookeeper: Annotated[ZooKeeperAccess, Group(heading="How to reach ZooKeeper")] = PLAIN_ACCESS
@@ -23,12 +23,12 @@ _of_this_call: list[SecurityFiles] = []
 
 
 def set_for_this_call(files: SecurityFiles) -> None:
-    """Note what was given before the command."""
+    """Store the options given before the command."""
     _of_this_call[:] = [files]
 
 
 def given_or_of_this_call(given: SecurityFiles) -> SecurityFiles:
-    """A command's own options, or if there are none those before the command.
+    """Return a command's own options, or, if it has none, those before the command.
 
     Certificates and login go together; the length of frames is apart from them.
     """
@@ -38,14 +38,14 @@ def given_or_of_this_call(given: SecurityFiles) -> SecurityFiles:
 
 
 def for_this_call() -> SecurityFiles:
-    """What was given before the command; nothing by default."""
+    """Return the options given before the command; none by default."""
     return _of_this_call[0] if _of_this_call else NO_FILES
 
 
 def bookie_security() -> BookieSecurity:
-    """What was given before the command, with the secrets that it names.
+    """Return the security options given before the command, with the secrets that they name.
 
     Raises:
-        SecurityFilesError: it contradicts itself, or a file cannot be read.
+        SecurityFilesError: the options contradict each other, or a file cannot be read.
     """
     return for_this_call().load()

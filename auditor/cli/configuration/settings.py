@@ -1,8 +1,8 @@
-"""The options of the long-running commands, and what they mean together: settings, or every problem with them at once.
+"""The options of the long-running commands, and their combination: settings, or every problem with them at once.
 
-The options come from the settings class of each process, so that an option, its default, its range and its help are
-stated once. A command uses this at its start, ``bkheal config validate`` for a file, and a running process for a
-changed one, so that all three agree. Values come as the command line parser has them, by name.
+The options come from the settings class of each process, so an option, its default, its range and its help are stated
+once. A command uses this at its start, ``bkheal config validate`` for a file, and a running process for a changed file,
+so all three agree. Values come from the command line parser, by name.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def exporter_settings(uri: str, given: Options) -> ExporterSettings:
 
 
 def audit_settings(uri: str, given: Options) -> AuditSettings:
-    """Settings of ``bkheal audit run``; of the short form ``bkheal audit``, which has few of the options.
+    """Settings of ``bkheal audit run``, and of the short form ``bkheal audit``, which has few of the options.
 
     Raises:
         ConfigurationError: with every problem.
@@ -126,7 +126,7 @@ def audit_settings(uri: str, given: Options) -> AuditSettings:
 
 
 def new_ledger(uri: str, given: Options) -> None:
-    """Only looks at the options of a command that makes ledgers; these commands make nothing else of them.
+    """Only check the options of a command that creates ledgers; there is no settings object for these commands.
 
     Raises:
         ConfigurationError: with every problem.
@@ -161,7 +161,7 @@ LIVE: Final[Mapping[tuple[str, ...], frozenset[str]]] = {
     ("replicator",): live_options(ReplicatorSettings),
     ("bookie",): live_options(BookieSettings),
 }
-"""Commands that follow their file while they run, with the options that they take over."""
+"""Commands that follow their file while they run, with the reloadable options."""
 
 STAYING: Final = frozenset({*LIVE, ("exporter",)})
 """Commands that run until they are stopped, whether they follow their file or not."""
@@ -173,10 +173,10 @@ def _refuse(problems: list[str]) -> None:
 
 
 def digest_named(name: str) -> DigestType:
-    """The digest type of that name, in any case.
+    """Return the digest type of this name, in upper or lower case.
 
     Raises:
-        typer.BadParameter: there is none.
+        typer.BadParameter: there is no such type.
     """
     if name.upper() not in DigestType.__members__:
         raise typer.BadParameter(f"{name!r} is not a digest type; use one of {', '.join(DigestType.__members__)}")
@@ -184,7 +184,7 @@ def digest_named(name: str) -> DigestType:
 
 
 def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[int, int, int]:
-    """The three as one value.
+    """Return the three as one value.
 
     Raises:
         typer.BadParameter: no ledger can have them.

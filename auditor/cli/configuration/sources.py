@@ -25,7 +25,7 @@ Command: TypeAlias = Any
 ENVIRONMENT_PREFIX: Final = "BKHEAL"
 
 _HIDDEN: Final = frozenset({"help", "config", "uri", "output"})
-"""Options that are not settings: they choose the cluster, the file, or how to print."""
+"""Options that are not settings: they choose the cluster, the file, or the form of the output."""
 _CONTENT: Final = "bkheal.configuration"
 
 
@@ -33,10 +33,10 @@ class TakesEffect(enum.Enum):
     """When a change of the file counts."""
 
     LIVE = "live"
-    """Within seconds, in processes that run."""
+    """Within seconds, in running processes."""
     RESTART = "restart"
     NEXT_CALL = "next call"
-    """The command does not stay."""
+    """The command is short-lived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def settings_of(command: Command, words: tuple[str, ...]) -> Iterator[Setting]:
 
     Args:
         command: whose options.
-        words: how it is called, without the program's name.
+        words: the words by which it is called, without the program's name.
     """
     for option in _options(command):
         yield Setting(
@@ -106,9 +106,9 @@ def has_options(content: Mapping[str, Any], words: tuple[str, ...]) -> bool:
 def options_of(
     content: Mapping[str, Any], words: tuple[str, ...], root: TyperGroup, context: typer.Context
 ) -> dict[str, Any]:
-    """The options of a call: environment, file, default. A value that is wrong by itself counts as the default.
+    """Return the options of a call: environment, file, default. A value that is wrong by itself counts as the default.
 
-    A value that only a flag can have given is the option's name, so that it contradicts no other.
+    A value that only a flag can give is replaced by the option's name, so it contradicts no other.
     """
     command: Any = root
     for word in words:
@@ -125,7 +125,7 @@ def options_of(
 
 
 def values_in(content: Mapping[str, Any], words: tuple[str, ...], context: typer.Context) -> dict[str, Any]:
-    """The values of the file and the defaults for the called command, ignoring the other sources.
+    """Return the values of the file and the defaults for the called command, without the other sources.
 
     Raises:
         typer.BadParameter: a value is not of its option's type or range; see ``problems_of``.
@@ -143,13 +143,13 @@ def problems_of(content: Mapping[str, Any], words: tuple[str, ...], context: typ
 
 
 def content_at_start(context: typer.Context) -> Mapping[str, Any]:
-    """What was in the file when the command was called; nothing without a file."""
+    """Return the content that the file had when the command was called; nothing without a file."""
     content: Mapping[str, Any] = context.meta.get(_CONTENT, {})
     return content
 
 
 def words_of(context: typer.Context) -> tuple[str, ...]:
-    """How the command was called, without the program's name."""
+    """Return the words by which the command was called, without the program's name."""
     words: list[str] = []
     at: Any = context
     while at.parent is not None:
@@ -167,7 +167,7 @@ def _takes_effect(words: tuple[str, ...], name: str) -> TakesEffect:
 def _problems(
     table: Mapping[str, Any], words: tuple[str, ...], command: Command, context: typer.Context | None
 ) -> Iterator[str]:
-    """``context``: of whom to convert values in; None leaves that to the command itself."""
+    """``context``: used to convert values; None leaves the conversion to the command itself."""
     known = {option.name: option for option in _options(command)}
     below = command.commands if isinstance(command, TyperGroup) else {}
     for name, entry in table.items():

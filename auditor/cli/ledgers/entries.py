@@ -32,7 +32,7 @@ from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.runtime.human import size
 
 _TELL_S: Final = 0.2
-"""After this time the newest entries are announced to readers that follow the ledger, if no later ones do it."""
+"""After this time the newest entries are announced to readers that follow the ledger, unless later entries do so."""
 FormatOption = Annotated[
     EntryFormat,
     typer.Option("--format", "-f", help="text: a line each; hex: a dump; json: an object a line; raw."),
@@ -89,7 +89,7 @@ def read(
 ) -> None:
     """Print a ledger's entries, or write them to a file.
 
-    An open ledger is read as far as it is confirmed; `bkheal ledger recover` finds the end of one whose writer is dead.
+    An open ledger is read up to its last confirmed entry; `bkheal ledger recover` finds the end if the writer is dead.
     Examples: `bkheal ledger read 17`; `bkheal ledger read 17 --first 10 --last 19 --format hex`.
     """
     if last is not None and last < first:
@@ -119,7 +119,7 @@ def tail(
 
 
 def describe(ledger: int, metadata: LedgerMetadata) -> dict[str, Any]:
-    """Metadata as JSON-ready fields, without the password."""
+    """Return metadata as JSON-ready fields, without the password."""
     return {
         "ledger_id": ledger,
         "state": metadata.state.name,
@@ -162,7 +162,7 @@ async def _write(
                         added = await writer.submit(payload)
                         advance(1)
                     if added is not None:
-                        await added  # acknowledged in order: all are, once the last one is
+                        await added  # acknowledged in order: the last one completes all
                 except BaseException:
                     print_note(f"ledger {writer.ledger_id} was begun; `bkheal ledger show {writer.ledger_id}` shows it")
                     raise

@@ -36,7 +36,7 @@ class EntryFormat(enum.StrEnum):
 
 
 def formatted(place: dict[str, object], payload: bytes, form: EntryFormat) -> bytes:
-    """One entry in its printed form; ``place`` are the fields of its position."""
+    """Return one entry in its printed form; ``place`` has the fields of its position."""
     match form:
         case EntryFormat.TEXT:
             return payload + b"\n"
@@ -121,7 +121,7 @@ def _checked(line: bytes, number: int) -> bytes:
 
 
 async def _read_some(descriptor: int) -> bytes:
-    """What there is to read, b"" at the end. Cancelled at once: the thread that waits for a terminal is abandoned."""
+    """Read the available bytes, b"" at the end. It can be cancelled at once: a thread at a terminal is abandoned."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[bytes] = loop.create_future()
 

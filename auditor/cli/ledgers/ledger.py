@@ -1,4 +1,4 @@
-"""``bkheal ledger``: look at ledgers, close and delete them. Entries are in ``ledger_entries``."""
+"""``bkheal ledger``: show, close and delete ledgers. Entries are in ``ledger_entries``."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ def recover(
     password: PasswordOption = "",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Decide the end of a ledger whose writer is dead, and close it.
+    """Find the end of a ledger whose writer is dead, and close it.
 
-    Safe to repeat; a closed one is left alone.
+    It is safe to repeat; a closed ledger stays as it is.
 
-    Its writer, should it live after all, is fenced out: it cannot add anything from then on. Everything that was
-    acknowledged stays. Exits with 69 while too few bookies answer to know the end; run it again when they are back.
+    If the writer is still alive, it is fenced out: it cannot add anything from then on. All acknowledged entries stay.
+    Exits with 69 while too few bookies answer to find the end; run it again after they return.
     """
     row = run(_recover(metadata_uri(uri, config), ledger, password.encode() or None))
     if output is OutputFormat.JSON:
@@ -158,7 +158,7 @@ def delete(
 ) -> None:
     """Delete a ledger permanently.
 
-    Bookies free its entries when they collect garbage.
+    Bookies free its entries with their next garbage collection.
     """
     target = metadata_uri(uri, config)
     row = run(_show(target, ledger))

@@ -41,7 +41,7 @@ app = typer.Typer(
 )
 
 _TELL_S: Final = 0.2
-"""After this time the newest entries are announced to readers that follow the log, if no later ones do it."""
+"""After this time the newest entries are announced to readers that follow the log, unless later entries do so."""
 NameArgument = Annotated[str, typer.Argument(help="Name of the log.")]
 
 
@@ -57,7 +57,7 @@ def create(
     ledger_bytes: Annotated[int, typer.Option(min=1, help="Payload bytes after which a new ledger begins.")] = 1 << 30,
     ledger_age: Annotated[float, typer.Option(min=1, help="Seconds after which a new ledger begins.")] = 3600.0,
 ) -> None:
-    """Create an empty log. How its ledgers are made stays with it, for every later writer."""
+    """Create an empty log. The options of its ledgers are stored with it, for every later writer."""
     from bookie.client.log.values import LogOptions
     from bookie.client.options import LedgerOptions
 
@@ -81,7 +81,7 @@ def append(
 ) -> None:
     """Append one entry per line of a file or standard input (or --entries random ones).
 
-    This takes the log over: any other writer of it is deposed. Example: `dmesg | bkheal log append kernel --create`.
+    This takes over the log: any other writer of it is deposed. Example: `dmesg | bkheal log append kernel --create`.
     """
     payloads = payloads_from(file, entries, entry_bytes)
     work = _append(metadata_uri(uri, config), name, payloads, entries or None, password.encode(), is_created)
@@ -109,7 +109,7 @@ def read(
     form: FormatOption = EntryFormat.TEXT,
     password: PasswordOption = "",
 ) -> None:
-    """Print a log's entries up to its end as it is now.
+    """Print a log's entries up to its present end.
 
     A position is printed with --format json or hex. Example: `bkheal log read orders --from 17:0 --limit 10`.
     """
@@ -163,7 +163,7 @@ def show(
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show a log: how its ledgers are made, and each of them."""
+    """Show a log: the options of its ledgers, and each ledger."""
     row = run(_show(metadata_uri(uri, config), name))
     if output is OutputFormat.JSON:
         print_json("Log", **row)
@@ -196,7 +196,7 @@ def truncate(
     config: ConfigOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Free what lies before a position, in whole ledgers: its own ledger stays, and so does the log's last one."""
+    """Free the entries before a position, in whole ledgers: the position's own ledger and the log's last one stay."""
     from bookie.client.log.values import LogPosition
 
     position, target = LogPosition.parse(before), metadata_uri(uri, config)
@@ -248,7 +248,7 @@ async def _append(
                 appended += 1
                 advance(1)
             if first is not None and last is not None:
-                return await first, await last, appended  # acknowledged in order: all are, once the last one is
+                return await first, await last, appended  # acknowledged in order: the last one completes all
     return None, None, 0
 
 

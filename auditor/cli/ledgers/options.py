@@ -1,4 +1,4 @@
-"""Options that several commands about ledgers and logs share."""
+"""Options shared by several commands about ledgers and logs."""
 
 from __future__ import annotations
 

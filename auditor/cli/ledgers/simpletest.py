@@ -1,4 +1,4 @@
-"""``bkheal simpletest``: does this cluster take entries and give them back?"""
+"""``bkheal simpletest``: check whether this cluster stores entries and returns them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 _SEED: Final = 1
 _DELETE_DEADLINE_S: Final = 10.0
-"""A person waits for the end; the ledger can be deleted at leisure."""
+"""A person waits for the end; the ledger can be deleted later."""
 
 
 class WrongEntryError(FatalError):
-    """An entry that was read is not what was written."""
+    """A read entry differs from the written one."""
 
 
 class LedgerLeftError(OutcomeUnknownError):
@@ -58,7 +58,7 @@ def simpletest(
 ) -> None:
     """Write a ledger, read everything back, compare it, and delete the ledger: a quick proof that the cluster works.
 
-    The ledger is deleted even if the test fails or is interrupted; if this is impossible, a note has the command.
+    The ledger is deleted even if the test fails or is interrupted; if this is impossible, a note contains the command.
 
     Example: `bkheal simpletest -e 3 -w 3 -a 2 -n 10000`.
     """
@@ -88,12 +88,12 @@ async def _test(
 async def prove(
     client: BookKeeper, options: LedgerOptions, entries: int, entry_bytes: int, *, uri: str, is_kept: bool = False
 ) -> dict[str, Any]:
-    """Run the command on a cluster; the row of results.
+    """Run the command on a cluster, and return the row of results.
 
     Raises:
-        WrongEntryError: what was read is not what was written.
-        LedgerLeftError: all went well, but for the deletion of the ledger.
-        BkhealError: of the client. In every case the ledger is deleted, or standard error has the command.
+        WrongEntryError: a read entry differs from the written one.
+        LedgerLeftError: everything succeeded except the deletion of the ledger.
+        BkhealError: of the client. In every case the ledger is deleted, or standard error contains the command.
     """
     writer = await client.create_ledger(options)
     ledger_id = writer.ledger_id
@@ -119,19 +119,19 @@ async def prove(
 
 
 async def _write(writer: LedgerWriter, entries: int, entry_bytes: int) -> float:
-    """Seconds that it took."""
+    """Return the elapsed seconds."""
     rng, started_s = random.Random(_SEED), time.monotonic()
     with counting("writing", entries) as advance:
         async with writer:
             for _ in range(entries):
                 added = await writer.submit(rng.randbytes(entry_bytes))
                 advance(1)
-            await added  # acknowledged in order: all are, once the last one is
+            await added  # acknowledged in order: the last one completes all
     return time.monotonic() - started_s
 
 
 async def _read(client: BookKeeper, ledger_id: LedgerId, entries: int, entry_bytes: int) -> float:
-    """Seconds that it took."""
+    """Return the elapsed seconds."""
     rng, started_s, count = random.Random(_SEED), time.monotonic(), 0
     reader = await client.open_ledger(ledger_id)
     with counting("reading", entries) as advance:
@@ -146,7 +146,7 @@ async def _read(client: BookKeeper, ledger_id: LedgerId, entries: int, entry_byt
 
 
 async def _left(client: BookKeeper, ledger_id: LedgerId, uri: str) -> str:
-    """Delete the ledger. The note to print after a failure; empty: it was deleted."""
+    """Delete the ledger, and return the note to print after a failure; empty: it was deleted."""
     try:
         async with asyncio.timeout(_DELETE_DEADLINE_S):
             await client.delete_ledger(ledger_id)

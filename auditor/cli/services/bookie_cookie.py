@@ -1,4 +1,4 @@
-"""``bkheal bookie cookie``: the cookies in a bookie's directories, and whether ZooKeeper has the same."""
+"""``bkheal bookie cookie``: the cookies in a bookie's directories, and their comparison with ZooKeeper."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LedgerDirsOption = Annotated[
 def show_cookies(
     journal_dir: JournalDirsOption, ledger_dir: LedgerDirsOption, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Show the cookie of each directory. The bookie may run; ZooKeeper is not asked, and nothing is changed.
+    """Show the cookie of each directory. The bookie may run; ZooKeeper is not read, and nothing is changed.
 
     Exit codes: 0 every directory has a cookie, 1 one has none or a damaged one, 2 wrong usage.
     """

@@ -7,7 +7,7 @@ from typing import Any, Final
 from bookie.runtime.human import printable
 
 SHOWN_MAX: Final = 100
-"""Ledgers with damage that are shown, and entries of each."""
+"""Largest number of damaged ledgers shown, and of entries of each."""
 
 
 def status_lines(document: dict[str, Any]) -> list[str]:
@@ -38,7 +38,7 @@ def _disk_line(disk: dict[str, Any]) -> str:
 
 
 def read_only_lines(document: dict[str, Any]) -> list[str]:
-    """Return the read-only mode, and who asked for it."""
+    """Return the read-only mode, and the requester."""
     mode = "read-only" if document["read_only"] else "writable"
     why = f": {', '.join(document['read_only_reasons'])}" if document["read_only_reasons"] else ""
     who = f" (by {document['read_only_asked_by']}, {document['read_only_asked_at']})"
@@ -46,7 +46,7 @@ def read_only_lines(document: dict[str, Any]) -> list[str]:
 
 
 def scrub_lines(document: dict[str, Any]) -> list[str]:
-    """Return a scrub, and the damage that was not repaired."""
+    """Return a scrub, and the unrepaired damage."""
     where = f" at {document['position']}" if document["position"] else ""
     verified = f"{document['entries']} entries, {document['bytes']} bytes verified since {document['begun_at'] or '-'}"
     damage = f"{document['damaged_count']} damaged, {document['replaced_count']} replaced"
@@ -60,7 +60,7 @@ def scrub_lines(document: dict[str, Any]) -> list[str]:
 
 
 def collection_lines(document: dict[str, Any]) -> list[str]:
-    """Return a garbage collection that runs, or the last one."""
+    """Return the running garbage collection, or the last one."""
     if document["running"]:
         return [f"garbage collection runs ({document['level']}) since {document['begun_at'] or '-'}"]
     if document["finished_at"] is None:

@@ -1,4 +1,4 @@
-"""The options of commands that look into one bookie: a running one, or the directories of a stopped one."""
+"""The options of commands that inspect one bookie: a running one, or the directories of a stopped one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ EXIT_CODES: Final = (
 def place_of(
     at: str | None, token_file: Path | None, journal_dir: list[str] | None, ledger_dir: list[str] | None
 ) -> RunningBookie | StoppedPlace:
-    """The bookie that the options name; if it is not exactly one, the command exits with code 2."""
+    """Return the bookie named by the options; if it is not exactly one, the command exits with code 2."""
     if at is not None:
         if journal_dir or ledger_dir:
             raise typer.BadParameter("is for a running bookie, directories are for a stopped one", param_hint="--at")
@@ -57,7 +57,7 @@ def place_of(
 
 
 def journal_dirs_of(given: Sequence[str], *, may_be_new: bool = False) -> tuple[Path, ...]:
-    """The directories that the option names. Each must exist, unless ``may_be_new``, or the exit code is 2."""
+    """Return the directories named by the option. Each must exist, unless ``may_be_new``, or the exit code is 2."""
     found = directories_in(",".join(given))
     missing = [path for path in found if not path.is_dir() and (path.exists() or not may_be_new)]
     if not found or missing:
@@ -67,7 +67,7 @@ def journal_dirs_of(given: Sequence[str], *, may_be_new: bool = False) -> tuple[
 
 
 def ledger_dirs_of(given: Sequence[str]) -> tuple[Path, ...]:
-    """The directories that the option names. The first one must exist, else the command ends with exit code 2."""
+    """Return the directories named by the option. The first one must exist, else the command ends with exit code 2."""
     found = directories_in(",".join(given))
     if not found or not found[0].is_dir():
         what = f"directory {found[0]} does not exist" if found else "no directory is named"
@@ -82,7 +82,7 @@ def show_looks(
     look: Callable[[], dict[str, Any]],
     interval_s: float | None,
 ) -> None:
-    """Show one look, or one after the other."""
+    """Show one document, or repeated updates of it."""
     if interval_s is not None:
         watched(output, lambda document: "; ".join(lines(document)), lines, kind, look, interval_s)
     document = look()
@@ -94,7 +94,7 @@ def show_looks(
 
 
 def first_then(first: dict[str, Any], look: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """Looks of which the first one was made already."""
+    """Return a function that returns ``first`` on its first call, and then the results of ``look``."""
     made = [first]
     return lambda: made.pop() if made else look()
 

@@ -1,4 +1,4 @@
-"""``bkheal bookie gc``, ``readonly`` and ``force``: what an operator makes a bookie do."""
+"""``bkheal bookie gc``, ``readonly`` and ``force``: operators' requests to a bookie."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def collect(
 ) -> None:
     """Start a garbage collection of a running bookie, or show the last one.
 
-    A collection deletes the entries of ledgers that were deleted or moved to other bookies, after the same checks as
-    each hour, and then compacts entry logs. A major one frees more space and copies up to four bytes for each. A
-    collection of a stopped bookie is impossible: it needs ZooKeeper.
+    A collection deletes the entries of ledgers deleted or moved to other bookies, after the same checks as each hour,
+    and then compacts entry logs. A major one frees more space and copies up to four bytes for each. A collection of a
+    stopped bookie is impossible: it needs ZooKeeper.
 
-    Exit codes: 0 shown, started, or ended as it should; 1 refused (one runs already, or a token is missing), or with
-    --wait: it ended early, with the reason in the output; 2 wrong usage; 69 the bookie did not answer; 75 with --wait:
-    the collection was not over in time. It goes on.
+    Exit codes: 0 shown, started, or completed; 1 refused (one runs already, or a token is missing), or with --wait: it
+    ended early, with the reason in the output; 2 wrong usage; 69 the bookie did not answer; 75 with --wait: the
+    collection did not end in time. It continues.
 
     Example: `bkheal bookie gc --at bk1:3181 --major --wait`
     """
@@ -91,18 +91,18 @@ def collected(
     monotonic_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Look until no collection runs, or until the time is up, and return the last document.
+    """Query the bookie until no collection runs, or until the time is up, and return the last document.
 
     Args:
-        document: the first look.
-        look: asks the bookie, with a deadline of its own.
-        interval_s: the pause between two looks.
-        timeout_s: how long to wait; after it the bookie is asked once more.
+        document: the first answer.
+        look: queries the bookie, with a deadline of its own.
+        interval_s: the pause between two queries.
+        timeout_s: how long to wait; after it the bookie is queried once more.
         monotonic_s: the clock.
         sleep: waits.
 
     Raises:
-        BkhealError: a look failed; the collection is not affected.
+        BkhealError: a query failed; the collection is not affected.
     """
     end_s = monotonic_s() + timeout_s
     while document["running"] and (left_s := end_s - monotonic_s()) > 0:
@@ -129,11 +129,11 @@ def readonly(
     token_file: TokenFileOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Make a bookie refuse new data, end this, or show whether it does and why.
+    """Make a bookie refuse new data, end this, or show the mode and its reason.
 
-    It goes on to serve reads, and to take the copies of recoveries and repairs. The wish is recorded in the ledger
-    directory, so a restart keeps it; of a stopped bookie it counts from the next start. `clear` ends only the wish of
-    an operator: a full disk or a drain keeps the bookie read-only.
+    It continues to serve reads, and to accept the copies of recoveries and repairs. The request is recorded in the
+    ledger directory, so a restart keeps it; for a stopped bookie it counts from the next start. `clear` ends only the
+    request of an operator: a full disk or a drain keeps the bookie read-only.
 
     Example: `bkheal bookie readonly set --at bk1:3181`
     """
@@ -154,8 +154,8 @@ def force(at: AtOption = None, token_file: TokenFileOption = None, output: Outpu
     """Let a running bookie move everything from its journal to its entry logs and its index, and sync both.
 
     Every acknowledged entry is on the journal's disk without this. After it, the ledger directory alone has all entries
-    that were acknowledged before the call: use it before a copy of that directory is made, or before the journal's disk
-    is replaced.
+    acknowledged before the call: use it before a copy of this directory is made, or before the journal's disk is
+    replaced.
 
     Exit codes: 0 done, 1 refused, 2 wrong usage, 69 the bookie did not answer, or not in time.
     """

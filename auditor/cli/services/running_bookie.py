@@ -1,4 +1,4 @@
-"""What the commands below ``bkheal bookie`` ask of a running bookie with ``--at``, as documents."""
+"""The requests of the commands below ``bkheal bookie`` to a running bookie with ``--at``, as documents."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TokenFileOption = Annotated[
 
 
 def address_of(text: str) -> BookieAddress:
-    """The address in ``--at``; with a wrong one, the command exits with code 2."""
+    """Return the address in ``--at``; with an invalid one, the command exits with code 2."""
     from bookie.wire.resolver import BookieAddress
 
     host, _, port = text.rpartition(":")

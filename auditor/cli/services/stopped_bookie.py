@@ -1,4 +1,4 @@
-"""The commands below ``bkheal bookie`` that look into a bookie: a running one, or the directories of a stopped one."""
+"""The commands below ``bkheal bookie`` that inspect a bookie: a running one, or the directories of a stopped one."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 __all__ = ["bookie_app"]
 
 _DAMAGED_MAX: Final = 1000
-"""Damaged entries that are listed; all are counted."""
+"""Largest number of damaged entries in a list; all are counted."""
 _RUNS_MAX: Final = 100
-"""Runs of entries that are listed in one call."""
+"""Largest number of runs of entries listed in one call."""
 
 JournalDirOption = Annotated[
     list[str],
@@ -89,7 +89,7 @@ def status(
     is_watched: WatchOption = False,
     interval: IntervalOption = 2.0,
 ) -> None:
-    """Show what a bookie does and holds, or what the directories of a stopped one are.
+    """Show the state and the data of a bookie, or of the directories of a stopped one.
 
     Of a running bookie: queues, disks, why it is read-only, its scrub and its garbage collection.
 
@@ -119,7 +119,7 @@ def ledgers(
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most ledgers to list.")] = 1000,
     only_limbo: Annotated[bool, typer.Option("--limbo", help="Only ledgers in limbo.")] = False,
 ) -> None:
-    """List the ledgers that have entries on a bookie, or are in limbo there.
+    """List the ledgers with entries on a bookie, or in limbo there.
 
     Example: `bkheal bookie ledgers --at bk1:3181 --output jsonl --limit 100000`
     """
@@ -195,7 +195,7 @@ def read(
     output: OutputOption = OutputFormat.TABLE,
     is_raw: Annotated[bool, typer.Option("--raw", help="Write the stored bytes to standard output.")] = False,
 ) -> None:
-    """Show an entry as a bookie has it: its header, its size, and whether its checksum is right.
+    """Show an entry as stored by a bookie: its header, its size, and whether its checksum is right.
 
     The stored bytes are a header of 32 bytes, the digest of the ledger, and the payload. Exit code 1: the entry cannot
     be served; the status is the reason.
@@ -242,11 +242,12 @@ def scrub(
     """Show or control the scrub of a running bookie, or verify every entry of a stopped one against its checksum.
 
     A damaged entry is never served: readers, recoveries and repairs take other copies. A running bookie fetches it back
-    from another bookie if the ledger is closed. What it could not replace is listed here and left out of the lists of
-    the bookie, so `bkheal audit run --kind replicas` marks the ledger, and replicators store a good copy in its place.
+    from another bookie if the ledger is closed. Entries that it could not replace are listed here and left out of the
+    lists of the bookie, so `bkheal audit run --kind replicas` marks the ledger, and replicators store a good copy in
+    their place.
 
     The scrub of a stopped bookie changes nothing. With --bytes-max it is done in parts: each prints where the next one
-    goes on.
+    begins.
 
     Exit codes: 0 nothing is damaged, 1 something is, or the call is refused, 2 wrong usage, 69 the running bookie did
     not answer, 70 the storage cannot be opened.
@@ -306,15 +307,15 @@ def rebuild_index(
         bool, typer.Option("--replace", help="Rebuild also an index that could be used.", show_default=False)
     ] = False,
 ) -> None:
-    """Make the lost index of a stopped bookie again from its entry logs.
+    """Rebuild the lost index of a stopped bookie from its entry logs.
 
-    The index also held the ledgers' keys, fences and what was collected, which are not in the entry logs. So the disks
-    become a new incarnation that keeps its entries: at its next start the bookie answers "unknown" for what it does not
-    have, and every ledger that names it is marked for repair, which copies only what is missing. Entries of deleted
-    ledgers come back until the next garbage collection.
+    The index also held the ledgers' keys, fences and the record of collected entries, which are not in the entry logs.
+    So the disks become a new incarnation that keeps its entries: at its next start the bookie answers "unknown" for all
+    other entries, and every ledger that names it is marked for repair, which copies only missing entries. Entries of
+    deleted ledgers reappear until the next garbage collection.
 
-    What is damaged in the entry logs is listed and left out. The directories need space for a second index. The index
-    that was there is kept as `index.lost-…`; delete it when the bookie is whole.
+    Damaged parts of the entry logs are listed and left out. The directories need space for a second index. The old
+    index is kept as `index.lost-…`; delete it when the bookie is complete again.
 
     Exit codes: 0 rebuilt, 1 refused, also while the bookie runs (nothing was changed), 2 wrong usage, 70 a disk failed;
     it is safe to try again.
@@ -353,15 +354,15 @@ def salvage_journal(
         typer.Option("--lost", help="The journal's disk is lost, and this directory is empty.", show_default=False),
     ] = False,
 ) -> None:
-    """Keep what can be read of a stopped bookie's damaged journal, so that the bookie starts again.
+    """Keep the readable part of a stopped bookie's damaged journal, so the bookie can start again.
 
-    The entries that can be read are moved to the entry logs. What else the journal held is unknown: entries, keys and
+    The readable entries are moved to the entry logs. The other contents of the journal are unknown: entries, keys and
     fences of any ledger. So the disks become a new incarnation that keeps its entries: at its next start the bookie
-    answers "unknown" for what it does not have, takes no more adds of the writers of its ledgers, and every ledger that
-    names it is marked for repair, which copies only what is missing.
+    answers "unknown" for all other entries, accepts no more adds from the writers of its ledgers, and every ledger that
+    names it is marked for repair, which copies only missing entries.
 
-    If there is a copy of the damaged files, or the right disk can be mounted, do that instead. The journal that was
-    there is kept as `journal.damaged-…`; delete it when the bookie is whole.
+    If there is a copy of the damaged files, or the right disk can be mounted, use it instead. The old journal is kept
+    as `journal.damaged-…`; delete it when the bookie is complete again.
 
     Exit codes: 0 salvaged, 1 refused, also while the bookie runs (nothing was changed), 2 wrong usage, 70 a disk
     failed; it is safe to try again.
