@@ -36,8 +36,7 @@ class ImageUpkeep:
         """Why no image was written."""
 
     def begin(self, live: AbstractSet[str], attendance: Attendance | None = None) -> Place | None:
-        """Begin a generation before a scan, and discard that of an earlier scan; return the place for the parts, or
-        None.
+        """Begin a generation before a scan, and discard an earlier one; return the place for the parts, or None.
 
         Args:
             live: bookies counted as live by the scan.

@@ -1,4 +1,4 @@
-"""One pass over all ledger metadata, run by the Spark driver; its result are the ledgers for further checks."""
+"""One pass over all ledger metadata, run by the Spark driver, to find the ledgers for further checks."""
 
 from __future__ import annotations
 
