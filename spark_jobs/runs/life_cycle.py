@@ -298,7 +298,7 @@ class RunLifeCycle:
             self.gate.stop(Stop(str(error), RunState.ABANDONED, ExitCode.STORE_UNREACHABLE))
 
     async def _release(self, lease: RunLease) -> None:
-        """Retry until success: as long as its session lives, the lock would exclude every other run of this kind."""
+        """Retry as long as the session lives: until its end, the lock would exclude every other run of this kind."""
         while True:
             try:
                 return await lease.release()
