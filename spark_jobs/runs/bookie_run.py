@@ -62,7 +62,8 @@ from spark_jobs.runs.withdrawal import withdraw_ended
 _log = logging.getLogger(__name__)
 
 SCANS_MAX: Final = 3
-"""Scans of one run. If bookies leave during each of three scans, it is an outage, and a later run sees its result."""
+"""Scans of one run. If bookies leave during each of three scans, there is an outage, and a later run sees how it ended.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,9 @@ class BookieRun:
 
     @property
     def audited(self) -> Mapping[BookieId, Down]:
-        """Lost bookies whose loss this run handled: due, and not registered when the ledgers were judged. If a bookie
-        left later, this run skipped its ledgers, and only another run finds them.
+        """Lost bookies whose loss this run handled: due, and not registered when the ledgers were judged.
+
+        If a bookie left later, this run skipped its ledgers, and only another run finds them.
         """
         return {bookie: down for bookie, down in self.lost.due.items() if bookie not in self._live}
 

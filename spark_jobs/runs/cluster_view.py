@@ -66,7 +66,7 @@ class ClusterView:
 
     @property
     def budget(self) -> Budget:
-        """The ZooKeeper budget of the run's tasks, given the runs of the last count."""
+        """The ZooKeeper budget of the run's tasks, shared with the other runs of the last count."""
         return replace(self._budget, instance_id=self.cluster.instance_id, readers=self._connection.store.readers)
 
     def leaf_parents(self) -> tuple[LeafParent, ...]:
@@ -268,7 +268,7 @@ def opened_cluster(
 
     Raises:
         StoreUnavailableError: no answer from the hosts.
-        NotAClusterError: the root is not a cluster.
+        NotAClusterError: there is no cluster at the root.
     """
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()

@@ -1,7 +1,7 @@
 """Decide whether a scan saw every ledger it should have seen (S20, R20). Pure.
 
 A scan is planned from the number of children of each metadata node. Every planned ledger must be in the listing of its
-node, or must be deleted. Deleted ledgers are normal (S15), a short listing without deletions is not.
+node, or must be deleted. Deleted ledgers are normal (S15); a short listing without deletions is not.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class RunContext:
 
     @property
     def budget(self) -> Budget:
-        """The ZooKeeper budget of the run's tasks, given the other runs of this moment."""
+        """The ZooKeeper budget of the run's tasks, shared with the other runs of this moment."""
         return self.cluster.budget
 
     @property

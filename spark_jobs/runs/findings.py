@@ -90,7 +90,7 @@ def _limited(ledgers: DataFrame, first: LedgerId) -> str:
 
 
 def _held_back(held: HeldBookies) -> str:
-    """The last reason to end, if every missing bookie is held and none is named because the ledger is critical."""
+    """The SQL of the detail: the last reason to end, if every missing bookie is held and none is critical and due."""
     ends = " ".join(
         f"WHEN {literal(bookie)} THEN named_struct('due_ms', {time.due_ms}L, 'text', {literal(_text(time))})"
         for bookie, time in held.times.items()
@@ -168,7 +168,7 @@ def to_mark(ledgers: DataFrame) -> Iterator[FoundLedger]:
 
 
 def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each batch as one value."""
+    """Yield each batch as one value."""
     for batch in batches:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -185,7 +185,7 @@ def _unpacked(packed: bytes) -> Iterator[FoundLedger]:
 
 
 def _bookies(column: pa.Array) -> Iterator[tuple[BookieId, ...]]:
-    """The lists of a column."""
+    """Yield the lists of a column."""
     names = column.flatten().to_pylist()
     start = 0
     for count in column.value_lengths().to_pylist():

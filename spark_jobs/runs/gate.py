@@ -14,7 +14,7 @@ from bookie.model.run import RunState
 from spark_jobs.runs.port import Gate, RunStoppedError
 
 _LOOK_S: Final = 0.5
-"""Interval at which a paused run checks whether it must stop."""
+"""Interval at which a paused run checks whether it must stop, seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """One pass over all ledgers: read the new, open and endangered ones, and carry the rest over from the image.
 
-The image is a cache (R100): if it is missing, damaged, old, or of another cluster, the run reads all ledgers. So it
-does after the loss of a bookie not handled by any audit, because a copy may have been moved to this bookie since the
-image was written. The metadata read by a run that ended early is carried over as well, if it was read after the loss:
-it is the first part of the same pass (R108).
+The image is a cache (R100): if it is missing, damaged, old, or of another cluster, the run reads all ledgers. It does
+the same after the loss of a bookie not handled by any audit, because a copy may have been moved to this bookie since
+the image was written. The metadata read by a run that ended early is carried over as well, if it was read after the
+loss: it is the first part of the same pass (R108).
 """
 
 from __future__ import annotations

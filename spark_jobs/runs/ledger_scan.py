@@ -175,7 +175,7 @@ def scan_of(collected: Collected) -> LedgerScan:
     cached, totals = collected.cached, collected.totals
     suspects = _of_readings(cached, collected.readings)
     suspects = suspects.where(F.col("summary").isNull()).drop("summary", READING)
-    # One partition needs no shuffle later, which takes most of the time for a few suspects.
+    # One partition needs no later shuffle; for a few suspects, a shuffle takes most of the time.
     return LedgerScan(
         suspects.coalesce(1 + totals.returned // SUSPECTS_PER_PARTITION), totals, (cached,), collected.image
     )

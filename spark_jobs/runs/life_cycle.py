@@ -187,7 +187,7 @@ class RunLifeCycle:
         """Take the lock of the lane, and put the run on record.
 
         Raises:
-            RunLockedError: a run of this kind is in progress, or, for a dry run, a dry run of this kind.
+            RunLockedError: another run of this lane is in progress: of the same kind, and a dry run if this is one.
             StoreUnavailableError, WriteOutcomeUnknownError, RunTakenError: the run has not begun; its lock is released
                 in the background.
         """

@@ -3,10 +3,10 @@
 A run that marks a million ledgers at once fills the tree of tasks and commits the workers to all of them. With a limit,
 a run marks the ledgers with the fewest copies first, and holds back the rest.
 
-The invariant: existing marks do not count. So each run gets further than the previous one, even if no worker has
-repaired anything, and the order of severity is kept: after the first ledger beyond the limits, no other new one is
-marked. The first new ledger is always admitted, whatever its size. A run with held-back ledgers does not count as the
-audit of a loss, so the service starts another one.
+The invariant: existing marks do not count against the limits. So each run gets further than the previous one, even if
+no worker has repaired anything, and the order of severity is kept: after the first ledger beyond the limits, no other
+new one is marked. The first new ledger is always admitted, whatever its size. A run with held-back ledgers does not
+count as the audit of a loss, so the service starts another one.
 
 R rules are defined in docs/failure-model.md.
 """

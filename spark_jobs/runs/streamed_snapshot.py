@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 _NAME: Final = ".snapshot-"
 _LEFT_S: Final = 86_400.0
-"""The file of a run ended by SIGKILL is removed after this time. Running ones are younger."""
+"""The file of a run ended by SIGKILL is removed after this time. Files of active runs are younger."""
 
 
 class StreamedSnapshot:

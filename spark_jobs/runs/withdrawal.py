@@ -176,7 +176,7 @@ class Withdrawal:
             return Unreadable(ledger_id, str(error))
 
     def _kept_by(self, ledger_id: LedgerId, ended: Ended) -> Sequence[str]:
-        """Return the records of work on the ledger that its own worker has to end."""
+        """Return the records of work on the ledger; the worker that began the work has to end it."""
         records = [self._reservations.path(ledger_id)]
         if ended is not Ended.LEDGER_DELETED:
             records += [each.path(ledger_id) for each in (self._parked, self._doubts, self._failures)]
