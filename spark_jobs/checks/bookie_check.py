@@ -96,7 +96,7 @@ def _lacking(live: Sequence[str], draining: AbstractSet[str]) -> str:
 
 
 def _judged(live: Sequence[str], draining: AbstractSet[str]) -> str:
-    """Return the SQL for the same with the number of dead positions, the fewest copies of an entry, and the missing.
+    """Return the SQL that adds the number of dead positions, the fewest copies of an entry, and the missing bookies.
 
     Entry n is on the Qw positions from n mod E on, so the first position identifies a write set. The fragment has every
     write set if its end is unknown or it has at least E entries, and none if it is empty. The smallest count of copies

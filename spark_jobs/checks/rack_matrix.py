@@ -40,7 +40,7 @@ Cell = tuple[int | None, str | None, str | None]
 
 
 def cells_of(ensembles: Iterable[Sequence[BookieId]], topology: Topology) -> set[Cell]:
-    """Return the fewest racks of an ensemble, and all pairs of racks; ensembles with unknown places are left out."""
+    """Return the fewest racks of an ensemble, and the pairs of racks in ensembles; unknown places are left out."""
     numbers: set[int] = set()
     found: set[Cell] = set()
     for members in ensembles:

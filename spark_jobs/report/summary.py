@@ -366,7 +366,7 @@ class LintCounts:
     dangling_cookies: tuple[str, ...] = ()
     """Bookies with a cookie and without a registration, not named by any ledger."""
     cookies_not_judged: str = ""
-    """Why dangling cookies were not determined, and ``dangling_cookies`` is empty."""
+    """Why dangling cookies are unknown; ``dangling_cookies`` is then empty."""
 
     @property
     def ledgers(self) -> int:
@@ -375,7 +375,7 @@ class LintCounts:
 
     @property
     def errors(self) -> int:
-        """As ``ledgers``, for the faults with a danger for entries."""
+        """As ``ledgers``, for the faults that endanger entries."""
         grave = {fault.label for fault in MetadataFault if fault.weight is Weight.ERROR}
         return sum(count for label, count in self.faults.items() if label in grave)
 
@@ -484,7 +484,7 @@ _THRESHOLDS: Final = {
 
 
 class Verdict(enum.Enum):
-    """The result of a run in one word, the most serious one to apply."""
+    """The result of a run in one word, the most serious one that applies."""
 
     HELD = "held"
     """The input was implausible: nothing was published."""
@@ -611,7 +611,7 @@ class RunSummary:
         return Verdict.DRAINING if worst is Severity.DRAIN else Verdict.MISPLACED
 
     def exit_code(self, fail_on: FailOn = FailOn.NEVER) -> ExitCode:
-        """Return the exit code of a one-shot run: the first to apply of held, interrupted, partial, findings, ok."""
+        """Return the exit code of a one-shot run, the first that applies: held, interrupted, partial, findings, ok."""
         if self.held_because is not None:
             return ExitCode.HELD
         if self.published.outcome is PublishOutcome.INTERRUPTED:

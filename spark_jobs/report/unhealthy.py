@@ -1,8 +1,8 @@
-"""The start of each ledger's lack of copies: each run continues the previous state with its findings.
+"""The time since when each ledger lacks copies: each run continues the previous state with its findings.
 
 A ledger is unhealthy if some entry has fewer copies than its write quorum, or if its metadata cannot be read. A loss
-accepted by an operator does not count. A complete run removes every ledger without a finding from the state; any other
-run only adds ledgers, because an unseen ledger is not known to be healthy.
+accepted by an operator does not count. A run that saw every ledger removes the ledgers without a finding from the
+state; any other run only adds ledgers, because an unseen ledger is not known to be healthy.
 
 The state of one check of one cluster is one file, KIND-CLUSTER-RUN.parquet; the one of the newest run counts.
 

@@ -62,8 +62,7 @@ from spark_jobs.runs.withdrawal import withdraw_ended
 _log = logging.getLogger(__name__)
 
 SCANS_MAX: Final = 3
-"""Scans of one run. If bookies leave during each of three scans, there is an outage, and a later run sees how it ended.
-"""
+"""Scans of one run. If bookies leave during each of three, there is an outage, and a later run sees how it ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Ask bookies for their ledgers and their known damage. Runs inside a Spark task.
 
-A bookie is asked page by page, so a task keeps only one page in memory. The last row of each bookie is its answer:
-after a failure, its other ledgers are unknown, and the rows before the failure are true.
+A bookie is asked page by page, so a task keeps only one page in memory. The last row of each bookie is its answer.
+Ledgers not listed, for any reason, are unknown; rows before a failure are true.
 
 The token for bookies comes from a file on the executor. The file is read before the requests to each bookie: a new
 token takes effect then, and neither the plan nor any value sent by Spark contains it.

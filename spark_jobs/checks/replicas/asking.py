@@ -6,8 +6,9 @@ metadata and denies it twice. Every other failure of a bookie is reported as unk
 
 A bookie of Apache's is not asked for a list unless the operator permits it
 (docs/decisions/0068-apaches-bookies-are-read.md), and with DbLedgerStorage it has no list. It is asked for the first
-and the last entry of each of its positions, as in Apache's own check by default (docs/formats.md#sampling): these stand
-for the entries between them. Ledgers only sampled like this are counted, because a complete list is worth more.
+and the last entry of each of its positions, as in Apache's own check by default (docs/formats.md#sampling): the entries
+served of these stand for those between them. Ledgers only sampled like this are counted, because a complete list is
+worth more.
 
 Bounds: requests in flight to one bookie and ledgers in flight in total, a deadline and few attempts for each request.
 After several consecutive ledgers without an answer, a bookie gets no more requests for the rest of the task; tasks are

@@ -144,7 +144,7 @@ def _findings(answers: Answers, settings: TaskSettings) -> Iterator[dict[str, An
 
 
 def is_accepted(finding: FragmentFinding, accepted: Iterable[LostFragment]) -> bool:
-    """Return whether an operator accepted all losses of bookies in this fragment (R45)."""
+    """Return whether an operator accepted the loss of all missing copies of this fragment (R45)."""
     return any(
         loss.first_entry_id == finding.fragment.first
         and loss.covers(finding.positions, finding.missing, finding.absent)

@@ -64,7 +64,7 @@ def findings(ledger: SettledLedger, holdings: Mapping[BookieId, Holdings]) -> It
 
     Args:
         ledger: the expected entries.
-        holdings: the answers; bookies without an answer are not registered.
+        holdings: the answers; bookies absent from it count as not registered.
     """
     for fragment in ledger.fragments:
         found = _Fragment(ledger, fragment, holdings).finding()
