@@ -1,4 +1,4 @@
 """Checks: pure functions from DataFrames to DataFrames of findings.
 
-Does not belong here: reading metadata, publishing, files.
+Reading metadata, publishing and files do not belong here.
 """

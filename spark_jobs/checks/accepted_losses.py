@@ -1,7 +1,7 @@
-"""Findings whose loss an operator accepted: they are reported as accepted, and neither counted nor marked.
+"""Findings with a loss accepted by an operator: they are reported as accepted, and neither counted nor marked.
 
-A finding is accepted if each of its positions is, with the same bookie. So another lost position of the same fragment,
-or another bookie at an accepted position, is a finding like any other (R45).
+A finding is accepted if each of its positions is accepted, with the same bookie. So another lost position of the same
+fragment, or another bookie at an accepted position, is a finding like any other (R45).
 
 R rules are defined in docs/failure-model.md.
 """
@@ -39,10 +39,10 @@ _FINDING: Final = [f"CAST({_VALUES.get(name, f'finding.{name}')} AS {kind}) AS {
 
 
 class Split(NamedTuple):
-    """The findings of a check, by whether their loss was accepted."""
+    """The findings of a check, divided into those with and without an accepted loss."""
 
     found: DataFrame
-    """As the check returned it, without the accepted findings and without ledgers that have no others."""
+    """The result of the check without accepted findings, and without ledgers with accepted findings alone."""
     accepted: DataFrame
     """The accepted findings, one row each, with the columns of findings."""
 
@@ -53,7 +53,7 @@ def without_accepted(spark: SparkSession, found: DataFrame, decisions: Iterable[
     Args:
         spark: the session.
         found: rows with a ``ledger_id`` and all of its findings (``found``), as of ``bookie_check_by_ledger``.
-        decisions: the accepted losses; a bounded number, which each task receives.
+        decisions: the accepted losses; a bounded number, sent to each task.
     """
     rows: list[tuple[Any, ...]] = [
         (

@@ -1,7 +1,7 @@
-"""The bookie check: fragments that name a bookie which is not registered, or is being drained, and what that costs.
+"""The bookie check: fragments on bookies that are not registered or are draining, and the severity of each.
 
-A pure function of two tables. Severity is computed by Spark SQL expressions, without Python per row, and equals
-``bookie.model.severity.fragment_health``; a property test holds them together. A healthy ledger costs one look-up per
+A pure function of two tables. Spark SQL expressions compute the severity, without Python per row. It equals
+``bookie.model.severity.fragment_health``, and a property test compares the two. A healthy ledger costs one look-up per
 named bookie.
 """
 
@@ -17,8 +17,8 @@ from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.sql_text import in_list
 
-# A ledger's fragments are judged within its row, so that nothing has to be grouped, and so shuffled, afterwards. What
-# one step computes of a fragment goes into a struct for the next.
+# A ledger's fragments are judged within its row, so no grouping and no shuffle is needed afterwards. Each step passes
+# its results for a fragment to the next step in a struct.
 _POSITIONS: Final = "sequence(0, ensemble_size - 1)"
 _IS_DRAINED_ONLY: Final = "judged.dead = 0"
 _VALUES: Final = {
@@ -57,13 +57,13 @@ _NAMES: Final = [column.split()[0] for column in FINDING_DDL.split(",")]
 def bookie_check(
     ledgers: DataFrame, live: Sequence[str] | DataFrame, draining: AbstractSet[str] = frozenset()
 ) -> DataFrame:
-    """Return one finding per fragment that names a bookie outside of ``live``, or one that is being drained.
+    """Return one finding per fragment that names a bookie outside of ``live``, or a draining one.
 
     Args:
-        ledgers: rows of ``bk_ledgers``; those with an error are passed over (they are the lint check's).
+        ledgers: rows of ``bk_ledgers``; rows with an error are skipped (the lint check reports them).
         live: ids of the registered bookies, writable and read-only (S8, R17), or a table with a column ``bookie_id``,
-            which is collected: a cluster has hundreds. It must have been read after ``ledgers`` (R2).
-        draining: bookies that are being drained. As long as one is live, what it holds counts as a copy.
+            which is collected: a cluster has hundreds. It must be read after ``ledgers`` (R2).
+        draining: draining bookies. As long as such a bookie is live, its entries count as copies.
     """
     return bookie_check_by_ledger(ledgers, live, draining).selectExpr("inline(found)")
 
@@ -71,7 +71,7 @@ def bookie_check(
 def bookie_check_by_ledger(
     ledgers: DataFrame, live: Sequence[str] | DataFrame, draining: AbstractSet[str] = frozenset()
 ) -> DataFrame:
-    """Return the findings of ``bookie_check`` as one row per ledger that has any: ``ledger_id``, and ``found``."""
+    """Return the findings of ``bookie_check`` as one row per ledger with findings: ``ledger_id`` and ``found``."""
     ids = live_ids(live)
     return (
         ledgers.where("error IS NULL")
@@ -83,7 +83,7 @@ def bookie_check_by_ledger(
 
 
 def _lacking(live: Sequence[str], draining: AbstractSet[str]) -> str:
-    """Fragments that name a bookie which does not stay, with its positions."""
+    """Return the SQL for the fragments on bookies that are not live or are draining, with the positions of these."""
     stays = in_list("fragment.members[position]", [bookie for bookie in live if bookie not in draining])
     return f"""
         filter(
@@ -96,18 +96,18 @@ def _lacking(live: Sequence[str], draining: AbstractSet[str]) -> str:
 
 
 def _judged(live: Sequence[str], draining: AbstractSet[str]) -> str:
-    """The same with the number of positions that are not live, the fewest copies of an entry, and what is missing.
+    """Return the SQL that adds the number of dead positions, the fewest copies of an entry, and the missing bookies.
 
-    Entry n is on the Qw positions from n mod E on. So the write sets are named by their first positions: every one if
-    the end is unknown or the fragment has at least E entries, none in an empty fragment. Then the smallest count, Qw of
-    none. A write set of all positions is the only one. The last entry is compared before anything is subtracted, so
-    that no difference overflows.
+    Entry n is on the Qw positions from n mod E on, so the first position identifies a write set. The fragment has every
+    write set if its end is unknown or it has at least E entries, and none if it is empty. The smallest count of copies
+    over the write sets is the result, or Qw without a write set. If Qw equals E, there is only one write set. The last
+    entry is compared before any subtraction, so no difference overflows.
     """
     dead = "size(fragment.missing_positions)"
     if draining:
         is_live = in_list("fragment.members[position]", live)
         dead = f"size(filter(fragment.missing_positions, position -> NOT {is_live}))"
-    # Most fragments lack one bookie; then there is nothing to compare.
+    # Most fragments lack only one bookie, which needs no comparison.
     missing = "transform(fragment.missing_positions, position -> fragment.members[position])"
     missing = f"IF(size(fragment.missing_positions) > 1, array_distinct({missing}), {missing})"
     is_copy = in_list("fragment.members[(start + offset) % ensemble_size]", live)

@@ -7,37 +7,38 @@ from typing import Final
 
 
 class FindingKind(enum.Enum):
-    """What a finding is about."""
+    """The subject of a finding."""
 
     MISSING_BOOKIE = "MISSING_BOOKIE"
-    """A fragment names a bookie that is not registered."""
+    """A fragment names an unregistered bookie."""
     DRAINED_BOOKIE = "DRAINED_BOOKIE"
-    """A fragment names a bookie that is being drained, and every bookie that it names is registered."""
+    """A fragment names a draining bookie, and all of its bookies are registered."""
     LOSS_ACCEPTED = "LOSS_ACCEPTED"
-    """A fragment lost every copy of some entries, and an operator accepted it: reported, not counted and not marked."""
+    """A fragment lost every copy of some entries, and an operator accepted this: reported, not counted, not marked."""
     MISPLACED = "MISPLACED"
     """The copies of some entry of a fragment are closer together than the placement policy allows."""
     UNKNOWN_PLACE = "UNKNOWN_PLACE"
     """A fragment has a member outside the topology, so its placement was not judged."""
     MISSING_ENTRIES = "MISSING_ENTRIES"
-    """A registered bookie lacks entries of a fragment that it should hold."""
+    """A registered bookie lacks entries of a fragment it should hold."""
     DAMAGED_ENTRIES = "DAMAGED_ENTRIES"
-    """A registered bookie has damaged copies of entries of a fragment, which it cannot serve; it may lack others."""
+    """A registered bookie has damaged copies of entries of a fragment and cannot serve them; it may lack others."""
     UNREFERENCED_LEDGER = "UNREFERENCED_LEDGER"
     """Nothing in Pulsar refers to a ledger of Pulsar. Its copies are in order, and take up space."""
     DANGLING_REFERENCE = "DANGLING_REFERENCE"
-    """A node of Pulsar refers to a ledger that does not exist."""
+    """A node of Pulsar refers to a nonexistent ledger."""
     UNDECODABLE_REFERENCES = "UNDECODABLE_REFERENCES"
-    """A node of the topic of a ledger cannot be decoded, so it is not known whether anything refers to the ledger."""
+    """A node of the topic of a ledger cannot be decoded, so references to the ledger are unknown."""
     UNREAD_REFERENCE = "UNREAD_REFERENCE"
-    """A ledger contains the reference of a topic to its compacted ledger, which was not read, so that ledger was not
-    checked. This ledger itself is referred to."""
+    """A ledger contains the reference of a topic to its compacted ledger. The reference was not read, so the compacted
+    ledger was not checked. The containing ledger itself has a reference.
+    """
     OVER_REPLICATED_LEDGER = "OVER_REPLICATED_LEDGER"
     """Bookies hold entries of a closed ledger that its metadata does not place there. They take up space."""
     UNOWNED_LEDGER = "UNOWNED_LEDGER"
-    """Bookies hold entries of a ledger that does not exist. They take up space."""
+    """Bookies hold entries of a nonexistent ledger. They take up space."""
     KNOWN_DAMAGE = "KNOWN_DAMAGE"
-    """A bookie reports damaged entries of a ledger, which its scrub or a read found and it could not replace."""
+    """A bookie reports damaged entries of a ledger, found by its scrub or a read and not replaced."""
     DANGLING_COOKIE = "DANGLING_COOKIE"
     """A bookie has a cookie, is not registered, and no ledger names it. The finding has no ledger; ``missing`` is the
     bookie."""
@@ -73,7 +74,7 @@ severity or missing bookie.
 ``fragment_last_entry_id`` is null if only the writer can determine it, and below the first entry for an empty fragment.
 ``missing_positions`` are ensemble positions, ascending; ``missing`` the bookies there, each once. ``severity`` is the
 label of a ``bookie.model.severity.Severity`` and ``severity_rank`` its value: smaller is worse. ``entries`` counts the
-fragment's entries, null if unknown. ``bytes_estimate`` is the payload that has to be copied, from the ledger's mean
-entry size; null unless the ledger is closed. The last five columns are those of ``bk_ledgers``: what of Pulsar the
-ledger belongs to, null where its custom metadata does not name it.
+fragment's entries, null if unknown. ``bytes_estimate`` is the payload to be copied, by the ledger's mean entry size;
+null unless the ledger is closed. The last five columns are those of ``bk_ledgers``: the owner of the ledger in Pulsar,
+null if its custom metadata does not name it.
 """

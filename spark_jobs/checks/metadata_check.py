@@ -1,8 +1,8 @@
 """The metadata lint: problems of the metadata itself, independent of the registrations.
 
 A pure function of the ledgers, in Spark SQL without Python for each row. It equals ``bookie.model.metadata_faults``,
-and a property test keeps the two equal. It reports and marks nothing: a fault shows that something is wrong, not what
-is right, and a ledger whose metadata cannot be read cannot be judged at all.
+and a property test keeps the two equal. The lint only reports and marks nothing: a fault shows that something is wrong,
+but not the correct value, and a ledger with unreadable metadata cannot be judged at all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FINDING: Final = [f"CAST({_VALUES.get(name, 'NULL')} AS {kind}) AS {name}" for 
 
 
 def unreadable_metadata(ledgers: DataFrame) -> DataFrame:
-    """Return one finding per ledger whose metadata cannot be read. Nothing is known about its copies."""
+    """Return one finding per ledger with unreadable metadata. Nothing is known about its copies."""
     return ledgers.where("error IS NOT NULL").selectExpr(*_FINDING)
 
 
@@ -37,11 +37,11 @@ def metadata_faults(ledgers: DataFrame) -> DataFrame:
 
 
 def stuck_recoveries(ledgers: DataFrame, changed_ms: Mapping[int, int]) -> DataFrame:
-    """Return one finding per ledger that is in recovery for too long.
+    """Return one finding per ledger in recovery for too long.
 
     Args:
         ledgers: rows of ``bk_ledgers``.
-        changed_ms: the ledgers that are, with the time of their last change, epoch milliseconds: a bounded number.
+        changed_ms: these ledgers, with the time of their last change, epoch milliseconds: a bounded number.
     """
     texts = [literal(f"its metadata has not changed since {rfc3339(at)}") for at in changed_ms.values()]
     times = ", ".join(f"{ledger_id}L, {text}" for ledger_id, text in zip(changed_ms, texts, strict=True))
@@ -51,7 +51,7 @@ def stuck_recoveries(ledgers: DataFrame, changed_ms: Mapping[int, int]) -> DataF
 
 
 def dangling_cookie_findings(spark: SparkSession, bookies: Sequence[BookieId]) -> DataFrame:
-    """Return one finding per bookie whose cookie is left: a bounded number, as text of the query."""
+    """Return one finding per bookie with a dangling cookie: a bounded number, as text of the query."""
     names = spark.range(1).selectExpr(f"explode(array({', '.join(map(literal, bookies))})) AS bookie")
     return names.selectExpr(*(f"CAST({_COOKIE.get(name, 'NULL')} AS {kind}) AS {name}" for name, kind in _COLUMNS))
 

@@ -1,8 +1,8 @@
-"""The placement check: fragments whose ensemble breaks the rack, zone and region policy, or is outside of its groups.
+"""The placement check: find ensembles that violate the rack, zone and region policy, or leave their groups.
 
 A cluster has far fewer different ensembles and groups than fragments, so the verdict (``placement_rules``, plain
-Python) is made once for each and joined back. Fragments without entries have no copies to be placed and are passed
-over; the last fragment of an open ledger is judged, as its writer goes on writing there.
+Python) is made once for each and joined back. Fragments without entries have no copies to place and are skipped; the
+last fragment of an open ledger is judged, because its writer continues there.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ VERDICT_DDL: Final = """
 """
 """Columns of ``ensemble_verdicts``.
 
-``ledgers_alone`` are the ledgers of one fragment. ``payload_bytes`` is the payload of fragments of
-closed ledgers, each entry once. ``cells`` are those of the placement matrix (``rack_matrix``) that the ensemble is in.
+``ledgers_alone`` are the ledgers of one fragment. ``payload_bytes`` is the payload of fragments of closed ledgers, each
+entry once. ``cells`` are the cells of the ensemble in the placement matrix (``rack_matrix``).
 """
 _VERDICT_SCHEMA: Final = pa.schema(
     [
@@ -57,7 +57,7 @@ _FRAGMENTS: Final = (
     "size(fragments) AS fragment_count",
     "posexplode(fragments) AS (fragment_index, fragment)",
 )
-# A fragment beyond the end of its ledger holds nothing.
+# A fragment beyond the end of its ledger has no entries.
 _FRAGMENT: Final = (
     *_OF_LEDGER,
     "groups_text",
@@ -72,7 +72,7 @@ _FRAGMENT: Final = (
             ELSE 0D END AS payload_bytes""",
 )
 _JUDGED: Final = ("members", "write_quorum", "groups_text")
-"""What a verdict depends on."""
+"""The input columns of a verdict."""
 _FAULTY: Final = (Spread.MISPLACED, Spread.UNKNOWN, Spread.UNREADABLE_GROUPS)
 _IS_MISPLACED: Final = f"spread = {literal(Spread.MISPLACED.value)}"
 _VALUES: Final = {
@@ -91,10 +91,10 @@ _FINDING: Final = [f"{_VALUES.get(name, name)} AS {name}" for name in _NAMES]
 
 
 def placed_fragments(ledgers: DataFrame, *, has_groups: bool = True) -> DataFrame:
-    """Return one row per fragment with entries, of rows of ``bk_ledgers``; unreadable ledgers are passed over.
+    """Return one row per fragment with entries, of rows of ``bk_ledgers``; unreadable ledgers are skipped.
 
-    Without groups in the topology, what ledgers ask for is left out: every bookie is permitted, and Spark has less to
-    compare.
+    Without groups in the topology, the groups requested by ledgers are left out: every bookie is permitted, and Spark
+    has less to compare.
     """
     groups = "coalesce(bookie_groups, '')" if has_groups else "''"
     return (
@@ -106,9 +106,7 @@ def placed_fragments(ledgers: DataFrame, *, has_groups: bool = True) -> DataFram
 
 
 def ensemble_verdicts(fragments: DataFrame, rules: PlacementRules) -> DataFrame:
-    """Return the verdict on each different ensemble, write quorum and wish for groups of ``placed_fragments``, and how
-    many have it.
-    """
+    """Return a verdict per distinct ensemble, write quorum and wish for groups of ``placed_fragments``, with counts."""
     ensembles = fragments.groupBy(*_JUDGED).agg(
         F.count("*").alias("fragments"),
         F.sum(F.col("is_alone").cast("bigint")).alias("ledgers_alone"),
@@ -118,7 +116,7 @@ def ensemble_verdicts(fragments: DataFrame, rules: PlacementRules) -> DataFrame:
 
 
 def placement_check(fragments: DataFrame, verdicts: DataFrame) -> DataFrame:
-    """Return one finding per fragment that is misplaced or could not be judged; ``is_fixable`` is the last column.
+    """Return one finding per misplaced fragment or fragment without a verdict; ``is_fixable`` is the last column.
 
     Args:
         fragments: ``placed_fragments``.

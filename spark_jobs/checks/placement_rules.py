@@ -1,10 +1,10 @@
 """The placement check of one ensemble: a pure function of its members, its write quorum, the groups and the topology.
 
-The rules (R113) are ``bookie.model.spread.adherence`` and, for the bookie groups that a ledger asks for,
-``bookie.model.isolation.strangers``; replicators judge by the same. A policy that asks for more domains than the
-topology has cannot be met; such an ensemble counts as *as good as possible* when it spans all of them, and is a finding
-only under a strict policy. An ensemble with a bookie outside the topology is not judged: Apache's default rack would
-make a guess of it. If groups cannot be read, the spread over domains is judged without them.
+The rules (R113) are ``bookie.model.spread.adherence`` and, for the bookie groups requested by a ledger,
+``bookie.model.isolation.strangers``; replicators use the same rules. If a policy requires more domains than the
+topology has, it cannot be met. An ensemble that spans all domains then counts as *as good as possible*, and is a
+finding only under a strict policy. An ensemble with a bookie outside the topology is not judged: with Apache's default
+rack, the verdict would be a guess. If groups cannot be read, the spread over domains is judged without them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from bookie.model.topology import Level, Topology
 
 
 class Spread(enum.Enum):
-    """How an ensemble stands to the policy."""
+    """The relation of an ensemble to the policy."""
 
     MET = "met"
     AS_GOOD_AS_POSSIBLE = "as good as possible"
     MISPLACED = "misplaced"
     UNKNOWN = "unknown"
     UNREADABLE_GROUPS = "unreadable groups"
-    """It spans enough domains, and the groups that the ledger asks for cannot be read."""
+    """The ensemble spans enough domains, but the groups requested by the ledger cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class PlacementVerdict:
 
     spread: Spread
     detail: str = ""
-    """The bookies outside the groups, the first write set at fault, or what is not known."""
+    """The bookies outside the groups, the first write set at fault, or the unknown facts."""
     is_fixable: bool = False
-    """Whether replacing one member by a writable bookie outside of the ensemble would bring it nearer to the policy."""
+    """Whether a writable bookie in place of one member would bring the ensemble nearer to the policy."""
     is_outside: bool = False
     """Whether a member is outside the bookie groups of the ledger."""
 
@@ -52,7 +52,7 @@ class PlacementRules:
     writable: frozenset[BookieId]
     registered: frozenset[BookieId]
     domains: Mapping[Level, int]
-    """How many domains of each level there are."""
+    """Number of domains of each level."""
 
     @staticmethod
     def of(
@@ -62,7 +62,7 @@ class PlacementRules:
         writable: Iterable[BookieId],
         registered: Collection[BookieId] = (),
     ) -> PlacementRules:
-        """Rules for a cluster with these ``bookies``, registered or not: an outage moves no copies."""
+        """Return the rules for a cluster with these ``bookies``, registered or not: an outage moves no copies."""
         places = [where for bookie in bookies if (where := topology.known(bookie)) is not None]
         # A read-only view of a mapping cannot be sent to executors.
         sendable = Topology(dict(topology.locations), BookieGroups(dict(topology.groups.names)))
@@ -71,13 +71,13 @@ class PlacementRules:
     def judge(
         self, members: Sequence[BookieId], write_quorum: int, wish: Isolation | None = None, groups_problem: str = ""
     ) -> PlacementVerdict:
-        """Judge one ensemble. Who is registered does not count, other than for ``is_fixable``.
+        """Judge one ensemble. Registrations only matter for ``is_fixable``.
 
         Args:
             members: the ensemble.
             write_quorum: of the ledger.
-            wish: the groups that it asks for.
-            groups_problem: why they cannot be read.
+            wish: the groups requested by the ledger.
+            groups_problem: why the groups cannot be read.
         """
         found = adherence(members, write_quorum, self.policy, self.topology)
         if found.unknown:
@@ -96,12 +96,12 @@ class PlacementRules:
         return PlacementVerdict(Spread.MET if found.is_met else Spread.AS_GOOD_AS_POSSIBLE, "; ".join(details))
 
     def _is_possible(self, members: Sequence[BookieId], write_quorum: int) -> bool:
-        """Whether the cluster has no more domains than the ensemble spans, and the policy permits that."""
+        """Return whether the cluster has no more domains than the ensemble spans, and the policy permits this."""
         possible = self.policy.at_most(self.domains)
         return not self.policy.is_strict and adherence(members, write_quorum, possible, self.topology).is_met
 
     def _is_fixable(self, members: Sequence[BookieId], write_quorum: int, wish: Isolation | None) -> bool:
-        """One bookie of each rack and kind of group stands for the others there: only these count."""
+        """Return whether a replacement helps. One bookie of each rack and kind of group stands for the others there."""
         groups, present = self.topology.groups, frozenset(members)
         everyone = self.writable | (self.registered & present)
         allowed = (self.writable - present) & allowed_for(wish, groups, everyone, len(members))
@@ -119,6 +119,6 @@ class PlacementRules:
         )
 
     def _cost(self, members: Sequence[BookieId], write_quorum: int, wish: Isolation | None) -> tuple[int, int]:
-        """How far an ensemble is from the policy, as replicators compare it: the groups come first."""
+        """Return the distance of an ensemble from the policy, as compared by replicators: the groups come first."""
         outside = strangers(members, wish, self.topology.groups)
         return len(outside), adherence(members, write_quorum, self.policy, self.topology).shortfall

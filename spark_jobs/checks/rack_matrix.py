@@ -1,8 +1,8 @@
-"""The placement matrix: how much is in each pair of racks, and in how many racks ensembles are.
+"""The placement matrix: the amounts of data in each pair of racks, and the numbers of racks of ensembles.
 
-A ledger counts once for a pair of racks, also if several of its fragments are in both. A cluster has far fewer
-different ensembles than fragments, so racks are looked up once for each. Fragments without entries are passed over, and
-so are those with a member outside the topology: a guess of its rack would be a wrong number.
+A ledger counts once for a pair of racks, even if several of its fragments are in both. A cluster has far fewer
+different ensembles than fragments, so racks are looked up once for each. Fragments without entries are skipped, and so
+are those with a member outside the topology: a guessed rack would make the numbers wrong.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Cell = tuple[int | None, str | None, str | None]
 
 
 def cells_of(ensembles: Iterable[Sequence[BookieId]], topology: Topology) -> set[Cell]:
-    """The fewest racks of an ensemble, and the pairs of racks that some ensemble is in; nothing of unknown places."""
+    """Return the fewest racks of an ensemble, and the pairs of racks in ensembles; unknown places are left out."""
     numbers: set[int] = set()
     found: set[Cell] = set()
     for members in ensembles:
@@ -58,12 +58,12 @@ def cells_of(ensembles: Iterable[Sequence[BookieId]], topology: Topology) -> set
 
 
 def rack_cells(ledgers: DataFrame, verdicts: DataFrame, topology: Topology) -> DataFrame:
-    """Return the sums by cell: a few rows, whatever the number of ledgers.
+    """Return the sums by cell: a few rows for any number of ledgers.
 
     Args:
         ledgers: rows of ``bk_ledgers``.
-        verdicts: ``ensemble_verdicts`` of their fragments, which count the ledgers of one fragment; the other ledgers,
-            which are few, are counted here.
+        verdicts: ``ensemble_verdicts`` of their fragments, which count the ledgers of one fragment; the few other
+            ledgers are counted here.
         topology: the locations of bookies.
     """
     of_fragments = verdicts.selectExpr(

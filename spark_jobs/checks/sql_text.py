@@ -1,4 +1,4 @@
-"""Values as SQL text. Bookie ids may hold backslashes; no name is trusted to be harmless.
+"""Values as SQL text. Bookie ids may contain backslashes; no name is trusted to be harmless.
 
 Source: docs/formats.md#registration.
 """
@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 
 def literal(text: str) -> str:
-    """A string literal of Spark SQL."""
+    """Return a string literal of Spark SQL."""
     return "'{}'".format(text.replace("\\", "\\\\").replace("'", "\\'"))
 
 
 def in_list(name: str, texts: Iterable[str]) -> str:
-    """Whether the expression ``name`` is one of ``texts``; Spark makes a hash set of the literals, once."""
+    """Return the SQL test for an expression ``name`` in ``texts``; Spark makes one hash set of the literals."""
     quoted = ", ".join(map(literal, texts))
     return f"{name} IN ({quoted})" if quoted else "false"

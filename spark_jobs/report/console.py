@@ -1,4 +1,4 @@
-"""A run's summary as text for people. No Spark, no terminal tricks: it is read in logs as well."""
+"""A run's summary as text for people. No Spark and no terminal codes: the text also appears in logs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _BOOKIES_SHOWN: Final = 20
 
 
 def table(summary: RunSummary) -> str:
-    """Several lines of text without a final line feed."""
+    """Return several lines of text without a final line feed."""
     return "\n".join(map(plain, _lines(summary)))
 
 
 def published_text(published: PublishResult) -> str:
-    """One line on what was published."""
+    """Return one line about the published marks."""
     return _PUBLISHED[published.outcome].format(ledgers=published.ledgers, tasks_changed=published.tasks_changed)
 
 

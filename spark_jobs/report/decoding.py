@@ -1,7 +1,7 @@
-"""Reading ``summary.json`` back as a value. Pure.
+"""Decode ``summary.json`` to a value. Pure.
 
-Reports outlive the version that wrote them: fields that are missing get what they meant before they existed, fields
-that a newer version added are ignored.
+Reports outlive the version that wrote them. A missing field gets the value with the meaning of reports from before the
+field existed, and fields added by a newer version are ignored.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Dataclass(Protocol):
 
 
 class DamagedReportError(PermanentError):
-    """Not the summary of an audit."""
+    """The document is not the summary of an audit."""
 
 
 def is_report(document: object) -> bool:
@@ -64,10 +64,10 @@ def is_report(document: object) -> bool:
 
 
 def decode_summary(document: Mapping[str, Any]) -> RunSummary:
-    """Return the summary whose ``to_json`` gave ``document``.
+    """Return the summary whose ``to_json`` returned ``document``.
 
     Raises:
-        DamagedReportError: it is none.
+        DamagedReportError: the document is not a summary.
     """
     if not is_report(document):
         raise DamagedReportError(f"not a document of kind {KIND} in version {API_VERSION}")
@@ -146,7 +146,7 @@ def _waiting(item: Mapping[str, Any]) -> WaitingBookie:
 
 
 def _published(item: Mapping[str, Any]) -> PublishResult:
-    """Reports of before there were reasons have the number of waiting ledgers alone."""
+    """Decode a result of publishing. Reports from before the reasons have only the number of waiting ledgers."""
     held = item.get("held_back")
     if held is None:
         waiting = _count(item.get("ledgers_waiting", 0))
@@ -228,7 +228,7 @@ def _accepted(item: Mapping[str, Any]) -> AcceptedCounts:
 
 
 def _made(cls: type[T], item: Mapping[str, Any], **converted: object) -> T:
-    """A flat value of texts and numbers from its JSON object; ``converted`` holds the fields of other types."""
+    """Return a flat value of texts and numbers from its JSON object; ``converted`` are the fields of other types."""
     known: dict[str, Any] = {
         field.name: _typed(str(field.type), item[field.name])
         for field in fields(cls)
@@ -238,7 +238,7 @@ def _made(cls: type[T], item: Mapping[str, Any], **converted: object) -> T:
 
 
 def _typed(declared: str, value: object) -> object:
-    """The value, after a look at whether it is what the field declares."""
+    """Return the value after a check of its type against the declaration of the field."""
     wanted = {"int": (int,), "str": (str,), "bool": (bool,), "float": (float, int)}.get(declared)
     if wanted is not None and type(value) not in wanted:
         raise ValueError(f"{value!r} is not of type {declared}")

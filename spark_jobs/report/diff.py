@@ -1,7 +1,7 @@
-"""What changed between two runs of one check on one cluster. Pure.
+"""The changes between two runs of one check on one cluster. Pure.
 
-Compared are counts, so a severity with as many ledgers as before may hold other ledgers; which ones they are is in the
-table of findings. A run that did not see everything is compared all the same, with a caveat.
+Only counts are compared, so a severity with the same number of ledgers may contain other ledgers; the table of findings
+lists them. An incomplete run is compared as well, with a caveat.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spark_jobs.report.summary import BookieCount, ReplicaCounts, RunSummary, Ve
 
 
 class DifferentReportsError(PermanentError):
-    """Two reports that do not compare."""
+    """Two reports cannot be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Change:
 
     @property
     def by(self) -> int:
-        """How much more there is now."""
+        """The increase since the earlier run; negative for a decrease."""
         return self.now - self.before
 
 
@@ -38,10 +38,10 @@ class BookieChanges:
     """Bookies whose state differs, by id."""
 
     lost: tuple[str, ...] = ()
-    """Not registered now, and either registered before or not known."""
+    """Not registered now, and earlier either registered or unknown."""
     returned: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
-    """Registered now, not known before."""
+    """Registered now, and unknown before."""
     forgotten: tuple[str, ...] = ()
     """Known before; now neither registered, nor named in metadata, nor with a cookie."""
     turned_read_only: tuple[str, ...] = ()
@@ -59,14 +59,14 @@ class ReportDiff:
     """None, as with ``unreadable`` and ``severities``, if one of the runs checked nothing."""
     unreadable: Change | None
     severities: Mapping[Severity, Change]
-    """Ledgers of each severity that is the worst of some ledger in one of the runs; worst first."""
+    """Ledgers by worst severity, for each severity with ledgers in one of the runs; worst first."""
     bookies: BookieChanges
     worst_appeared: tuple[int, ...]
-    """Ledgers among the worst now that were not before."""
+    """Ledgers among the worst of the later run alone."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing at all differs."""
+        """Whether there is no difference at all."""
         counts = [*self.severities.values(), *(change for change in (self.ledgers, self.unreadable) if change)]
         return (
             self.old.verdict is self.new.verdict
@@ -76,7 +76,7 @@ class ReportDiff:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "old": self.old.run_id,
             "new": self.new.run_id,
@@ -95,7 +95,7 @@ def diff(old: RunSummary, new: RunSummary) -> ReportDiff:
     """Compare an earlier run with a later one.
 
     Raises:
-        DifferentReportsError: they are of different checks or clusters.
+        DifferentReportsError: the runs are of different checks or clusters.
     """
     if old.kind is not new.kind:
         raise DifferentReportsError(
@@ -117,7 +117,7 @@ def diff(old: RunSummary, new: RunSummary) -> ReportDiff:
 
 
 def has_checked(summary: RunSummary) -> bool:
-    """True if the numbers of findings have a meaning: if the brake held, nothing was checked."""
+    """Return whether the numbers of findings are meaningful: if the brake held, nothing was checked."""
     return summary.verdict is not Verdict.HELD
 
 

@@ -1,4 +1,4 @@
-"""Names of what is in a report directory, and writing a file whole."""
+"""Names of the files in a report directory, and atomic writing of a file."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class ReportDirError(PermanentError):
 
 
 def is_run_id(name: str) -> bool:
-    """Whether a directory of this name can be a report: no dots, no separators, nothing that a URL must quote."""
+    """Return whether a directory name is possible for a report: no dots, no separators, no quoting in a URL."""
     return _RUN_ID.fullmatch(name) is not None
 
 
 def write_file(path: Path, data: bytes, *, temporary: Path | None = None) -> None:
-    """Write a file whole: a reader finds it complete, or not at all, also after a crash.
+    """Write a file atomically: a reader finds it complete or not at all, even after a crash.
 
     Args:
         path: of the file; an older one is replaced.
         data: its content.
-        temporary: the file to write first, on the same file system; by default a hidden neighbour. Files written by two
-            processes at a time need one each.
+        temporary: the file to write first, on the same file system; by default a hidden file in the same directory. Two
+            processes that write the same file at the same time need different ones.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     # A leading dot or underscore hides a file from Spark's table readers.
     temporary = temporary or path.with_name(f".{path.name}.tmp")

@@ -1,4 +1,4 @@
-"""Which findings, which of their columns, and where a page ends: what is common to all lists of findings. Pure."""
+"""The common parts of all lists of findings: the filter, the columns, and the end of a page. Pure."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FindingFilter:
-    """Which findings; None: any."""
+    """A selection of findings; None in a field selects all."""
 
     severity: Severity | None = None
     bookie: str | None = None
-    """Only findings in which this bookie is missing."""
+    """Only findings with this missing bookie."""
     ledger_id: int | None = None
     kind: FindingKind | None = None
 
@@ -44,7 +44,7 @@ ANY: Final = FindingFilter()
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """The last row of a page, and the order of rows: no two rows of a run have the same."""
+    """The last row of a page, and the order of rows: each row of a run has a different one."""
 
     ledger_id: int
     """-1: the finding is about a bookie, and has no ledger."""
@@ -55,7 +55,7 @@ class Cursor:
     """Of a finding without a ledger; else empty."""
 
     def __str__(self) -> str:
-        """As text, for the request of the next page."""
+        """Return the cursor as text, for the request of the next page."""
         of_bookie = f":{self.bookie}" if self.bookie else ""
         return f"{self.ledger_id}:{self.fragment_index}:{self.kind}{of_bookie}"
 
@@ -68,13 +68,13 @@ CURSOR_PATTERN: Final = (
 
 
 def parse_cursor(text: str) -> Cursor:
-    """Read the text of a cursor, which fits ``CURSOR_PATTERN``."""
+    """Parse the text of a cursor, which must match ``CURSOR_PATTERN``."""
     ledger_id, index, kind, *bookie = text.split(":", 3)
     return Cursor(int(ledger_id), int(index), kind, *bookie)
 
 
 def cursor_of(row: Mapping[str, Any]) -> Cursor:
-    """The place of a row, of which the kind may be in lower case."""
+    """Return the cursor of a row; its kind may be in lower case."""
     ledger_id, index, missing = row["ledger_id"], row["fragment_index"], row["missing"]
     bookie = missing[0] if ledger_id is None and missing else ""
     return Cursor(-1 if ledger_id is None else ledger_id, -1 if index is None else index, row["kind"].upper(), bookie)

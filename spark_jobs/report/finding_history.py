@@ -16,27 +16,27 @@ _TIMEOUT_S: Final = 60.0
 
 
 class InvalidCursorError(PermanentError):
-    """The text is not the end of a page."""
+    """The text is not a cursor for the end of a page."""
 
 
 def findings_since(
     report_dir: Path, since_ms: int, limit: int, wanted: FindingFilter = ANY, after: str | None = None
 ) -> dict[str, Any]:
-    """Findings of the runs that finished since a moment: the newest run first, then by ledger, fragment and kind.
+    """Return findings of the runs finished since a moment: the newest run first, then by ledger, fragment and kind.
 
     Args:
         report_dir: of all runs.
         since_ms: epoch milliseconds.
-        limit: how many.
-        wanted: which ones.
-        after: ``next_after`` of the page before; None: from the first.
+        limit: maximum number of findings.
+        wanted: the selection.
+        after: ``next_after`` of the previous page; None: from the beginning.
 
     Returns:
-        ``items`` as ``finding_rows.read_findings`` has them, with the run; ``next_after``, None at the end; and
-        ``left_out``, files that could not be read.
+        ``items`` as in ``finding_rows.read_findings``, with the run; ``next_after``, None at the end; and ``left_out``,
+            the unreadable files.
 
     Raises:
-        InvalidCursorError: ``after`` is none.
+        InvalidCursorError: ``after`` is not a cursor.
         QueryTooLargeError, NewerTablesError, ReportDirError: see ``sql.ask``.
     """
     values: dict[str, object] = {"since": datetime.fromtimestamp(since_ms / 1000, UTC).replace(tzinfo=None)}
@@ -60,7 +60,7 @@ def findings_since(
     names = ("run_id", *COLUMNS)
     columns = ", ".join(f'"{name}"' for name in names)
     question = (
-        f"SELECT {columns} FROM findings WHERE {' AND '.join(conditions)} "  # noqa: S608 - names are ours, values are bound
+        f"SELECT {columns} FROM findings WHERE {' AND '.join(conditions)} "  # noqa: S608 - own names, bound values
         f"ORDER BY run_id DESC, {_ORDER}"
     )
     answer = ask(report_dir, question, limit=limit, timeout_s=_TIMEOUT_S, values=values)
@@ -71,8 +71,8 @@ def findings_since(
 
 
 _DAYS: Final = "(day IS NULL OR day >= $day - 2)"
-"""Only these days' files are opened. The day of a finding may be that of the start of its run: a run of an earlier
-release, which took two days at most."""
+"""Only the files of these days are opened. Earlier releases store a finding under the day of the start of its run; such
+a run took two days at most."""
 _ORDER: Final = (
     "coalesce(ledger_id, -1), coalesce(fragment_index, -1), kind, "
     "CASE WHEN ledger_id IS NULL THEN coalesce(missing[1], '') ELSE '' END"

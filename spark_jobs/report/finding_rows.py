@@ -1,7 +1,7 @@
-"""Findings of a run, in pages, from the table that it left. Needs no Spark; memory is bounded by the page.
+"""Findings of a run, in pages, from its table. Needs no Spark; the size of a page bounds the memory.
 
-Rows are in the order of ``Cursor``. That order is total for the findings of a run, so a page ends anywhere and the next
-one begins after its last row.
+Rows are in the order of ``Cursor``. This order is total for the findings of a run, so a page may end anywhere, and the
+next one begins after its last row.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _BATCH_ROWS: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class FindingPage:
-    """Some findings."""
+    """A page of findings."""
 
     rows: list[dict[str, Any]]
     next_after: Cursor | None
-    """None: there are no more."""
+    """None: the last page."""
 
 
 def read_findings(
@@ -42,10 +42,10 @@ def read_findings(
 ) -> FindingPage:
     """Return the first ``limit`` findings after a row.
 
-    A run that found nothing has no table, and neither has one that the brake held.
+    A run without findings has no table, and neither has a run held by the brake.
 
     Raises:
-        NoSuchReportError: there is no report of this run here, or its table cannot be read.
+        NoSuchReportError: there is no report of this run in the directory, or its table cannot be read.
     """
     directory = report_dir / run_id
     if not is_run_id(run_id) or not directory.is_dir():
@@ -98,7 +98,7 @@ def _filter(wanted: FindingFilter, after: Cursor | None) -> ds.Expression | None
 
 
 def _placed(batch: pa.RecordBatch, after: Cursor | None) -> pa.Table:
-    """The rows after ``after``, with values that sort: no null, and a bookie if there is no ledger."""
+    """Return the rows after ``after``, with sortable values: no null, and a bookie for a row without a ledger."""
     found = pa.Table.from_batches([batch])
     bookies = [""] * found.num_rows
     if found["ledger_id"].null_count:
@@ -114,7 +114,7 @@ def _placed(batch: pa.RecordBatch, after: Cursor | None) -> pa.Table:
 
 
 def _misses(batch: pa.RecordBatch, bookie: str) -> pa.Array:
-    """Whether each row's list of missing bookies contains ``bookie``."""
+    """Return whether each row's list of missing bookies contains ``bookie``."""
     return pa.array([bookie in (names or ()) for names in batch.column("missing").to_pylist()], pa.bool_())
 
 

@@ -1,6 +1,6 @@
-"""Words for what a run held back or withdrew, for the page and for the terminal. Pure.
+"""Texts about held-back and withdrawn marks, for the page and for the terminal. Pure.
 
-A report outlives the release that wrote it, so a reason that this release does not have is shown as it is.
+A report outlives the release that wrote it, so a reason unknown to this release is shown unchanged.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _ENDED_WORDS: Final = {
 
 
 def reason_words(reason: str) -> str:
-    """Why something is held back."""
+    """Return why ledgers are held back, as text."""
     return _WORDS.get(reason, reason)
 
 
 def why_waiting(bookie: WaitingBookie) -> str:
-    """Why nothing, or little, is marked because of a bookie."""
+    """Return why few or no ledgers of a missing bookie are marked."""
     return f"{reason_words(bookie.reason)}{f' ({bookie.detail})' if bookie.detail else ''}"
 
 
 def held_ledgers(summary: RunSummary) -> Iterator[tuple[str, int]]:
-    """The numbers of ledgers that were not marked yet, with their reasons, the most common first."""
+    """Yield the reasons for ledgers not marked yet, with the numbers of ledgers, the most common first."""
     for reason, count in sorted(summary.published.held_back.items(), key=lambda each: (-each[1], each[0])):
         yield reason_words(reason), count
 
 
 def withdrawn_marks(summary: RunSummary) -> Iterator[tuple[str, int]]:
-    """The numbers of marks whose reason had ended, with what ended it, the most common first."""
+    """Yield the causes of withdrawn marks, with the numbers of marks, the most common first."""
     for reason, count in sorted(summary.published.withdrawn.items(), key=lambda each: (-each[1], each[0])):
         yield _ENDED_WORDS.get(reason, reason), count

@@ -1,7 +1,7 @@
-"""The runs in a report directory: reading them, finding one, and removing the oldest.
+"""Read the runs in a report directory, find one, and remove the oldest.
 
-A run is a directory with our summary in it, under the run's own id. Everything else in there is foreign and is left
-alone, also a directory without a summary: its run may still be active.
+A run is a directory with a summary of an audit, named by the run's id. Everything else in the report directory is
+foreign and stays untouched, including a directory without a summary: its run may still be active.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ BRIEF: Final = (
     *("run_id", "run_kind", "dry_run", "cluster", "started", "finished", "verdict", "complete", "counts", "findings"),
     "published",
 )
-"""Members of a summary's document that lists show."""
+"""Members of a summary's document for lists."""
 _GOING: Final = ".bkheal-pruned-"
 """Prefix of a directory during its removal; after a crash the next run continues."""
 
 
 class NoSuchReportError(PermanentError):
-    """There is no report, none of that name, or more than one."""
+    """There is no report, none with the given name, or more than one."""
 
 
 def summaries(report_dir: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the documents of all finished runs, the newest first. Files that are none are logged and skipped."""
+    """Yield the documents of all finished runs, the newest first. Unreadable files are logged and skipped."""
     # Run ids begin with their time.
     for path in sorted(report_dir.glob(f"*/{SUMMARY}"), reverse=True):
         try:
@@ -58,10 +58,10 @@ def reports(report_dir: Path) -> Iterator[RunSummary]:
 
 
 def find(report_dir: Path, name: str) -> RunSummary:
-    """The run with an id, with the only id that begins like this, or the latest.
+    """Return the run with an id, with the only id with this beginning, or the latest run.
 
     Raises:
-        NoSuchReportError: there is none, or several ids begin like this.
+        NoSuchReportError: there is none, or several ids have this beginning.
         DamagedReportError: its summary cannot be read.
     """
     found = [
@@ -82,7 +82,7 @@ def find(report_dir: Path, name: str) -> RunSummary:
 
 
 def earlier_than(runs: Iterable[RunSummary], summary: RunSummary) -> RunSummary | None:
-    """What to compare a run with: the newest complete one before it, of the same check and cluster."""
+    """Return the run to compare with: the newest complete one before it, of the same check and cluster."""
     for earlier in runs:
         is_alike = earlier.kind is summary.kind and earlier.cluster.instance_id == summary.cluster.instance_id
         if is_alike and earlier.run_id < summary.run_id and is_whole(earlier):
@@ -91,24 +91,24 @@ def earlier_than(runs: Iterable[RunSummary], summary: RunSummary) -> RunSummary 
 
 
 def brief(summary: RunSummary) -> dict[str, Any]:
-    """The parts of a summary's document that lists show. Pure."""
+    """Return the parts of a summary's document for lists. Pure."""
     document = summary.to_json()
     return {name: document[name] for name in BRIEF}
 
 
 def is_whole(summary: RunSummary) -> bool:
-    """Whether a run saw every ledger, and no brake held it."""
+    """Return whether a run saw every ledger and was not held by the brake."""
     return summary.is_complete and summary.held_because is None
 
 
 def to_prune(runs: Iterable[RunSummary], kept_max: int) -> list[str]:
-    """Ids of runs to remove, the oldest first. Pure.
+    """Return the ids of runs to remove, the oldest first. Pure.
 
-    The newest complete run of each check and cluster stays beyond the limit: the next one is compared with it.
+    The newest complete run of each check and cluster stays even beyond the limit: the next one is compared with it.
 
     Args:
         runs: all runs.
-        kept_max: how many to keep, at least 1.
+        kept_max: number of runs to keep, at least 1.
     """
     newest_first = sorted(runs, key=lambda run: run.run_id, reverse=True)
     kept: set[tuple[str, RunKind]] = set()
@@ -122,12 +122,12 @@ def to_prune(runs: Iterable[RunSummary], kept_max: int) -> list[str]:
 
 
 def prune(report_dir: Path, kept_max: int) -> list[str]:
-    """Remove the oldest runs' directories; rows of the history stay. Failing is logged, and tried again next time.
+    """Remove the oldest runs' directories; rows of the history stay. A failure is logged, and the next call retries.
 
-    A run disappears in one step, then its files go. Two processes may prune at a time.
+    A run disappears in one step, then its files are deleted. Two processes may prune at the same time.
 
     Returns:
-        Ids of the runs that were removed.
+        Ids of the removed runs.
     """
     pruned = []
     for run_id in to_prune(reports(report_dir), kept_max):

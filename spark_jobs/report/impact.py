@@ -1,7 +1,7 @@
-"""Which namespaces and topics of Pulsar the findings of a run concern, as values. Pure; importable without Spark.
+"""The namespaces and topics of Pulsar affected by the findings of a run. Pure; importable without Spark.
 
-A run may find a million ledgers, so a summary names the worst namespaces and topics, and counts the others. Rows are
-in the order in which an operator should look at them: by severity, system topics first, then by effect.
+A run may find a million ledgers, so a summary names the worst namespaces and topics, and counts the others. Rows are in
+the order of their importance for an operator: by severity, system topics first, then by effect.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from bookie.model.severity import Severity
 from spark_jobs.namespace_options import NAMESPACES_MAX
 
 TOPICS_MAX: Final = 100
-"""In a summary."""
+"""Topics in a summary."""
 OTHER: Final = "other"
-"""No namespace: each has a tenant and a slash."""
+"""Distinct from every namespace: each has a tenant and a slash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +36,24 @@ class ImpactRow:
     subscription: str | None
     ledgers: int
     bytes_estimate: int
-    """What is to be copied, as far as it is known."""
+    """Known bytes to copy."""
     first_ledger: int
-    """The lowest id."""
+    """The lowest ledger id."""
 
     @property
     def system(self) -> str | None:
-        """What the topic is for, if it is Pulsar's own."""
+        """The purpose of the topic, if it is a system topic of Pulsar."""
         role = system_role(self.namespace, self.topic)
         return None if role is None else role.value
 
     @property
     def meaning(self) -> str:
-        """What it means for clients, as a clause."""
+        """The meaning for clients, as a clause."""
         return meaning(self.standing, self.effect)
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Worst first."""
+        """The sort key, worst first."""
         return (
             self.severity,
             _STANDINGS[self.standing],
@@ -66,7 +66,7 @@ class ImpactRow:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "severity": self.severity.label,
             "standing": self.standing.value,
@@ -90,9 +90,9 @@ class NamespaceImpact:
 
     severity: Severity
     standing: Standing
-    """The worst."""
+    """The worst standing."""
     effect: Effect
-    """The worst, of that standing."""
+    """The worst effect of this standing."""
     namespace: str
     topics: int
     ledgers: int
@@ -100,12 +100,12 @@ class NamespaceImpact:
 
     @property
     def meaning(self) -> str:
-        """What it means for clients, as a clause."""
+        """The meaning for clients, as a clause."""
         return meaning(self.standing, self.effect)
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Worst first."""
+        """The sort key, worst first."""
         return (
             self.severity,
             _STANDINGS[self.standing],
@@ -116,7 +116,7 @@ class NamespaceImpact:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "severity": self.severity.label,
             "standing": self.standing.value,
@@ -131,16 +131,16 @@ class NamespaceImpact:
 
 @dataclass(frozen=True, slots=True)
 class SeverityImpact:
-    """How many namespaces and topics have findings of one severity."""
+    """The numbers of namespaces and topics with findings of one severity."""
 
     severity: Severity
     namespaces: int
     topics: int
     ledgers: int
-    """Ledgers that name a topic."""
+    """Ledgers with a topic."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "severity": self.severity.label,
             "namespaces": self.namespaces,
@@ -154,20 +154,20 @@ class Impact:
     """The impact of a run."""
 
     severities: tuple[SeverityImpact, ...] = ()
-    """The severities that occur, worst first."""
+    """The occurring severities, worst first."""
     namespaces: tuple[NamespaceImpact, ...] = ()
     """The worst, at most ``NAMESPACES_MAX``."""
     topics: tuple[ImpactRow, ...] = ()
     """The worst, at most ``TOPICS_MAX``."""
     rows: int = 0
-    """All rows of topics, also those that are not named here."""
+    """Number of all rows of topics, including those not listed here."""
     unnamed_ledgers: int = 0
-    """Ledgers with findings that name no topic."""
+    """Ledgers with findings and without a topic."""
     is_cut: bool = False
-    """Whether there were so many topics that some are counted nowhere."""
+    """Whether some topics are counted nowhere because there are too many."""
 
     def by_namespace(self, count: int) -> dict[str, dict[str, int]]:
-        """Ledgers by severity label and namespace: of the worst ``count`` rows, and the others together as ``other``.
+        """Return ledgers by severity label and namespace: the worst ``count`` rows, and all others as ``other``.
 
         ``count`` is at most ``NAMESPACES_MAX``; 0: nothing.
         """
@@ -182,7 +182,7 @@ class Impact:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """The part of a document."""
+        """Return the part of a document."""
         return {
             "severities": [each.to_json() for each in self.severities],
             "namespaces": [each.to_json() for each in self.namespaces],
@@ -197,14 +197,14 @@ _STANDINGS: Final = {standing: number for number, standing in enumerate(Standing
 
 
 def meaning(standing: Standing, effect: Effect) -> str:
-    """What an effect of this standing means for clients, as a clause."""
+    """Return the meaning of an effect of this standing for clients, as a clause."""
     if standing is Standing.NONE:
         return "nothing: no entry lacks a copy"
     return effect.value if standing is Standing.NOW else f"if the last copies are lost: {effect.value}"
 
 
 def impact_of(rows: Iterable[ImpactRow], unnamed_ledgers: int, *, is_cut: bool = False) -> Impact:
-    """Sum rows up."""
+    """Sum up rows."""
     ordered = sorted(rows, key=lambda row: row.order)
     namespaces = sorted(_namespaces(ordered), key=lambda each: each.order)
     return Impact(
@@ -227,7 +227,7 @@ def _severities(ordered: Iterable[ImpactRow]) -> Iterable[SeverityImpact]:
 
 
 def _namespaces(ordered: Iterable[ImpactRow]) -> Iterable[NamespaceImpact]:
-    """``ordered`` has the worst row of each namespace first."""
+    """Yield the namespaces; ``ordered`` has the worst row of each namespace first."""
     groups: defaultdict[tuple[Severity, str], list[ImpactRow]] = defaultdict(list)
     for row in ordered:
         groups[row.severity, row.namespace].append(row)
@@ -244,10 +244,10 @@ def _namespaces(ordered: Iterable[ImpactRow]) -> Iterable[NamespaceImpact]:
 
 
 def impact_from_json(document: Mapping[str, Any]) -> Impact:
-    """Read the part of a document back.
+    """Decode the part of a document.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is none.
+        KeyError, TypeError, ValueError, AttributeError: the document has another form.
     """
     return Impact(
         tuple(

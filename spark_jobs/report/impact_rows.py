@@ -1,10 +1,9 @@
-"""The impact of a run, from the table of findings that it left. Needs no Spark.
+"""The impact of a run, from its table of findings. Needs no Spark.
 
-The table is read in batches and grouped by Arrow, so that a million findings cost a second and the memory of a batch
-and of the groups, of which there is a bounded number. Findings of one ledger follow each other in the table.
+The table is read in batches and grouped by Arrow, so a million findings need a second, and the memory of one batch and
+of a bounded number of groups. Findings of one ledger follow each other in the table.
 
-Findings of a loss that an operator accepted are left out, as in all counts by severity, and so are those that only note
-that a place is unknown.
+Findings of an accepted loss are left out, as in all counts by severity, and so are findings about an unknown place.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _BATCH_ROWS: Final = 65_536
 _ROWS_MAX: Final = 200_000
-"""Rows of topics that are kept: some 200 MB. The impact of a run with more is marked as cut."""
+"""Rows of topics kept in memory: some 200 MB. The impact of a run with more is marked as cut."""
 _LEFT_OUT: Final = pa.array(
     [
         kind.value
@@ -57,16 +56,16 @@ _KEY: Final = (*OWNER_COLUMNS, "severity_rank", "is_closed", "is_last_fragment",
 
 @dataclass(frozen=True, slots=True)
 class ImpactFilter:
-    """Which rows; None: any."""
+    """A selection of rows; None in a field selects all."""
 
     severity: Severity | None = None
     namespace: str | None = None
     """With its tenant."""
     topic: str | None = None
-    """Its name in full; without the number of a partition it means all of them."""
+    """The full name; without a partition number, it selects all partitions."""
 
     def has(self, row: ImpactRow) -> bool:
-        """Return whether a row is wanted."""
+        """Return whether a row is selected."""
         return (
             (self.severity is None or row.severity is self.severity)
             and (self.namespace is None or row.namespace == self.namespace)
@@ -76,17 +75,17 @@ class ImpactFilter:
 
 @dataclass(frozen=True, slots=True)
 class ImpactPage:
-    """The worst rows of those that a filter selects."""
+    """The worst rows of a selection."""
 
     rows: tuple[ImpactRow, ...]
     total: int
-    """Rows that the filter selects."""
+    """Number of selected rows."""
     unnamed_ledgers: int
-    """Ledgers of the whole run with findings that name no topic."""
+    """Ledgers of the whole run with findings and without a topic."""
     is_cut: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "items": [row.to_json() for row in self.rows],
             "total": self.total,
@@ -96,20 +95,20 @@ class ImpactPage:
 
 
 def read_impact(report_dir: Path, run_id: str) -> Impact:
-    """Return the impact of a run. One without a table of findings, or one of an earlier release, has none.
+    """Return the impact of a run, empty without a table of findings and for a run of an earlier release.
 
     Raises:
-        NoSuchReportError: there is no report of this run here, or its table cannot be read.
+        NoSuchReportError: there is no report of this run in the directory, or its table cannot be read.
     """
     rows, unnamed, is_cut = _read(report_dir, run_id)
     return impact_of(rows, unnamed, is_cut=is_cut)
 
 
 def read_impact_page(report_dir: Path, run_id: str, limit: int, wanted: ImpactFilter = ImpactFilter()) -> ImpactPage:
-    """Return the worst rows of topics that are wanted.
+    """Return the worst selected rows of topics.
 
     Raises:
-        NoSuchReportError: there is no report of this run here, or its table cannot be read.
+        NoSuchReportError: there is no report of this run in the directory, or its table cannot be read.
     """
     rows, unnamed, is_cut = _read(report_dir, run_id)
     found = sorted((row for row in rows if wanted.has(row)), key=lambda row: row.order)
@@ -145,7 +144,7 @@ class _Groups:
         self._rows: dict[tuple[Any, ...], list[int]] = {}
         """Ledgers, bytes and the lowest id of each row."""
         self._last: tuple[int, frozenset[tuple[Any, ...]]] = (-1, frozenset())
-        """The ledger at the end of the last batch, and the rows that count it: the next batch may go on with it."""
+        """The ledger at the end of the last batch, and the rows that count it: the next batch may continue with it."""
         self.unnamed = 0
         self.is_cut = False
 
@@ -198,7 +197,7 @@ _COMPONENTS: Final = {component.value: component for component in Component}
 
 
 def _row_key(group: dict[str, Any]) -> tuple[Any, ...]:
-    """What a row of ``ImpactRow`` is distinguished by; ``_UNNAMED`` for findings that name no topic."""
+    """Return the key fields of an ``ImpactRow``; ``_UNNAMED`` for findings without a topic."""
     if group["topic"] is None or group["severity_rank"] is None:
         return _UNNAMED
     severity = Severity(group["severity_rank"])

@@ -1,8 +1,8 @@
-"""Questions in SQL about the tables of all runs, answered by DuckDB in this process. Needs neither Spark nor Arrow.
+"""SQL questions about the tables of all runs, answered by DuckDB in this process. Needs neither Spark nor Arrow.
 
-A question reads, and nothing else: one SELECT, on a database in memory, that can open exactly the files of the tables.
-It loads no extension, reads no variable of the program, writes no temporary file, and its configuration is locked. Its
-memory, its time and the rows of its answer have bounds.
+A question can only read: it is one SELECT on an in-memory database with access to the files of the tables alone. It
+loads no extension, reads no variable of the program, writes no temporary file, and its configuration is locked. Its
+memory, its time and the rows of its answer are bounded.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _THREADS_MAX: Final = 4
 MEMORY: Final = "1GiB"
 _INTERRUPT_S: Final = 0.5
 _ATTEMPTS_MAX: Final = 5
-"""At files that are replaced between the listing and the reading."""
+"""Attempts if files are replaced between the listing and the reading."""
 _NO_TABLE: Final = re.compile(r"Table with name (.+?) does not exist")
 
 
 class QueryRefusedError(PermanentError):
-    """The text is not one SELECT that DuckDB accepts."""
+    """The text is not one SELECT accepted by DuckDB."""
 
 
 class QueryTooLargeError(PermanentError):
-    """The answer takes longer, or more memory, than it may."""
+    """The answer needs more time or memory than allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Answer:
     """The answer to a question."""
 
     columns: tuple[str, ...]
-    """Names; each once."""
+    """Unique names."""
     rows: list[tuple[Any, ...]]
     is_cut: bool
-    """Whether there are more rows than were asked for."""
+    """Whether there are more rows than requested."""
     left_out: tuple[str, ...]
-    """Files that are no Parquet files, for example after a crash of a disk: their rows are missing in the answer."""
+    """Files in another format than Parquet, for example after a disk crash: their rows are missing in the answer."""
 
 
 def ask(
@@ -60,15 +60,15 @@ def ask(
     """Answer one question.
 
     Args:
-        report_dir: of all runs; nothing there is changed.
+        report_dir: of all runs; it is not changed.
         question: one SELECT in DuckDB's SQL.
-        limit: rows that are returned at most.
-        timeout_s: seconds, from here to the answer.
+        limit: maximum number of returned rows.
+        timeout_s: seconds from the call to the answer.
         values: of the question's parameters (``$name``).
 
     Raises:
-        QueryRefusedError: the text is no such question.
-        QueryTooLargeError: it takes too long, or too much memory.
+        QueryRefusedError: the text is not such a question.
+        QueryTooLargeError: the answer needs too much time or memory.
         NewerTablesError: a newer release wrote the tables.
         ReportDirError: the tables cannot be read.
     """
@@ -93,7 +93,7 @@ def _attempt(
     except FileNotFoundError as error:
         raise _ReplacedError from error
     except (duckdb.IOException, QueryRefusedError) as error:
-        # DuckDB reports a file that is gone in several ways, depending on the step.
+        # DuckDB reports a deleted file in several ways, depending on the step.
         if not all(map(os.path.exists, files)):
             raise _ReplacedError from error
         if isinstance(error, QueryRefusedError):
@@ -151,7 +151,7 @@ def _sentence(error: duckdb.Error) -> str:
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of columns, with a number where one occurs again."""
+    """Return the names of columns, with a number added to repeated ones."""
     made: list[str] = []
     for name in names:
         number, unique = 1, name
@@ -164,9 +164,9 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _opened(report_dir: Path, readable: list[str]) -> Iterator[tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]]:
-    """A database in memory that has the tables as views, and can read their files and nothing else.
+    """Open an in-memory database with the tables as views, which can read their files and nothing else.
 
-    The files are added to ``readable``. With the database come the files that are damaged.
+    The files are added to ``readable``. The database is yielded together with the damaged files.
     """
     report_dir = report_dir.resolve()
     if set("*?[]") & set(str(report_dir)):
@@ -234,11 +234,11 @@ _EXPRESSIONS: Final = {
     (FINDINGS.name, "state"): "lower(state)",
     (FINDINGS.name, "severity"): "lower(severity)",
 }
-"""Columns whose values differ between the releases that wrote them, or between the file and the commands."""
+"""Columns whose values differ between releases, or between the file and the commands."""
 
 
 def _findings_of_earlier_releases(connection: duckdb.DuckDBPyConnection, report_dir: Path) -> list[Path]:
-    """Findings of runs that are in no table, from the directories of the runs."""
+    """Return the files of findings missing in the tables, from the directories of their runs."""
     earlier = connection.execute("SELECT run_id FROM runs WHERE tables_version IS NULL ORDER BY run_id").fetchall()
     return [path for (run_id,) in earlier for path in findings_of(report_dir, run_id)]
 
@@ -252,7 +252,7 @@ def _sound(paths: Sequence[Path], left_out: list[str]) -> list[str]:
             else:
                 left_out.append(str(path))
         except FileNotFoundError:
-            raise  # it was replaced
+            raise  # the file was replaced
         except OSError as error:
             raise ReportDirError(f"cannot read {path}: {error.strerror}") from error
     return sound

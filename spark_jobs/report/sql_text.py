@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def sql_text(text: str) -> str:
-    """The literal of a text."""
+    """Return the literal of a text."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def sql_list(texts: Sequence[str]) -> str:
-    """The literal of a list of texts."""
+    """Return the literal of a list of texts."""
     return f"[{', '.join(map(sql_text, texts))}]"

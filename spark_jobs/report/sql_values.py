@@ -1,4 +1,4 @@
-"""Values of an answer in SQL, as JSON and as text. Pure."""
+"""Values of the answer to an SQL question, as JSON and as text. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def as_json(value: object) -> Any:
-    """The value in JSON: times in the form of RFC 3339, in UTC; null for what is not a number; text for the rest."""
+    """Return the value in JSON: times as RFC 3339 in UTC; null for NaN and infinities; text for other types."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -37,7 +37,7 @@ def as_json(value: object) -> Any:
 
 
 def as_text(value: object) -> str:
-    """The value in a cell."""
+    """Return the value as the text of a cell."""
     plain = as_json(value)
     if isinstance(plain, str):
         return plain

@@ -1,4 +1,4 @@
-"""The store of reports: files at an address (``spark_jobs.remote_files``), with an error of its own."""
+"""The store of reports: files at an address (``spark_jobs.remote_files``), with its own error."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class ReportStore(RemoteFiles):
     """Reports below an address; each of its methods raises ``ReportStoreError``."""
 
     def __init__(self, address: StoreAddress, *, call_s: float = CALL_S) -> None:
-        """Only stores; the first call opens the file system.
+        """Store the arguments; the first call opens the file system.
 
         Args:
             address: of the folder of all reports.
-            call_s: seconds for each call, beside the time for the bytes.
+            call_s: seconds for each call, in addition to the time for the bytes.
         """
         super().__init__(address, ReportStoreError, call_s=call_s)

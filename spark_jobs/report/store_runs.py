@@ -1,9 +1,9 @@
-"""Finished reports in a store that all auditors share.
+"""Finished reports in a store shared by all auditors.
 
 The store has one folder for each run, with the files of its report. The summary is written last and removed first, so a
-folder without it is not a report, at any moment. The tables of all runs stay on the machine: each machine makes them
-from the runs that it wrote or fetched. A report that was not sent is marked on this machine, and sent by a later run.
-Rules: R102 in docs/failure-model.md.
+folder without it is never a report. The tables of all runs stay on the machine: each machine makes them from the runs
+it wrote or fetched. An unsent report is marked on this machine, and a later run sends it. Rules: R102 in
+docs/failure-model.md.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _log = logging.getLogger(__name__)
 
 _FETCHED: Final = ".bkheal-fetched-"
 _UNSENT: Final = ".unsent"
-"""In the directory of a report: the store may lack it, or have a part of it."""
+"""Name of a file in the directory of a report: the store may lack the report, or have a part of it."""
 _fetching: Final = threading.Lock()
-"""Held by the thread that fetches: a run is added to the tables once."""
+"""Held by the fetching thread: a run is added to the tables once."""
 RUNS_FETCHED: Final = 50
-"""At a time, the newest."""
+"""Number of runs fetched at a time, the newest first."""
 _PROBLEMS_MAX: Final = 3
-"""Reports that cannot be fetched in one look: a store that fails is not asked for each of the others."""
+"""Failures to fetch a report before giving up: a failing store is not asked for all the others."""
 _ROOM_BYTES: Final = 256 << 20
-"""Stays free for the reports of this machine."""
+"""Bytes kept free for the reports of this machine."""
 _ROWS_MAX: Final = 10_000_000
 _KNOWN_S: Final = 60.0
 
 
 def opened_store(address: str) -> ReportStore | None:
-    """The store at an address; None for an empty one. Nothing is called yet.
+    """Return the store at an address, without a call to it; None for an empty address.
 
     Raises:
-        StoreAddressError: it is not an address.
+        StoreAddressError: the text is not an address.
     """
     return ReportStore(parse_address(address)) if address else None
 
@@ -57,7 +57,7 @@ def opened_store(address: str) -> ReportStore | None:
 def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
     """Write the report of a finished run to the store, the summary last. Sending it again changes nothing.
 
-    A report whose sending fails, or ends with its process, is sent by ``send_unsent``.
+    After a failure, or the end of the process, ``send_unsent`` sends the report.
 
     Raises:
         ReportStoreError: the store cannot be written; the report on this machine is complete.
@@ -77,10 +77,10 @@ def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
 
 
 def send_unsent(store: ReportStore, report_dir: Path) -> list[str]:
-    """Send the finished reports that an earlier run could not send, the newest first; return their ids.
+    """Send the finished reports left unsent by earlier runs, the newest first; return their ids.
 
     Raises:
-        ReportStoreError: the store cannot be written; the rest is sent later.
+        ReportStoreError: the store cannot be written; a later call sends the rest.
     """
     waiting = sorted((path.parent.name for path in report_dir.glob(f"*/{_UNSENT}")), reverse=True)
     sent = [run_id for run_id in waiting if is_run_id(run_id) and (report_dir / run_id / SUMMARY).is_file()]
@@ -90,7 +90,7 @@ def send_unsent(store: ReportStore, report_dir: Path) -> list[str]:
 
 
 def stored_runs(store: ReportStore) -> list[str]:
-    """Ids of the folders in the store, the newest first; some may have no summary yet.
+    """Return the ids of the folders in the store, the newest first; some may have no summary yet.
 
     Raises:
         ReportStoreError: the store cannot be read.
@@ -100,7 +100,7 @@ def stored_runs(store: ReportStore) -> list[str]:
 
 
 def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
-    """Copy the report of a run to this machine, where it appears in one step. Needs its size on the disk.
+    """Copy the report of a run to this machine; it appears there in one step. Needs disk space for the whole report.
 
     Args:
         store: of all reports.
@@ -108,11 +108,11 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
         run_id: of the run.
 
     Returns:
-        Whether the run is here now; False: the store has no finished report of it.
+        Whether the run is on this machine now; False: the store has no finished report of it.
 
     Raises:
         ReportStoreError: the store cannot be read.
-        ReportDirError: the directory cannot be written, or has no room for it.
+        ReportDirError: the directory cannot be written, or has no room for the report.
     """
     if not is_run_id(run_id):
         return False
@@ -145,10 +145,10 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
 
 
 def fetch_missing(store: ReportStore, report_dir: Path, count_max: int = RUNS_FETCHED) -> list[str]:
-    """Copy the newest reports that this machine lacks, and add them to its tables; return their ids, the oldest first.
+    """Copy the newest reports missing on this machine, and add them to its tables; return their ids, oldest first.
 
     Raises:
-        ReportStoreError: the store cannot be read, or a report of it; the others were fetched, unless many cannot be.
+        ReportStoreError: the store or one of its reports cannot be read; the others were fetched, unless many failed.
         ReportDirError: the directory cannot be written.
     """
     wanted = stored_runs(store)[:count_max]
@@ -183,7 +183,7 @@ def _add_to_tables(report_dir: Path, fetched: Sequence[str]) -> None:
 
 
 def remove_runs(store: ReportStore, run_ids: Sequence[str]) -> None:
-    """Remove reports from the store, such as those that were pruned here. Failing is logged."""
+    """Remove reports from the store, such as those pruned on this machine. A failure is logged."""
     try:
         for run_id in run_ids:
             store.remove_folder(run_id, first=[SUMMARY])

@@ -1,4 +1,4 @@
-"""What an audit run found, as one value: the content of ``summary.json``. Importable without Spark."""
+"""The results of an audit run as one value, the content of ``summary.json``. Importable without Spark."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from spark_jobs.settings import FailOn
 
 
 class PublishOutcome(enum.Enum):
-    """What became of a run's findings."""
+    """The outcome of publishing a run's findings."""
 
     PUBLISHED = "published"
     NOTHING_TO_PUBLISH = "nothing to publish"
     DRY_RUN = "dry run"
     DISABLED = "disabled"
-    """Auto-recovery is disabled cluster-wide; what was marked before that was seen stays."""
+    """Auto-recovery is disabled cluster-wide; marks made before the run saw this stay."""
     HELD = "held"
     """The mass-loss brake holds."""
     INTERRUPTED = "interrupted"
-    """The metadata store stopped answering; what was marked before stays."""
+    """The metadata store stopped answering; existing marks stay."""
 
     @property
     def is_all(self) -> bool:
-        """Whether everything that was to be marked is marked."""
+        """Whether all ledgers to be marked are marked."""
         return self in (PublishOutcome.PUBLISHED, PublishOutcome.NOTHING_TO_PUBLISH)
 
 
@@ -45,11 +45,11 @@ class PublishResult:
     ledgers: int = 0
     """Ledgers handed to marking."""
     tasks_changed: int = 0
-    """Tasks that were created or extended by another missing bookie; the others were complete already."""
+    """Tasks created, or extended by another missing bookie; the others were already complete."""
     held_back: Mapping[str, int] = field(default_factory=dict)
-    """Ledgers with findings of which nothing was marked yet, by reason (``HoldReason``)."""
+    """Ledgers with findings and without a mark so far, by reason (``HoldReason``)."""
     withdrawn: Mapping[str, int] = field(default_factory=dict)
-    """Marks that the run deleted because their reason had ended, by ``Ended``."""
+    """Marks deleted by the run because their reason had ended, by ``Ended``."""
 
     @property
     def is_limited(self) -> bool:
@@ -58,13 +58,13 @@ class PublishResult:
 
     @property
     def ledgers_waiting(self) -> int:
-        """All ledgers of which nothing was marked yet."""
+        """The number of all ledgers without a mark so far."""
         return sum(self.held_back.values())
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounts:
-    """What was read. ``ledgers`` includes the unreadable ones, and not those deleted during the scan (``vanished``)."""
+    """Counts of metadata. ``ledgers`` includes unreadable ones, but not ``vanished`` ones, deleted during the scan."""
 
     ledgers: int
     fragments: int
@@ -90,14 +90,14 @@ class FindingSums:
     """Sums over all findings of a run."""
 
     severities: tuple[SeverityCount, ...] = ()
-    """The severities that occur, worst first."""
+    """The occurring severities, worst first."""
     by_bookie: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Per missing bookie the ledgers and the fragments that name it."""
+    """Per missing bookie, the numbers of ledgers and fragments that name it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BookieCount:
-    """One bookie as metadata and registration know it."""
+    """One bookie, by metadata and registration."""
 
     bookie_id: str
     state: BookieState
@@ -120,12 +120,12 @@ class WorstLedger:
     bytes_estimate: int
     missing: tuple[str, ...]
     topic: str = ""
-    """Of Pulsar; empty: it names none."""
+    """Topic of Pulsar; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingBookie:
-    """A missing bookie that is not due: reported, and no more than its critical ledgers are marked yet."""
+    """A missing bookie before its due time: it is reported, and at most its critical ledgers are marked."""
 
     bookie_id: str
     first_seen_down_ms: int
@@ -134,24 +134,24 @@ class WaitingBookie:
     ledgers: int
     """Ledgers with a finding because of it."""
     critical_until_ms: int = 0
-    """When its critical ledgers may be marked; 0: not known, in reports of earlier releases."""
+    """When its critical ledgers may be marked; 0: unknown, in reports of earlier releases."""
     reason: str = HoldReason.DELAY.value
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedCounts:
-    """Losses that operators accepted: neither part of the findings by severity, nor marked."""
+    """Losses accepted by operators: neither part of the findings by severity, nor marked."""
 
     ledgers: int = 0
     fragments: int = 0
     ledgers_returned: int = 0
-    """Ledgers with an accepted loss of which a bookie is registered again: marked, and not accepted any more."""
+    """Ledgers with an accepted loss and a bookie registered again: marked, and no longer accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RackPair:
-    """What is in two racks at the same time: fragments of which some ensemble position is in each."""
+    """The contents of two racks at the same time: fragments with an ensemble position in each of them."""
 
     first: str
     second: str
@@ -159,12 +159,12 @@ class RackPair:
     ledgers: int
     fragments: int
     payload_bytes: int
-    """Of the fragments, each entry once, of closed ledgers."""
+    """Payload of the fragments of closed ledgers, each entry counted once."""
 
 
 @dataclass(frozen=True, slots=True)
 class RackNumber:
-    """What is in ensembles that span a number of racks. A ledger counts at its fragment with the fewest racks."""
+    """The contents of ensembles that span a number of racks. A ledger counts at its fragment with the fewest racks."""
 
     racks: int
     ledgers: int
@@ -174,22 +174,22 @@ class RackNumber:
 
 @dataclass(frozen=True, slots=True)
 class PlacementCounts:
-    """What a placement check judged."""
+    """The results of a placement check."""
 
     min_racks: int
     min_zones: int
     min_regions: int
     is_strict: bool
     topology: str
-    """Node or file that the topology is from."""
+    """The source of the topology: a node or a file."""
     fragments: int = 0
     """Fragments with entries; the others are not judged."""
     ensembles: int = 0
-    """Different ensembles among them, counted once for each chunk of the run."""
+    """Distinct ensembles of the fragments, counted once for each chunk of the run."""
     misplaced_ledgers: int = 0
     misplaced_fragments: int = 0
     as_good_as_possible_fragments: int = 0
-    """Fragments that break the policy and span every domain there is; findings only with a strict policy."""
+    """Fragments that violate the policy and span every existing domain; findings only with a strict policy."""
     unknown_fragments: int = 0
     """Fragments with a member outside the topology: not judged."""
     unknown_bookies: tuple[str, ...] = ()
@@ -198,11 +198,11 @@ class PlacementCounts:
     racks: tuple[RackPair, ...] = ()
     """By pair of racks, in the order of their names; pairs without a fragment are left out."""
     racks_cut: bool = False
-    """Whether there are more pairs than are listed: those with the most ledgers are."""
+    """Whether the list is not complete: it has the pairs with the most ledgers."""
     outside_groups_fragments: int = 0
-    """Of the misplaced fragments, those with a member outside the bookie groups that the ledger asks for."""
+    """Of the misplaced fragments, those with a member outside the bookie groups requested by the ledger."""
     unreadable_groups_fragments: int = 0
-    """Fragments that span enough domains, of ledgers whose bookie groups cannot be read."""
+    """Fragments with enough domains, of ledgers whose bookie groups cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class UnknownAnswers:
     """Name of ``bookie.wire.port.Status``."""
     ledgers: int
     detail: str = ""
-    """The first detail beside it."""
+    """The first detail reported with the status."""
 
     @property
     def reason(self) -> str:
@@ -224,7 +224,7 @@ class UnknownAnswers:
 
 @dataclass(frozen=True, slots=True)
 class SampledBookie:
-    """A bookie that cannot list, and how many ledgers it was judged for by their first and last entries there."""
+    """A bookie unable to list entries, and the number of its ledgers judged by their first and last entries."""
 
     bookie_id: str
     ledgers: int
@@ -232,70 +232,71 @@ class SampledBookie:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCounts:
-    """What a replicas check asked, and what it cost."""
+    """The results and the cost of a replicas check."""
 
     ledgers: int
-    """Ledgers that were asked for; those outside of the range or the sample are not."""
+    """Checked ledgers: those in the range and the sample."""
     requests: int
-    """Lists asked of bookies, and samples of those that cannot list."""
+    """Requests to bookies for lists, and for samples if a bookie cannot list."""
     expected: int
     """Copies assigned to registered bookies, including those with an unknown answer."""
     absent: int
-    """Copies that their bookie denies, twice, with the metadata read again between the two."""
+    """Copies denied by their bookie twice, with the metadata read again between the two answers."""
     unknown: tuple[UnknownAnswers, ...]
     sample: float
     sample_seed: int
     ledger_min: int
     ledger_max: int
     full_run_estimate_s: float
-    """How long asking for every ledger would take at this run's pace, seconds."""
+    """Estimated duration of a check of every ledger at this run's pace, seconds."""
     sampled: tuple[SampledBookie, ...] = ()
-    """Reports of before there were samples have none."""
+    """Empty in reports of releases without samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCounts:
-    """What an audit read in a snapshot of ZooKeeper, and what it read in ZooKeeper itself."""
+    """The numbers of ledgers read from a snapshot of ZooKeeper, and from ZooKeeper itself."""
 
     file: str
     bytes_read: int
     """Size of the snapshot, unpacked."""
     ledgers: int
-    """Ledgers that were judged by the snapshot: closed, and on live bookies alone."""
+    """Ledgers judged by the snapshot: closed, and on live bookies alone."""
     read_again: int
-    """Ledgers of the snapshot that were read again in ZooKeeper."""
+    """Ledgers of the snapshot read again from ZooKeeper."""
     read_live: int
-    """Ledgers that were not read in the snapshot, as ledgers were created beside them since."""
+    """Ledgers not read from the snapshot, because ledgers were created under the same node since."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageCounts:
-    """What an audit did with the image of ledger metadata; times are epoch milliseconds."""
+    """The use of the image of ledger metadata by an audit; times are epoch milliseconds."""
 
     read_from_ms: int = 0
-    """When the reading of the image began that the run used; 0: it used none."""
+    """When the reading for the used image began; 0: the run used no image."""
     suspects: int = 0
-    """Ledgers that were read first, as the image names a lost bookie for them."""
+    """Ledgers read first, because the image names a lost bookie for them."""
     marked: int = 0
-    """Those of them that were marked before all ledgers were read."""
+    """Those of them marked before all ledgers were read."""
     first_mark_ms: int = 0
-    """When the first of them was marked; 0: none was."""
+    """When the first of them was marked; 0: none was marked."""
     last_mark_ms: int = 0
     problem: str = ""
-    """Why the image was not used, or not to its end; empty: no reason, or no loss to react to."""
+    """Why the image was not used, or only in part; empty: no problem, or no loss to react to."""
     written_from_ms: int = 0
-    """When the reading of the image began that the run wrote; 0: it wrote none."""
+    """When the reading for the written image began; 0: the run wrote no image."""
     written_ledgers: int = 0
     written_bytes: int = 0
     write_problem: str = ""
     """Why the run wrote no image."""
     carried: int = 0
-    """Ledgers that an incremental run did not read: the image has them as closed, on bookies that are still live, in a
-    part of the ledger tree that has the same ledgers."""
+    """Ledgers not read by an incremental run: in the image they are closed, on bookies that are still live, and in an
+    unchanged part of the ledger tree.
+    """
     carried_from_ms: int = 0
-    """When the oldest of them were read; 0: there are none."""
+    """When the oldest of them were read; 0: none."""
     carried_problem: str = ""
-    """Why an incremental run read all ledgers, or some that the image has."""
+    """Why an incremental run read all ledgers, or some ledgers of the image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +312,7 @@ class NamespaceCount:
 
 @dataclass(frozen=True, slots=True)
 class UndecodableNode:
-    """A node of Pulsar that cannot be decoded."""
+    """An undecodable node of Pulsar."""
 
     path: str
     reason: str
@@ -319,53 +320,53 @@ class UndecodableNode:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceCounts:
-    """What a references check found."""
+    """The results of a references check."""
 
     roots: tuple[str, ...]
-    """Of the brokers' metadata."""
+    """Roots of the brokers' metadata."""
     grace_s: float
-    """Ledgers that were created since have no verdict."""
+    """Ledgers younger than this many seconds have no verdict."""
     referenced: int = 0
     offloaded_and_here: int = 0
-    """Referenced ledgers that are offloaded, and still in BookKeeper."""
+    """Referenced ledgers, offloaded and still in BookKeeper."""
     offloaded: int = 0
-    """References to ledgers that are offloaded and not in BookKeeper any more."""
+    """References to ledgers offloaded and no longer in BookKeeper."""
     unreferenced: int = 0
     unreferenced_stored_bytes: int = 0
     namespaces: tuple[NamespaceCount, ...] = ()
-    """Those with the most bytes in unreferenced ledgers."""
+    """The namespaces with the most bytes in unreferenced ledgers."""
     lost: int = 0
     """References to ledgers that do not exist."""
     not_judged: Mapping[str, int] = field(default_factory=dict)
     """Ledgers without a reference and without a verdict, by reason."""
     undecodable: int = 0
-    """Nodes of Pulsar that cannot be decoded."""
+    """Number of undecodable nodes of Pulsar."""
     undecodable_nodes: tuple[UndecodableNode, ...] = ()
-    """The first of them."""
+    """The first of these nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckPart:
-    """One check of a run that does several (kind ``everything``)."""
+    """One check of a run with several (kind ``everything``)."""
 
     check: str
     """``bookies``, ``placement``, ``metadata`` or ``inventory``."""
     problem: str = ""
-    """Why it is not complete; empty: it is, as far as all metadata was read."""
+    """Why the check is not complete; empty: it is complete, if all metadata was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LintCounts:
-    """What the metadata lint found (kind ``everything``)."""
+    """The results of the metadata lint (kind ``everything``)."""
 
     faults: Mapping[str, int] = field(default_factory=dict)
     """Ledgers by fault, see ``MetadataFault``."""
     recovery_age_max_s: float = 0.0
-    """How long a recovery may take."""
+    """Longest normal duration of a recovery, seconds."""
     dangling_cookies: tuple[str, ...] = ()
-    """Bookies with a cookie that are not registered, and that no ledger names."""
+    """Bookies with a cookie and without a registration, not named by any ledger."""
     cookies_not_judged: str = ""
-    """Why ``dangling_cookies`` is empty whatever there is."""
+    """Why dangling cookies are unknown; ``dangling_cookies`` is then empty."""
 
     @property
     def ledgers(self) -> int:
@@ -374,14 +375,14 @@ class LintCounts:
 
     @property
     def errors(self) -> int:
-        """As ``ledgers``, of the faults that endanger entries."""
+        """As ``ledgers``, for the faults that endanger entries."""
         grave = {fault.label for fault in MetadataFault if fault.weight is Weight.ERROR}
         return sum(count for label, count in self.faults.items() if label in grave)
 
 
 @dataclass(frozen=True, slots=True)
 class InventoryBookie:
-    """What one registered bookie answered when it was asked for its ledgers. Times are RFC 3339; empty: not known."""
+    """The answer of one registered bookie to the request for its ledgers. Times are RFC 3339; empty: unknown."""
 
     bookie_id: str
     state: str
@@ -389,34 +390,34 @@ class InventoryBookie:
     ``bad answer``."""
     detail: str = ""
     ledgers: int = 0
-    """Ledgers that it listed, some of them perhaps without entries."""
+    """Listed ledgers, some of them perhaps without entries."""
     over_replicated: int = 0
-    """Closed ledgers with entries on it that the metadata does not place there."""
+    """Closed ledgers with entries on this bookie that the metadata does not place there."""
     unowned: int = 0
-    """Ledgers with entries on it that do not exist."""
+    """Nonexistent ledgers with entries on this bookie."""
     damaged_entries: int = 0
-    """That it knows of, and could not replace."""
+    """Entries known to be damaged that the bookie could not replace."""
     scrub: str = ""
     """Phase of its scrub: ``waiting``, ``running``, ``stopped``, ``disabled``."""
     scrub_finished: str = ""
     collection_finished: str = ""
-    """Of the last garbage collection since its start."""
+    """End of the last garbage collection since the start of the bookie."""
 
 
 @dataclass(frozen=True, slots=True)
 class InventoryCounts:
-    """What bookies hold, compared with the metadata (kind ``everything``)."""
+    """The inventories of bookies, compared with the metadata (kind ``everything``)."""
 
     grace_s: float
-    """Copies that became superfluous less than so many seconds ago are not judged."""
+    """Copies superfluous for less than this many seconds are not judged."""
     bookies: tuple[InventoryBookie, ...] = ()
     over_replicated: int = 0
     """Ledgers; each counts once."""
     unowned: int = 0
     damaged: int = 0
-    """Ledgers of which a bookie knows damaged entries."""
+    """Ledgers with damaged entries reported by a bookie."""
     not_judged: Mapping[str, int] = field(default_factory=dict)
-    """Ledgers with copies that the metadata does not place there, by the reason why there is no verdict."""
+    """Ledgers with copies outside of the metadata and without a verdict, by the reason for this."""
 
     @property
     def unknown(self) -> tuple[InventoryBookie, ...]:
@@ -425,7 +426,7 @@ class InventoryCounts:
 
     @property
     def surplus(self) -> int:
-        """Ledgers with copies that nothing needs."""
+        """The number of ledgers with superfluous copies."""
         return self.over_replicated + self.unowned
 
 
@@ -435,7 +436,7 @@ LISTED: Final = "listed"
 
 @dataclass(frozen=True, slots=True)
 class ClusterName:
-    """Which cluster a report is about."""
+    """The cluster of a report."""
 
     metadata_uri: str
     instance_id: str
@@ -483,14 +484,14 @@ _THRESHOLDS: Final = {
 
 
 class Verdict(enum.Enum):
-    """A run in one word, the most serious that applies."""
+    """The result of a run in one word, the most serious one that applies."""
 
     HELD = "held"
     """The input was implausible: nothing was published."""
     INCOMPLETE = "incomplete"
     """Not every ledger was checked."""
     LOST = "entries lost"
-    """Every bookie that should hold some entry denies it."""
+    """Some entry is denied by every bookie that should hold it."""
     NO_LIVE_COPY = "no live copy"
     """Some entry is on no registered bookie."""
     UNDER_REPLICATED = "under-replicated"
@@ -498,17 +499,17 @@ class Verdict(enum.Enum):
     FAULTY_METADATA = "faulty metadata"
     """The metadata of some ledgers contradicts itself, and no copy is missing."""
     DAMAGED = "damaged copies"
-    """No copy is missing, and bookies know of damaged entries."""
+    """No copy is missing, and bookies report damaged entries."""
     METADATA_ONLY = "metadata only"
     """Missing bookies are named, and no entry lacks a copy."""
     MISPLACED = "misplaced"
     """Every copy exists, and some are too close together."""
     DRAINING = "draining"
-    """Every copy exists, and some are on bookies that are being drained."""
+    """Every copy exists, and some are on draining bookies."""
     UNREFERENCED = "unreferenced ledgers"
     """Every copy exists, and nothing in Pulsar refers to some ledgers."""
     SURPLUS = "superfluous copies"
-    """Every copy exists, and bookies hold copies that nothing needs."""
+    """Every copy exists, and bookies hold superfluous copies."""
     CLEAN = "clean"
 
 
@@ -523,7 +524,7 @@ class RunSummary:
     counts: LedgerCounts
     severities: tuple[SeverityCount, ...]
     bookies: tuple[BookieCount, ...]
-    """Every bookie that is registered, has a cookie or is named in metadata; by id."""
+    """Every bookie with a registration or a cookie, or named in metadata; by id."""
     worst_ledgers: tuple[WorstLedger, ...]
     published: PublishResult
     problems: tuple[str, ...] = ()
@@ -533,16 +534,16 @@ class RunSummary:
     kind: RunKind = RunKind.BOOKIES
     is_dry_run: bool = False
     waiting: tuple[WaitingBookie, ...] = ()
-    """Missing bookies that are not due (kind ``bookies``)."""
+    """Missing bookies before their due time (kind ``bookies``)."""
     placement: PlacementCounts | None = None
     replicas: ReplicaCounts | None = None
     references: ReferenceCounts | None = None
     accepted: AcceptedCounts = AcceptedCounts()
     """Kinds ``bookies`` and ``replicas``."""
     impact: Impact = field(default_factory=Impact)
-    """What the findings mean for the topics of Pulsar."""
+    """The impact of the findings on the topics of Pulsar."""
     snapshot: SnapshotCounts | None = None
-    """If a snapshot was the source of metadata (kind ``bookies``)."""
+    """Present if a snapshot was the source of metadata (kind ``bookies``)."""
     image: ImageCounts = field(default_factory=ImageCounts)
     """Kinds ``bookies`` and ``everything``."""
     parts: tuple[CheckPart, ...] = ()
@@ -552,17 +553,17 @@ class RunSummary:
 
     @property
     def is_read(self) -> bool:
-        """Whether every ledger that exists was read, or is reported as unreadable."""
+        """Whether every existing ledger was read, or is reported as unreadable."""
         return not self.problems
 
     @property
     def is_complete(self) -> bool:
-        """Whether every ledger that exists was checked by every check of the run, or is reported as unreadable."""
+        """Whether every check of the run checked every existing ledger, or reported it as unreadable."""
         return not self.shortcomings
 
     @property
     def kinds_done(self) -> tuple[RunKind, ...]:
-        """The kinds of check that this run did completely, its own first; it may have marked less than it found."""
+        """The kinds of checks completed by this run, its own first; it may have marked fewer ledgers than it found."""
         if self.held_because is not None or self.problems:
             return ()
         done = {part.check for part in self.parts if not part.problem}
@@ -581,7 +582,7 @@ class RunSummary:
 
     @property
     def verdict(self) -> Verdict:
-        """The run in one word."""
+        """The result of the run in one word."""
         worst = self.worst
         if self.held_because is not None:
             return Verdict.HELD
@@ -610,7 +611,7 @@ class RunSummary:
         return Verdict.DRAINING if worst is Severity.DRAIN else Verdict.MISPLACED
 
     def exit_code(self, fail_on: FailOn = FailOn.NEVER) -> ExitCode:
-        """Exit code of a one-shot run: the first that applies of held, interrupted, partial, findings, ok."""
+        """Return the exit code of a one-shot run, the first that applies: held, interrupted, partial, findings, ok."""
         if self.held_because is not None:
             return ExitCode.HELD
         if self.published.outcome is PublishOutcome.INTERRUPTED:
@@ -620,9 +621,9 @@ class RunSummary:
         return ExitCode.FINDINGS if self._fails(fail_on) else ExitCode.OK
 
     def to_json(self) -> Mapping[str, Any]:
-        """The document of ``summary.json``: snake_case names, RFC 3339 times in UTC, sizes as whole bytes.
+        """Return the document of ``summary.json``: snake_case names, RFC 3339 times in UTC, sizes as whole bytes.
 
-        ``kind`` is the kind of document, the same for every audit; which check it was is ``run_kind``.
+        ``kind`` is the kind of document, the same for every audit; ``run_kind`` is the kind of check.
         """
         return {
             "apiVersion": API_VERSION,

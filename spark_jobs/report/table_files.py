@@ -1,4 +1,4 @@
-"""Where the rows of all runs are, and which files make a table at a moment. Needs neither Spark nor Arrow.
+"""The places for the rows of all runs, and the current files of a table. Needs neither Spark nor Arrow.
 
 <report_dir>/history/_schema.json                          the version of the tables
 <report_dir>/history/<table>/day=2026-11-20/<run_id>.parquet      rows of one run
@@ -8,7 +8,7 @@
 <report_dir>/history/<table>/<run_id>.parquet              rows of a run of an earlier release
 <report_dir>/history/ledgers_unhealthy_since/day=2026-11-20/<kind>-<cluster>-<run_id>.parquet   see ``unhealthy``
 
-Names that begin with a dot or an underscore are hidden from Spark's and Arrow's readers of tables.
+Spark's and Arrow's readers of tables ignore names with a leading dot or underscore.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KIND: Final = "ReportTables"
 _API_VERSION: Final = "bkheal/v1"
 _DAY: Final = re.compile(r"day=\d{4}-\d{2}-\d{2}")
 _LOOKS_MAX: Final = 8
-"""At a directory that changes during the look: a change takes milliseconds, and happens once for each run."""
+"""Attempts to list a directory during changes: a change takes milliseconds, and happens once for each run."""
 _MAGIC: Final = b"PAR1"
 
 
@@ -44,12 +44,12 @@ class NewerTablesError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """The files of a table; together they have each row once."""
+    """The files of a table; together they contain each row once."""
 
     partitioned: tuple[Path, ...] = ()
     """In directories of days, the oldest first."""
     flat: tuple[Path, ...] = ()
-    """Of earlier releases."""
+    """Files of earlier releases."""
 
 
 def day_of(epoch_ms: int) -> str:
@@ -68,18 +68,18 @@ def day_dir(report_dir: Path, table: str, day: str) -> Path:
 
 
 def days(report_dir: Path, table: str) -> tuple[str, ...]:
-    """The days of which a table has rows, ascending."""
+    """Return the days with rows in a table, ascending."""
     found = _children(table_dir(report_dir, table))
     return tuple(sorted(name.removeprefix("day=") for name in found if _DAY.fullmatch(name)))
 
 
 def table_files(report_dir: Path, table: str) -> TableFiles:
-    """The files of a table now.
+    """Return the current files of a table.
 
     Raises:
         ReportDirError: the directory cannot be read, or changes all the time.
     """
-    # First the flat ones: they may move at any time into directories of days, never back.
+    # The flat files first: they may move into directories of days at any time, but never back.
     directory = table_dir(report_dir, table)
     flat = {name for name in _children(directory) if _is_table(name) and (directory / name).is_file()}
     partitioned = [
@@ -94,7 +94,7 @@ def table_files(report_dir: Path, table: str) -> TableFiles:
 
 
 def newest_states(paths: Iterable[Path]) -> list[Path]:
-    """Of files KIND-CLUSTER-RUN.parquet the one of the newest run of each kind and cluster. Pure."""
+    """Return, of files KIND-CLUSTER-RUN.parquet, the one of the newest run of each kind and cluster. Pure."""
     newest: dict[tuple[str, ...], Path] = {}
     for path in paths:
         kind, cluster, run_id = path.name.split("-", 2) if path.name.count("-") >= 2 else ("", "", path.name)
@@ -105,7 +105,7 @@ def newest_states(paths: Iterable[Path]) -> list[Path]:
 
 
 def day_files(directory: Path) -> tuple[str, ...]:
-    """Names of the files that make a day of a table now, sorted.
+    """Return the names of the current files of a day of a table, sorted.
 
     Raises:
         ReportDirError: see ``table_files``.
@@ -113,7 +113,7 @@ def day_files(directory: Path) -> tuple[str, ...]:
     for _ in range(_LOOKS_MAX):
         names = _tables(directory)
         replaced = read_journal(directory)
-        # Both looks the same: the journal was there for as long as the files of before and after were.
+        # Two equal listings: the journal existed as long as both the old and the new files.
         if names == _tables(directory):
             is_done = replaced is not None and replaced.file in names
             return tuple(sorted(names - set(replaced.replaces) if replaced and is_done else names))
@@ -122,15 +122,15 @@ def day_files(directory: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """A replacement of files that is under way."""
+    """A replacement of files in progress."""
 
     file: str
-    """The new one: once it is there, the others do not count."""
+    """The new file: as soon as it exists, the others no longer count."""
     replaces: tuple[str, ...]
 
 
 def read_journal(directory: Path) -> Journal | None:
-    """The replacement that is under way in a directory of a day.
+    """Return the replacement in progress in a directory of a day; None without one.
 
     Raises:
         ReportDirError: its file cannot be read.
@@ -148,7 +148,7 @@ def read_journal(directory: Path) -> Journal | None:
 
 
 def write_journal(directory: Path, journal: Journal) -> None:
-    """Record a replacement that begins.
+    """Record the start of a replacement.
 
     Raises:
         OSError: it cannot be written.
@@ -158,7 +158,7 @@ def write_journal(directory: Path, journal: Journal) -> None:
 
 
 def findings_of(report_dir: Path, run_id: str) -> list[Path]:
-    """The files of findings in the directory of a finished run; those of earlier releases are there alone."""
+    """Return the files of findings in the directory of a finished run; earlier releases wrote them there alone."""
     directory = report_dir / run_id
     if not is_run_id(run_id) or not (directory / SUMMARY).is_file():
         return []
@@ -166,10 +166,10 @@ def findings_of(report_dir: Path, run_id: str) -> list[Path]:
 
 
 def check_version(report_dir: Path) -> None:
-    """Return if this release can read and extend the tables; a directory without a version is of an earlier release.
+    """Check that this release can read and extend the tables; a missing version means an earlier release.
 
     Raises:
-        NewerTablesError: a newer release wrote them.
+        NewerTablesError: a newer release wrote the tables.
         ReportDirError: the file of the version cannot be read.
     """
     path = report_dir / HISTORY / SCHEMA_FILE
@@ -193,11 +193,11 @@ def check_version(report_dir: Path) -> None:
 
 
 def write_version(report_dir: Path, writer: str) -> None:
-    """Record the version of the tables, unless it is recorded.
+    """Record the version of the tables, unless one is recorded already.
 
     Args:
         report_dir: of all runs.
-        writer: a name that no other process uses, such as the id of its run.
+        writer: a name not used by any other process, such as the id of its run.
 
     Raises:
         OSError: it cannot be written.
@@ -209,7 +209,7 @@ def write_version(report_dir: Path, writer: str) -> None:
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a file begins and ends as a Parquet file does: one that was cut or overwritten does not.
+    """Return whether a file begins and ends like a Parquet file, unlike a truncated or overwritten one.
 
     Raises:
         OSError: it cannot be read.

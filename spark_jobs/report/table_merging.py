@@ -1,4 +1,4 @@
-"""Several Parquet files as one, with the memory of some rows. Files of different releases may differ in columns."""
+"""Merge Parquet files, with few rows in memory. Files of different releases may have different columns."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _ROWS: Final = 65_536
-"""In memory at a time, and in a row group."""
+"""Rows in memory at a time, and in a row group."""
 
 
 def merge(sources: Sequence[Path], target: Path) -> None:
-    """Write the rows of ``sources``, in their order, to ``target``, which appears whole. Missing columns become null.
+    """Write the rows of ``sources``, in their order, atomically to ``target``. Missing columns become null.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -27,7 +27,7 @@ def merge(sources: Sequence[Path], target: Path) -> None:
 
 
 def write_merged(sources: Sequence[Path], target: Path) -> None:
-    """As ``merge``, into a file that nobody reads yet; it is on the disk when this returns."""
+    """As ``merge``, into a file without readers; the file is on the disk before this returns."""
     schema = pa.unify_schemas(
         [pq.read_schema(path).remove_metadata() for path in sources], promote_options="permissive"
     )
@@ -40,7 +40,7 @@ def write_merged(sources: Sequence[Path], target: Path) -> None:
 
 
 def _grouped(sources: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows in tables of about ``_ROWS``."""
+    """Yield the rows in tables of about ``_ROWS``."""
     waiting: list[pa.Table] = []
     count = 0
     for path in sources:

@@ -1,7 +1,7 @@
-"""The tables of all runs: their names, their columns, and the version of the whole. Pure; docs/reports.md shows them.
+"""The tables of all runs: names, columns, and their common version. Pure; docs/reports.md shows them.
 
-A new column does not change the version: a reader that does not have the column ignores it, and rows of before it
-have null. The version changes if a column changes its meaning or disappears. A reader refuses a newer version.
+A new column does not change the version: a reader without the column ignores it, and older rows have null. The version
+changes if a column changes its meaning or disappears. A reader refuses a newer version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCHEMA_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its name, its type in SQL, and what it means."""
+    """A column: its name, its SQL type, and its meaning."""
 
     name: str
     type: str
@@ -26,13 +26,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """A table: what one row is, and its columns in order."""
+    """A table: the meaning of one row, and the columns in order."""
 
     name: str
     row: str
     columns: tuple[Column, ...]
     is_by_run: bool = True
-    """Whether each run adds rows; else its files are a state, of which the newest counts."""
+    """Whether each run adds rows; otherwise, each file is a state, and the newest counts."""
 
     @property
     def column_names(self) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
-"""Keeping the tables of all runs small: many files become one, old days go. One process at a time does it.
+"""Keep the tables of all runs small: merge many files into one, and remove old days. One process at a time does it.
 
 A replacement of files has these steps, each on the disk before the next: the new file under a hidden name, a journal
-that names the new file and those that it replaces, the new file under its name, removal of the others, removal of the
-journal. Once the new file is there, ``table_files`` leaves the others out; a crash anywhere loses and doubles nothing
-there, and the next run continues. A reader that does not read the journal (Spark) may see rows twice until then.
+with the names of the new file and the replaced ones, the new file under its name, removal of the others, removal of the
+journal. As soon as the new file exists, ``table_files`` leaves the others out. So a crash in any step loses and doubles
+no rows there, and the next run continues. A reader without support for the journal (Spark) may see rows twice until
+then.
 """
 
 from __future__ import annotations
@@ -46,21 +47,21 @@ _log = logging.getLogger(__name__)
 LOCK: Final = ".upkeep.lock"
 _GOING: Final = ".pruned-"
 FILES_MAX: Final = 32
-"""Files of today or yesterday; more become one. An older day is one file."""
+"""Files of today or yesterday; more are merged into one. An older day is one file."""
 LARGE_BYTES: Final = 32 << 20
-"""A file of this size stays as it is: little is won, and a link to the run's own file would become a copy."""
+"""A file of this size stays unchanged: a merge saves little, and would turn a link to the run's file into a copy."""
 
 
 def tidy(report_dir: Path, now_ms: int, kept: Kept) -> bool:
-    """Compact and prune the tables, unless another process is at it. Failures are logged, and tried again next time.
+    """Compact and prune the tables, unless another process does it. Failures are logged, and the next call retries.
 
     Args:
         report_dir: of all runs.
         now_ms: the present, epoch milliseconds.
-        kept: what stays.
+        kept: the limits of what stays.
 
     Returns:
-        Whether this process did it.
+        Whether this process did the work.
     """
     if not (report_dir / HISTORY).is_dir():
         return False
@@ -76,7 +77,7 @@ def tidy(report_dir: Path, now_ms: int, kept: Kept) -> bool:
 
 
 def days_to_drop(held: Sequence[str], today: str, days_max: int | None) -> list[str]:
-    """Days before the last ``days_max``, today included. Pure; days as ``2026-11-20``."""
+    """Return the days before the last ``days_max``, today included. Pure; days as ``2026-11-20``."""
     if days_max is None:
         return []
     first_kept = (date.fromisoformat(today) - timedelta(days=max(days_max, 1) - 1)).isoformat()
@@ -84,11 +85,11 @@ def days_to_drop(held: Sequence[str], today: str, days_max: int | None) -> list[
 
 
 def days_too_large(sizes: Sequence[tuple[str, int]], bytes_max: int) -> list[str]:
-    """The oldest days above a size, never the newest. Pure.
+    """Return the oldest days above a total size, never the newest day. Pure.
 
     Args:
         sizes: days with their bytes, the oldest first.
-        bytes_max: of all that stay.
+        bytes_max: of all remaining days.
     """
     total, dropped = sum(size for _, size in sizes), []
     for day, size in sizes[:-1]:
@@ -100,7 +101,7 @@ def days_too_large(sizes: Sequence[tuple[str, int]], bytes_max: int) -> list[str
 
 
 def _tidy(report_dir: Path, today: str, kept: Kept) -> None:
-    # A run that finished before midnight may still write its files.
+    # A run finished before midnight may still write its files.
     yesterday = (date.fromisoformat(today) - timedelta(days=1)).isoformat()
     for table, schema in TABLES.items():
         if schema.is_by_run:
@@ -122,7 +123,7 @@ def _tidy(report_dir: Path, today: str, kept: Kept) -> None:
 
 
 def _move_into_days(report_dir: Path, table: str) -> None:
-    """Files of earlier releases; one that cannot be read stays where it is."""
+    """Move files of earlier releases; an unreadable one stays in its place."""
     for path in table_files(report_dir, table).flat:
         try:
             finished = pq.read_table(path, columns=["finished"])["finished"][0].as_py()
@@ -152,7 +153,7 @@ def _size(report_dir: Path, table: str, day: str) -> int:
 
 
 def _drop(report_dir: Path, table: str, day: str) -> None:
-    """The day disappears in one step, then its files go."""
+    """Remove a day in one step, then delete its files."""
     directory = day_dir(report_dir, table, day)
     going = directory.with_name(f"{_GOING}{directory.name}")
     directory.rename(going)
@@ -174,7 +175,7 @@ def _compact(directory: Path, *, is_over: bool) -> None:
     try:
         write_merged([directory / name for name in small], hidden)
     except (OSError, pa.ArrowException) as error:
-        # A damaged file stays for a person, and the day as it is.
+        # A damaged file is left for inspection, and the day unchanged.
         hidden.unlink(missing_ok=True)
         _log.warning("a day is not compacted", extra={"path": str(directory), "reason": str(error)})
         return
@@ -186,7 +187,7 @@ def _compact(directory: Path, *, is_over: bool) -> None:
 
 
 def _finish_replacement(directory: Path) -> None:
-    """Continue after the step that a crash left; without a journal there is nothing to do."""
+    """Continue after a crash in any step; without a journal there is nothing to do."""
     journal = read_journal(directory)
     if journal is None:
         return
@@ -201,7 +202,7 @@ def _finish_replacement(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(report_dir: Path) -> Iterator[bool]:
-    """Yield whether no other process tidies; the lock ends with the process."""
+    """Yield whether this process has the lock for tidying; the lock ends with the process."""
     with (report_dir / HISTORY / LOCK).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
-"""Adding the rows of a run to the tables of all runs.
+"""Add the rows of a run to the tables of all runs.
 
-Each run adds files of its own, whole, and changes none, so runs may end at the same time. The row in ``runs`` is
+Each run adds its own complete files and changes no others, so runs may end at the same time. The row in ``runs`` is
 written last: rows of a run without it do not count (``sql``).
 """
 
@@ -25,14 +25,14 @@ from spark_jobs.report.unhealthy import continue_state
 _log = logging.getLogger(__name__)
 
 MERGED_BYTES_MAX: Final = 32 << 20
-"""Findings up to this size become one file. Larger ones are linked, so they take no space twice."""
+"""Findings up to this size are merged into one file. Larger ones are linked and need no additional space."""
 
 
 def add_run(report_dir: Path, summary: RunSummary) -> None:
-    """Add a run: its findings, its marks, its bookies, and last the run.
+    """Add a run: its findings, its marks, its bookies, and the run itself last.
 
-    If a newer release wrote the tables, or their version is unknown, they stay as they are. That is logged; the report
-    of the run does not depend on them.
+    If a newer release wrote the tables, or their version is unknown, they stay unchanged, and this is logged; the
+    report of the run does not depend on them.
 
     Raises:
         OSError: a file cannot be written.
@@ -59,7 +59,7 @@ def write_table(path: Path, table: pa.Table) -> None:
     """Write a small table as one file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
@@ -67,7 +67,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def _add_findings(report_dir: Path, run_id: str, day: str) -> list[Path]:
-    """Return the files that the run left with rows."""
+    """Add the findings of a run, and return its files with rows."""
     source = report_dir / run_id / FINDINGS
     parts = sorted(path for path in source.glob("*.parquet") if not path.name.startswith((".", "_")))
     parts = [path for path in parts if pq.read_metadata(path).num_rows]
@@ -90,7 +90,7 @@ def _made(report_dir: Path, table: str, day: str) -> Path:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file under a second name; a copy where the file system has no such thing."""
+    """Link a file under a second name, or copy it if the file system has no links."""
     temporary = target.with_name(f".{target.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:

@@ -1,4 +1,4 @@
-"""Parquet tables of a report: one run as rows, and the runs before it read back from the history."""
+"""Parquet tables of a report: one run as rows, and the earlier runs from the history."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 _TIMESTAMP: Final = pa.timestamp("ms", tz="UTC")
 _FILES_READ_MAX: Final = 400
-"""Files of the history that are looked at for one trend: more than a year of days, read in well under a second."""
+"""Files of the history read for one trend: more than a year of days, in well under a second."""
 _DAY_LENGTH: Final = 8
 
 
@@ -37,13 +37,13 @@ class TrendPoint:
     ledgers_found: int
     """Ledgers with findings."""
     ledgers_serious: int
-    """Of those, with one copy left or none."""
+    """Of those, ledgers with one copy left or none."""
     is_complete: bool
     is_held: bool
 
 
 def runs_table(summary: RunSummary) -> pa.Table:
-    """The run as one row: scalars of the summary, and ledgers, fragments and bytes of every severity as columns."""
+    """Return the run as one row: scalars of the summary, and ledgers, fragments and bytes per severity as columns."""
     found = {count.severity: count for count in summary.severities}
     severities = {
         f"{unit}_{severity.label}": value
@@ -71,7 +71,7 @@ def runs_table(summary: RunSummary) -> pa.Table:
 
 
 def bookies_table(summary: RunSummary) -> pa.Table:
-    """One row per bookie."""
+    """Return one row per bookie."""
     rows = [
         asdict(bookie) | {"state": bookie.state.label, "run_id": summary.run_id, "finished": summary.finished_ms}
         for bookie in summary.bookies
@@ -90,19 +90,19 @@ def bookies_table(summary: RunSummary) -> pa.Table:
 
 
 def trend_point(summary: RunSummary) -> TrendPoint:
-    """The point of a run in its trend."""
+    """Return the point of a run in its trend."""
     return _point(runs_table(summary).to_pylist()[0])
 
 
 def trend(report_dir: Path, summary: RunSummary, count_max: int) -> tuple[TrendPoint, ...]:
-    """The last runs of the same check on the same cluster, up to and with this one; the oldest first."""
+    """Return the last runs of the same check on the same cluster, up to and including this one; the oldest first."""
     points = [trend_point(summary)]
     try:
         found = table_files(report_dir, RUNS.name)
     except ReportDirError as error:
         _log.warning("the runs in the history are unreadable", extra={"reason": str(error)})
         return tuple(points)
-    # Files of earlier releases are named after run ids, which begin with the day of the start.
+    # The names of files of earlier releases are run ids, which begin with the day of the start.
     dated = [(path.parent.name.removeprefix("day=").replace("-", ""), path) for path in found.partitioned]
     dated += [(path.stem[:_DAY_LENGTH], path) for path in found.flat]
     last = ""
@@ -115,7 +115,7 @@ def trend(report_dir: Path, summary: RunSummary, count_max: int) -> tuple[TrendP
 
 
 def _is_of(row: Mapping[str, Any], summary: RunSummary) -> bool:
-    kind = row.get("run_kind") or RunKind.BOOKIES.value  # rows of before there were others
+    kind = row.get("run_kind") or RunKind.BOOKIES.value  # rows from before the other kinds
     return bool(row["instance_id"] == summary.cluster.instance_id and kind == summary.kind.value)
 
 

@@ -1,4 +1,4 @@
-"""Numbers and names as a report writes them. Pure."""
+"""Numbers and names in the format of reports. Pure."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Sequence
 from typing import Final
 
 NAMED_MAX: Final = 8
-"""Names that one line lists."""
+"""Names in one line."""
 _TEXT_MAX: Final = 1_000
-"""Characters of one text on a page; ids are far shorter, and what is longer is an attack or a mistake."""
+"""Characters of one text on a page; ids are far shorter, and a longer text is an attack or a mistake."""
 _NAME_MAX: Final = 72
 """Characters of a name in a list."""
 
 
 def plain(text: str) -> str:
-    """A text that others chose, without what would break a line, reverse it, or hide a part of it."""
+    """Escape a foreign text: nothing in it can break a line, reverse it, or hide a part of it."""
     shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text[:_TEXT_MAX])
     return shown if len(text) <= _TEXT_MAX else f"{shown} ... ({len(text):,} characters)"
 
 
 def number(value: int) -> str:
-    """With separators for thousands."""
+    """Return a number with separators for thousands."""
     return f"{value:,}"
 
 
 def signed(value: int) -> str:
-    """A difference, with its sign."""
+    """Return a difference with its sign."""
     return f"+{value:,}" if value > 0 else f"\N{MINUS SIGN}{-value:,}"
 
 
 def percent(part: int, whole: int) -> str:
-    """A share, never rounded to nothing or to all."""
+    """Return a share in percent, never rounded to 0 % or 100 %."""
     if not whole or part in (0, whole):
         return "0 %" if not part else "100 %"
     share = 100 * part / whole
@@ -40,11 +40,11 @@ def percent(part: int, whole: int) -> str:
 
 
 def shortened(name: str) -> str:
-    """A name for the middle of a sentence: of a very long one, its beginning and its end."""
+    """Return a name for use in a sentence; for a very long one, its beginning and end."""
     return name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - 13]}\N{HORIZONTAL ELLIPSIS}{name[-12:]}"
 
 
 def some(names: Sequence[object], count_max: int = NAMED_MAX) -> str:
-    """The first names of a list, and how many more there are."""
+    """Return the first names of a list, and the number of further ones."""
     named = ", ".join(shortened(str(name)) for name in names[:count_max])
     return named if len(names) <= count_max else f"{named} and {len(names) - count_max:,} more"

@@ -1,12 +1,12 @@
-"""Since when ledgers lack copies: a state that each run continues from its findings and the state before.
+"""The time since when each ledger lacks copies: each run continues the previous state with its findings.
 
 A ledger is unhealthy if some entry has fewer copies than its write quorum, or if its metadata cannot be read. A loss
-that an operator accepted does not count. A run that saw every ledger ends what it did not find; any other run only
-adds, since a ledger that it did not see is not known to be healthy.
+accepted by an operator does not count. A run that saw every ledger removes the ledgers without a finding from the
+state; any other run only adds ledgers, because an unseen ledger is not known to be healthy.
 
 The state of one check of one cluster is one file, KIND-CLUSTER-RUN.parquet; the one of the newest run counts.
 
-It is computed for one range of ledger ids after another, so that a run with millions of findings needs the memory of
+The state is computed for one range of ledger ids after another, so a run with millions of findings needs the memory of
 one range.
 """
 
@@ -36,18 +36,18 @@ from spark_jobs.report.table_schemas import UNHEALTHY
 _log = logging.getLogger(__name__)
 
 _MEMORY: Final = "256MiB"
-"""DuckDB's limit; beyond it, it uses the disk. One range takes less."""
+"""DuckDB's limit; above it, DuckDB uses the disk. One range needs less."""
 _RANGE_ROWS: Final = 250_000
-"""Findings, and ledgers of the state before, in one range of ledger ids, roughly."""
+"""Approximate number of findings, and of ledgers of the previous state, in one range of ledger ids."""
 _GROUP_ROWS: Final = 122_880
-"""In one row group of the file."""
+"""Rows in one row group of the file."""
 _ATTEMPTS_MAX: Final = 3
 _KINDS: Final = {
     RunKind.BOOKIES: RunKind.BOOKIES,
     RunKind.REPLICAS: RunKind.REPLICAS,
     RunKind.EVERYTHING: RunKind.BOOKIES,
 }
-"""The kind whose state a run of a kind continues."""
+"""For each kind of run, the kind of the state it continues."""
 _CURRENT: Final = f"""
     SELECT ledger_id, CAST(min(severity_rank) AS INTEGER) AS severity_rank,
            count(*) AS findings, CAST(sum(bytes_estimate) AS BIGINT) AS bytes_estimate
@@ -71,12 +71,12 @@ _NO_STATE: Final = (
 
 
 def continue_state(report_dir: Path, summary: RunSummary, findings: Sequence[Path]) -> None:
-    """Write the state after a run. A failure of DuckDB is logged: the next run continues from the state before.
+    """Write the state after a run. A failure of DuckDB is logged: the next run continues from the previous state.
 
     Args:
         report_dir: of all runs.
         summary: of the run.
-        findings: the files of its findings; none: it found nothing.
+        findings: the files of its findings; empty without findings.
 
     Raises:
         OSError: the file cannot be written.
@@ -94,7 +94,7 @@ def continue_state(report_dir: Path, summary: RunSummary, findings: Sequence[Pat
             before = [path for path in files if path.name.startswith(prefix) and is_parquet(path)]
             _write(temporary, summary, findings, before)
         except (duckdb.Error, pa.ArrowException, FileNotFoundError) as error:
-            # Another run may have replaced the state after it was listed.
+            # Another run may have replaced the state after the listing.
             if attempt == _ATTEMPTS_MAX - 1:
                 reason = {"run_id": summary.run_id, "reason": str(error)}
                 _log.warning("since when ledgers are unhealthy is not recorded", extra=reason)
@@ -104,7 +104,7 @@ def continue_state(report_dir: Path, summary: RunSummary, findings: Sequence[Pat
 
 
 def _write(path: Path, summary: RunSummary, findings: Sequence[Path], before: Sequence[Path]) -> None:
-    """Write the state to a file; it is on the disk when this returns. After an error there is no file."""
+    """Write the state to a file, which is on the disk before this returns. After an error there is no file."""
     spill = path.with_suffix(".spill")
     config: dict[str, str | bool | int | float | list[str]] = {
         "autoinstall_known_extensions": False,
@@ -133,13 +133,13 @@ def _write(path: Path, summary: RunSummary, findings: Sequence[Path], before: Se
 
 
 def _ranges(connection: duckdb.DuckDBPyConnection, findings: Sequence[Path], before: Sequence[Path]) -> list[str]:
-    """Conditions that each select a range of ledger ids, ascending; every id is in one of them."""
+    """Return conditions for ranges of ledger ids, ascending; every id is in exactly one range."""
     files = [*findings, *before]
     count = -(-sum(pq.read_metadata(path).num_rows for path in files) // _RANGE_ROWS)
     if count <= 1:
         return ["true"]
     shares = [number / count for number in range(1, count)]
-    found = connection.execute(f"SELECT approx_quantile(ledger_id, {shares}) FROM {_read(files)}")  # noqa: S608 - quoted
+    found = connection.execute(f"SELECT approx_quantile(ledger_id, {shares}) FROM {_read(files)}")  # noqa: S608
     ((cuts,),) = found.fetchall()
     bounds = sorted(set(cuts or ()))
     return [
@@ -150,19 +150,19 @@ def _ranges(connection: duckdb.DuckDBPyConnection, findings: Sequence[Path], bef
 
 
 def state_prefix(kind: RunKind, instance_id: str) -> str:
-    """How the names of the files of one check of one cluster begin."""
+    """Return the beginning of the file names of one check of one cluster."""
     return f"{kind.value}-{hashlib.sha256(instance_id.encode()).hexdigest()[:16]}-"
 
 
 def saw_every_ledger(summary: RunSummary) -> bool:
-    """Whether a ledger without a finding of the run is healthy, as far as the check can see. Pure."""
+    """Return whether a ledger without a finding of the run is healthy, as far as the check can see. Pure."""
     asked = summary.replicas
     is_all = asked is None or (asked.sample >= 1 and not asked.ledger_min and asked.ledger_max >= (1 << 63) - 1)
     return summary.is_read and summary.held_because is None and is_all and not (asked and asked.unknown)
 
 
 def _state(summary: RunSummary, findings: Sequence[Path], before: Sequence[Path], ids: str) -> str:
-    """The question whose answer is the state of the ledgers that the condition ``ids`` selects."""
+    """Return the question for the state of the ledgers selected by the condition ``ids``."""
     current = _CURRENT.format(findings=_read(findings) if findings else _NOTHING, ids=ids)
     known = f"(SELECT * FROM {_read(before)} WHERE {ids})" if before else _NO_STATE  # noqa: S608 - texts are quoted
     ends = "now.ledger_id IS NOT NULL" if saw_every_ledger(summary) else "true"

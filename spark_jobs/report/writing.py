@@ -67,18 +67,18 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 TREND_RUNS: Final = 30
-"""Runs in the line chart of a page: a month of daily ones."""
+"""Runs in the line chart of a page: a month of daily runs."""
 INDEX_RUNS: Final = 300
-"""Runs that the index lists."""
+"""Runs in the index."""
 _INDEX_ROUNDS: Final = 5
-"""Each round but the last follows another run's end; more at a time do not happen, and the next run mends it."""
+"""Each round but the last follows the end of another run; more at a time are rare, and the next run repairs it."""
 
 
 def prepare(report_dir: Path, run_id: str) -> Path:
     """Make the directory of a run and return it.
 
     Raises:
-        ReportDirError: it exists, or cannot be made.
+        ReportDirError: the directory exists, or cannot be made.
     """
     directory = report_dir / run_id
     try:
@@ -91,7 +91,7 @@ def prepare(report_dir: Path, run_id: str) -> Path:
 
 
 def abandon(directory: Path) -> None:
-    """Remove the directory of a run that failed before it wrote anything. Findings that were written stay."""
+    """Remove the directory of a run after a failure before the first write. Written findings stay."""
     with contextlib.suppress(OSError):
         directory.rmdir()
 
@@ -99,12 +99,12 @@ def abandon(directory: Path) -> None:
 def finish(report_dir: Path, summary: RunSummary, *, topology: Topology | None = None, kept: Kept = EVERYTHING) -> Path:
     """Write everything but the findings, the summary last, and return the summary's path.
 
-    After that the run counts; compaction, removing what is old and renewing the index are best effort, and failures are
-    logged.
+    After the summary the run counts. Compaction, removal of old data and renewal of the index are best effort, and
+    failures are logged.
 
     Args:
         report_dir: of all runs.
-        summary: of this run, whose directory was prepared.
+        summary: of this run, with a prepared directory.
         topology: the locations of bookies, for the page; None: unknown.
         kept: how much to keep.
 
@@ -129,7 +129,7 @@ def finish(report_dir: Path, summary: RunSummary, *, topology: Topology | None =
 
 
 def keep(report_dir: Path, now_ms: int, kept: Kept) -> list[str]:
-    """Remove what is older or more than ``kept``, and compact the tables. Failures are logged.
+    """Remove data beyond the limits of ``kept``, and compact the tables. Failures are logged.
 
     Args:
         report_dir: of all runs.
@@ -137,7 +137,7 @@ def keep(report_dir: Path, now_ms: int, kept: Kept) -> list[str]:
         kept: how much to keep.
 
     Returns:
-        Ids of the runs whose reports were removed.
+        Ids of the runs with removed reports.
     """
     pruned = [] if kept.reports_max is None else prune(report_dir, kept.reports_max)
     tidy(report_dir, now_ms, kept)
@@ -145,7 +145,7 @@ def keep(report_dir: Path, now_ms: int, kept: Kept) -> list[str]:
 
 
 def earlier_ledgers(report_dir: Path, instance_id: str) -> int | None:
-    """Ledgers in the newest complete report of the cluster; None without one. Replica checks may leave ledgers out."""
+    """Return the ledgers in the newest complete report of the cluster, or None. Replica checks may leave some out."""
     for summary in reports(report_dir):
         is_of_all = summary.kind is not RunKind.REPLICAS and is_whole(summary)
         if is_of_all and summary.cluster.instance_id == instance_id:
@@ -159,7 +159,7 @@ def _page(report_dir: Path, summary: RunSummary, topology: Topology | None) -> b
 
 
 def renew_index(report_dir: Path, directory: Path) -> None:
-    """Write the index until it lists all runs: another run may end, and write its own, at the same time."""
+    """Write the index until it lists all runs: another run may end and write its own index at the same time."""
     try:
         listed = None
         for _ in range(_INDEX_ROUNDS):

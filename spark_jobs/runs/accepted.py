@@ -1,4 +1,4 @@
-"""The losses that operators accepted, as one run takes them. Pure."""
+"""The losses accepted by operators, as one run uses them. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from spark_jobs.runs.publish import Marking
 
 @dataclass(frozen=True, slots=True)
 class AcceptedLosses:
-    """Accepted losses, by whether they still hold."""
+    """Accepted losses, divided into those still valid and those no longer valid."""
 
     standing: tuple[Decision, ...] = ()
     """None of their bookies is registered."""
     returned: tuple[Decision, ...] = ()
-    """A bookie is registered again, so the ledger may have copies: nothing is accepted any more."""
+    """One of their bookies is registered again, so the ledger may have copies: the acceptance is no longer valid."""
 
     @property
     def bookies(self) -> frozenset[BookieId]:
@@ -26,7 +26,7 @@ class AcceptedLosses:
         return frozenset(bookie for decision in self.standing for bookie in decision.bookies)
 
     def markings(self) -> Iterator[Marking]:
-        """Yield the ledgers with a returned bookie, with every bookie of the loss: a worker asks what they hold."""
+        """Yield each ledger with a returned bookie, and all bookies of its loss: a worker asks for their entries."""
         for decision in self.returned:
             yield decision.ledger_id, decision.bookies
 

@@ -1,4 +1,4 @@
-"""Checks that use the ledgers which a bookie check has read: a port, and none of them."""
+"""The port for checks of the ledgers read by a bookie check, and its empty implementation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from spark_jobs.runs.outcome import ScanResult
 
 @dataclass(frozen=True, slots=True)
 class FoundBeside:
-    """What the checks found, while Spark keeps it."""
+    """The findings of the checks, valid as long as Spark keeps them."""
 
     findings: tuple[DataFrame, ...] = ()
     """For the report."""
@@ -42,24 +42,24 @@ class FoundBeside:
 
 
 class Beside(Protocol):
-    """The checks of one run beside that of bookies."""
+    """The checks of one run besides the bookie check."""
 
     needs_all: bool
-    """Whether they need every ledger, and not only those on lost bookies."""
+    """Whether the checks need every ledger, and not only the ledgers on lost bookies."""
 
     def found(
         self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
     ) -> AbstractContextManager[FoundBeside]:
-        """Judge the ledgers, and mark what is to be marked.
+        """Judge the ledgers, and mark those to be marked.
 
         Args:
-            scan: the ledgers that were read.
-            scanned: what reading them gave.
+            scan: the ledgers read by the run.
+            scanned: the result of reading them.
             cookies: every bookie that ever joined.
             limiter: the limits of the run.
 
         Raises:
-            MetadataReadAgainError: Spark lost a part of them; nothing was reported.
+            MetadataReadAgainError: Spark lost a part of the ledgers; nothing was reported.
         """
         ...
 

@@ -1,11 +1,11 @@
 """The run of the bookie check: find each fragment with a lost bookie, and mark it after the delay.
 
-A bookie that is being drained is not lost, and what names it is marked as well, after all that is lost. A run that
-marked all it found then withdraws the marks whose reason has ended (``withdrawal``).
+A draining bookie is not lost. Ledgers on it are marked as well, after the ledgers on lost bookies. After a run has
+marked all of its findings, it withdraws the marks whose reason has ended (``withdrawal``).
 
-Order is what makes it safe. Metadata is read first and the live bookies after it, so that a bookie which joins during
-the scan is not taken for lost; a bookie which leaves during it makes the scan run again; and just before anything is
-reported and published the suspects are compared with a fresh listing (R2).
+The order of the steps makes the run safe. It reads metadata first and the live bookies afterwards, so a bookie
+registered during the scan does not count as lost. If a bookie leaves during the scan, the scan is repeated. Immediately
+before reporting and publishing, the run compares the suspects with a fresh listing (R2).
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ from spark_jobs.runs.withdrawal import withdraw_ended
 _log = logging.getLogger(__name__)
 
 SCANS_MAX: Final = 3
-"""Scans of one run. Bookies that leave during each of three are an outage; a later run will see how it ended."""
+"""Scans of one run. If bookies leave during each of three, there is an outage, and a later run sees how it ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class _JudgedLedgers:
-    """What the check found."""
+    """The findings of the check."""
 
     ledgers: DataFrame
     """One row per ledger with findings, kept by Spark until released."""
     sums: FindingSums
     losses: AcceptedLosses
     accepted: DataFrame | None = None
-    """Findings whose loss was accepted, kept by Spark until released; None if no loss is accepted."""
+    """Findings with an accepted loss, kept by Spark until released; None if no loss is accepted."""
     counts: AcceptedCounts = field(default_factory=AcceptedCounts)
 
     def release(self) -> None:
@@ -87,7 +87,7 @@ class BookieRun:
     """One run."""
 
     def __init__(self, context: RunContext, beside: Beside | None = None) -> None:
-        """``beside``: further checks of the same ledgers, after what this check marks."""
+        """``beside``: further checks of the same ledgers, after the marks of this check."""
         self._context = context
         self._beside = beside or NothingBeside()
         self._settings = context.settings
@@ -95,7 +95,7 @@ class BookieRun:
         self.lost = LostBookies()
         """As of publishing."""
         self._live: AbstractSet[BookieId] = frozenset()
-        """Bookies that the findings take to be there."""
+        """Bookies counted as live by the findings."""
         self._image_marks: ImageMarks | None = None
         self._image = ImageUpkeep(context)
         self._incremental: IncrementalReading | None = None
@@ -104,13 +104,14 @@ class BookieRun:
 
     @property
     def critical_audited(self) -> Mapping[BookieId, Down]:
-        """As ``audited``, of bookies that are due for their critical ledgers alone."""
+        """As ``audited``, of bookies due for their critical ledgers alone."""
         return {bookie: down for bookie, down in self.lost.critical_due.items() if bookie not in self._live}
 
     @property
     def audited(self) -> Mapping[BookieId, Down]:
-        """Lost bookies whose loss this run dealt with: due, and gone when the ledgers were judged. The ledgers of one
-        that left after that were passed over, and only another run finds them.
+        """Lost bookies whose loss this run handled: due, and not registered when the ledgers were judged.
+
+        If a bookie left later, this run skipped its ledgers, and only another run finds them.
         """
         return {bookie: down for bookie, down in self.lost.due.items() if bookie not in self._live}
 
@@ -118,7 +119,7 @@ class BookieRun:
         """Do everything but the summary.
 
         Raises:
-            MetadataReadAgainError: executors were lost with the metadata that they had read, each time.
+            MetadataReadAgainError: executors were lost with the metadata they had read, each time.
         """
         try:
             outcome = with_one_reading(lambda: self._attempt(cookies))
@@ -148,13 +149,13 @@ class BookieRun:
             held = held_because(known, scanned.bookies.registered, listed, earlier, limit)
             checked = self._check(scan, scanned, cookies) if held is None else CheckResult(scanned.bookies)
             if held is None and not scanned.problems:
-                self._image.commit(scan.image, totals)  # after the marks, which it would delay
+                self._image.commit(scan.image, totals)  # after the marks, which a commit would delay
         finally:
             scan.release()
         return Outcome(scanned, checked, held)
 
     def _mark_by_image(self, cookies: AbstractSet[BookieId], bookies: Bookies) -> None:
-        """Mark what an image names, once in a run that marks and reads all ledgers from ZooKeeper."""
+        """Mark the ledgers named by an image, once in a run that marks and reads all ledgers from ZooKeeper."""
         settings = self._settings
         is_without = not settings.image_place or settings.is_dry_run or settings.is_from_snapshot
         if is_without or self._image_marks is not None or not cookies - bookies.registered:
@@ -183,7 +184,7 @@ class BookieRun:
         )
 
     def _scan(self, before: Bookies, cookies: AbstractSet[BookieId]) -> tuple[LedgerScan, ScanResult]:
-        """Scan until no member of any ledger has left during the scan: the scan passed over its ledgers."""
+        """Scan until no member of any ledger leaves during the scan: the scan skips the ledgers of such a bookie."""
         reading = self._reading()
         for attempt in range(1, SCANS_MAX + 1):
             if self._context.is_incremental:
@@ -191,7 +192,7 @@ class BookieRun:
             scan = reading.scan(before.staying)
             after = self._cluster.bookies()
             gone = before.registered - after.registered
-            if not scan.totals.carried:  # what is carried over may name it by now
+            if not scan.totals.carried:  # carried-over ledgers may name it by now
                 gone &= scan.totals.ledgers_by_bookie.keys()
             if not gone or attempt == SCANS_MAX:
                 break
@@ -203,7 +204,7 @@ class BookieRun:
         return scan, ScanResult(scan.totals, after, found, reading.counts)
 
     def _incrementally(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> IncrementalReading:
-        """Carry nothing over that was read before the loss of a bookie that no audit has dealt with."""
+        """Carry over only metadata read after the loss of every bookie whose loss no audit has handled."""
         noted = self._lost_bookies(cookies, registered).noted if cookies - registered else {}
         lost = {bookie: down.since_ms for bookie, down in noted.items() if not down.audited_ms}
         return IncrementalReading(self._context, self._image, lost)
@@ -234,7 +235,7 @@ class BookieRun:
             if not (scanned.problems or self._settings.is_dry_run) and published.outcome.is_all:
                 withdrawn = withdraw_ended(self._cluster, self._context.gate)
                 published = replace(published, withdrawn=withdrawn)
-            # If the store does not answer, what was marked is reported, and no other check begins.
+            # If the store does not answer, the marks made so far are reported, and no other check begins.
             others = NothingBeside() if published.outcome is PublishOutcome.INTERRUPTED else self._beside
             with others.found(scan, scanned, cookies, limiter) as beside:
                 worst = self._report(scan, judged, beside.findings, held)
@@ -323,7 +324,7 @@ class BookieRun:
     def _withdraw(self, returned: Sequence[Decision]) -> None:
         try:
             self._cluster.withdraw_accepted(returned)
-        except (TransientError, OutcomeUnknownError) as error:  # marked already: the next run marks it again
+        except (TransientError, OutcomeUnknownError) as error:  # the ledgers are marked: the next run marks them again
             _log.warning("accepted losses were not withdrawn", extra={"ledgers": len(returned), "reason": str(error)})
 
     def _counted(self, markings: Iterable[Marking], total: int) -> Iterator[Marking]:

@@ -1,14 +1,15 @@
-"""The mass-loss brake (S12, I24, R35): input that no healthy cluster produces keeps a run from marking anything. Pure.
+"""The mass-loss brake (S12, I24, R35): a run marks nothing if no healthy cluster could produce its input. Pure.
 
-The invariant: nothing is marked while more bookies are missing than a cluster loses at once, or if the ledgers of a
-cluster that had many seem to have disappeared. If all registrations are missing because ZooKeeper had an outage,
-marking every ledger would make replicators copy healthy data, and the ledgers that really lost copies would wait among
-them. A run with such input reports the reason and leaves the decision to an operator.
+The invariant: nothing is marked while more bookies are missing than a cluster loses at once, or if a cluster had many
+ledgers and now seems to have none. If all registrations are missing because of a ZooKeeper outage, marks on every
+ledger would make replicators copy healthy data, and the ledgers with real losses would wait among them. A run with such
+input reports the reason and leaves the decision to an operator.
 
-The bookie check asks before the scan, with the bookies that have a cookie, and again between the scan and the first
-mark, with the bookies that metadata names as well: a decommissioned bookie may still be named. The second question uses
-the same list as the check, so bookies that disappear after it cannot cause marks. The service asks at each look, too,
-and starts no audit for lost bookies while the brake holds.
+The bookie check evaluates the brake before the scan, with all bookies that have a cookie. It evaluates the brake again
+between the scan and the first mark, with the bookies named by metadata as well: metadata may still name a
+decommissioned bookie. The second evaluation uses the same list as the check, so bookies that disappear after it cannot
+cause marks. The service evaluates the brake at each look, too, and starts no audit for lost bookies while the brake
+holds.
 
 The brake keeps no state, so a crash leaves nothing. Each run decides from its own input, and the first run after the
 bookies have returned marks as usual. The last complete report is the only memory: without it, the number of ledgers is
@@ -23,7 +24,7 @@ from collections.abc import Set
 from typing import Final
 
 MANY_LEDGERS: Final = 100
-"""From here on a cluster does not lose its last ledger between two runs by being used."""
+"""A cluster with this many ledgers does not lose its last ledger between two runs by normal use."""
 
 
 def held_because(
@@ -32,11 +33,11 @@ def held_because(
     """Return the reason why nothing may be published, or None.
 
     Args:
-        known: bookies that have a cookie, are registered, or are named in some ledger's metadata.
-        registered: bookies that are registered now.
+        known: bookies with a cookie, registered bookies, and bookies named in some ledger's metadata.
+        registered: bookies registered now.
         ledgers: ledgers listed by this run.
         earlier_ledgers: ledgers in the last complete report of the same cluster, None without one.
-        missing_share_max: largest share of ``known`` that may be missing, 0 to 1.
+        missing_share_max: largest allowed share of missing bookies in ``known``, 0 to 1.
     """
     missing = known - registered
     if known and not registered:

@@ -1,4 +1,4 @@
-"""Cut a long check into chunks of ledgers, between which it can be paused, stopped and its findings published. Pure."""
+"""Cut a long check into chunks of ledgers: between two it can pause, stop and publish its findings. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bookie.metadata.layout import ledger_id_of
 from spark_jobs.datasource.partitions import LeafParent
 
 _LEDGERS_PER_LEAF: Final = 10_000
-"""Four digits: what one node of the hierarchical layouts can hold (docs/formats.md#ledger-paths)."""
+"""Four digits: the capacity of one node of the hierarchical layouts (docs/formats.md#ledger-paths)."""
 _HASH_BYTES: Final = 8
 
 
@@ -32,7 +32,7 @@ def chunks(plan: Sequence[LeafParent], ledgers_max: int) -> Iterator[tuple[LeafP
 
 
 def in_range(plan: Sequence[LeafParent], cluster: Cluster, first: int, last: int) -> tuple[LeafParent, ...]:
-    """Leave out the nodes that cannot hold a ledger with an id from ``first`` to ``last``."""
+    """Return the nodes of ``plan`` whose ids can be in the range from ``first`` to ``last``, both inclusive."""
     return tuple(parent for parent in plan if _may_hold(parent, cluster, first, last))
 
 
@@ -46,6 +46,6 @@ def is_sampled(ledger_id: int, seed: int, share: float) -> bool:
 
 def _may_hold(parent: LeafParent, cluster: Cluster, first: int, last: int) -> bool:
     start = ledger_id_of(cluster.kind, cluster.root, f"{parent.path}/L0000")
-    if start is None:  # a flat root, which holds every id
+    if start is None:  # a flat root holds every id
         return True
     return start <= last and first < start + _LEDGERS_PER_LEAF

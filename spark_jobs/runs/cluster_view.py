@@ -1,4 +1,4 @@
-"""What the driver asks of a cluster between its Spark jobs, as plain calls on one ZooKeeper session."""
+"""The driver's requests to a cluster between its Spark jobs, as plain calls on one ZooKeeper session."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class ClusterView:
 
     @property
     def budget(self) -> Budget:
-        """What the tasks of the run may take from ZooKeeper, beside the runs that were counted last."""
+        """The ZooKeeper budget of the run's tasks, shared with the other runs of the last count."""
         return replace(self._budget, instance_id=self.cluster.instance_id, readers=self._connection.store.readers)
 
     def leaf_parents(self) -> tuple[LeafParent, ...]:
-        """Nodes that hold ledgers, with the number of ledgers in each."""
+        """Nodes with ledgers, and the number of ledgers in each."""
         return self._runner.run(leaf_parents(self._connection))
 
     def leaf_nodes(self) -> Sequence[tuple[str, Stat]]:
@@ -78,7 +78,7 @@ class ClusterView:
         return self._runner.run(LedgerTree(self._connection.store, self.cluster).leaf_nodes())
 
     def newest_zxid(self) -> int:
-        """A transaction that the cluster has: the newest one of some nodes that change often."""
+        """The newest transaction of some frequently changed nodes: the cluster has reached it."""
         return self._runner.run(self._newest_zxid())
 
     def count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
@@ -92,12 +92,12 @@ class ClusterView:
     def changed_ms(self, ids: Sequence[LedgerId]) -> Mapping[LedgerId, int]:
         """When the metadata of ledgers was changed last, epoch milliseconds by ZooKeeper's clock.
 
-        Ledgers that were deleted, or whose node may not be looked at, are absent.
+        Deleted ledgers, and ledgers whose node this client may not read, are absent.
         """
         return self._runner.run(self._changed_ms(ids))
 
     def zxid_before(self, ids: Sequence[LedgerId], before_ms: int) -> int:
-        """The newest transaction up to a moment that the nodes of these ledgers show; 0: they show none.
+        """The newest transaction up to a moment, according to the nodes of these ledgers; 0: they show none.
 
         Args:
             ids: of ledgers, some perhaps deleted.
@@ -106,7 +106,7 @@ class ClusterView:
         return self._runner.run(self._zxid_before(ids, before_ms))
 
     def bookies(self) -> Bookies:
-        """The registered bookies, and which of them are being drained, no older than this call."""
+        """The registered bookies, and which of them are draining, no older than this call."""
         return self._runner.run(self._bookies())
 
     def attendance(self) -> Attendance:
@@ -114,11 +114,11 @@ class ClusterView:
         return self._runner.run(attendance(self._connection.store, self.cluster))
 
     def who_left(self, then: Attendance) -> str:
-        """Why a bookie that is lost or drained now can have got copies since ``then``; empty if none can."""
+        """Why a bookie lost or draining now may have received copies since ``then``; empty if none can."""
         return self._runner.run(self._who_left(then))
 
     def bookies_with_cookies(self) -> frozenset[BookieId]:
-        """Every bookie that ever joined."""
+        """Every bookie with a cookie: all that ever joined."""
         return self._runner.run(self._registrations.known())
 
     def is_disabled(self) -> bool:
@@ -134,7 +134,7 @@ class ClusterView:
         return self._runner.run(self._mark(batch))
 
     def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
-        """Whether each ledger is marked with all of its bookies; a task that cannot be read is left as it is."""
+        """Whether each ledger is marked with all of its bookies; true for an unreadable task, which stays as it is."""
         tasks = self._runner.run(self._tasks.read_many([ledger_id for ledger_id, _ in batch]))
         return [
             isinstance(task, UnreadableTask) or (task is not None and set(missing) <= set(task.missing))
@@ -146,10 +146,10 @@ class ClusterView:
         return self._runner.run(self._withdrawal.step(after, count_max))
 
     def marking_policy(self, rules: MarkingRules, losses: Losses, now_ms: int, *, is_noted: bool) -> MarkingPolicy:
-        """The rules for the ledgers of lost bookies, as they are now; workers see what is held back if ``is_noted``.
+        """The current rules for the ledgers of lost bookies; workers see the held-back bookies if ``is_noted``.
 
         Raises:
-            InvalidDelayError: the lost-bookie delay that is stored is not a number of seconds.
+            InvalidDelayError: the stored lost-bookie delay is not a number of seconds.
         """
         connection = self._connection
         policies = MarkingPolicies(connection.store, connection.cluster, self._tasks, rules)
@@ -166,21 +166,21 @@ class ClusterView:
         return {bookie: noted.get(bookie, Down(now_ms)) for bookie in lost}
 
     def note_audited(self, lost: Mapping[BookieId, Down], audited_ms: int) -> None:
-        """Note that a complete audit dealt with the loss of these bookies."""
+        """Record a complete audit of the loss of these bookies."""
         for bookie, down in lost.items():
             self._runner.run(self._down.note_audited(bookie, down.since_ms, audited_ms))
 
     def note_critical_audited(self, lost: Mapping[BookieId, Down], audited_ms: int) -> None:
-        """Note that a complete audit dealt with the critical ledgers of these bookies."""
+        """Record a complete audit of the critical ledgers of these bookies."""
         for bookie, down in lost.items():
             self._runner.run(self._down.note_critical_audited(bookie, down.since_ms, audited_ms))
 
     def accepted_losses(self) -> Sequence[Decision]:
-        """The losses that operators accepted: a bounded number, in a few requests."""
+        """The losses accepted by operators: a bounded number, in a few requests."""
         return self._runner.run(self._decisions.accepted())
 
     def withdraw_accepted(self, decisions: Sequence[Decision]) -> None:
-        """Remove accepted losses that do not hold any more, unless they were replaced."""
+        """Remove accepted losses that are no longer valid, unless they were replaced."""
         for decision in decisions:
             self._runner.run(self._decisions.withdraw(decision))
 
@@ -188,7 +188,7 @@ class ClusterView:
         """The locations of bookies, from ``file`` or else from the metadata store, and the name of the source.
 
         Raises:
-            InvalidTopologyError: it cannot be read.
+            InvalidTopologyError: the topology cannot be read.
         """
         if (text := topology_text(file)) is not None:
             return parse_topology(text), str(file)
@@ -196,7 +196,7 @@ class ClusterView:
         return stored.topology, stored.path or ""
 
     def roots_without_pulsar(self, roots: Sequence[str]) -> Sequence[str]:
-        """Those of ``roots`` below which there are no managed ledgers of Pulsar."""
+        """Those of ``roots`` without managed ledgers of Pulsar below them."""
         store = self._connection.store
         return [root for root in roots if not self._runner.run(PulsarTree(store, root).exists())]
 

@@ -1,7 +1,7 @@
-"""Whether a scan saw every ledger it should have seen (S20, R20). Pure.
+"""Decide whether a scan saw every ledger it should have seen (S20, R20). Pure.
 
-A scan is planned from the number of children of each metadata node. Every planned ledger must have been listed when the
-node was read, or must be deleted: deleted ledgers are normal (S15), a listing that is merely short is not.
+A scan is planned from the number of children of each metadata node. Every planned ledger must be in the listing of its
+node, or must be deleted. Deleted ledgers are normal (S15); a short listing without deletions is not.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class ScanTotals:
     in_recovery: int
     closed: int
     listed: Mapping[str, tuple[int, ...]]
-    """Per node that was read, how many ledgers it listed; one number per time it was read, which should be once."""
+    """For each node read, the number of ledgers it listed: one number per reading, and there should be one reading."""
     ledgers_by_bookie: Mapping[str, int]
     fragments_by_bookie: Mapping[str, int]
     carried: int = 0
-    """Those of ``ledgers`` that were not read, but carried over from an image."""
+    """Those of ``ledgers`` carried over from an image instead of read."""
 
     def plus(self, other: ScanTotals) -> ScanTotals:
-        """The counts of both, of different ledgers."""
+        """Return the sum of two counts of different ledgers."""
         listed = dict(self.listed)
         for path, counts in other.listed.items():
             listed[path] = (*listed.get(path, ()), *counts)
@@ -70,8 +70,8 @@ def problems(plan: Sequence[LeafParent], totals: ScanTotals, recount: Mapping[st
     """Report the missing parts of a scan, one sentence each; nothing for a complete one.
 
     Args:
-        plan: what was to be read.
-        totals: what was read.
+        plan: the nodes to be read.
+        totals: the counts of the scan.
         recount: ledgers now under each of ``short_parents``, counted after the scan.
     """
     found = []

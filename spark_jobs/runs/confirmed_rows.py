@@ -1,8 +1,9 @@
-"""Rows of a snapshot for further checks: what one of them would report is read again in ZooKeeper first (R99).
+"""Rows of a snapshot for further checks: a ledger that one of them would report is read again in ZooKeeper (R99).
 
-A snapshot decides only about closed ledgers on live bookies. The check of bookies has nothing to report about these.
-Placement and the lint may have. So both judge the rows once, and the ledgers with a finding are replaced by what they
-are now. What remains is a ledger whose copy was moved after the snapshot to a worse place: a later audit finds it.
+A snapshot decides only about closed ledgers on live bookies. The check of bookies has no findings about these.
+Placement and the lint may have some. So both judge the rows once, and every ledger with a finding is replaced by its
+current metadata. One case remains: the copy of a ledger was moved to a worse place after the snapshot. A later audit
+finds it.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from spark_jobs.runs.reread_rows import reread_rows
 def confirmed_rows(
     context: RunContext, stack: ExitStack, settled: DataFrame, known: AbstractSet[BookieId], bookies: Bookies
 ) -> DataFrame:
-    """Return ``settled`` with the ledgers that would be reported as they are now.
+    """Return ``settled``, with the current rows of all ledgers that would be reported.
 
     Args:
         context: of the run.
         stack: releases what Spark keeps.
         settled: rows of ``bk_ledgers`` of a snapshot.
         known: every known bookie, registered or not.
-        bookies: those that are registered.
+        bookies: the registered ones.
 
     Raises:
         StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.

@@ -36,18 +36,18 @@ class RunContext:
 
     @property
     def budget(self) -> Budget:
-        """What the tasks of the run may take from ZooKeeper, beside the other runs of this moment."""
+        """The ZooKeeper budget of the run's tasks, shared with the other runs of this moment."""
         return self.cluster.budget
 
     @property
     def is_incremental(self) -> bool:
-        """Whether the run takes what did not change from the image; the setting is for the check of bookies alone."""
+        """Whether the run takes unchanged metadata from the image; the setting is for the check of bookies alone."""
         return self.settings.incremental and self.kind is RunKind.BOOKIES
 
     def tasks(self, phase: Phase, *, is_told: bool = True) -> AbstractContextManager[None]:
         """Around the Spark jobs of a phase; see ``spark_tasks``.
 
-        The jobs of one pool wait for each other, so a dry run is in another pool than the runs that mark.
+        The jobs of one pool wait for each other, so a dry run and the marking runs use different pools.
         """
         pool = RunLane(self.kind, self.settings.is_dry_run).name
         return spark_tasks(self.spark, phase, self.run_id, self.progress, self.gate, pool=pool, is_told=is_told)
@@ -62,5 +62,5 @@ class RunContext:
         self.progress(ProgressEvent(phase))
 
     def note_marks(self, marks: Sequence[Marking]) -> None:
-        """Record marks that the metadata store confirmed, for the report."""
+        """Record marks confirmed by the metadata store, for the report."""
         self.report.note_marks(marks, self.clock.epoch_ms())

@@ -1,8 +1,8 @@
-"""The checks that a run of everything does beside that of bookies: the metadata lint, the inventory, and placement.
+"""The other checks of a run of everything, besides the bookie check: metadata lint, inventory, and placement.
 
 All of them use one reading of the metadata (R2, record 76). Each may be incomplete by itself: without a topology no
-placement can be judged, and the losses of bookies are dealt with all the same. The summary names each check with the
-reason why it is not complete, and a time of success is recorded only for the checks that are.
+placement can be judged, but the losses of bookies are still handled. The summary names the reason for each incomplete
+check, and a time of success is recorded for complete checks only.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from spark_jobs.runs.port import Phase
 METADATA: Final = "metadata"
 """Name of the lint among the checks of a run."""
 RECOVERIES_MAX: Final = 10_000
-"""Ledgers in recovery of which the age is looked up; of more, it is not known."""
+"""Ledgers in recovery whose age is looked up; the age of further ones is unknown."""
 COOKIES_MAX: Final = 1_000
-"""Dangling cookies that a summary and the findings of a run name."""
+"""Dangling cookies named in the summary and the findings of a run."""
 
 
 class EverythingBeside(Beside):
@@ -61,7 +61,7 @@ class EverythingBeside(Beside):
     def found(
         self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
     ) -> Iterator[FoundBeside]:
-        """Judge placement and metadata, and compare with what bookies hold."""
+        """Judge placement and metadata, and compare the metadata with the inventory of the bookies."""
         with ExitStack() as stack:
             known = cookies | scanned.bookies.registered
             ledgers = scan.suspects
@@ -101,7 +101,7 @@ class EverythingBeside(Beside):
         limiter: MarkLimiter,
         found: FoundBeside,
     ) -> FoundBeside:
-        """What was found, with the placement."""
+        """Return ``found`` with the results of the placement check."""
         tally = PlacementTally()
         judged = stack.enter_context(part.judged(ledgers, tally, is_told=True))
         counts = part.counts(tally, judged.sums, scanned.totals)
@@ -119,7 +119,7 @@ class EverythingBeside(Beside):
     def _lint(
         self, stack: ExitStack, ledgers: DataFrame, scanned: ScanResult, cookies: AbstractSet[BookieId]
     ) -> tuple[tuple[DataFrame, ...], LintCounts, str]:
-        """The findings, their counts, and why the lint is not complete."""
+        """Return the findings, their counts, and the reason why the lint is not complete."""
         stuck, problem = self._stuck(ledgers, scanned)
         found = metadata_faults(ledgers)
         if stuck:
@@ -138,7 +138,7 @@ class EverythingBeside(Beside):
         return tuple(findings), counts, problem
 
     def _stuck(self, ledgers: DataFrame, scanned: ScanResult) -> tuple[dict[int, int], str]:
-        """Ledgers that are in recovery for too long, with the time of their last change."""
+        """Return ledgers in recovery for too long, with the time of their last change, and why some were left out."""
         if not scanned.totals.in_recovery:
             return {}, ""
         with self._context.tasks(Phase.CHECK):
@@ -154,10 +154,10 @@ class EverythingBeside(Beside):
 
 
 def dangling_cookies(cookies: AbstractSet[BookieId], scanned: ScanResult) -> tuple[Sequence[BookieId], str]:
-    """Bookies with a cookie that are not registered and that no ledger names, and why they are not known. Pure.
+    """Return the unregistered bookies with a cookie that no ledger names, or why they are unknown. Pure.
 
-    A ledger that was not read, or cannot be read, may name any bookie. So may one that only a snapshot was read of: its
-    copy may have been moved since to a bookie that is gone by now (R111).
+    A ledger that was not read, or cannot be read, may name any bookie. So may a ledger read from a snapshot alone: its
+    copy may have been moved since to a bookie that no longer exists (R111).
     """
     if scanned.problems:
         return (), "not every ledger was read"

@@ -1,4 +1,4 @@
-"""What of a report Spark computes: the table of findings, its sums, and the order of marking."""
+"""The parts of a report computed by Spark: the table of findings, its sums, and the order of marking."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def _fact(severity_rank: str, bookie_id: str, ledgers: int, fragments: int, size
     )
 
 
-# What one ledger adds to the sums: itself at its worst severity, its fragments at theirs, and both to each bookie.
+# The contribution of one ledger to the sums: itself at its worst severity, its fragments at theirs, and both to each
+# bookie.
 _FACTS: Final = f"""
     inline(concat(
         array({_fact("severity_rank", "NULL", 1, 0, "0")}),
@@ -62,7 +63,7 @@ def write_findings(
         others: findings of any other kind.
         folder: its URI.
         run_id: of the run.
-        held: what is held back; a finding because of which nothing is marked gets the reason in its detail.
+        held: the held-back bookies; the detail of a finding gets the reason why nothing is marked for it.
     """
     if held is not None and (held.times or held.limit_from is not None):
         found = ledgers.selectExpr(
@@ -80,7 +81,7 @@ def write_findings(
 
 
 def _limited(ledgers: DataFrame, first: LedgerId) -> str:
-    """The reason of the findings from ``first`` on, in the order of ``to_mark``."""
+    """The SQL of the detail: the reason for all findings from ``first`` on, in the order of ``to_mark``."""
     ranks = [row["severity_rank"] for row in ledgers.where(f"ledger_id = {first}").select("severity_rank").collect()]
     if not ranks:
         return "detail"
@@ -89,7 +90,7 @@ def _limited(ledgers: DataFrame, first: LedgerId) -> str:
 
 
 def _held_back(held: HeldBookies) -> str:
-    """The reason that ends last, if every missing bookie is held and none is named because the ledger is critical."""
+    """The SQL of the detail: the last reason to end, if every missing bookie is held and none is critical and due."""
     ends = " ".join(
         f"WHEN {literal(bookie)} THEN named_struct('due_ms', {time.due_ms}L, 'text', {literal(_text(time))})"
         for bookie, time in held.times.items()
@@ -133,7 +134,7 @@ def sums(ledgers: DataFrame) -> FindingSums:
 
 
 def accepted_counts(accepted: DataFrame) -> tuple[int, int]:
-    """Count the ledgers and the fragments in findings whose loss was accepted."""
+    """Count the ledgers and the fragments in findings with an accepted loss."""
     (row,) = accepted.selectExpr("count(DISTINCT ledger_id) AS ledgers", "count(*) AS fragments").collect()
     return row["ledgers"], row["fragments"]
 
@@ -167,7 +168,7 @@ def to_mark(ledgers: DataFrame) -> Iterator[FoundLedger]:
 
 
 def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each batch as one value."""
+    """Yield each batch as one value."""
     for batch in batches:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -184,7 +185,7 @@ def _unpacked(packed: bytes) -> Iterator[FoundLedger]:
 
 
 def _bookies(column: pa.Array) -> Iterator[tuple[BookieId, ...]]:
-    """The lists of a column."""
+    """Yield the lists of a column."""
     names = column.flatten().to_pylist()
     start = 0
     for count in column.value_lengths().to_pylist():

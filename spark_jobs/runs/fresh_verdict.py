@@ -1,4 +1,4 @@
-"""The verdict on one ledger by its metadata as it is now. Pure.
+"""The verdict on one ledger by its current metadata. Pure.
 
 It equals the verdict of the check of all ledgers on the same metadata (``checks.bookie_check``): both follow
 ``bookie.model.severity.fragment_health``, and a property test compares them.
@@ -17,7 +17,7 @@ from spark_jobs.runs.held_back import FoundLedger
 
 @dataclass(frozen=True, slots=True)
 class FreshVerdict:
-    """A ledger that names a bookie which is not live."""
+    """A ledger with at least one bookie that is not live."""
 
     severity: Severity
     """Of its worst fragment."""
@@ -29,7 +29,7 @@ def fresh_verdict(ledger_id: LedgerId, metadata: LedgerMetadata, live: AbstractS
 
     Args:
         ledger_id: its id.
-        metadata: what was just read.
+        metadata: the metadata just read.
         live: the registered bookies, listed after that (R2).
     """
     if metadata.members() <= live:

@@ -1,4 +1,4 @@
-"""The gate of one run: pause, resume and stop, and the proof that its process may still run it."""
+"""The gate of one run: pause, resume and stop, and the proof of the right to continue."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from bookie.model.run import RunState
 from spark_jobs.runs.port import Gate, RunStoppedError
 
 _LOOK_S: Final = 0.5
-"""How often a paused run looks whether it may still wait."""
+"""Interval at which a paused run checks whether it must stop, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a run must end, and what it is then."""
+    """Why a run must end, and its state and exit code afterwards."""
 
     reason: str
     state: RunState
     exit_code: int = ExitCode.CANCELLED
-    """Of the run's record, and of a process that exists for the run."""
+    """Of the run's record, and of a process with only this run."""
 
 
 class RunGate(Gate):
@@ -39,18 +39,18 @@ class RunGate(Gate):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the run waits, or will at its next gate."""
+        """Whether the run waits, or will wait at its next gate."""
         return self._is_paused
 
     @property
     def stopped(self) -> Stop | None:
-        """Why the run must end; None: it may go on."""
+        """Why the run must end; None: it may continue."""
         if self._stop is None and (reason := next(filter(None, (why() for why in self._forbidden_because)), "")):
             self.stop(Stop(reason, RunState.ABANDONED, ExitCode.STORE_UNREACHABLE))
         return self._stop
 
     def forbid_if(self, because: Callable[[], str]) -> None:
-        """Add a reason to those that the gate was made with."""
+        """Add a source of reasons to those of the constructor."""
         self._forbidden_because = (*self._forbidden_because, because)
 
     @override
@@ -82,13 +82,13 @@ class RunGate(Gate):
             self._is_paused = True
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Let the run continue."""
         with self._condition:
             self._is_paused = False
             self._condition.notify_all()
 
     def stop(self, stop: Stop) -> None:
-        """End the run at its next gate; its Spark jobs within a second. The first reason counts."""
+        """End the run at its next gate, and its Spark jobs within a second. The first reason counts."""
         with self._condition:
             self._stop = self._stop or stop
             self._condition.notify_all()

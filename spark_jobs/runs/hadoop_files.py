@@ -1,6 +1,7 @@
-"""Move what executors wrote to a Hadoop file system to this machine, by the Hadoop client of the driver's Spark.
+"""Move files of executors from a Hadoop file system to this machine, with the Hadoop client of the driver's Spark.
 
-It has the same settings and credentials as the executors, so whatever file system they can write, the driver can read.
+The client has the same settings and credentials as the executors, so the driver can read every file system they can
+write.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 _HIDDEN: Final = ("_", ".")
-"""How the names of files begin that contain no rows."""
+"""First characters in the names of files without rows."""
 
 
 def move_here(spark: SparkSession, folder: str, target: Path) -> None:
     """Move the files of a folder into ``target``, each whole or not at all, and delete the folder.
 
-    How long that may take is up to the settings of the file system, as for every other request of Spark to it.
+    The settings of the file system limit the duration, as for every other request of Spark to it.
 
     Args:
-        spark: the session whose executors wrote them.
+        spark: the session whose executors wrote the files.
         folder: URI of the folder.
         target: a directory of this machine; made if it does not exist.
 
     Raises:
-        Py4JError: the file system cannot be read; files that were copied before stay in both places.
-        OSError: this machine cannot store them.
+        Py4JError: the file system cannot be read; files copied earlier stay in both places.
+        OSError: this machine cannot store the files.
     """
     context: Any = spark.sparkContext
     path = context._jvm.org.apache.hadoop.fs.Path

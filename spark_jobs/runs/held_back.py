@@ -1,8 +1,8 @@
-"""What a run leaves out of its marks, ledger by ledger, and why. Pure.
+"""The ledgers and bookies a run leaves out of its marks, and why. Pure.
 
-The invariant: a mark names no bookie whose rule does not allow it yet, and every ledger of which nothing is marked is
-counted once, with the reason that ends last. Holding back is never silent: the counts are in the report, in the record
-of the run, and in metrics.
+The invariant: a mark names no bookie whose rule does not allow it yet, and every ledger without a mark is counted once,
+with the last of its reasons to end. Holding back is never silent: the counts are in the report, in the record of the
+run, and in metrics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FoundLedger:
     critical_missing: tuple[BookieId, ...] = ()
     """Those of its critical fragments."""
     bytes_estimate: int = 0
-    """What its repair has to copy."""
+    """Bytes to copy for its repair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +36,31 @@ class HeldBookies:
 
     times: Mapping[BookieId, MarkingTimes] = field(default_factory=dict)
     critical_due: AbstractSet[BookieId] = frozenset()
-    """Those of them that are due for critical ledgers."""
+    """Those of them due for critical ledgers."""
     limit_from: LedgerId | None = None
-    """In the order of marking, the first ledger that was not marked because the run had reached a limit."""
+    """In the order of marking, the first ledger left unmarked because the run had reached a limit."""
 
     def to_mark(self, ledger: FoundLedger) -> tuple[BookieId, ...]:
-        """Return the bookies that a mark of the ledger names; empty: it is not marked."""
+        """Return the bookies for a mark of the ledger; empty: it is not marked."""
         if self.times.keys().isdisjoint(ledger.missing):
             return ledger.missing
         allowed = self.critical_due & set(ledger.critical_missing)
         return tuple(bookie for bookie in ledger.missing if bookie not in self.times or bookie in allowed)
 
     def reason(self, ledger: FoundLedger) -> HoldReason:
-        """Return why a ledger of which nothing is marked is held back."""
+        """Return why an unmarked ledger is held back."""
         return max((self.times[bookie] for bookie in ledger.missing), key=lambda time: time.due_ms).reason
 
 
 @dataclass(slots=True)
 class DueOnly:
-    """Leaves out of markings what is held back, and counts the ledgers of which nothing is left."""
+    """Leaves held-back bookies out of markings, and counts the ledgers without any other bookie."""
 
     held: HeldBookies
     ledgers_held: Counter[HoldReason] = field(default_factory=Counter)
 
     def of(self, ledgers: Iterable[FoundLedger]) -> Iterator[DueLedger]:
-        """Yield the markings that may be published."""
+        """Yield the markings allowed to be published."""
         for ledger in ledgers:
             if due := self.held.to_mark(ledger):
                 yield (ledger.ledger_id, due), ledger.bytes_estimate
@@ -69,6 +69,6 @@ class DueOnly:
 
 
 def held_back(limiter: MarkLimiter, due_only: DueOnly | None = None) -> dict[str, int]:
-    """Return the numbers of ledgers of which nothing was marked since the last call, by reason."""
+    """Return the numbers of ledgers left unmarked since the last call, by reason."""
     held = Counter({HoldReason.LIMIT: limiter.take_held()}) + (Counter() if due_only is None else due_only.ledgers_held)
     return {reason.value: count for reason, count in held.items()}

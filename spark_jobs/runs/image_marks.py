@@ -1,12 +1,12 @@
-"""The first part of the reaction to a lost bookie: mark its ledgers, which an image names, before all ledgers are read.
+"""The first reaction to a lost bookie: mark its ledgers named by an image, before all ledgers are read.
 
-The invariant (R100): the image decides nothing. It names ledgers; each of them is read again from ZooKeeper, the
-registered bookies are listed after that (R2), and the same rules as in the pass over all ledgers decide whether the
-ledger is marked. That pass follows in any case, withdraws and concludes, and is the only one that counts as the audit
-of a loss. So an image that is missing, damaged, old, or of another cluster costs time, and changes no mark.
+The invariant (R100): the image decides nothing. It only names ledgers. The run reads each of them again from ZooKeeper,
+then lists the registered bookies (R2), and decides about the mark by the same rules as in the pass over all ledgers.
+The pass over all ledgers follows in any case, withdraws marks and concludes the run, and only it counts as the audit of
+a loss. So a missing, damaged or old image, or one of another cluster, costs time and changes no mark.
 
-With a limit on the marks of one run, the image is not used: a run would then spend its limit on the ledgers that the
-image names, and not on the worst.
+With a limit on the marks of one run, the image is not used: a run would then spend its limit on the ledgers named by
+the image, and not on the worst.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -40,14 +40,14 @@ from spark_jobs.runs.publish import publish
 _log = logging.getLogger(__name__)
 
 FIRST_BATCH: Final = 250
-"""Ledgers that are read before the first mark: the fewer, the earlier."""
+"""Ledgers read before the first mark: a smaller batch gives an earlier first mark."""
 BATCH: Final = 4_000
-"""Ledgers that are read at a time: some megabytes."""
+"""Ledgers read at a time: some megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The losses that no audit has dealt with."""
+    """The losses not handled by any audit yet."""
 
     due: AbstractSet[BookieId]
     critical: AbstractSet[BookieId]
@@ -55,14 +55,14 @@ class _Wanted:
 
 @dataclass(slots=True)
 class _Read:
-    """One batch, as it is now."""
+    """One batch of ledgers, with their current metadata."""
 
     verdicts: list[FreshVerdict] = field(default_factory=list)
     members: set[BookieId] = field(default_factory=set)
 
 
 class ImageMarks:
-    """The marks of one run that an image made possible. Belongs to the run's thread."""
+    """The marks of one run for ledgers named by an image. Belongs to the run's thread."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -73,12 +73,12 @@ class ImageMarks:
         """As of the last batch."""
 
     def mark(self, cookies: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
-        """Mark what the image names, as far as it can be used. Any failure is logged, and the run goes on.
+        """Mark the ledgers named by the image, if it is usable. Any failure is logged, and the run continues.
 
         Args:
-            cookies: of all bookies.
-            before: the bookies as the run listed them first.
-            lost: the lost bookies, with what holds them back.
+            cookies: every bookie with a cookie.
+            before: the first listing of bookies in this run.
+            lost: the lost bookies, with their marking rules.
 
         Raises:
             RunStoppedError: from the gate.
@@ -113,7 +113,7 @@ class ImageMarks:
 
     def _mark(self, found: Suspects, known: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
         context, total, done = self._context, len(found), 0
-        # What an operator accepted is judged by the pass over all ledgers.
+        # The pass over all ledgers judges the losses accepted by an operator.
         decided = {decision.ledger_id for decision in self._cluster.accepted_losses()}
         for batch in found.batches(FIRST_BATCH, BATCH):
             context.gate.pass_through()
@@ -129,10 +129,10 @@ class ImageMarks:
                 return
 
     def _read(self, ids: Sequence[LedgerId], before: Bookies) -> _Read:
-        """Read ledgers, and the bookies after them. Those that are gone or unreadable are left to the full pass."""
+        """Read ledgers, then the bookies. Deleted and unreadable ledgers are left to the pass over all ledgers."""
         readable = list(_readable(ids, self._cluster.ledger_data(ids)))
         self._registered = self._cluster.bookies().registered
-        # A bookie that left since the run began has no delay yet, so it counts as live, as in the pass over all.
+        # A bookie missing only since the start of the run has no delay yet, so it counts as live, as in the full pass.
         live = before.registered | self._registered
         read = _Read()
         for ledger_id, data in readable:
@@ -146,7 +146,7 @@ class ImageMarks:
         return read
 
     def _publish(self, verdicts: list[FreshVerdict], lost: LostBookies) -> bool:
-        """Mark what is due, worst first; False: nothing more can be marked."""
+        """Mark the due ledgers, worst first; False: nothing more can be marked."""
         verdicts.sort(key=lambda verdict: (verdict.severity, verdict.ledger.ledger_id))
         due = DueOnly(lost.held).of(verdict.ledger for verdict in verdicts)
         published = publish([marking for marking, _ in due], self._cluster, gate=self._context.gate)

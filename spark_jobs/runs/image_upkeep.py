@@ -30,18 +30,18 @@ class ImageUpkeep:
         self._writing: Place | None = None
         self._attendance = NOT_KNOWN
         self.read_from_ms = 0
-        """When the reading of the last generation that was begun began."""
+        """When the reading for the latest generation began, epoch milliseconds."""
         self.written: Manifest | None = None
         self.problem = ""
         """Why no image was written."""
 
     def begin(self, live: AbstractSet[str], attendance: Attendance | None = None) -> Place | None:
-        """Begin before a scan, and forget what an earlier one wrote; the place for the parts, or None.
+        """Begin a generation before a scan, and discard an earlier one; return the place for the parts, or None.
 
         Args:
-            live: bookies that the scan takes to be there.
-            attendance: the registrations from before anything that the image will have was read or compared; None:
-                nothing was yet.
+            live: bookies counted as live by the scan.
+            attendance: the registrations before any metadata for the image was read or compared; None: that has not
+                begun.
         """
         context, settings = self._context, self._context.settings
         self.abandon()
@@ -60,7 +60,7 @@ class ImageUpkeep:
         return self._writing
 
     def commit(self, parts: ImageParts, totals: ScanTotals) -> None:
-        """Put the generation in the place of the one before. The scan was complete."""
+        """Replace the previous generation by this one, after a complete scan."""
         writing = self._writing
         if writing is None:
             return
@@ -84,13 +84,13 @@ class ImageUpkeep:
         self._writing, self.written = None, manifest
 
     def abandon(self) -> None:
-        """Remove what was written and is not whole."""
+        """Remove an incomplete generation."""
         writing, self._writing = self._writing, None
         if writing is not None:
             files.abandon(writing)
 
     def leave(self) -> None:
-        """End without an image. What was read stays for the next run, if that reads incrementally."""
+        """End without an image. An incremental run leaves the written parts for the next run."""
         if self._context.is_incremental:
             self._writing = None
         self.abandon()

@@ -1,10 +1,10 @@
-"""What an incremental run reads, and what it leaves to the image. Pure.
+"""Divide the ledgers of an incremental run into those to read and those to take from the image. Pure.
 
-ZooKeeper reports of each leaf (``spark_jobs.image.leaves``) how many children were created and deleted, and when the
-last time was. So a run sees all new and deleted ledgers without reading the others. It does not see that the metadata
-of a ledger changed, as that changes the stat of the ledger alone. Metadata of a closed ledger changes if a copy is
-moved. The run therefore reads again: unclosed ledgers, ledgers that were or are on a bookie that is not live, and a
-part of all others, so each ledger is read within a set period (R108).
+For each leaf (``spark_jobs.image.leaves``) ZooKeeper reports how many children were created and deleted, and the time
+of the last change. So a run sees all new and deleted ledgers without reading the others. It does not see changes to the
+metadata of a ledger, because these change the stat of the ledger alone. The metadata of a closed ledger changes if a
+copy is moved. The run therefore reads again: unclosed ledgers, ledgers that were or are on a bookie that is not live,
+and a part of all others, so each ledger is read within a set period (R108).
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.image.leaves import LeafRecord
 
 _SKEW_MS: Final = 60_000
-"""By which clocks of auditors may differ."""
+"""Largest tolerated difference between the clocks of auditors."""
 _GOLDEN, _TURNS = 0x9E3779B97F4A7C15, 1 << 64
-"""Multiples of the golden ratio are spread evenly, however many there are."""
+"""Multiples of the golden ratio are spread evenly, for any number of them."""
 _READ_COST: Final = 20
-"""How many ledgers of an image are carried over in the time in which one is read, about."""
+"""About how many ledgers of an image can be carried over in the time of reading one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When what was read; epoch milliseconds."""
+    """The times of the current and the last reading, epoch milliseconds."""
 
     now: int
     last: int
     """When the reading of the image began."""
     reread_within: int
-    """Within which time every ledger is read again, milliseconds."""
+    """Period in which every ledger is read again, milliseconds."""
 
     @property
     def next(self) -> int:
-        """When the next run begins, if it comes after as long as this one."""
+        """When the next run begins, if the interval between runs stays the same."""
         return self.now + max(0, self.now - self.last)
 
 
@@ -47,10 +47,10 @@ def plan_incremental(
     """Decide for each leaf whether it is read as a whole.
 
     Args:
-        nodes: the leaves that have children, with their stat as it is now.
-        leaves: their numbers, in the same order; None: it is not a leaf of the layout.
-        records: what the image has, by number of the leaf.
-        times: see there.
+        nodes: the leaves with children, and their current stat.
+        leaves: their numbers, in the same order; None: the node is not a leaf of the layout.
+        records: the records of the image, by number of the leaf.
+        times: of this and the last reading.
     """
     known = [None if leaf is None else records.get(leaf) for leaf in leaves]
     return [
@@ -60,7 +60,7 @@ def plan_incremental(
 
 
 def groups_of_work(works: Sequence[LeafWork], count: int) -> list[list[LeafWork]]:
-    """Divide leaves into at most ``count`` groups of about equal cost, so that the rows of each are close together."""
+    """Divide leaves into at most ``count`` groups of about equal cost; the rows of a group are close together."""
     ordered = sorted(works, key=_place)
     costs = [_cost(work) for work in ordered]
     total, seen = max(1, sum(costs)), 0
@@ -72,7 +72,7 @@ def groups_of_work(works: Sequence[LeafWork], count: int) -> list[list[LeafWork]
 
 
 def cost_of(works: Sequence[LeafWork]) -> int:
-    """The cost of leaves, in ledgers that are read."""
+    """The cost of leaves, as a number of ledgers to read."""
     return sum(map(_cost, works)) // _READ_COST
 
 
@@ -86,7 +86,7 @@ def _is_usable(node: LeafParent, record: LeafRecord, times: Times) -> bool:
 
 
 def _is_due(record: LeafRecord, times: Times) -> bool:
-    """Whether the turn of a leaf has come since it was read, or it would be unread for too long at the next run.
+    """Whether the turn of a leaf has come since its reading, or it would be unread for too long at the next run.
 
     Each leaf has a turn in three quarters of the period, and turns are spread evenly, so each run reads a share.
     """

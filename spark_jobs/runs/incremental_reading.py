@@ -1,9 +1,9 @@
-"""One pass over all ledgers that reads what is new, open or endangered, and carries the rest over from the image.
+"""One pass over all ledgers: read the new, open and endangered ones, and carry the rest over from the image.
 
-The image is a cache (R100): one that is missing, damaged, old, or of another cluster makes the run read all ledgers. So
-does the loss of a bookie that no audit has dealt with, as a copy may have been moved to it since the image was written.
-What a run read that ended early is carried over as well, if it was read after the loss: it is the first part of the
-same pass (R108).
+The image is a cache (R100): if it is missing, damaged, old, or of another cluster, the run reads all ledgers. It does
+the same after the loss of a bookie not handled by any audit, because a copy may have been moved to this bookie since
+the image was written. The metadata read by a run that ended early is carried over as well, if it was read after the
+loss: it is the first part of the same pass (R108).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _log = logging.getLogger(__name__)
 _LEAVES_MAX: Final = 100_000
 """Each task has the whole plan, about 200 bytes for each leaf. With usual ids, they hold a thousand million ledgers."""
 _SKEW_MS: Final = 60_000
-"""By which clocks of auditors may differ."""
+"""Largest tolerated difference between the clocks of auditors."""
 
 
 class IncrementalReading:
-    """The scans of one run. Belongs to its thread."""
+    """The scans of one run. Belongs to the run's thread."""
 
     counts: SnapshotCounts | None = None
 
@@ -55,7 +55,7 @@ class IncrementalReading:
         Args:
             context: the run.
             image: writes the new image.
-            lost: the lost bookies that no audit has dealt with, and since when they are lost, epoch milliseconds.
+            lost: the lost bookies not handled by any audit, and the start of each loss, epoch milliseconds.
         """
         self._context = context
         self._image = image
@@ -64,15 +64,15 @@ class IncrementalReading:
         self._plan: Sequence[LeafParent] = ()
         self._totals = NO_TOTALS
         self.problem = ""
-        """Why all ledgers are read, or more than needed; empty: no reason."""
+        """Why all ledgers are read, or more than needed; empty without a reason."""
         self.carried_from_ms = 0
-        """When the oldest of what was carried over was read; 0: nothing was."""
+        """When the oldest carried-over ledger was read, epoch milliseconds; 0: none was carried over."""
 
     def scan(self, live: AbstractSet[str]) -> LedgerScan:
         """Read every ledger once, or carry it over; errors: ``scan_ledgers``."""
         context = self._context
         self._plan = context.cluster.leaf_parents()
-        attendance = context.cluster.attendance()  # before it is compared, so that no moment is left out
+        attendance = context.cluster.attendance()  # before the comparison, so no moment is left out
         sources = _Sources(context, self._lost)
         works = self._works(sources)
         if not any(work.record for work in works):
@@ -133,14 +133,14 @@ class IncrementalReading:
 
 
 class _Sources:
-    """The image of a cluster, and what runs that ended early have read."""
+    """The image of a cluster, and the parts read by runs that ended early."""
 
     def __init__(self, context: RunContext, lost: Mapping[BookieId, int]) -> None:
         self._context = context
         self._lost = lost
         self.problem = ""
         self.read_from_ms = 0
-        """When the reading of the image began, or of the oldest unfinished one; 0: there is none."""
+        """When the reading of the image, or of the oldest unfinished one, began; 0: no image."""
         self._files: dict[str, ImageFile] = {}
         self._places: dict[str, Place] = {}
         self._image = place_of(context.settings.image_place)
@@ -203,7 +203,7 @@ class _Sources:
             raise ImageError(reason)
 
     def _check_losses(self, manifest: Manifest) -> None:
-        """Each lost bookie was so before this was read, so no copy was moved to it after that."""
+        """Check that each bookie was lost before this was read: then no copy was moved to it later."""
         for bookie, since_ms in self._lost.items():
             if bookie in manifest.bookies or since_ms > manifest.read_from_ms + _SKEW_MS:
                 raise ImageError(f"it was read before {bookie} was lost")

@@ -1,8 +1,8 @@
-"""What a run of everything does with the inventory of bookies: it asks them, compares, looks again, and sums up.
+"""The inventory check of a run of everything: ask the bookies, compare, look again, and sum up.
 
-The bookies are asked after the metadata was read. What they hold and the metadata did not place there is read again
-after that, in ZooKeeper, with a sync. So a ledger that was created, moved or deleted during the run is not a finding.
-Nothing is marked and nothing is deleted: bookies collect by themselves.
+The bookies are asked after the metadata is read. If a bookie holds a ledger that the metadata does not place there, the
+metadata of the ledger is then read again in ZooKeeper, with a sync. So a ledger created, moved or deleted during the
+run is not a finding. Nothing is marked and nothing is deleted: bookies collect garbage by themselves.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from spark_jobs.runs.slots import session_slots
 INVENTORY: Final = "inventory"
 """Name of this check among those of a run."""
 _OLD_LEDGERS: Final = 20
-"""Of which the nodes are looked at for a transaction from before the grace time."""
+"""Ledgers whose nodes are read for a transaction before the grace time."""
 _NAMED_MAX: Final = 5
 _NOT_JUDGED: Final = Verdict.NOT_JUDGED.value
 _FACTS: Final = """
     inline(transform(concat(array(CAST(NULL AS string)), bookies),
                      bookie -> named_struct('verdict', verdict, 'reason', reason, 'bookie_id', bookie)))
 """
-"""What a row of ``SEEN_DDL`` adds to the sums: its ledger, which has one row for each verdict, and its copies."""
+"""Contribution of a row of ``SEEN_DDL`` to the sums: its ledger, with one row per verdict, and its copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundInventory:
-    """What it gave."""
+    """The result of the inventory check."""
 
     findings: tuple[DataFrame, ...]
     counts: InventoryCounts
     problem: str = ""
-    """Why it is not complete."""
+    """Why the check is not complete."""
 
 
 def inventory_part(
     context: RunContext, stack: ExitStack, ledgers: DataFrame, bookies: Sequence[BookieId]
 ) -> FoundInventory:
-    """Compare what bookies hold with ``ledgers``.
+    """Compare the inventories of bookies with ``ledgers``.
 
     Args:
         context: of the run.
@@ -113,10 +113,10 @@ def _asked(context: RunContext, bookies: Sequence[BookieId]) -> DataFrame:
 
 
 def _grace(context: RunContext, ledgers: DataFrame) -> Grace:
-    """What is old enough for a verdict.
+    """The limits of age for a verdict.
 
     ZooKeeper does not record when a node was deleted, but which transaction last changed the children of a node. The
-    deletion is old if that transaction is not after one whose time is known.
+    deletion is old if this transaction is not after another one with a known time.
     """
     grace_ms = round(context.settings.inventory_grace_s * 1000)
     before_ms = context.clock.epoch_ms() - grace_ms
@@ -161,7 +161,7 @@ def _time(at_ms: int) -> str:
 
 
 def _problem(counts: InventoryCounts) -> str:
-    """Bookies that offer no inventory are unknown, and no reason to call the run incomplete."""
+    """Return the failures of bookies. Bookies without an inventory are unknown and do not make a run incomplete."""
     failed = [each for each in counts.bookies if InventoryState(each.state).is_failure]
     if not failed:
         return ""

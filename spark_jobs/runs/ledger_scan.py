@@ -1,4 +1,4 @@
-"""One pass over all ledger metadata, driven from the Spark driver, down to the ledgers that need a closer look."""
+"""One pass over all ledger metadata, run by the Spark driver, to find the ledgers for further checks."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from spark_jobs.snapshot.errors import SnapshotError
 
 SUSPECTS_PER_PARTITION: Final = 50_000
 LEDGERS_PER_TASK: Final = 25_000
-"""If the number of executors has no limit: about a second of reading, so that executors find work when they come."""
+"""If the number of executors has no limit: about a second of reading, so new executors find work."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageParts:
-    """What the readings that count wrote of an image."""
+    """The parts of an image written by the valid readings."""
 
     files: tuple[ImageFile, ...] = ()
     problems: tuple[str, ...] = ()
@@ -57,22 +57,23 @@ class LedgerScan:
     """Result of a pass. Call ``release`` when done with ``suspects``."""
 
     suspects: DataFrame
-    """Rows of ``bk_ledgers``: unreadable ledgers, and those that name a bookie outside of the live ones, or all.
+    """Rows of ``bk_ledgers``: unreadable ledgers, and those on a bookie outside of the live ones, or all.
 
     If Spark lost one of its blocks and read it again, an action on it fails (``MetadataReadAgainError``): the rows
-    would be of another moment than the totals, and newer than the list of bookies that they are compared with (R2).
+    would be of another moment than the totals, and newer than the list of bookies for the comparison (R2).
     """
     totals: ScanTotals
     cached: tuple[DataFrame, ...]
     image: ImageParts = field(default_factory=ImageParts)
     settled: DataFrame | None = None
-    """Rows of ``bk_ledgers`` of a snapshot, which no second reading confirmed; None: there are none, or they were not
-    asked for. They are none of the suspects."""
+    """Rows of ``bk_ledgers`` of a snapshot, not confirmed by a second reading; None: there are none, or they were not
+    requested. The suspects do not contain them.
+    """
     sent: tuple[Broadcast[Sequence[str]], ...] = ()
-    """What Spark sent to the executors for the tasks."""
+    """Values sent by Spark to the executors for the tasks."""
 
     def release(self) -> None:
-        """Free what Spark keeps of it."""
+        """Free all memory Spark uses for the scan."""
         for frame in self.cached:
             frame.unpersist()
         for each in self.sent:
@@ -91,23 +92,23 @@ def scan_ledgers(
     budget: Budget | None = None,
     is_brief: bool = False,
 ) -> LedgerScan:
-    """Read every ledger under ``plan`` once; when this returns, all of it has been read.
+    """Read every ledger under ``plan`` once; all of them are read before this returns.
 
     Args:
         spark: the session.
         settings: of the run.
         plan: the nodes to read.
-        live: ledgers on these bookies only are counted in the reader and go no further; None: all are kept.
+        live: ledgers on these bookies alone are only counted in the reader and not returned; None: all are returned.
         ids: lowest and highest ledger id to read; the others count as skipped.
-        image: place for the parts of an image, which all executors share; None: no image is written.
+        image: place for the parts of an image, shared by all executors; None: no image is written.
         image_from_ms: when this reading began, for the image, epoch milliseconds.
         budget: of all tasks of the run; None: that of the settings.
-        is_brief: rows have the columns of ``BRIEF_DDL`` alone; there is no image then.
+        is_brief: rows have the columns of ``BRIEF_DDL`` alone, and no image is written.
 
     Raises:
-        StoreUnavailableError: the metadata store did not answer, also when asked again.
-        AccessDeniedError: it does not allow to read.
-        ZooKeeperAccessError: an executor has not the files that it needs, or they are not accepted.
+        StoreUnavailableError: the metadata store did not answer, also after repeated requests.
+        AccessDeniedError: it does not allow reading.
+        ZooKeeperAccessError: an executor lacks the files for access, or they are not accepted.
         ExecutorEnvironmentError: an executor lacks the package or a dependency.
         ScanFailedError: Spark failed.
     """
@@ -138,11 +139,11 @@ def scan_ledgers(
 
 
 def task_options(settings: AuditSettings, live: AbstractSet[str] | None, budget: TaskBudget) -> LedgerOptions:
-    """What tasks need that read ledgers for an audit.
+    """Return the options of tasks that read ledgers for an audit.
 
     Args:
         settings: of the run.
-        live: ledgers on these bookies only are counted; None: all are returned.
+        live: ledgers on these bookies alone are only counted; None: all are returned.
         budget: of each task.
     """
     return LedgerOptions(
@@ -159,22 +160,22 @@ def task_options(settings: AuditSettings, live: AbstractSet[str] | None, budget:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Rows with a column ``summary`` that Spark keeps."""
+    """Rows with a column ``summary``, kept by Spark."""
 
     cached: DataFrame
     totals: ScanTotals
     """The sum of the summaries."""
     readings: tuple[int, ...]
-    """The numbers of the readings that left the rows; empty if the rows have none."""
+    """The numbers of the readings of the rows; empty if the rows have none."""
     image: ImageParts = field(default_factory=ImageParts)
 
 
 def scan_of(collected: Collected) -> LedgerScan:
-    """The scan that left rows of ``bk_ledgers`` with a summary and the number of their reading."""
+    """Return the scan for rows of ``bk_ledgers`` with a summary and the number of their reading."""
     cached, totals = collected.cached, collected.totals
     suspects = _of_readings(cached, collected.readings)
     suspects = suspects.where(F.col("summary").isNull()).drop("summary", READING)
-    # In one partition nothing has to be shuffled later, which for a few suspects is most of the time.
+    # One partition needs no later shuffle; for a few suspects, a shuffle takes most of the time.
     return LedgerScan(
         suspects.coalesce(1 + totals.returned // SUSPECTS_PER_PARTITION), totals, (cached,), collected.image
     )
@@ -209,7 +210,7 @@ def collected(read: DataFrame, settings: AuditSettings) -> Collected:
 
 
 def _of_readings(rows: DataFrame, readings: Sequence[int]) -> DataFrame:
-    """The same rows, of which an action fails if one is of another reading than these."""
+    """Return the same rows; an action on them fails if a row comes from another reading than these."""
     is_same = F.when(F.col(READING).isin(*readings), F.lit(True))
     return rows.where(is_same.otherwise(F.raise_error(F.lit(READ_AGAIN)).cast("boolean")))
 
@@ -252,10 +253,10 @@ _RAISED: Final = re.compile(rf"\s*(?:[\w.]+\.)?({'|'.join(_KINDS)}): (.*)")
 
 
 def store_error(error: Exception) -> StoreError | None:
-    """The error of the store or of a snapshot in a worker's traceback; None: it was another one, or it is unknown.
+    """The error of the store or of a snapshot in a worker's traceback; None: another error, or an unknown one.
 
-    A traceback names errors in quoted source lines and in earlier errors, so that a name somewhere in it proves
-    nothing: the last line of the form ``Name: text`` does.
+    A traceback names errors in quoted source lines and in earlier errors, so a name somewhere in it proves nothing. The
+    last line of the form ``Name: text`` is the proof.
     """
     raised = [found for line in str(error).splitlines() if (found := _RAISED.fullmatch(line))]
     return _KINDS[raised[-1][1]](raised[-1][2].strip()) if raised else None

@@ -1,12 +1,12 @@
-"""One run of a check on record: the lock of its lane, its record while it goes on, and its end.
+"""One run of a check on record: the lock of its lane, its record during the run, and its end.
 
-A run may go on exactly while its lock lasts. The order of the steps makes this true for every reader of the store: the
-lock is taken before the record is written, and released only after the record shows the end. A process that dies before
-the release leaves a record without a lock; the next run of the kind, or the leading auditor, marks it abandoned. The
-gate asks for the lock in the run's own thread, so if a process was suspended for longer than its session lasts, the run
-ends when the process resumes (S14).
+A run may continue exactly as long as its lock lasts. The order of the steps makes this true for every reader of the
+store: the run takes the lock before it writes the record, and releases the lock only after the record shows the end. A
+process that dies before the release leaves a record without a lock; the next run of the kind, or the leading auditor,
+marks it abandoned. The gate checks the lock in the run's own thread. So after a process was suspended for longer than
+its session lasts, the run ends as soon as the process resumes (S14).
 
-The auditor service runs several of these on its loop, the one-shot command runs one in a thread beside Spark.
+The auditor service runs several of these on its loop; the one-shot command runs one in a thread beside Spark.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ _log = logging.getLogger(__name__)
 REPORT_INTERVAL_S: Final = 2.0
 """Between two writes of a run's progress, and two checks for a request to end it."""
 _MARKING: Final = (RunKind.BOOKIES, RunKind.EVERYTHING)
-"""Kinds that mark what they find about lost bookies, and that write an image."""
+"""Kinds of runs that mark the ledgers of lost bookies and write an image."""
 _END_ATTEMPTS: Final = 3
-"""To write the end of a run whose session has ended; otherwise the next leader marks it abandoned."""
+"""Attempts to write the end of a run whose session has ended; otherwise the next leader marks it abandoned."""
 _RETRY_S: Final = 1.0
 
 
 def described(record: RunRecord, options: Mapping[str, Any]) -> str:
-    """What is started, for the record of changes. Pure."""
+    """Describe a started run for the record of changes. Pure."""
     chosen = [f"{name}={value}" for name, value in sorted(options.items())]
     return " ".join([record.run_id, record.kind.value, *(["dry run"] if record.is_dry_run else []), *chosen])
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What a run came to."""
+    """The outcome of a run."""
 
     state: RunState
     exit_code: int
     detail: str = ""
     verdict: str = ""
     is_success: bool = False
-    """It saw everything, was not held and was not a dry run: the schedule and the lost bookies count it."""
+    """The run saw everything, was not held and was not a dry run, so it counts for the schedule and lost bookies."""
     ledgers: int = 0
     findings: Mapping[str, int] = field(default_factory=dict)
     tasks_changed: int = 0
@@ -68,7 +68,7 @@ class RunOutcome:
     image: Mapping[str, int] = field(default_factory=dict)
     namespaces: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     also_done: tuple[RunKind, ...] = ()
-    """Other kinds of check that it did, with success: their schedules count it as well."""
+    """Other kinds of checks the run did with success: it counts for their schedules as well."""
 
     def of_record(self) -> dict[str, Any]:
         """The fields of the run's record."""
@@ -89,13 +89,13 @@ class RunOutcome:
 
 
 def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "", *, namespaces_max: int = 0) -> RunOutcome:
-    """The outcome of a run that did its work.
+    """Return the outcome of a finished run.
 
     Args:
         summary: of the run.
         report: path of its summary.
-        why_no_report: the reason why the report could not be written; empty: it was. A run that is for more than its
-            report is complete without it.
+        why_no_report: the reason why the report could not be written; empty: it was written. A run with another purpose
+            than its report is complete without it.
         namespaces_max: how many namespaces of Pulsar the record may name.
     """
     is_delivered = not why_no_report or not is_for_report(summary.kind, is_dry_run=summary.is_dry_run)
@@ -139,12 +139,12 @@ def _image(summary: RunSummary) -> Mapping[str, int]:
 
 
 def outcome_of_error(error: BaseException, stop: Stop | None) -> RunOutcome:
-    """The outcome of a run that ended with an error.
+    """Return the outcome of a run after an error.
 
     Args:
         error: the error.
-        stop: why the run had to end; None: it did not have to. It takes precedence, because a job that is cancelled
-            inside Spark ends with an error of Spark.
+        stop: why the run had to end; None: it did not have to. It takes precedence, because a cancelled Spark job ends
+            with an error of Spark.
     """
     if stop is not None:
         return RunOutcome(stop.state, stop.exit_code, stop.reason)
@@ -161,7 +161,7 @@ class RunLifeCycle:
     def __init__(
         self, runs: Runs, record: RunRecord, gate: RunGate, clock: Clock, changed: Callable[[], None] | None = None
     ) -> None:
-        """Prepare a run that has not begun; ``changed`` is called after each change of its record, on the loop."""
+        """Prepare a run before its start; ``changed`` is called after each change of its record, on the loop."""
         self._runs = runs
         self._record = record
         self._clock = clock
@@ -171,23 +171,23 @@ class RunLifeCycle:
         self._written = record
         self._pause_ends_s: float | None = None
         self._writing = asyncio.Lock()
-        """Held by the one write of the record in flight: of two, each would take the other for another process's."""
+        """Held by the one write of the record in flight: each of two would mistake the other for another process's."""
         self.gate = gate
 
     @property
     def record(self) -> RunRecord:
-        """What is, or will soon be, on record."""
+        """The record as stored now or soon."""
         return self._record
 
     def note(self, event: ProgressEvent) -> None:
-        """Take the progress of the run for its record."""
+        """Keep the progress of the run for its record."""
         self._event = event  # replacing one reference is atomic
 
     async def begin(self) -> None:
         """Take the lock of the lane, and put the run on record.
 
         Raises:
-            RunLockedError: a run of this kind, or a dry run of it if this is one, is under way.
+            RunLockedError: another run of this lane is in progress: of the same kind, and a dry run if this is one.
             StoreUnavailableError, WriteOutcomeUnknownError, RunTakenError: the run has not begun; its lock is released
                 in the background.
         """
@@ -201,7 +201,7 @@ class RunLifeCycle:
         self.gate.forbid_if(lambda: "" if lease.is_held else "the session that held the run's lock has ended")
 
     async def follow(self) -> None:
-        """Keep the record current and look for requests to end the run, until the gate stops it."""
+        """Keep the record current and check for requests to end the run, until the gate stops it."""
         while self.gate.stopped is None:
             await self._clock.sleep(REPORT_INTERVAL_S)
             self._take_progress()
@@ -225,7 +225,7 @@ class RunLifeCycle:
         """Hold the run at its next gate, for ``pause_s`` from now.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: it is paused, and its record may not show it yet.
+            StoreUnavailableError, WriteOutcomeUnknownError: the run is paused, and its record may not show it yet.
         """
         self.gate.pause()
         self._pause_ends_s = self._clock.monotonic_s() + pause_s
@@ -238,7 +238,7 @@ class RunLifeCycle:
         """End a pause; ``detail`` is for the record of the run.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: it goes on, and its record may not show it yet.
+            StoreUnavailableError, WriteOutcomeUnknownError: the run continues, and its record may not show it yet.
         """
         self.gate.resume()
         self._pause_ends_s = None
@@ -248,7 +248,7 @@ class RunLifeCycle:
     async def end(self, outcome: RunOutcome) -> None:
         """Put the end of the run on record, and release its lock; ``follow`` must have ended.
 
-        Tries for as long as the lock is held, then a few times more. A store that never answers is only logged.
+        Retries as long as the lock is held, then a few times more. If the store never answers, this is only logged.
         """
         self._take_progress()
         self._update(finished_ms=self._clock.epoch_ms(), pause_ends_ms=0, **outcome.of_record())
@@ -298,7 +298,7 @@ class RunLifeCycle:
             self.gate.stop(Stop(str(error), RunState.ABANDONED, ExitCode.STORE_UNREACHABLE))
 
     async def _release(self, lease: RunLease) -> None:
-        """As often as it takes: while its session lives, the lock would keep every other run of this kind out."""
+        """Retry as long as the session lives: until its end, the lock would exclude every other run of this kind."""
         while True:
             try:
                 return await lease.release()

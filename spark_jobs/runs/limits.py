@@ -3,10 +3,10 @@
 A run that marks a million ledgers at once fills the tree of tasks and commits the workers to all of them. With a limit,
 a run marks the ledgers with the fewest copies first, and holds back the rest.
 
-The invariant: marks that exist already are free. So each run gets further than the one before, also if no worker has
-repaired anything before, and the order of severity is kept: after the first ledger that the limits do not admit, no
-other new one is marked. The first new ledger is always admitted, however large it is. A run that held something back
-does not count as the audit of a loss, so the service starts another one.
+The invariant: existing marks do not count against the limits. So each run gets further than the previous one, even if
+no worker has repaired anything, and the order of severity is kept: after the first ledger beyond the limits, no other
+new one is marked. The first new ledger is always admitted, whatever its size. A run with held-back ledgers does not
+count as the audit of a loss, so the service starts another one.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -22,11 +22,11 @@ from spark_jobs.run_limits import RunLimits
 from spark_jobs.runs.publish import BATCH, Marking
 
 DueLedger = tuple[Marking, int]
-"""A marking that may be published, and the bytes that its repair has to copy, estimated."""
+"""A marking allowed to be published, and the estimated bytes to copy for its repair."""
 
 
 class HasMarks(Protocol):
-    """The marks that exist."""
+    """The existing marks."""
 
     def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
         """Return for each marking whether its ledger is marked with all of its bookies."""
@@ -45,10 +45,10 @@ class MarkLimiter:
         self._bytes = 0
         self._held = 0
         self.first_held: LedgerId | None = None
-        """The first ledger that the last call of ``admitted`` held back; all new ones after it were as well."""
+        """The first ledger held back by the last call of ``admitted``; all new ones after it were held back as well."""
 
     def admitted(self, due: Iterable[DueLedger]) -> Iterator[Marking]:
-        """Yield the markings that the limits admit, in their order, and those that exist already.
+        """Yield the markings admitted by the limits and the existing ones, in their order.
 
         Raises:
             StoreUnavailableError: the existing marks cannot be read.
@@ -68,7 +68,7 @@ class MarkLimiter:
                     self.first_held = marking[0] if self.first_held is None else self.first_held
 
     def take_held(self) -> int:
-        """Return how many ledgers were not marked because of a limit since the last call."""
+        """Return the number of ledgers held back by a limit since the last call."""
         held, self._held = self._held, 0
         return held
 

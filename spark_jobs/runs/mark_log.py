@@ -1,4 +1,4 @@
-"""What a run marked, as rows of the table ``tasks``, written while it marks. Memory is bounded by a row group."""
+"""The marks of a run as rows of the table ``tasks``, written during marking. A row group bounds the memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MarkLog:
     """The marks of one run. Belongs to the run's thread."""
 
     def __init__(self, path: Path, run_id: str) -> None:
-        """``path`` is the file that ``finish`` makes appear; nothing is written before the first mark."""
+        """``path`` is the file created by ``finish``; nothing is written before the first mark."""
         self._path = path
         self._hidden = path.with_name(f".{path.name}.tmp")
         self._run_id = run_id
@@ -38,14 +38,14 @@ class MarkLog:
         self._times: list[int] = []
 
     def add(self, marks: Iterable[tuple[LedgerId, tuple[BookieId, ...]]], now_ms: int) -> None:
-        """Add marks that the metadata store confirmed.
+        """Add marks confirmed by the metadata store.
 
         Args:
-            marks: ledgers, with the bookies that their tasks name.
+            marks: ledgers, with the bookies named in their tasks.
             now_ms: when they were confirmed, epoch milliseconds.
 
         Raises:
-            OSError, pa.ArrowException: they cannot be written.
+            OSError, pa.ArrowException: the marks cannot be written.
         """
         for ledger_id, missing in marks:
             self._ledgers.append(ledger_id)
@@ -55,10 +55,10 @@ class MarkLog:
             self._write()
 
     def finish(self) -> None:
-        """Write the rest; the file is whole and on the disk. Without a mark there is none.
+        """Write the rest and sync the complete file to the disk. Without a mark, there is no file.
 
         Raises:
-            OSError, pa.ArrowException: it cannot be written.
+            OSError, pa.ArrowException: the file cannot be written.
         """
         if self._ledgers:
             self._write()
@@ -71,10 +71,10 @@ class MarkLog:
         self._hidden.replace(self._path)
 
     def discard(self) -> None:
-        """Remove what was written.
+        """Remove the written part of the file.
 
         Raises:
-            OSError, pa.ArrowException: it is still there.
+            OSError, pa.ArrowException: the file still exists.
         """
         writer, self._writer = self._writer, None
         try:

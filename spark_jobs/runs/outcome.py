@@ -41,7 +41,7 @@ _NOT_SCANNED = "no ledger was read, because the brake holds"
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What reading the metadata gave."""
+    """The result of reading the metadata."""
 
     totals: ScanTotals
     bookies: Bookies
@@ -53,7 +53,7 @@ class ScanResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What the check found, and what became of it."""
+    """The findings of a check, and the result of publishing them."""
 
     bookies: Bookies
     """The latest listing."""
@@ -87,7 +87,7 @@ class Outcome:
     """Everything of a run but its name."""
 
     scanned: ScanResult | None
-    """None if the brake held before anything was read."""
+    """None if the brake held before the first reading."""
     checked: CheckResult
     held_because: str | None = None
     """Why the brake holds."""
@@ -95,7 +95,7 @@ class Outcome:
 
 
 def is_for_report(kind: RunKind, *, is_dry_run: bool) -> bool:
-    """Whether the report is what a run is for."""
+    """Whether the report is the purpose of a run."""
     return is_dry_run or kind in (RunKind.PLACEMENT, RunKind.REFERENCES)
 
 
@@ -170,12 +170,12 @@ _OUTCOMES: Final = (
     PublishOutcome.PUBLISHED,
     PublishOutcome.NOTHING_TO_PUBLISH,
 )
-"""The outcome of the whole is the first of these that occurs in some chunk."""
+"""The outcome of a run is the first of these outcomes with an occurrence in some chunk."""
 
 
 @dataclass(slots=True)
 class FindingTotals:
-    """What the chunks of a run found, summed up as they end."""
+    """The sums of the findings of a run, chunk by chunk."""
 
     worst_max: int
     totals: ScanTotals = NO_TOTALS
@@ -199,7 +199,7 @@ def worst_of(ledgers: Iterable[WorstLedger], count_max: int) -> tuple[WorstLedge
 
 
 def added_sums(one: FindingSums, other: FindingSums) -> FindingSums:
-    """The sums of both: a ledger in both counts twice."""
+    """Add two sums: a ledger in both counts twice."""
     counts: dict[Severity, SeverityCount] = {}
     for count in (*one.severities, *other.severities):
         known = counts.get(count.severity, SeverityCount(count.severity, 0, 0, 0))
@@ -217,7 +217,7 @@ def added_sums(one: FindingSums, other: FindingSums) -> FindingSums:
 
 
 def added_published(one: PublishResult, other: PublishResult) -> PublishResult:
-    """What became of the findings of both."""
+    """Combine two results of publishing."""
     outcome = next(each for each in _OUTCOMES if each in (one.outcome, other.outcome))
     held_back = dict(Counter(one.held_back) + Counter(other.held_back))
     withdrawn = dict(Counter(one.withdrawn) + Counter(other.withdrawn))

@@ -1,7 +1,7 @@
-"""What the placement check does with ledgers that were read: it judges, sums up, and marks if it is to mark.
+"""The placement check of ledgers already read: judge them, sum up, and mark them if requested.
 
-The run of the placement check reads ledgers in chunks and gives each of them here; a run of everything gives all at
-once, which it has read for its other checks as well.
+The run of the placement check reads ledgers in chunks and passes each chunk to this part. A run of everything passes
+all ledgers at once, after reading them for its other checks as well.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ class NoTopologyError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class JudgedPlacement:
-    """What the check found in some ledgers; Spark keeps it while it is worked on."""
+    """The findings of the check in some ledgers, kept by Spark during their processing."""
 
     ledgers: DataFrame
     """One row for each misplaced ledger."""
     unknown: DataFrame
-    """Findings of fragments that could not be judged."""
+    """Findings about fragments without a verdict."""
     fixable: DataFrame
-    """Ids of closed ledgers that a replacement would improve."""
+    """Ids of closed ledgers whose placement a replacement would improve."""
     sums: FindingSums
     worst: tuple[WorstLedger, ...]
 
 
 @dataclass(slots=True)
 class PlacementTally:
-    """Fragments and ensembles by how they stand, of all that was judged."""
+    """The numbers of fragments and ensembles of all judged ledgers, by verdict."""
 
     fragments: Counter[Spread] = field(default_factory=Counter)
     ensembles: Counter[Spread] = field(default_factory=Counter)
@@ -69,7 +69,7 @@ class PlacementTally:
     matrix: RackMatrix = field(default_factory=RackMatrix)
 
     def plus(self, other: PlacementTally) -> None:
-        """Add what was judged of other ledgers."""
+        """Add the numbers of other ledgers."""
         self.fragments += other.fragments
         self.ensembles += other.ensembles
         self.outside_fragments += other.outside_fragments
@@ -89,7 +89,7 @@ class PlacementPart:
 
     @contextmanager
     def judged(self, ledgers: DataFrame, tally: PlacementTally, *, is_told: bool) -> Iterator[JudgedPlacement]:
-        """Judge rows of ``bk_ledgers``, and add them to ``tally`` when they have been judged.
+        """Judge rows of ``bk_ledgers``, and then add them to ``tally``.
 
         Raises:
             MetadataReadAgainError: Spark lost a part of ``ledgers``.
@@ -118,7 +118,7 @@ class PlacementPart:
                 kept.unpersist()
 
     def publish(self, judged: JudgedPlacement, limiter: MarkLimiter) -> PublishResult:
-        """Mark what a replacement would improve, if the run is to mark misplaced ledgers."""
+        """Mark the ledgers that a replacement would improve, if the run has to mark misplaced ledgers."""
         if not self._settings.mark_misplaced or not judged.sums.severities:
             return PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
         if self._settings.is_dry_run:
@@ -130,7 +130,7 @@ class PlacementPart:
         return replace(published, held_back=held_back(limiter))
 
     def counts(self, tally: PlacementTally, sums: FindingSums, totals: ScanTotals) -> PlacementCounts:
-        """The summary of what was judged."""
+        """Return the summary of all judged ledgers."""
         policy = self._settings.placement_policy
         misplaced = {count.severity: count.ledgers for count in sums.severities}
         fragments, matrix = tally.fragments, tally.matrix
@@ -156,16 +156,16 @@ class PlacementPart:
 
 
 def placement_part(context: RunContext, known: AbstractSet[BookieId], bookies: Bookies) -> PlacementPart:
-    """The check with the topology as it is now.
+    """Return the check with the current topology.
 
     Args:
         context: of the run.
         known: every known bookie, registered or not.
-        bookies: those that are registered.
+        bookies: the registered ones.
 
     Raises:
-        NoTopologyError: there is none.
-        InvalidTopologyError: it cannot be read.
+        NoTopologyError: there is no topology.
+        InvalidTopologyError: the topology cannot be read.
     """
     topology, source = context.cluster.topology(context.settings.topology_file)
     if not topology.locations:

@@ -1,9 +1,9 @@
-"""The run of the placement check: which ensembles break the policy, or are outside the groups of a ledger.
+"""The run of the placement check: find ensembles that violate the policy, or are outside the groups of a ledger.
 
-It judges by the topology alone and marks nothing, as Apache's (docs/formats.md#auditor-checks): a misplaced ledger has
-every copy it needs, and moving copies costs. With ``mark_misplaced`` it marks, with an empty list of replicas, the
-closed ledgers of which a replacement would bring an ensemble nearer to the policy. bkheal's workers move those if they
-have a topology, and Apache's if they are configured for it.
+It judges by the topology alone and marks nothing, like Apache's (docs/formats.md#auditor-checks): a misplaced ledger
+has every copy it needs, and moving copies has a cost. With ``mark_misplaced`` it marks each closed ledger if a
+replacement would bring an ensemble nearer to the policy; such a mark has an empty list of replicas. bkheal's workers
+move these ledgers if they have a topology, and Apache's if they are configured for it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PlacementRun:
         """Do everything but the summary.
 
         Raises:
-            NoTopologyError: there is none.
+            NoTopologyError: there is no topology.
         """
         self._context.begin(Phase.PLAN)
         bookies = self._cluster.bookies()
@@ -64,7 +64,7 @@ class PlacementRun:
         return Outcome(scanned, CheckResult(bookies, found.sums, found.worst, found.published, placement=counts))
 
     def _chunks(self, plan: Sequence[LeafParent], part: PlacementPart) -> tuple[FindingTotals, PlacementTally]:
-        """Judge everything."""
+        """Judge all ledgers, chunk by chunk."""
         gathering, tally = FindingTotals(self._settings.worst_ledgers_max), PlacementTally()
         total, done = sum(parent.planned for parent in plan), 0
         for parents in chunks(plan, CHUNK_LEDGERS):
@@ -83,7 +83,7 @@ class PlacementRun:
             counted = PlacementTally()
             with part.judged(scan.suspects, counted, is_told=False) as judged:
                 gathering.add(scan.totals, judged.sums, judged.worst, part.publish(judged, self._limiter))
-                tally.plus(counted)  # once, also if the chunk is read again
+                tally.plus(counted)  # once, even if the chunk is read again
                 others = judged.unknown.unionByName(unreadable_metadata(scan.suspects))
                 with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_told=False):
                     self._context.report.write_findings(judged.ledgers, others)

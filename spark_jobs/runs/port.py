@@ -13,7 +13,7 @@ from bookie.model.errors import ConflictError
 
 
 class RunStoppedError(ConflictError):
-    """The run must stop: it was cancelled, or its process does not lead any more.
+    """The run must stop: it was cancelled, or its process is no longer the leader.
 
     Existing marks stay.
     """
@@ -25,7 +25,7 @@ class Gate(Protocol):
     def pass_through(self) -> None:
         """Return at once, or at the end of a pause.
 
-        Called in the run's own thread; blocks.
+        Called in the run's own thread. It blocks.
 
         Raises:
             RunStoppedError: the run must stop now; the text has the reason.
@@ -33,10 +33,10 @@ class Gate(Protocol):
         ...
 
     def stop_reason(self) -> str | None:
-        """Why the run must end now; None: it need not. Never blocks, also not during a pause.
+        """Return why the run must end now; None: it may continue. Never blocks, not even during a pause.
 
-        Asked twice a second from a helper thread while a Spark job runs, so that a job of minutes is cancelled within
-        seconds. Once it has given a reason it must go on doing so.
+        Called twice a second from a helper thread during a Spark job, so a job of minutes is cancelled within seconds.
+        After the first reason, it must always return one.
         """
         ...
 
@@ -56,8 +56,8 @@ class OpenGate(Gate):
 class Phase(enum.Enum):
     """Phases of an audit.
 
-    A bookie check marks before it writes its report, the others after; a scan is repeated when a bookie leaves during
-    it.
+    A bookie check marks before it writes its report, the other checks mark afterwards. A scan is repeated if a bookie
+    leaves during it.
     """
 
     WAIT = "waiting for the end of another run"
@@ -74,7 +74,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
-    """A phase began, or moved on."""
+    """The start or progress of a phase."""
 
     phase: Phase
     done: int = 0

@@ -1,8 +1,8 @@
 """From findings to under-replication tasks, through one gate.
 
 Marking merges with existing marks and changes nothing if they are complete, so a run may be repeated, die half-way or
-run beside another (R21, R22). It only ever adds (S20). While auto-recovery is disabled nothing is published: an
-operator is at work on the cluster (S7).
+run beside another (R21, R22). It only adds marks (S20). Nothing is published while auto-recovery is disabled: an
+operator is working on the cluster (S7).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spark_jobs.runs.port import Gate, OpenGate
 _log = logging.getLogger(__name__)
 
 BATCH: Final = 4_000
-"""Ledgers between two looks at the disable switch: a fraction of a second of marking."""
+"""Ledgers between two checks of the disable switch: a fraction of a second of marking."""
 
 Marking = tuple[LedgerId, tuple[BookieId, ...]]
 """A ledger and all of its missing bookies."""
@@ -73,7 +73,7 @@ def publish(
         target: receives the batches.
         batch_size: ledgers.
         gate: passed before each batch.
-        note: receives each batch that was marked; None: nothing does.
+        note: receives each marked batch; None: no receiver.
 
     Raises:
         RunStoppedError: from ``gate``.

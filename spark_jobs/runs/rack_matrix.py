@@ -11,12 +11,12 @@ from spark_jobs.checks.rack_matrix import Cell
 from spark_jobs.report.summary import RackNumber, RackPair
 
 PAIRS_MAX: Final = 1_000
-"""Pairs that a report lists: those of 44 racks."""
+"""Pairs in a report: all pairs of up to 44 racks."""
 
 
 @dataclass(slots=True)
 class RackMatrix:
-    """The sums of some readings, each of other ledgers."""
+    """The sums of some readings of different ledgers."""
 
     cells: dict[Cell, tuple[int, int, float]] = field(default_factory=dict)
 
@@ -33,13 +33,13 @@ class RackMatrix:
 
     @property
     def numbers(self) -> tuple[RackNumber, ...]:
-        """By number of racks."""
+        """The sums by number of racks."""
         found = sorted((racks, sums) for (racks, _, _), sums in self.cells.items() if racks is not None)
         return tuple(RackNumber(racks, ledgers, fragments, round(size)) for racks, (ledgers, fragments, size) in found)
 
     @property
     def pairs(self) -> tuple[RackPair, ...]:
-        """By pair of racks."""
+        """The sums by pair of racks."""
         found = [
             RackPair(first, second, ledgers, fragments, round(size))
             for (_, first, second), (ledgers, fragments, size) in self.cells.items()

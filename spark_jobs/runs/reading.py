@@ -1,4 +1,4 @@
-"""How a bookie check reads all ledger metadata: a port with two sources, ZooKeeper and a snapshot of it."""
+"""The port through which a bookie check reads all ledger metadata, from ZooKeeper or from a snapshot of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Reading(Protocol):
     """The scans of one run, each from the beginning."""
 
     def scan(self, live: AbstractSet[str]) -> LedgerScan:
-        """Read every ledger once; those on ``live`` bookies alone are counted only. Errors: ``scan_ledgers``."""
+        """Read every ledger once; ledgers on ``live`` bookies alone are only counted. Errors: ``scan_ledgers``."""
         ...
 
     def problems(self) -> tuple[str, ...]:
@@ -28,19 +28,19 @@ class Reading(Protocol):
 
     @property
     def counts(self) -> SnapshotCounts | None:
-        """What the last scan read in a snapshot; None: there is none."""
+        """The counts of the last scan of a snapshot; None without a snapshot."""
         ...
 
 
 class LiveReading:
-    """Everything is read in ZooKeeper."""
+    """Reads everything from ZooKeeper."""
 
     counts: SnapshotCounts | None = None
 
     def __init__(self, context: RunContext, image: ImageUpkeep | None = None, *, keeps_all: bool = False) -> None:
-        """With ``image``, each scan writes a new one, which is not committed yet.
+        """With ``image``, each scan writes a new image and does not commit it.
 
-        With ``keeps_all``, a scan returns every ledger, those on live bookies as well.
+        With ``keeps_all``, a scan returns every ledger, including those on live bookies.
         """
         self._context = context
         self._image = image
@@ -69,6 +69,6 @@ class LiveReading:
         return scan
 
     def problems(self) -> tuple[str, ...]:
-        """Count the nodes again that listed too few ledgers, and report what is missing."""
+        """Count the nodes with too short listings again, and report the missing parts."""
         short = [parent.path for parent in short_parents(self._plan, self._totals)]
         return problems(self._plan, self._totals, self._context.cluster.count_ledgers(short))

@@ -1,4 +1,4 @@
-"""Repeat work on metadata that Spark lost together with the executor that kept it (R2)."""
+"""Repeat work on metadata after Spark lost it together with an executor (R2)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ READINGS_MAX: Final = 3
 def with_one_reading(work: Callable[[], T]) -> T:
     """Return the result of ``work``, which reads metadata and uses nothing of an earlier reading.
 
-    It is repeated from its beginning if Spark lost a part of what it had read. What it marked until then stays: a mark
-    is idempotent, and each was justified by one reading.
+    ``work`` is repeated from its beginning if Spark lost a part of the metadata. Its marks up to this point stay: a
+    mark is idempotent, and each was justified by one reading.
 
     Raises:
         MetadataReadAgainError: executors were lost during each of ``READINGS_MAX`` readings.

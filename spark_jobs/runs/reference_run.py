@@ -1,7 +1,7 @@
-"""The run of the references check: ledgers that nothing in Pulsar refers to, and references to missing ledgers.
+"""The run of the references check: find ledgers without a reference in Pulsar, and references to missing ledgers.
 
-It marks nothing, and deletes nothing. Every reference is read, then every ledger; the two are compared in Spark, and
-what would be reported is looked at again (``spark_jobs.checks.references``).
+It marks nothing, and deletes nothing. It reads every reference, then every ledger, and compares the two in Spark. It
+checks every possible finding again before the report (``spark_jobs.checks.references``).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from spark_jobs.runs.spark_failures import spark_failure
 
 NAMESPACES_MAX: Final = 100
 UNDECODABLE_MAX: Final = 1_000
-"""Namespaces, and nodes that cannot be decoded, that the summary names. The others are counted."""
+"""Namespaces, and undecodable nodes, named in the summary. The others are only counted."""
 _NAMED_MAX: Final = 3
 # Damaged lengths may add up to more than a bigint.
 _SUMS: Final = ("count(*) AS ledgers", "coalesce(sum(CAST(stored_bytes AS decimal(20, 0))), 0) AS stored_bytes")
@@ -71,7 +71,7 @@ _COLUMNS: Final = [column.split() for column in FINDING_DDL.split(",")]
 
 
 class NoPulsarError(PermanentError):
-    """There are no managed ledgers of Pulsar below a root, so nothing can be compared."""
+    """A root has no managed ledgers of Pulsar below it, so no comparison is possible."""
 
 
 class ExportError(PermanentError):
@@ -80,16 +80,16 @@ class ExportError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class _Doubts:
-    """Nodes that leave a reference unknown."""
+    """Nodes with unknown references."""
 
     nodes: tuple[UndecodableNode, ...]
-    """The first of those that cannot be decoded."""
+    """The first undecodable nodes."""
     undecodable: int
-    """How many cannot be decoded."""
+    """The number of undecodable nodes."""
     has_any: bool
-    """There are some, or a reference is in a ledger."""
+    """Whether there are such nodes, or a reference is in a ledger."""
     is_unsure: bool
-    """One belongs to an unknown topic, so no ledger is unreferenced."""
+    """Whether a node belongs to an unknown topic: then no ledger counts as unreferenced."""
 
 
 _Counted = Counter[tuple[str, str | None]]
@@ -109,7 +109,7 @@ class ReferenceRun:
         """Do everything but the summary.
 
         Raises:
-            NoPulsarError: there is nothing to compare with.
+            NoPulsarError: there are no managed ledgers to compare with.
             ExportError: the ids cannot be written.
         """
         self._context.begin(Phase.PLAN)
@@ -179,7 +179,7 @@ class ReferenceRun:
     def _judge(
         self, scan: LedgerScan, found: DataFrame, created_before_ms: int, doubts: _Doubts, kept: ExitStack
     ) -> tuple[_Counted, DataFrame]:
-        """How many rows of the first look were settled by it, and the others with their verdict, kept by Spark."""
+        """Return the numbers of rows settled by the first look, and the other rows with a verdict, kept by Spark."""
         settings = self._settings
         first = compared(scan.suspects, found).persist(StorageLevel.MEMORY_AND_DISK)
         kept.callback(first.unpersist)
@@ -276,7 +276,7 @@ def _having(seen: DataFrame, verdict: Verdict) -> DataFrame:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Around the first action on what tasks read from ZooKeeper.
+    """Wrap the first action on rows read by tasks from ZooKeeper.
 
     Raises:
         StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.
@@ -295,13 +295,13 @@ def _reading() -> Iterator[None]:
 
 
 def roots_in(text: str, ledgers_root: str) -> tuple[str, ...]:
-    """Return the roots that an option names, without a slash at their end; an empty one is the root of ZooKeeper."""
+    """Return the roots named by an option, without a slash at the end; an empty root is the root of ZooKeeper."""
     named = [root.strip() for root in text.split(",") if root.strip()]
     return tuple(dict.fromkeys(root.rstrip("/") for root in named or [parent_of(ledgers_root)]))
 
 
 def begin_export(file: Path) -> None:
-    """Make the file in which the ids are collected, so that a run of hours does not fail at its end.
+    """Make the file for the ids at the start, so a run of hours does not fail at its end.
 
     Raises:
         ExportError: it cannot be made.
@@ -311,7 +311,7 @@ def begin_export(file: Path) -> None:
 
 
 def export(unreferenced: DataFrame, file: Path) -> None:
-    """Write the ids in ascending order, one in a line; the file is there as a whole or not at all.
+    """Write the ids in ascending order, one per line; the file appears only when complete.
 
     Raises:
         ExportError: it cannot be written.

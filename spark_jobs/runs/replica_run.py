@@ -1,12 +1,12 @@
 """The run of the replicas check: ask every registered bookie for the entries assigned to it by the metadata.
 
-It costs a request per ledger and bookie, so it goes chunk by chunk: read metadata, list the registered bookies, ask,
-mark, report. Between chunks it may be paused; a stop takes effect within seconds, and existing marks stay. It leaves
-one core free, so that the run after the loss of a bookie starts at once.
+It needs one request per ledger and bookie, so it works chunk by chunk: read metadata, list the registered bookies, ask,
+mark, report. It may be paused between chunks; a stop takes effect within seconds, and existing marks stay. It leaves
+one core free, so the run after the loss of a bookie can start at once.
 
 A bookie that lacks entries is marked as missing, like a lost one: a worker asks the registered bookies in a task for
-their entries, and copies the missing ones to them. Nothing is ever marked because of an answer that is not a healthy
-bookie's plain denial (S6).
+their entries, and copies the missing ones to them. Only a plain denial by a healthy bookie causes a mark, and no other
+answer ever does (S6).
 
 Source: docs/formats.md#auditor-checks.
 """
@@ -64,7 +64,7 @@ from spark_jobs.runs.spark_failures import spark_failure
 CHUNK_LEDGERS: Final = 10_000
 """Some ten seconds of asking on two cores."""
 LEDGERS_PER_TASK: Final = 500
-"""If the number of executors has no limit: half a second of asking, so that executors find work when they come."""
+"""If the number of executors has no limit: half a second of asking, so new executors find work."""
 _COLUMNS: Final = (
     *("ledger_id", "state", "write_quorum", "ack_quorum", "last_entry_id", "length", "fragments"),
     *OWNER_COLUMNS,
@@ -220,10 +220,10 @@ class ReplicaRun:
 
 
 def _collected(answers: DataFrame) -> Sequence[Row]:
-    """Ask, which is what the first action does.
+    """Run the first action on the rows, which asks the bookies.
 
     Raises:
-        StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError: see there.
+        StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError: see ``scan_ledgers``.
         MetadataReadAgainError, ExecutorEnvironmentError, ScanFailedError: see ``spark_failure``.
     """
     try:

@@ -1,4 +1,4 @@
-"""Ledgers that are read again from ZooKeeper by their ids, in tasks of a Spark job."""
+"""Read ledgers again from ZooKeeper by their ids, in tasks of a Spark job."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_of, task_opt
 from spark_jobs.runs.slots import session_slots
 
 _REREAD_PER_TASK: Final = 20_000
-"""Fewer do not pay for a connection of their own."""
+"""For fewer ledgers, a separate connection costs more than it saves."""
 
 
 def reread_rows(context: RunContext, ids: DataFrame, count: int, live: AbstractSet[str] | None) -> LedgerScan:
-    """Read ledgers as they are now.
+    """Read the current metadata of ledgers.
 
     Args:
         context: of the run.
         ids: their ids, in a column ``ledger_id``.
         count: how many there are.
-        live: those on these bookies alone are counted and go no further; None: all are kept.
+        live: ledgers on these bookies alone are only counted and not returned; None: all are returned.
 
     Raises:
         StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.

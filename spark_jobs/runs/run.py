@@ -1,20 +1,20 @@
 """Audit runs: one check over a whole cluster, its marks for repair, and its report.
 
-The invariant: what a run finds only adds marks. It marks nothing if its input is implausible (S12, ``brake``), and does
-not call itself complete if it may not have seen every ledger (S20, ``completeness``). A mark is withdrawn only if its
-own ledger proves that nothing is left to do (``withdrawal``). Unreadable metadata is a finding. The ``bookie_run``,
-``placement_run``, ``replica_run`` and ``reference_run`` modules contain the checks, and ``everything`` those that a run
-of everything does beside the bookie check.
+The invariant: the findings of a run only add marks. A run marks nothing if its input is implausible (S12, ``brake``),
+and is not complete if it may not have seen every ledger (S20, ``completeness``). A mark is withdrawn only if its own
+ledger proves that nothing is left to do (``withdrawal``). Unreadable metadata is a finding. The ``bookie_run``,
+``placement_run``, ``replica_run`` and ``reference_run`` modules contain the checks, and ``everything`` the further
+checks of a run of everything besides the bookie check.
 
 The steps are: scan, check, mark, write the report and its summary last, and record the completed check in the cluster.
 Marks come before the report, so a full disk of the auditor prevents no repair and repeats no scan (R52,
-``run_report``). A replicas check proceeds in chunks. The record comes last, and only for a complete run that marked all
-it found, because the next check is scheduled from it.
+``run_report``). A replicas check proceeds in chunks. The record comes last, and only after a complete run with all of
+its marks, because it determines the time of the next check.
 
-A run that is stopped or dies leaves the marks that it made. Marking is idempotent and its order does not matter for
-safety, so the next run marks the rest (R21, R22). A directory without a summary is not a report. Without the record the
-next check runs earlier than needed. The gate is passed before each phase, chunk and batch of marks, so a run whose lock
-or leadership was lost marks at most the batch that it has begun; this does no harm, because a mark is a hint (R1).
+The marks of a stopped or dead run stay. Marking is idempotent and its order does not matter for safety, so the next run
+marks the rest (R21, R22). A directory without a summary is not a report. Without the record the next check runs earlier
+than needed. A run passes the gate before each phase, chunk and batch of marks. So after the loss of its lock or
+leadership it only finishes the current batch, which does no harm, because a mark is a hint (R1).
 
 R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
@@ -66,10 +66,10 @@ class AuditResult:
     summary: RunSummary
     summary_path: Path
     report_problem: str = ""
-    """Why there is no report; empty: there is one. Everything else was done."""
+    """Why there is no report; empty: there is one. Everything else is done."""
 
     def exit_code(self, fail_on: FailOn = FailOn.NEVER) -> ExitCode:
-        """Exit code of a one-shot run. A missing report counts after everything that the summary reports."""
+        """Return the exit code of a one-shot run. Problems in the summary take precedence over a missing report."""
         code = self.summary.exit_code(fail_on)
         return ExitCode.CONFIGURATION if self.report_problem and code is ExitCode.OK else code
 
@@ -99,29 +99,29 @@ def run_check(
 ) -> AuditResult:
     """Run one check once, from scratch. Blocks; not for use in the thread of a running event loop.
 
-    Repeating it is safe at any time, beside another run as well: marking is idempotent. Runs of different kinds may go
-    on side by side, each in a thread of its own, in one session.
+    It is safe to repeat at any time, even during another run: marking is idempotent. Runs of different kinds may use
+    one session at the same time, each in its own thread.
 
     Args:
         spark: the session.
         kind: which check.
-        settings: what it does.
+        settings: the settings of the check.
         progress: receives the phases and their progress; see ``Progress``.
-        gate: passed before each phase, chunk and batch of marking; None for one that is always open.
+        gate: passed before each phase, chunk and batch of marking; None for an open gate.
         run_id: None for a new one.
         clock: None for the machine's.
         rng: for a new id and sample; None for the machine's.
 
     Raises:
-        RunStoppedError: from ``gate``. What was marked stays; there is no summary.
-        StoreUnavailableError: the metadata store did not answer; what was marked before stays.
+        RunStoppedError: from ``gate``. Existing marks stay; there is no summary.
+        StoreUnavailableError: the metadata store did not answer; existing marks stay.
         NotAClusterError: there is no cluster at the metadata URI.
-        NoTopologyError, InvalidTopologyError: a placement check without a topology that can be read.
+        NoTopologyError, InvalidTopologyError: a placement check without a readable topology.
         NoPulsarError, ExportError: a references check without managed ledgers, or without a place for the ids.
-        ReportDirError: there is no directory for the report, and the report is what the run is for. In every other case
-            a report that cannot be written is part of the result.
+        ReportDirError: there is no directory for the report, and the report is the purpose of the run. In every other
+            case, the result contains the problem with the report.
         ScanFailedError: Spark failed.
-        SnapshotError: the snapshot cannot be used, or the check is another one than that of bookies or of everything.
+        SnapshotError: the snapshot cannot be used, or the kind of the run is neither bookies nor everything.
     """
     if settings.is_from_snapshot and kind not in FROM_SNAPSHOT:
         raise SnapshotError(f"a run of kind {kind.value} reads no snapshot; those of bookies and of everything do")
@@ -137,7 +137,7 @@ def run_check(
         store = opened_store(settings.report_store)
         fetching = None
         if store is not None:
-            # Beside the run: a store that hangs must not delay marks.
+            # In parallel with the run: a hanging store must not delay marks.
             fetching = threading.Thread(target=_exchange, args=(store, settings), name="fetched reports", daemon=True)
             fetching.start()
         report = RunReport(
@@ -177,13 +177,13 @@ _Completed = Callable[[RunSummary], None]
 
 
 def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Completed]:
-    """The run, and what to note in the cluster once it did everything it should.
+    """Return the run, and the function to record its completion in the cluster.
 
     Apache's auditor computes its next check of a kind from the time of the last one, so a time is written only if our
-    check does all of Apache's. The replicas check does (its lists are asked of every closed ledger), and so does the
-    placement check. The all-ledgers check has no counterpart here: it also reads entries back and looks into the last
-    fragments of open ledgers, so its time is never written. The bookie check has no time of Apache's. What is
-    from a snapshot counts for nothing: it does not see a copy that was moved after the snapshot (R99).
+    check covers all of Apache's. The replicas check does (it asks for the lists of every closed ledger), and so does
+    the placement check. The all-ledgers check has no counterpart here: it also reads entries back and looks into the
+    last fragments of open ledgers, so its time is never written. The bookie check has no time of Apache's. A run from a
+    snapshot records nothing: it does not see copies moved after the snapshot (R99).
     """
     cluster = context.cluster
     match context.kind:
@@ -207,7 +207,7 @@ def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Complete
 
 
 def _everything_completed(context: RunContext, run: BookieRun, summary: RunSummary) -> None:
-    """Each check that is complete counts as if it had run alone; a placement check is its report."""
+    """Record each complete check as if it had run alone; the placement check counts only with its report."""
     if context.settings.is_from_snapshot:
         return
     _losses_audited(context.cluster, run, summary.finished_ms)
@@ -221,7 +221,7 @@ def _losses_audited(cluster: ClusterView, run: BookieRun, finished_ms: int) -> N
 
 
 def _topology(cluster: ClusterView, settings: AuditSettings) -> Topology | None:
-    """The locations of bookies, for the report's page only: it works without."""
+    """Return the locations of bookies for the report's page, which also works without them."""
     try:
         return cluster.topology(settings.topology_file)[0]
     except (PermanentError, TransientError) as error:
@@ -235,7 +235,7 @@ def _replicas_completed(context: RunContext, summary: RunSummary) -> None:
 
 
 def _did_everything(summary: RunSummary) -> bool:
-    """A dry run changes nothing in the cluster, not even a time."""
+    """Whether completion may be recorded. A dry run changes nothing in the cluster, not even a time."""
     return (
         (summary.is_read if summary.parts else summary.is_complete)
         and summary.held_because is None
@@ -246,9 +246,9 @@ def _did_everything(summary: RunSummary) -> bool:
 
 
 def _exchange(store: ReportStore, settings: AuditSettings) -> None:
-    """Send what an earlier run could not send, and fetch what other machines wrote, so that trends and states continue.
+    """Send unsent reports of earlier runs, and fetch the reports of other machines, to continue trends and states.
 
-    A run does not depend on it.
+    A run does not depend on this exchange.
     """
     try:
         send_unsent(store, settings.report_dir)

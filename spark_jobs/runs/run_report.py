@@ -1,4 +1,4 @@
-"""The report of a run, which may be impossible to write: a full disk must not undo what a run found and marked.
+"""The report of a run. A failure to write it, as with a full disk, must not undo findings and marks.
 
 The invariant: a run that marks never ends because of its report. Marks are written first. If a part of the report
 cannot be written, the run keeps the reason, writes nothing more of the report, does the rest of its work, and ends as
@@ -40,7 +40,7 @@ from spark_jobs.runs.publish import Marking
 _log = logging.getLogger(__name__)
 
 _CAUSES_MAX: Final = 8
-"""Of an error of Java, that are read for its first cause."""
+"""Number of causes read from an error of Java to find its first cause."""
 
 
 class RunReport:
@@ -60,7 +60,7 @@ class RunReport:
         ``findings_dir`` is the URI of the folder through which findings go; empty: executors share ``report_dir``.
 
         Raises:
-            ReportDirError: it cannot be made, and the report is needed (``outcome.is_for_report``).
+            ReportDirError: the directory cannot be made, and the report is needed (``outcome.is_for_report``).
         """
         self._report_dir = report_dir
         self._store = store
@@ -78,9 +78,9 @@ class RunReport:
 
     @contextlib.contextmanager
     def tolerated(self) -> Iterator[None]:
-        """Around jobs of Spark that only write the report: keep their error instead of raising it.
+        """Wrap Spark jobs that only write the report: keep their error instead of raising it.
 
-        A stop of the run is no such error, and is raised.
+        The error for a stop of the run is still raised.
         """
         try:
             yield
@@ -104,13 +104,13 @@ class RunReport:
             self._give_up(ReportDirError(f"cannot write the findings to {here}: {error.strerror}"))
 
     def note_marks(self, marks: Sequence[Marking], now_ms: int) -> None:
-        """Add marks that were confirmed now, unless the report was given up. A failure gives the report up."""
+        """Add newly confirmed marks, unless the report was given up. After a failure, the report is given up."""
         if self.problem is None:
             with self._whole_marks():
                 self._marks.add(marks, now_ms)
 
     def impact(self) -> Impact:
-        """What the findings that were written mean for topics; none if the report was given up."""
+        """Return the impact of the written findings on topics; empty if the report was given up."""
         if self.problem is not None:
             return Impact()
         try:
@@ -142,7 +142,7 @@ class RunReport:
         return path
 
     def abandon(self) -> None:
-        """Remove the directory of a run that failed before it wrote anything."""
+        """Remove the directory of a run after a failure before the first write."""
         self._discard_marks()
         writing.abandon(self.directory)
 
@@ -166,7 +166,7 @@ class RunReport:
 
 
 def _cause(error: Exception) -> str:
-    """The first cause of an error of Java, which names the file system's reason; else the error's first line."""
+    """Return the first cause of an error of Java, with the file system's reason; else the error's first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by: ")][:_CAUSES_MAX]
     return causes[-1].removeprefix("Caused by: ") if causes else (lines or [type(error).__name__])[0]

@@ -1,9 +1,9 @@
-"""How many tasks the executors of a run can work on at the same time, now and later in the run.
+"""The number of tasks the executors of a run can work on at the same time, now and later in the run.
 
-Spark's ``defaultParallelism`` counts the executors that have registered by now. That is too few at the start of an
-application, whose executors still register, and with dynamic allocation, which starts executors only for tasks that
-wait: a job of as many tasks as there are slots would never get more of them. So jobs are cut for the cluster that may
-come, and executors take tasks as they come.
+Spark's ``defaultParallelism`` counts the executors registered by now. The number is too small at the start of an
+application, before all executors have registered. It is also too small with dynamic allocation, which starts executors
+only for waiting tasks: a job with one task per slot would never get more slots. So jobs are cut for the largest
+possible cluster, and executors take tasks as soon as they register.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ _UNLIMITED: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Tasks that can run at the same time."""
+    """The number of tasks able to run at the same time."""
 
     now: int
-    """With the executors that have registered; at least 1."""
+    """With the registered executors; at least 1."""
     most: int | None
-    """With all executors that may come; None: there is no limit. At least ``now``."""
+    """With all possible executors; None: no limit. At least ``now``."""
 
     def tasks(self, units: int, units_per_task: int, *, spare: int = 0) -> int:
-        """Return into how many tasks to cut work, at least 1.
+        """Return the number of tasks to cut work into, at least 1.
 
-        As many as there may be slots; without a limit, as many as suit the amount of work, and at least ``now``.
+        The result is the largest possible number of slots. Without a limit, it depends on the amount of work, and is at
+        least ``now``.
 
         Args:
             units: the amount of work, such as ledgers.
-            units_per_task: the least that is worth a task of its own.
+            units_per_task: the smallest amount worth a separate task.
             spare: slots to leave free.
         """
         suited = -(-units // units_per_task)
@@ -50,7 +51,7 @@ def slots_of(setting: Setting, registered: int) -> Slots:
 
     Args:
         setting: Spark's settings.
-        registered: cores of the executors that have registered (``defaultParallelism``).
+        registered: cores of the registered executors (``defaultParallelism``).
     """
     task_cores = _number(setting, "spark.task.cpus") or 1
     now = max(1, registered // task_cores)

@@ -1,12 +1,12 @@
 """One pass over all ledgers with a snapshot of ZooKeeper in place of most requests.
 
-A snapshot is older than the cluster. So it decides only about ledgers that need no second look: readable, closed, and
-on live bookies alone. All others are read again from ZooKeeper, and so is everything below a node under which a ledger
-was created since, or which the snapshot does not have. Nothing is reported or marked that ZooKeeper did not confirm
-(R99).
+A snapshot is older than the cluster. So it decides only about ledgers without need for a second look: readable, closed,
+and on live bookies alone. All others are read again from ZooKeeper. So are all ledgers below a node if a ledger was
+created there since, or if the snapshot does not contain the node. Without confirmation by ZooKeeper, nothing is
+reported or marked (R99).
 
-What remains is a closed ledger whose copy was moved after the snapshot, to a bookie that was lost after that: only an
-audit without a snapshot finds it. So no loss of a bookie counts as dealt with by a run from a snapshot.
+One case remains: a closed ledger whose copy was moved after the snapshot, to a bookie lost later. Only an audit without
+a snapshot finds it. So a run from a snapshot does not count as the audit of a loss.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart, index_snapsho
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Where the ledgers are read."""
+    """The source of each ledger: the snapshot or ZooKeeper."""
 
     parts: tuple[SnapshotPart, ...]
     """In the snapshot."""
@@ -44,14 +44,14 @@ class Division:
 
 
 def divide(index: SnapshotIndex, nodes: Sequence[tuple[str, Stat]]) -> Division:
-    """Decide which ledgers are read in the snapshot. Pure.
+    """Decide which ledgers are read from the snapshot. Pure.
 
-    A node of the snapshot serves if it is still the same node and no ledger was created under it since: ZooKeeper
-    counts creations in the version of the node's children. Deletions do no harm. A node that is gone has no ledgers.
+    A node of the snapshot is usable if it is still the same node and no ledger was created under it since: ZooKeeper
+    counts creations in the version of the node's children. Deletions do no harm. A deleted node has no ledgers.
 
     Args:
         index: the snapshot.
-        nodes: the nodes that hold ledgers now, with their stats.
+        nodes: the nodes with ledgers now, and their stats.
     """
     known = {part.parent: part for part in index.parts}
     served, live = set(), []
@@ -65,13 +65,13 @@ def divide(index: SnapshotIndex, nodes: Sequence[tuple[str, Stat]]) -> Division:
 
 
 def creates_of(stat: Stat) -> int:
-    """How many children were ever created: ZooKeeper reports creations and deletions together."""
+    """Return the number of children ever created: ZooKeeper reports creations and deletions together."""
     return leaves.creates_of(stat.children_version, stat.children_count)
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What a scan read where; a ledger counts once."""
+    """The counts of a scan by source; a ledger counts once."""
 
     division: Division = Division((), ())
     counted: ScanTotals = NO_TOTALS
@@ -81,10 +81,10 @@ class _Read:
 
 
 class SnapshotReading:
-    """The scans of one run from one snapshot, which is verified once."""
+    """The scans of one run from one snapshot. The snapshot is verified once."""
 
     def __init__(self, context: RunContext, snapshot: Path | StreamedSnapshot, *, keeps_all: bool = False) -> None:
-        """With ``keeps_all``, a scan returns every ledger: those that the snapshot decides about as ``settled``."""
+        """With ``keeps_all``, a scan returns every ledger: those decided by the snapshot as ``settled``."""
         self._context = context
         self._keeps_all = keeps_all
         self._settings = context.settings
@@ -143,7 +143,7 @@ class SnapshotReading:
 
     @property
     def counts(self) -> SnapshotCounts:
-        """What the last scan read where."""
+        """The counts of the last scan by source."""
         read = self._read
         size = 0 if self._index is None else self._index.bytes_read
         live = read.live.ledgers + read.live.unreadable
@@ -154,11 +154,11 @@ class SnapshotReading:
     ) -> tuple[DataFrame, ScanTotals]:
         """The ids of ledgers to read again, perhaps with the rows of the others, and the counts of these.
 
-        If Spark loses some of it with an executor, it finds the same again in the file.
+        If Spark loses rows with an executor, it reads the same rows again from the file.
         """
         spark, cluster = self._context.spark, self._context.cluster.cluster
         cores = spark.sparkContext.defaultParallelism
-        # A compressed file has to be unpacked from its beginning by each task.
+        # Each task has to unpack a compressed file from its beginning.
         few = -(-index.ledgers // LEDGERS_PER_PARTITION_MAX) if index.is_seekable else 1
         groups = groups_of(parts, self._settings.num_partitions or max(cores, few))
         tasks = SnapshotTasks(

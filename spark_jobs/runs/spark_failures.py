@@ -1,4 +1,4 @@
-"""What went wrong in a Spark job, from the text that the driver receives. Pure.
+"""Find the cause of a failed Spark job in the text received by the driver. Pure.
 
 Spark passes an error of an executor to the driver as text only: a traceback of Python, wrapped in errors of Java.
 """
@@ -12,7 +12,7 @@ from bookie.model.errors import BkhealError, FatalError, PermanentError
 from spark_jobs.executor_version import version_problem
 
 READ_AGAIN: Final = "bkheal: metadata was read again"
-"""In the text of the error that ``LedgerScan.suspects`` raises if its rows are not those of the scan."""
+"""Part of the error text of ``LedgerScan.suspects`` if its rows are not those of the scan."""
 
 _GUIDE: Final = "docs/spark-clusters.md describes how executors get the code"
 _NO_MODULE: Final = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
@@ -25,7 +25,7 @@ _OWN: Final = frozenset({"auditor", "bookie", "spark_jobs"})
 
 
 class ScanFailedError(FatalError):
-    """Spark gave up on a job of a run, for another reason than an unreachable store."""
+    """Spark gave up on a job of a run, for a reason other than an unreachable store."""
 
 
 class ExecutorEnvironmentError(PermanentError):
@@ -33,18 +33,18 @@ class ExecutorEnvironmentError(PermanentError):
 
 
 class MetadataReadAgainError(ScanFailedError):
-    """Spark lost metadata that was read, with the executor that kept it, and read it again at a later time.
+    """Spark lost metadata together with an executor, and read it again at a later time.
 
-    Nothing of the scan may be used from then on: its rows come from two moments (R2).
+    Afterwards, nothing of the scan may be used: its rows come from two moments (R2).
     """
 
 
 def spark_failure(error: Exception, doing: str) -> BkhealError:
-    """Return the error of this project for one of Spark's.
+    """Return the error of this project for an error of Spark.
 
     Args:
         error: of pyspark or py4j.
-        doing: what Spark did, such as "reading ledger metadata".
+        doing: the work of Spark, such as "reading ledger metadata".
     """
     text = str(error)
     if READ_AGAIN in text:
@@ -57,7 +57,7 @@ def spark_failure(error: Exception, doing: str) -> BkhealError:
 
 
 def environment_problem(text: str) -> str | None:
-    """Return why an executor cannot run this package's code, from the text of an error; None: that is not the cause."""
+    """Return why an executor cannot run this package's code, from the text of an error; None: another cause."""
     if problem := version_problem(text):
         return problem
     if own := _NO_NAME.findall(text):
@@ -74,5 +74,5 @@ def environment_problem(text: str) -> str | None:
 
 
 def first_line(error: Exception) -> str:
-    """Its first meaningful line."""
+    """Return the first line of an error with any text."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""The Spark jobs of one phase: named, watched, and cancelled when the run has to stop."""
+"""Name and watch the Spark jobs of one phase, and cancel them if the run has to stop."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def spark_tasks(
 
     Jobs appear under ``group`` and with the phase as description in the Spark UI. Names and the scheduler's pool belong
     to the calling thread, so runs in several threads of one session do not mix: all of them get a fair share of the
-    executors. A callback that raises stops the reporting, not the work.
+    executors. An error of the callback stops the reporting, not the work.
 
     Args:
         spark: the session.
-        phase: what the jobs are for.
-        group: the run's id, which no other run has.
+        phase: the phase of the jobs.
+        group: the run's unique id.
         progress: receives the phase and its tasks.
-        gate: passed first; then asked for a reason to stop, twice a second.
-        pool: of Spark's scheduler, shared by the runs that never go on at the same time: of one lane.
+        gate: passed first; then checked for a reason to stop, twice a second.
+        pool: of Spark's scheduler, shared by the runs of one lane, which never run at the same time.
         is_told: False if the caller reports the progress itself.
 
     Raises:
-        RunStoppedError: from ``gate``; the jobs that ran were cancelled.
+        RunStoppedError: from ``gate``; running jobs were cancelled.
         StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError: the metadata store refused a task.
-        MetadataReadAgainError, ExecutorEnvironmentError, ScanFailedError: Spark failed, except in the phase REPORT, of
-            which Spark's own error is raised (``RunReport.tolerated``).
+        MetadataReadAgainError, ExecutorEnvironmentError, ScanFailedError: Spark failed. In the phase REPORT, Spark's
+            own error is raised instead (``RunReport.tolerated``).
     """
     gate.pass_through()
     context = spark.sparkContext
@@ -90,7 +90,7 @@ class _Watch:
         """Set before the jobs are cancelled."""
 
     def run(self) -> None:
-        """Look twice a second until the end. A stop cancels at each look: a job may start between two of them."""
+        """Check twice a second until the end. A stop cancels jobs at each check: a job may start between two checks."""
         while not self.end.wait(_POLL_S):
             if (reason := self._gate.stop_reason()) is not None:
                 self.stopped_because = reason

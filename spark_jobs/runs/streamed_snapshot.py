@@ -1,4 +1,4 @@
-"""The snapshot of one run that an admin server of ZooKeeper sends: asked for once, and removed at the end."""
+"""The snapshot of one run, sent by an admin server of ZooKeeper: requested once, and removed at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 _NAME: Final = ".snapshot-"
 _LEFT_S: Final = 86_400.0
-"""A file of a run that ended by SIGKILL is removed after this time. Runs that are under way are younger."""
+"""The file of a run ended by SIGKILL is removed after this time. Files of active runs are younger."""
 
 
 class StreamedSnapshot:
@@ -30,10 +30,10 @@ class StreamedSnapshot:
         self._index: SnapshotIndex | None = None
 
     def index(self) -> SnapshotIndex:
-        """The snapshot, which is asked for at the first call: a server makes few of them.
+        """Return the snapshot, requested at the first call only: a server makes few of them.
 
         Raises:
-            SnapshotError: it cannot be used or stored.
+            SnapshotError: the snapshot cannot be used or stored.
             StoreUnavailableError: no answer, or not yet.
         """
         if self._index is not None:
@@ -57,7 +57,7 @@ class StreamedSnapshot:
         return self._index
 
     def remove(self) -> None:
-        """Remove the file."""
+        """Remove the file of the snapshot."""
         with contextlib.suppress(FileNotFoundError):
             self._file.unlink()
 

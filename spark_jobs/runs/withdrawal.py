@@ -1,19 +1,19 @@
-"""Withdrawal of marks whose reason has ended: without workers, they would stay in the backlog for ever (R78).
+"""Withdraw marks whose reason has ended: without workers, they would stay in the backlog forever (R78).
 
-The invariant: a mark is deleted under the ledger's lock, at the version that was read under it (S5), and only if the
-metadata, read under the same lock, proves that nothing is left to do for it: the ledger was deleted, or no ensemble
-names any bookie of the mark, and all members are registered and stay. The transaction checks the version of the
-metadata (I18), so a writer, an auditor of Apache's or a worker that changes either of the two keeps the mark.
+The invariant: a mark is deleted under the ledger's lock, at the version read under this lock (S5), and only if the
+metadata, read under the same lock, proves that nothing is left to do: the ledger was deleted, or no ensemble names any
+bookie of the mark, and all members are registered and not draining. The transaction checks the version of the metadata
+(I18). So the mark stays if a writer, an auditor of Apache's or a worker changes the mark or the metadata.
 
-What cannot be proven stays. A named bookie that is registered again may lack entries (R31): only its own list shows
-that, which the worker asks for that takes the task. A mark without bookies requests better placement, which a worker
-judges. If a worker has begun (a reservation, doubted members) or has parked the ledger, the mark is left to the worker,
-unless the ledger was deleted.
+A mark without such a proof stays. A named bookie may be registered again and lack entries (R31): only its own list
+shows them, and the worker with the task asks for this list. A mark without bookies requests better placement, which a
+worker judges. If a worker has begun (a reservation, doubted members) or has parked the ledger, the mark is left to the
+worker, unless the ledger was deleted.
 
-This does not rest on the scan of a run. So it removes nothing because a scan did not see it (S20): each mark is read
-with its own ledger. The number of marks in one run is bounded, and while auto-recovery is disabled nothing is withdrawn
-(S7). A crash leaves a lock that ends with the session, or a parked record that a worker's listing removes; the next run
-withdraws the rest.
+Withdrawal does not depend on the scan of a run. So no mark is removed because a scan did not see its ledger (S20): each
+mark is read with its own ledger. The number of marks in one run is bounded, and nothing is withdrawn while
+auto-recovery is disabled (S7). A crash leaves a lock, which ends with the session, or a parked record, which a worker's
+listing removes; the next run withdraws the rest.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -50,21 +50,21 @@ from spark_jobs.runs.port import Gate
 _log = logging.getLogger(__name__)
 
 WITHDRAWN_MAX: Final = 10_000
-"""Of one run, some 15 s: each takes a lock of its own and a few requests. The next run continues."""
+"""Marks withdrawn in one run, in some 15 s: each needs its own lock and a few requests. The next run continues."""
 LOOKED_AT: Final = 2_000
-"""Marks that are read with their ledgers between two passes of the gate."""
+"""Marks read with their ledgers between two passes of the gate."""
 _AT_ONCE: Final = 32
-"""Marks that are withdrawn at the same time."""
+"""Marks withdrawn at the same time."""
 
 
 def why_ended(task: Task, ledger: Versioned | Unreadable | None, staying: AbstractSet[BookieId]) -> Ended | None:
-    """Return why nothing is left to do for a mark; None: that is not proven. Pure.
+    """Return why nothing is left to do for a mark; None without a proof. Pure.
 
     Args:
         task: the mark.
-        ledger: its ledger, no older than the mark; None: it does not exist.
-        staying: bookies that are registered and not being drained, in a list that may be older than the ledger. A
-            member that left since then is marked by the audit of its loss.
+        ledger: its ledger, no older than the mark; None: the ledger does not exist.
+        staying: registered bookies that are not draining, in a list that may be older than the ledger. The audit of a
+            loss marks the ledgers of members that left since.
     """
     if ledger is None:
         return Ended.LEDGER_DELETED
@@ -82,7 +82,7 @@ class WithdrawalStep:
 
     withdrawn: Mapping[Ended, int] = field(default_factory=dict)
     next_after: LedgerId | None = None
-    """Go on after this ledger; None: there is nothing more to do."""
+    """Continue after this ledger; None: there is nothing more to do."""
 
 
 class Withdrawal:
@@ -98,10 +98,10 @@ class Withdrawal:
         """Prepare.
 
         Args:
-            store: the session whose locks are taken.
+            store: the session for the locks.
             cluster: the cluster.
-            tasks: the one instance of this session.
-            staying: lists the bookies that are registered and not being drained.
+            tasks: the only instance of this session.
+            staying: lists the registered bookies that are not draining.
         """
         self._tasks = tasks
         self._staying = staying
@@ -113,7 +113,7 @@ class Withdrawal:
         self._owner = socket.gethostname()
 
     async def step(self, after: LedgerId | None, count_max: int) -> WithdrawalStep:
-        """Look at the marks after a ledger, and withdraw at most ``count_max`` of them.
+        """Check the marks after a ledger, and withdraw at most ``count_max`` of them.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; withdrawing again is safe.
@@ -139,7 +139,7 @@ class Withdrawal:
         return WithdrawalStep(reasons, part.next_after)
 
     async def _withdraw(self, ledger_id: LedgerId, staying: AbstractSet[BookieId]) -> Ended | None:
-        """Withdraw one mark if its reason has ended as seen under the lock; the reason, None if it stays."""
+        """Withdraw one mark if its reason has ended, as read under the lock; return the reason, or None if it stays."""
         locks = self._tasks.locks
         try:
             held = await locks.lock(ledger_id, self._owner, [self._ledgers.path(ledger_id)])
@@ -166,7 +166,7 @@ class Withdrawal:
         return ended
 
     def _ledger(self, held: HeldTask) -> Versioned | Unreadable | None:
-        """The ledger as it was read under the lock."""
+        """Return the ledger as read under the lock."""
         ledger_id, node = held.task.ledger_id, held.beside[0]
         if node is None:
             return None
@@ -176,7 +176,7 @@ class Withdrawal:
             return Unreadable(ledger_id, str(error))
 
     def _kept_by(self, ledger_id: LedgerId, ended: Ended) -> Sequence[str]:
-        """Records of work on the ledger that the worker ends which began it."""
+        """Return the records of work on the ledger; the worker that began the work has to end it."""
         records = [self._reservations.path(ledger_id)]
         if ended is not Ended.LEDGER_DELETED:
             records += [each.path(ledger_id) for each in (self._parked, self._doubts, self._failures)]
@@ -191,7 +191,7 @@ class Withdrawal:
 
 
 class WithdrawsMarks(Protocol):
-    """What ``withdraw_ended`` drives."""
+    """The cluster as used by ``withdraw_ended``."""
 
     def withdraw_step(self, after: LedgerId | None, count_max: int) -> WithdrawalStep:
         """Withdraw at most ``count_max`` marks after a ledger, as ``Withdrawal.step`` does."""
@@ -201,7 +201,7 @@ class WithdrawsMarks(Protocol):
 def withdraw_ended(target: WithdrawsMarks, gate: Gate, count_max: int = WITHDRAWN_MAX) -> Mapping[str, int]:
     """Withdraw the marks whose reason has ended; return their numbers by reason (``bookie.model.run.Ended``).
 
-    If the store does not answer, or refuses, the next run withdraws the rest.
+    If the store does not answer, or refuses a request, the next run withdraws the rest.
 
     Raises:
         RunStoppedError: from ``gate``, which is passed before each part.

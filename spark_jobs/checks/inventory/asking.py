@@ -1,13 +1,13 @@
 """Ask bookies for their ledgers and their known damage. Runs inside a Spark task.
 
-A bookie is asked page by page, so a task holds a page in memory whatever the bookie holds. Each bookie leaves one row
-with its answer at the end: what it did not list, for any reason, is unknown. Rows before a failure are true.
+A bookie is asked page by page, so a task keeps only one page in memory. The last row of each bookie is its answer.
+Ledgers not listed, for any reason, are unknown; rows before a failure are true.
 
-The token for bookies comes from a file on the executor, which is read before each bookie is asked: a new token counts
-from then on, and neither the plan nor a value that Spark sends contains it.
+The token for bookies comes from a file on the executor. The file is read before the requests to each bookie: a new
+token takes effect then, and neither the plan nor any value sent by Spark contains it.
 
-Apache's bookies offer no such list: their protocol lists the entries of a ledger that the caller names, and their HTTP
-interface the ledgers of the whole cluster.
+Apache's bookies offer no such list: their protocol lists the entries of a given ledger, and their HTTP interface the
+ledgers of the whole cluster.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ HELD_DDL: Final = """
     answer struct<state: string, detail: string, ledgers: bigint, damaged: bigint, scrub: string,
                   scrub_finished_ms: bigint, collection_finished_ms: bigint>
 """
-"""Three kinds of rows: a ledger with entries on a bookie; a ledger of which the bookie reports ``damaged`` entries; and
-the ``answer`` of a bookie, which is its last row."""
+"""Three kinds of rows: a ledger with entries on a bookie; a ledger with ``damaged`` entries reported by the bookie; and
+the ``answer`` of a bookie, which is its last row.
+"""
 _ANSWER: Final = pa.struct(
     [
         ("state", pa.string()),
@@ -75,9 +76,9 @@ _SCHEMA: Final = pa.schema(
 )
 _BATCH_ROWS: Final = 10_000
 ATTEMPTS_MAX: Final = 5
-"""Of calls in a row that give no further ledger."""
+"""Consecutive calls without a further ledger."""
 BOOKIE_S_MAX: Final = 3600.0
-"""For all calls to one bookie."""
+"""Seconds for all calls to one bookie."""
 _BACKOFF_S: Final = 0.5
 _DETAIL_MAX: Final = 200
 _PHASES: Final = {number: name.lower() for name, number in pb.ScrubState.Phase.items()}
@@ -89,23 +90,23 @@ Row = dict[str, Any]
 
 
 class InventoryState(enum.Enum):
-    """How a bookie answered."""
+    """The kind of answer of a bookie."""
 
     LISTED = "listed"
     """All of its ledgers are known."""
     NOT_OFFERED = "not offered"
-    """It is a bookie of Apache's, or one of an earlier version: its ledgers are unknown."""
+    """A bookie of Apache's or of an earlier version: its ledgers are unknown."""
     REFUSED = "refused"
-    """It admits this caller only with a token or a certificate, or does not know the token."""
+    """The bookie requires a token or a certificate, or rejects the token."""
     NOT_ASKED = "not asked"
     """A file with a token or a certificate cannot be used, or the token would be sent in the clear."""
     NO_ANSWER = "no answer"
     BAD_ANSWER = "bad answer"
-    """What it sent cannot be read, or contradicts itself."""
+    """The answer cannot be read, or contradicts itself."""
 
     @property
     def is_failure(self) -> bool:
-        """Whether the bookie could have listed its ledgers, and did not."""
+        """Whether the bookie is able to list its ledgers, and did not."""
         return self not in (InventoryState.LISTED, InventoryState.NOT_OFFERED)
 
 
@@ -123,7 +124,7 @@ class InventoryTasks:
     """Present on every executor; None: bookies are asked without a token."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One Spark task."""
+        """Run one Spark task."""
         numbers = (number for batch in batches for number in batch.column(0).to_pylist())
         with asyncio.Runner() as runner:
             stack, clock = AsyncExitStack(), SystemClock()
@@ -142,7 +143,7 @@ class InventoryTasks:
 
 
 async def _some(rows: AsyncGenerator[Row, None]) -> list[Row]:
-    """The next rows; none at the end."""
+    """Return the next rows; empty at the end."""
     found: list[Row] = []
     async for row in rows:
         found.append(row)
@@ -153,7 +154,7 @@ async def _some(rows: AsyncGenerator[Row, None]) -> list[Row]:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far the list of one bookie is."""
+    """The progress through the list of one bookie."""
 
     after: int = -1
     ledgers: int = 0
@@ -165,11 +166,11 @@ async def inventory(
     """Yield the rows of one bookie, its answer last. Every error of a bookie is an answer, and none is raised.
 
     Args:
-        bookie: whom to ask.
+        bookie: the bookie to ask.
         resolver: finds its address.
-        security: how bookies are reached.
+        security: for the connection to bookies.
         clock: of the pauses between attempts.
-        token_file: holds the token for bookies, and is read now; None: none is sent.
+        token_file: contains the token for bookies, and is read now; None: no token is sent.
     """
     progress, status = _Progress(), pb.NodeStatus()
     state, detail = InventoryState.LISTED, ""
@@ -194,7 +195,7 @@ async def inventory(
 
 
 def state_of(error: BkhealError) -> InventoryState:
-    """How a bookie answered that a call failed with this error."""
+    """Return the kind of answer of a bookie for the error of a failed call."""
     if isinstance(error, AdministrationMissingError):
         return InventoryState.NOT_OFFERED
     if isinstance(error, AdministrationRefusedError):
@@ -219,7 +220,7 @@ async def _status(client: Administration, clock: Clock) -> pb.NodeStatus:
 async def _listed(
     bookie: BookieId, client: Administration, progress: _Progress, clock: Clock
 ) -> AsyncGenerator[Row, None]:
-    """Go on after the last ledger, when a call fails that a later one may do."""
+    """Yield all rows. After a temporary failure of a call, continue after the last ledger."""
     end_s = clock.monotonic_s() + BOOKIE_S_MAX
     attempt = 1
     while True:
@@ -242,7 +243,7 @@ async def _listed(
 async def _rows(bookie: BookieId, client: Administration, progress: _Progress) -> AsyncIterator[Row]:
     async for held in client.ends(progress.after):
         progress.after, progress.ledgers = held.ledger_id, progress.ledgers + 1
-        if held.first_entry_id is not None:  # without entries it is only a record, such as that of a fence
+        if held.first_entry_id is not None:  # without entries, the ledger is only a record, such as that of a fence
             yield {
                 "bookie_id": bookie,
                 "ledger_id": held.ledger_id,

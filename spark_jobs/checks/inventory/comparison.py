@@ -1,4 +1,4 @@
-"""Which copies of an inventory the metadata does not place: suspects, which are looked at again. Spark SQL alone.
+"""Find the copies of an inventory outside of the metadata: suspects for a second look. Spark SQL alone.
 
 A property test keeps ``_IS_PLACED`` equal to ``verdict.is_placed``.
 """
@@ -16,7 +16,7 @@ from spark_jobs.checks.inventory.verdict import Verdict
 from spark_jobs.checks.sql_text import literal
 
 NAMED_MAX: Final = 20
-"""Bookies and entries that the detail of a finding names."""
+"""Bookies and entries named in the detail of a finding."""
 _IS_PLACED: Final = """
     size(filter(fragments, (fragment, number) -> array_contains(fragment.members, bookie_id)
                 AND fragment.first_entry_id <= copy_last
@@ -32,11 +32,11 @@ _COLUMNS: Final = [column.split() for column in FINDING_DDL.split(",")]
 
 
 def suspects(held: DataFrame, ledgers: DataFrame) -> DataFrame:
-    """Return one row per ledger with copies that no metadata places: ``ledger_id`` and ``copies``.
+    """Return one row per ledger with copies outside of the metadata: ``ledger_id`` and ``copies``.
 
     Args:
         held: rows of ``asking.HELD_DDL``.
-        ledgers: rows of ``bk_ledgers``, read before.
+        ledgers: rows of ``bk_ledgers``, read before ``held``.
     """
     copies = held.where("answer IS NULL AND damaged IS NULL").selectExpr(*_COPY)
     placing = ledgers.selectExpr("ledger_id", "fragments", "error IS NOT NULL AS is_unreadable", "true AS is_there")
@@ -66,7 +66,7 @@ def surplus_findings(seen: DataFrame) -> DataFrame:
 
 
 def damage_findings(held: DataFrame, ledgers: DataFrame) -> DataFrame:
-    """Return one finding for each ledger with damaged entries on a bookie that the metadata names."""
+    """Return one finding for each ledger with damaged entries on a bookie named in its metadata."""
     damaged = held.where("damaged IS NOT NULL").select("ledger_id", "bookie_id", "damaged")
     names = ("state", "write_quorum", "ack_quorum", *OWNER_COLUMNS)
     placing = ledgers.where("error IS NULL").select("ledger_id", "fragments", *names)

@@ -1,6 +1,6 @@
-"""Copies that no metadata placed are looked at again: their ledgers are read now, after the bookies listed them.
+"""Check copies outside of the metadata again: read their ledgers after the lists of the bookies.
 
-Runs in a Spark task, with a connection of its own; ``look_again`` is its core on the store port.
+Runs in a Spark task with its own connection; ``look_again`` is its core on the store port.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEEN_DDL: Final = """
     ledger_id bigint, verdict string, reason string, bookies array<string>, state string, write_quorum int,
     ack_quorum int, tenant string, namespace string, topic string, component string, subscription string
 """
-"""One row per ledger and verdict, with the bookies whose copies have it."""
+"""One row per ledger and verdict, with the bookies of the copies with this verdict."""
 _SCHEMA: Final = pa.schema(
     [
         ("ledger_id", pa.int64()),
@@ -45,26 +45,26 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 _AT_ONCE: Final = 1_000
-"""Ledgers that are read at a time."""
+"""Ledgers read at a time."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class LookSettings:
-    """What each task needs to know. Sent to executors."""
+    """The settings of each task. Sent to executors."""
 
     metadata_uri: str
     connect_timeout_s: float
     grace: Grace
     access: ZooKeeperAccess = PLAIN_ACCESS
-    """How executors reach ZooKeeper."""
+    """For the connections of executors to ZooKeeper."""
     budget: TaskBudget = FREE
     """Of each task."""
 
 
 def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The task as a function for ``mapInArrow``; its rows are those of ``comparison.suspects``."""
+    """Return the task as a function for ``mapInArrow``; the input rows are those of ``comparison.suspects``."""
 
     def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with asyncio.Runner() as runner:
@@ -91,7 +91,7 @@ def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iter
 async def look_again(store: MetadataStore, cluster: Cluster, rows: Sequence[Row], grace: Grace) -> list[Row]:
     """Return the rows of ``SEEN_DDL``.
 
-    The signs of a repair are read before the ledger, so a repair that ends between the two has changed the metadata.
+    The signs of a repair are read before the ledger: if a repair ends between the two, the metadata shows its change.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -130,7 +130,7 @@ async def look_again(store: MetadataStore, cluster: Cluster, rows: Sequence[Row]
 
 
 class _Denied:
-    """A node that may not be read."""
+    """A node without permission to read."""
 
 
 _DENIED: Final = _Denied()
@@ -155,7 +155,7 @@ async def _node(store: MetadataStore, path: str) -> Node | _Denied | None:
 
 
 async def _in_repair(store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]) -> set[LedgerId]:
-    """Ledgers with a mark, a lock or a reservation, also with one that may not be read."""
+    """Return ledgers with a mark, a lock or a reservation, including one without permission to read."""
     reservations = Reservations(store, cluster.root)
     paths = [
         path
@@ -171,7 +171,7 @@ async def _in_repair(store: MetadataStore, cluster: Cluster, ids: Sequence[Ledge
 
 
 async def _quiet_since(store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]) -> list[int]:
-    """For each ledger that does not exist, since when nothing appeared or disappeared under the nearest node above."""
+    """Return, per nonexistent ledger, the last transaction that created or deleted nodes under its nearest parent."""
     above = [parents_of(ledger_path(cluster.kind, cluster.root, ledger_id), cluster.root) for ledger_id in ids]
     paths = list(dict.fromkeys(path for parents in above for path in (*parents, cluster.root)))
     known = dict(zip(paths, await _nodes(store, paths), strict=True))
@@ -179,7 +179,7 @@ async def _quiet_since(store: MetadataStore, cluster: Cluster, ids: Sequence[Led
 
 
 def _nearest(upwards: Sequence[Node | _Denied | None]) -> int:
-    """Of the first one that exists."""
+    """Return the transaction of the first existing node."""
     nearest = next((node for node in upwards if node is not None), None)
     return nearest.stat.children_zxid if isinstance(nearest, Node) else _NEVER
 

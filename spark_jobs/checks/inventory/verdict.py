@@ -1,8 +1,8 @@
-"""Whether a copy is where the metadata does not place it. Pure.
+"""Judge whether a copy is at a place outside of the metadata. Pure.
 
-What is not sure is not a finding. A ledger that is not closed has a writer, and one that is marked, locked or reserved
-has a repair: both may have copies that the metadata does not name yet (S16). A copy that became superfluous a short
-time ago waits for the garbage collection of its bookie. And what cannot be read is unknown, never absent (S6).
+An uncertain case is not a finding. An unclosed ledger has a writer, and a marked, locked or reserved ledger has a
+repair: both may have copies that the metadata does not name yet (S16). A recently superfluous copy waits for the
+garbage collection of its bookie. Unreadable metadata means unknown, never absent (S6).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from bookie.model.metadata import LedgerMetadata
 
 
 class Verdict(enum.Enum):
-    """What a copy is."""
+    """The verdict on a copy."""
 
     OVER_REPLICATED = "over-replicated"
     """Its ledger is closed, and no fragment with any of these entries names the bookie."""
     UNOWNED = "unowned"
-    """There is no such ledger."""
+    """The ledger does not exist."""
     PLACED = "placed"
-    """The metadata places it there after all."""
+    """The metadata places the copy there after all."""
     NOT_JUDGED = "not judged"
 
 
@@ -48,30 +48,30 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """What is older than the grace time."""
+    """The limits of the grace time: older changes are judged."""
 
     before_ms: int
     """Changes of metadata up to this time, epoch milliseconds by ZooKeeper's clock."""
     before_zxid: int | None
-    """Transactions up to this one; None: all of them, as there is no grace time."""
+    """Transactions up to this one; None without a grace time: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """A ledger as it is now."""
+    """An existing ledger."""
 
     metadata: LedgerMetadata | None
-    """None: it cannot be read."""
+    """None: unreadable."""
     changed_ms: int
     is_in_repair: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """There is no such ledger now."""
+    """A nonexistent ledger."""
 
     quiet_since_zxid: int
-    """The last transaction that created or deleted anything under the nearest node above it."""
+    """The last transaction that created or deleted a node under its nearest existing parent."""
 
 
 Judged = tuple[Verdict, NotJudged | None]
@@ -80,12 +80,12 @@ Judged = tuple[Verdict, NotJudged | None]
 def judged(
     ledger: Present | Deleted, copies: Sequence[Copy], grace: Grace
 ) -> Iterator[tuple[Verdict, NotJudged | None, Sequence[Copy]]]:
-    """Yield the verdicts on the copies of a ledger, each with the copies that have it.
+    """Yield the verdicts on the copies of a ledger, each with its copies.
 
     Args:
         ledger: read after the bookies listed the copies.
         copies: of different bookies.
-        grace: what is old enough for a verdict.
+        grace: the limits of age for a verdict.
     """
     if isinstance(ledger, Deleted):
         is_old = grace.before_zxid is None or ledger.quiet_since_zxid <= grace.before_zxid
@@ -113,7 +113,7 @@ def _of_surplus(metadata: LedgerMetadata, ledger: Present, grace: Grace) -> Judg
 
 
 def is_placed(metadata: LedgerMetadata, copy: Copy) -> bool:
-    """Whether a fragment that names the bookie may contain an entry of the copy.
+    """Return whether a fragment on the bookie may contain an entry of the copy.
 
     The last fragment has no end here: a recovery may close a ledger before entries that were never acknowledged.
     """

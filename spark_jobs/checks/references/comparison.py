@@ -14,18 +14,18 @@ from spark_jobs.reference_rows import LEDGERS, Claim
 
 
 class Verdict(enum.StrEnum):
-    """What is true of a ledger, or of a reference."""
+    """The verdict on a ledger, or on a reference."""
 
     REFERENCED = "REFERENCED"
     ALSO_ELSEWHERE = "ALSO_ELSEWHERE"
-    """The ledger is referred to, and its entries are also in another storage."""
+    """The ledger has a reference, and its entries are also in another storage."""
     OFFLOADED = "OFFLOADED"
     """A reference: the entries are in another storage alone."""
     EMPTY = "EMPTY"
-    """A reference to a ledger that ended without entries, and need not exist."""
+    """A reference to a ledger closed without entries, which need not exist."""
     UNREFERENCED = "UNREFERENCED"
     LOST = "LOST"
-    """A reference to a ledger that does not exist."""
+    """A reference to a nonexistent ledger."""
     NOT_JUDGED = "NOT_JUDGED"
     CHANGED = "CHANGED"
     """The second look differed from the first."""
@@ -45,19 +45,19 @@ class NotJudged(enum.StrEnum):
 
 _LOOKED_AT: Final = (Verdict.UNREFERENCED.value, Verdict.LOST.value)
 IS_LOOKED_AT: Final = in_list("verdict", _LOOKED_AT)
-"""Rows of ``compared`` that would be reported, and are looked at again."""
+"""Rows of ``compared`` with a possible finding, for the second look."""
 _MAY_BE_UNREFERENCED: Final = f"""
     verdict = {literal(Verdict.UNREFERENCED.value)}
     OR verdict = {literal(Verdict.NOT_JUDGED.value)} AND reason = {literal(NotJudged.YOUNG.value)}
 """
 
 IS_DOUBT: Final = "error IS NOT NULL OR position_in IS NOT NULL"
-"""Rows of ``bk_references`` of nodes that leave a reference unknown."""
+"""Rows of ``bk_references`` of nodes with an unknown reference."""
 _BROADCAST_MAX: Final = 100_000
-"""Ids that each executor gets in full, about a megabyte."""
+"""Ids sent in full to each executor, about a megabyte."""
 _BY: Final = ("root", "kind", "name", "cursor")
 _BY_TYPE: Final = "struct<root: string, kind: string, name: string, cursor: string>"
-# Standings: 0 is a ledger of Pulsar to which something has to refer, the others are these, from 1.
+# Standings: 0 is a ledger of Pulsar that needs a reference, the others are these, from 1.
 _SETTLED: Final = {
     "error IS NOT NULL": NotJudged.UNREADABLE,
     "NOT is_pulsar": NotJudged.FOREIGN,
@@ -85,14 +85,14 @@ _VERDICT: Final = f"""
 
 
 def compared(ledgers: DataFrame, references: DataFrame) -> DataFrame:
-    """Return one row per ledger, and per reference to a ledger that does not exist.
+    """Return one row per ledger, and per reference to a nonexistent ledger.
 
     Only numbers are compared and moved between executors. The columns are ``ledger_id``, ``verdict``, ``reason``, and
     ``topic_hash``, that of the ledger.
 
     Args:
         ledgers: brief rows of ``bk_ledgers``, of every ledger.
-        references: rows of ``bk_references``, of every Pulsar cluster that uses these bookies.
+        references: rows of ``bk_references``, of every Pulsar cluster on these bookies.
     """
     of_ledger = ledgers.selectExpr("ledger_id", "topic_hash", f"{_STANDING} AS standing")
     named = references.selectExpr(f"inline({LEDGERS})").groupBy("ledger_id").agg(F.min("claim").alias("claim"))
@@ -101,9 +101,9 @@ def compared(ledgers: DataFrame, references: DataFrame) -> DataFrame:
 
 
 def suspects(compared: DataFrame, references: DataFrame, lost: int) -> DataFrame:
-    """Return the rows of ``compared`` that would be reported, with ``by``, the node of a reference that is lost.
+    """Return the rows of ``compared`` with a possible finding, and with ``by``, the node of a lost reference.
 
-    Of several such nodes one is kept. ``lost`` is the number of ledgers that do not exist.
+    One of several such nodes is kept. ``lost`` is the number of nonexistent ledgers.
     """
     some = compared.where(IS_LOOKED_AT)
     if not lost:
@@ -120,8 +120,8 @@ def spared(seen: DataFrame, references: DataFrame) -> DataFrame:
 
     Args:
         seen: the rows.
-        references: rows of ``bk_references``. A topic with a node that cannot be decoded owns no unreferenced ledger,
-            and one with a reference in a ledger no unreferenced compacted ledger.
+        references: rows of ``bk_references``. A topic with an undecodable node owns no unreferenced ledger, and a topic
+            with a reference in a ledger owns no unreferenced compacted ledger.
     """
     doubts = references.where(IS_DOUBT).where("topic IS NOT NULL").groupBy("topic")
     doubtful = doubts.agg(
@@ -143,7 +143,7 @@ def spared(seen: DataFrame, references: DataFrame) -> DataFrame:
 
 
 def unread(references: DataFrame) -> DataFrame:
-    """Return one row per ledger that contains a reference to a compacted ledger, with the owner's columns."""
+    """Return one row per ledger with a reference to a compacted ledger in it, with the owner's columns."""
     some = references.where("position_in IS NOT NULL AND topic IS NOT NULL").groupBy("position_in")
     found = some.agg(F.expr("min(struct(topic, tenant, namespace, cursor)) AS by"))
     return found.selectExpr(

@@ -1,6 +1,6 @@
-"""What would be reported is looked at again: the nodes that may refer to a ledger, and the ledger itself.
+"""Check possible findings again: the possible referrers of a ledger, and the ledger itself.
 
-Runs in a Spark task, with a connection of its own; ``look_again`` is its core on the store port.
+Runs in a Spark task with its own connection; ``look_again`` is its core on the store port.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SECOND_LOOK_DDL: Final = """
     ledger_id bigint, verdict string, reason string, stored_bytes bigint, path string,
     tenant string, namespace string, topic string, component string, subscription string
 """
-"""``path`` is the node of a reference to a ledger that does not exist, and the owner then is that of the node."""
+"""``path`` is the node of a reference to a nonexistent ledger; the row then has the owner of this node."""
 _SCHEMA: Final = pa.schema(
     [
         ("ledger_id", pa.int64()),
@@ -53,7 +53,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LookSettings:
-    """What each task needs to know. Sent to executors."""
+    """The settings of each task. Sent to executors."""
 
     metadata_uri: str
     connect_timeout_s: float
@@ -61,15 +61,15 @@ class LookSettings:
     created_before_ms: int
     """Younger ledgers have no verdict."""
     access: ZooKeeperAccess = PLAIN_ACCESS
-    """How executors reach ZooKeeper."""
+    """For the connections of executors to ZooKeeper."""
     is_unsure: bool = False
-    """A node that matters belongs to an unknown topic, so no ledger is unreferenced, and no node of a topic is read."""
+    """A relevant node belongs to an unknown topic: no ledger counts as unreferenced, and no node of a topic is read."""
     budget: TaskBudget = FREE
     """Of each task."""
 
 
 def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The task as a function for ``mapInArrow``; its rows are those of ``suspects``."""
+    """Return the task as a function for ``mapInArrow``; the input rows are those of ``suspects``."""
 
     def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with asyncio.Runner() as runner:
@@ -98,7 +98,7 @@ async def look_again(
 ) -> Sequence[Row]:
     """Return the rows of ``SECOND_LOOK_DDL``, one for each row of ``suspects``.
 
-    The ledgers are read again after the nodes, so that one that Pulsar has just deleted is not taken for lost, or for
+    The ledgers are read again after the nodes, so a ledger just deleted by Pulsar counts neither as lost nor as
     unreferenced.
 
     Raises:
@@ -123,17 +123,17 @@ async def look_again(
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A row, and its ledger's own metadata."""
+    """A row with the metadata of its ledger."""
 
     row: Row
     referrers: Sequence[Referrer] = ()
     owner: Owner | None = None
     stored_bytes: int | None = None
     settled: NotJudged | None = None
-    """Why there is no verdict, whatever refers to the ledger."""
+    """Why there is no verdict, with or without references to the ledger."""
 
     def seen(self, verdict: Verdict, reason: NotJudged | None) -> Row:
-        """The row of this verdict."""
+        """Return the row of this verdict."""
         return dict(zip(OWNER_COLUMNS, owner_names(self.owner), strict=True)) | {
             "ledger_id": self.row["ledger_id"],
             "stored_bytes": self.stored_bytes,
@@ -144,7 +144,7 @@ class _Subject:
 
 
 async def _owned(store: MetadataStore, rows: Sequence[Row], paths: Sequence[str]) -> Sequence[bytes | None]:
-    """The metadata of the ledgers that have to name their owners; None for the others, and for deleted ones."""
+    """Return the metadata of the ledgers whose owners are needed; None for the others, and for deleted ones."""
     wanted = [path for row, path in zip(rows, paths, strict=True) if row["verdict"] != Verdict.LOST.value]
     found = dict(zip(wanted, await store.get_many_data(wanted) if wanted else (), strict=True))
     return [found.get(path) for path in paths]
@@ -175,17 +175,17 @@ def _subject(settings: LookSettings, row: Row, data: bytes | None) -> _Subject:
 
 
 def _of_reference(referrer: Referrer, data: bytes | Denied | None, ledger_id: int, *, is_there: bool) -> Verdict:
-    """Whether the reference still names a ledger that does not exist."""
+    """Return whether the reference still names a nonexistent ledger."""
     try:
         return Verdict.LOST if refers(referrer, data, ledger_id) and not is_there else Verdict.CHANGED
-    except UndecodableNodeError:  # it was decoded a moment ago: the next run reports the node
+    except UndecodableNodeError:  # the node was decoded a moment ago: the next run reports it
         return Verdict.CHANGED
 
 
 def _of_ledger(
     subject: _Subject, contents: Mapping[str, bytes | Denied | None], created_ms: int | None, settings: LookSettings
 ) -> tuple[Verdict, NotJudged | None]:
-    """Whether the ledger is there, old enough, and nothing refers to it."""
+    """Return the verdict: unreferenced if the ledger exists, is old enough, and has no reference."""
     if created_ms is None or (subject.settled is None and subject.owner is None):
         return Verdict.CHANGED, None
     if subject.settled is not None:
@@ -205,12 +205,12 @@ def _of_ledger(
 
 
 def _is_in_ledger(referrer: Referrer, data: bytes | Denied | None) -> bool:
-    """Whether a ledger contains what this node would refer to. ``refers`` has refused a node that may not be read."""
+    """Return whether the reference of this node is in a ledger. ``refers`` has already refused an unreadable node."""
     return isinstance(data, bytes) and ledger_with_reference(referrer.cursor, data) is not None
 
 
 def _names(referrer: Referrer) -> Row:
-    """The owner of a node."""
+    """Return the owner of a node."""
     topic = referrer.topic
     named: Row = {"path": referrer.path, "component": referrer.kind.value}
     if topic is None:

@@ -1,17 +1,18 @@
-"""Ask bookies what they hold, and judge. Core on the transport and store ports; runs inside an executor.
+"""Ask bookies for their entries, and judge. Core on the transport and store ports; runs inside an executor.
 
-A denial is never believed at once (S13). The ledger may have been deleted or moved since its metadata was read, so the
-metadata is read again, and then the bookies that deny something are asked again: what they should hold by the newer
-metadata and deny twice is absent. Every other failure of a bookie is unknown, and reported as such (S6).
+One denial is never enough (S13). The ledger may have been deleted or moved since its metadata was read, so the metadata
+is read again, and the denying bookies are asked again: an entry is absent if a bookie should hold it by the newer
+metadata and denies it twice. Every other failure of a bookie is reported as unknown (S6).
 
 A bookie of Apache's is not asked for a list unless the operator permits it
-(docs/decisions/0068-apaches-bookies-are-read.md), and with DbLedgerStorage it has none. It is asked for the first and
-the last entry of each of its positions, as Apache's own check does by default (docs/formats.md#sampling): what it
-serves of these stands for what lies between. Which ledgers were only sampled like this is counted, for a whole list is
+(docs/decisions/0068-apaches-bookies-are-read.md), and with DbLedgerStorage it has no list. It is asked for the first
+and the last entry of each of its positions, as in Apache's own check by default (docs/formats.md#sampling): the entries
+served of these stand for those between them. Ledgers only sampled like this are counted, because a complete list is
 worth more.
 
-Bounds: requests in flight to one bookie and ledgers in flight in all, a deadline and few attempts for each request; and
-a bookie that does not answer several times in a row is left alone for the rest of the task, which Spark makes short.
+Bounds: requests in flight to one bookie and ledgers in flight in total, a deadline and few attempts for each request.
+After several consecutive ledgers without an answer, a bookie gets no more requests for the rest of the task; tasks are
+short.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ PER_BOOKIE_IN_FLIGHT: Final = 16
 LIST_TIMEOUT_S: Final = 10.0
 ATTEMPTS_MAX: Final = 3
 SILENT_AFTER: Final = 3
-"""Ledgers in a row for which a bookie did not answer, until it is not asked any more."""
+"""Consecutive ledgers without an answer before a bookie gets no more requests."""
 _DETAIL_MAX: Final = 200
-"""Characters of a detail that is kept."""
+"""Characters kept of a detail."""
 _BACKOFF_S: Final = 0.25
 _RETRIED: Final = frozenset({Status.TOO_MANY_REQUESTS, Status.TIMEOUT, Status.UNREACHABLE})
 _SILENCE: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLVED})
 _SURE: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY})
-"""Answers of a healthy bookie: what they do not list is not there."""
+"""Answers of a healthy bookie: entries not listed are absent."""
 _NOTHING: Final = EntryRuns(())
 _LACKS: Final = _SURE | {Status.CORRUPT}
-"""Answers of a bookie that cannot serve what it does not list: it is not there, or it is damaged (R105)."""
+"""Answers of a bookie unable to serve entries not listed: they are absent or damaged (R105)."""
 _LISTS: Final = _LACKS | {Status.LIMBO}
-"""Answers whose list counts. A bookie in limbo has the entries in its list; about the others it has no knowledge."""
+"""Answers with a valid list. A bookie in limbo has the entries in its list; the others are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +61,33 @@ class Said:
 
     status: Status
     entries: EntryRuns = _NOTHING
-    """What it lists; of one that was sampled everything that its sample does not rule out."""
+    """The listed entries; for a sampled bookie, all entries not excluded by the sample."""
     is_sampled: bool = False
     detail: str = ""
-    """Its own reason for an unknown answer, or the transport's."""
+    """The reason for an unknown answer, from the bookie or the transport."""
 
     @property
     def has_list(self) -> bool:
-        """Whether ``entries`` counts. One damaged entry of a sample is not an answer about the others."""
+        """Whether ``entries`` is valid. One damaged entry of a sample is not an answer about the others."""
         return self.status in _LISTS and not (self.is_sampled and self.status is Status.CORRUPT)
 
     @property
     def is_sure(self) -> bool:
-        """Whether the bookie cannot serve what it does not list."""
+        """Whether the bookie cannot serve any entry outside its list."""
         return self.has_list and self.status in _LACKS
 
 
 class ReadsLedgers(Protocol):
-    """The part of ``LedgerStore`` that is needed."""
+    """The required part of ``LedgerStore``."""
 
     async def current(self, ledger_id: LedgerId) -> Versioned | None:
-        """The current metadata of ledgers."""
+        """Return the current metadata of a ledger; None: it does not exist."""
         ...
 
 
 @dataclass(slots=True)
 class Answers:
-    """What asking for some ledgers gave."""
+    """The results of asking for some ledgers."""
 
     found: list[tuple[SettledLedger, tuple[FragmentFinding, ...]]] = field(default_factory=list)
     """Ledgers with findings."""
@@ -96,17 +97,17 @@ class Answers:
     expected: int = 0
     absent: int = 0
     vanished: int = 0
-    """Ledgers that a bookie denied and that turned out to be deleted, which is normal (S15)."""
+    """Ledgers denied by a bookie and found to be deleted, which is normal (S15)."""
     unknown: defaultdict[tuple[BookieId, str], int] = field(default_factory=lambda: defaultdict(int))
     """Ledgers by bookie and by the status of an unknown answer."""
     details: dict[tuple[BookieId, str], str] = field(default_factory=dict)
-    """The first detail beside the status."""
+    """The first detail reported with the status."""
     sampled: defaultdict[BookieId, int] = field(default_factory=lambda: defaultdict(int))
-    """Ledgers by bookie of which it served a sample and has no list."""
+    """Ledgers by bookie with a sample instead of a list."""
 
 
 class Asker:
-    """Asks for ledgers with bounds that hold over all of them. Belongs to one event loop."""
+    """Asks for ledgers, with common bounds for all of them. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class Asker:
         registered: Callable[[], Awaitable[AbstractSet[BookieId]]],
         clock: Clock,
     ) -> None:
-        """Ask nothing yet.
+        """Prepare without any request.
 
         Args:
             transport: to the bookies.
@@ -131,14 +132,14 @@ class Asker:
             lambda: asyncio.Semaphore(PER_BOOKIE_IN_FLIGHT)
         )
         self._silent: defaultdict[BookieId, list[Said]] = defaultdict(list)
-        """Per bookie, how the last ledgers in a row ended for which it did not answer."""
+        """Per bookie, the results of its last consecutive ledgers without an answer."""
 
     async def ask_all(self, ledgers: Iterable[SettledLedger], registered: AbstractSet[BookieId]) -> Answers:
         """Ask for all of ``ledgers``, in no order.
 
         Args:
-            ledgers: what should be.
-            registered: bookies to ask, listed after the metadata of ``ledgers`` was read.
+            ledgers: the expected entries.
+            registered: bookies to ask, listed after reading the metadata of ``ledgers``.
 
         Raises:
             StoreUnavailableError: no answer from the metadata store.
@@ -161,7 +162,7 @@ class Asker:
         try:
             current = await self._ledgers.current(ledger.ledger_id)
         except UnreadableMetadataError:
-            return None  # a finding of the next run, which reads it as it is now
+            return None  # a finding of the next run, which reads the current metadata
         if current is None:
             answers.vanished += 1
             return None
@@ -228,7 +229,7 @@ def _deniers(ledger: SettledLedger, replies: Mapping[BookieId, Said]) -> set[Boo
 
 
 def _holdings(ledger: SettledLedger, replies: Mapping[BookieId, Said]) -> Mapping[BookieId, Holdings]:
-    """Only of bookies that store something; the others cannot lack anything."""
+    """Return the answers of bookies with expected entries; the others cannot lack any."""
     return {
         bookie: Holdings(
             replies[bookie].entries,

@@ -1,7 +1,7 @@
-"""The entries of each bookie according to a ledger's metadata, as far as they are settled. Pure.
+"""The settled entries of each bookie, by a ledger's metadata. Pure.
 
-Only fragments that can never change again count (S2, S19): all of a closed ledger, and of any other those before its
-last two. The last one belongs to its writer, and the end of the one before it may not be confirmed yet.
+Only fragments that can never change again count (S2, S19): all fragments of a closed ledger, and all but the last two
+of any other ledger. The last fragment belongs to its writer, and the end of the previous one may not be confirmed yet.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class SettledLedger:
     """Values of ``OWNER_COLUMNS``."""
 
     def holders(self) -> list[BookieId]:
-        """Bookies that should hold some entry, sorted."""
+        """Return the bookies with expected entries, sorted."""
         return sorted({member for part in self.fragments for member in self._storing(part)})
 
     def expected(self, bookie: BookieId) -> int:
-        """How many copies the bookie should hold, by position."""
+        """Return the number of copies the bookie should hold, summed over its positions."""
         return sum(
             self._stripe(part).count(position, part.first, part.last) for part, position in self._positions(bookie)
         )
 
     def is_whole(self, bookie: BookieId, held: EntryRuns) -> bool:
-        """Whether ``held`` has every entry that the bookie should hold: arithmetic on runs, no walk over entries."""
+        """Return whether ``held`` has every entry expected on the bookie: arithmetic on runs, no walk over entries."""
         for part, position in self._positions(bookie):
             stripe, where = self._stripe(part), (part.first, part.last)
             if stripe.held_count(position, held, *where) < stripe.count(position, *where):
@@ -63,7 +63,7 @@ class SettledLedger:
         return True
 
     def sample(self, bookie: BookieId) -> list[EntryId]:
-        """The first and the last entry of each position that the bookie has, ascending (docs/formats.md#sampling)."""
+        """Return the first and the last entry of each position of the bookie, ascending (docs/formats.md#sampling)."""
         ends: set[EntryId] = set()
         for part, position in self._positions(bookie):
             stripe, where = self._stripe(part), (position, part.first, part.last)
@@ -71,7 +71,7 @@ class SettledLedger:
         return sorted(ends)
 
     def everything_but(self, missing: Iterable[EntryId]) -> EntryRuns:
-        """All entries of the settled part without ``missing`` (ascending), on any bookie."""
+        """Return all entries of the settled part without ``missing`` (ascending), on any bookie."""
         runs: list[tuple[int, int]] = []
         gaps = iter([*missing, None])
         gap = next(gaps)
@@ -101,7 +101,7 @@ class SettledLedger:
 
 
 def settled_row(row: Mapping[str, Any]) -> SettledLedger:
-    """The settled part of a readable row of ``bk_ledgers``."""
+    """Return the settled part of a readable row of ``bk_ledgers``."""
     fragments = row["fragments"]
     parts = [(part["first_entry_id"], part["last_entry_id"], part["members"]) for part in fragments]
     return _settled(
@@ -144,7 +144,7 @@ def _settled(
     fragments = []
     for index, (first, last, members) in enumerate(parts[: max(count, 0)]):
         if last is not None and last_entry is not None:
-            last = min(last, last_entry)  # a fragment beyond the ledger's end holds nothing
+            last = min(last, last_entry)  # a fragment beyond the ledger's end has no entries
         if last is not None and last >= first:
             fragments.append(
                 SettledFragment(index, first, last, index == len(parts) - 1, tuple(map(BookieId, members)))

@@ -1,6 +1,6 @@
 """One Spark task of the replicas check: rows of ``bk_ledgers`` in, findings and one row of counts out.
 
-Each task has connections of its own: to the metadata store, for the second look, and to the bookies.
+Each task has its own connections: to the metadata store, for the second look, and to the bookies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COUNTS_DDL: Final = """
                   unknown: array<struct<bookie_id: string, status: string, ledgers: bigint, detail: string>>,
                   sampled: array<struct<bookie_id: string, ledgers: bigint>>>
 """
-"""Column of the last row of a task's output; null in rows of findings, which are null in that row."""
+"""Column of the last row of a task's output; null in rows of findings. In the last row, all other columns are null."""
 _FINDING_FIELDS: Final = [
     ("kind", pa.string()),
     ("ledger_id", pa.int64()),
@@ -83,7 +83,7 @@ _ACCEPTED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """What each task needs to know. Sent to executors."""
+    """The settings of each task. Sent to executors."""
 
     metadata_uri: str
     connect_timeout_s: float
@@ -94,15 +94,15 @@ class TaskSettings:
     uses_apache_lists: bool = False
     """Whether Apache's bookies are asked for complete lists."""
     access: ZooKeeperAccess = PLAIN_ACCESS
-    """How executors reach ZooKeeper: likewise."""
+    """For the connections to ZooKeeper; its files are also present on every executor."""
     accepted: Mapping[LedgerId, tuple[LostFragment, ...]] = field(default_factory=dict)
-    """The accepted losses: findings that they contain become findings of an accepted loss."""
+    """The accepted losses: findings covered by them become findings of an accepted loss."""
     budget: TaskBudget = FREE
     """Of each task, for its reads from ZooKeeper."""
 
 
 def asking(settings: TaskSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The task as a function for ``mapInArrow``."""
+    """Return the task as a function for ``mapInArrow``."""
 
     def ask(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with asyncio.Runner() as runner:
@@ -144,7 +144,7 @@ def _findings(answers: Answers, settings: TaskSettings) -> Iterator[dict[str, An
 
 
 def is_accepted(finding: FragmentFinding, accepted: Iterable[LostFragment]) -> bool:
-    """Return whether an operator accepted all that bookies lack in this fragment (R45)."""
+    """Return whether an operator accepted the loss of all missing copies of this fragment (R45)."""
     return any(
         loss.first_entry_id == finding.fragment.first
         and loss.covers(finding.positions, finding.missing, finding.absent)

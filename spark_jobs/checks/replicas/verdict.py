@@ -1,9 +1,9 @@
-"""The verdict on a ledger, from the answers of its bookies. Pure.
+"""Judge a ledger by the answers of its bookies. Pure.
 
-Of each entry that some bookie denies, its other copies are counted. A bookie that lists an entry holds it. A registered
-one with an unknown answer counts as holding it (S6: unknown is never absent), and an unregistered one as a copy that
-may return, as in the bookie check. So does a damaged copy, which the bookie leaves out of its list (R105): its bytes
-may be read by other means. ``LOST`` needs every single holder to deny the entry (S13).
+For each entry denied by some bookie, the other copies are counted. A bookie holds the entries in its list. A registered
+bookie with an unknown answer counts as holding an entry (S6: unknown is never absent), and an unregistered one as a
+copy that may return, as in the bookie check. So does a damaged copy, which the bookie leaves out of its list (R105):
+its bytes may be read by other means. ``LOST`` needs every single holder to deny the entry (S13).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Holdings:
     """One bookie's answer about a ledger."""
 
     entries: EntryRuns = _NOTHING
-    """What it lists."""
+    """The listed entries."""
     is_sure: bool = False
-    """Whether it cannot serve what it does not list."""
+    """Whether the bookie cannot serve any entry outside its list."""
     is_damaged: bool = False
-    """Whether some of what it does not list is damaged, and not absent."""
+    """Whether some entries outside its list are damaged, and not absent."""
     is_registered: bool = True
 
 
@@ -41,7 +41,7 @@ NOT_REGISTERED = Holdings(is_registered=False)
 
 @dataclass(frozen=True, slots=True)
 class FragmentFinding:
-    """A fragment of which some bookie lacks entries."""
+    """A fragment with missing entries on some bookie."""
 
     fragment: SettledFragment
     positions: tuple[int, ...]
@@ -49,10 +49,10 @@ class FragmentFinding:
     missing: tuple[BookieId, ...]
     """The bookies there, each once."""
     copies_min: int
-    """Copies left of the entry that has the fewest, of those that some bookie lacks."""
+    """Remaining copies of the entry with the fewest, among the entries lacking on some bookie."""
     severity: Severity
     absent: int
-    """Copies that are not there."""
+    """Number of missing copies."""
     bytes_estimate: int | None
     detail: str
     is_damaged: bool = False
@@ -60,11 +60,11 @@ class FragmentFinding:
 
 
 def findings(ledger: SettledLedger, holdings: Mapping[BookieId, Holdings]) -> Iterator[FragmentFinding]:
-    """Yield a finding for each fragment of which a bookie surely lacks entries.
+    """Yield a finding for each fragment if a bookie surely lacks entries of it.
 
     Args:
-        ledger: what should be.
-        holdings: what is; bookies that are not in it are not registered.
+        ledger: the expected entries.
+        holdings: the answers; bookies absent from it count as not registered.
     """
     for fragment in ledger.fragments:
         found = _Fragment(ledger, fragment, holdings).finding()
@@ -114,7 +114,7 @@ class _Fragment:
         return self._stripe.count(position, first, last)
 
     def _gaps(self, position: int) -> Iterator[tuple[int, int]]:
-        """Runs of the fragment that a bookie which is sure does not list; some of them are not its to store."""
+        """Yield runs of the fragment not listed in a sure answer; the bookie does not have to store all of them."""
         holdings, next_entry = self._of(position), self.fragment.first
         if not holdings.is_sure:
             return
@@ -133,7 +133,7 @@ class _Fragment:
         return sum(self._stored(position, first, last) for first, last in self._gaps(position))
 
     def _levels(self) -> Iterator[tuple[int, Severity]]:
-        """Copies and level of each kind of entry that some bookie lacks, over the stretches between two changes."""
+        """Yield copies and level for each kind of entry lacking on some bookie, over the stretches between changes."""
         for first, last in self._stretches():
             listed = [first in self._of(position).entries for position in range(self._size)]
             for start in self._stripe.starts(first, last):
@@ -146,7 +146,7 @@ class _Fragment:
                     yield self._level(len(sure) - damaged, away + damaged)
 
     def _stretches(self) -> Iterator[tuple[int, int]]:
-        """The fragment, cut at the start and end of each member's list."""
+        """Yield the fragment, cut at the start and end of each run in a member's list."""
         first, last = self.fragment.first, self.fragment.last
         cuts = {first, last + 1}
         for bookie in dict.fromkeys(self.fragment.members):

@@ -1,4 +1,4 @@
-"""What to do after a run: steps with the exact commands. Pure.
+"""The next steps after a run, with the exact commands. Pure.
 
 Commands leave the cluster out; ``environment`` names it once for all of them.
 """
@@ -32,12 +32,12 @@ class Step:
 
 
 def environment(summary: RunSummary) -> str:
-    """The line that names the run's cluster for all commands after it."""
+    """Return the line to set the run's cluster for all following commands."""
     return f"export BKHEAL_METADATA_URI={shlex.quote(summary.cluster.metadata_uri)}"
 
 
 def next_steps(summary: RunSummary) -> tuple[Step, ...]:
-    """The next actions, in order; empty if there are none."""
+    """Return the next actions, in order; empty without any."""
     if summary.held_because is not None:
         return tuple(_after_brake(summary))
     return (
@@ -53,7 +53,7 @@ def next_steps(summary: RunSummary) -> tuple[Step, ...]:
 
 
 def audit_command(summary: RunSummary, *options: str) -> str:
-    """The command that repeats the run."""
+    """Return the command to repeat the run."""
     kind = () if summary.kind is RunKind.BOOKIES else ("--kind", summary.kind.value)
     return shlex.join([*AUDIT.split(), *kind, *options])
 
@@ -179,7 +179,7 @@ def _ledgers(summary: RunSummary, severity: Severity) -> int:
 
 
 def _missing(summary: RunSummary) -> list[str]:
-    """Missing bookies; those in the metadata of ledgers come first, and alone if there are any."""
+    """Return the missing bookies with ledgers, or all missing bookies if none has any."""
     gone = [bookie for bookie in summary.bookies if bookie.state is BookieState.UNREGISTERED]
     return [bookie.bookie_id for bookie in gone if bookie.ledgers] or [bookie.bookie_id for bookie in gone]
 

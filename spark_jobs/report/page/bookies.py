@@ -1,4 +1,4 @@
-"""Bookies and racks as a report shows them. Pure."""
+"""Bookies and racks for the page of a report. Pure."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ class RackRow:
 
     @property
     def is_hit(self) -> bool:
-        """Whether a bookie of it is lost, or a copy on it has a finding."""
+        """Whether a bookie of the rack is lost, or a copy in the rack has a finding."""
         return self.copies_found > 0 or any(bookie.mark == "down" for bookie in self.bookies)
 
 
 def has_holdings(summary: RunSummary) -> bool:
-    """True if the run has the contents of bookies: not if the brake held before ledgers were read."""
+    """Return whether the run has the contents of bookies: not if the brake held before any ledger was read."""
     return summary.held_because is None or summary.counts.ledgers > 0
 
 
 def _mark(bookie: BookieCount, is_held_known: bool) -> str:
-    """Which sign a bookie gets. A missing one outside of all metadata is not lost: nothing depends on it."""
+    """Return the sign of a bookie. A missing bookie outside of all metadata is not lost: nothing depends on it."""
     match bookie.state:
         case BookieState.WRITABLE:
             return "up"
@@ -83,7 +83,7 @@ def _mark(bookie: BookieCount, is_held_known: bool) -> str:
 
 
 def marks(rows: Sequence[BookieRow]) -> tuple[tuple[str, str], ...]:
-    """The signs that occur, and their meaning."""
+    """Return the occurring signs and their meaning."""
     used = {row.mark for row in rows}
     return tuple(
         (mark, f"{name} ({sum(row.mark == mark for row in rows):,})") for mark, name in _STATES.items() if mark in used
@@ -91,7 +91,7 @@ def marks(rows: Sequence[BookieRow]) -> tuple[tuple[str, str], ...]:
 
 
 def bookie_rows(summary: RunSummary, topology: Topology | None) -> tuple[BookieRow, ...]:
-    """All bookies: those with findings first, then the lost, then the others, by id."""
+    """Return all bookies: those with findings first, then the lost ones, then the others, by id."""
     fullest = max((bookie.ledgers for bookie in summary.bookies), default=0)
     waiting = {bookie.bookie_id: bookie for bookie in summary.waiting}
     rows = []
@@ -121,12 +121,12 @@ def bookie_rows(summary: RunSummary, topology: Topology | None) -> tuple[BookieR
 
 
 def listed(rows: Sequence[BookieRow]) -> tuple[BookieRow, ...]:
-    """The bookies that the table holds."""
+    """Return the bookies of the table."""
     return tuple(rows[:_LISTED_MAX])
 
 
 def rack_rows(rows: Sequence[BookieRow]) -> tuple[RackRow, ...]:
-    """Bookies by rack, in the order of their names; one row of all if no rack is known."""
+    """Return the bookies by rack, in the order of their names; one row of all if no rack is known."""
     groups: dict[str, list[BookieRow]] = defaultdict(list)
     for row in rows:
         groups[row.rack].append(row)
@@ -136,7 +136,7 @@ def rack_rows(rows: Sequence[BookieRow]) -> tuple[RackRow, ...]:
 
 
 def shown_racks(racks: Sequence[RackRow]) -> tuple[RackRow, ...]:
-    """As many as a page can show; those with lost bookies before others."""
+    """Return the racks for a page, limited in number; those with lost bookies or findings are preferred."""
     if len(racks) <= _RACKS_MAX:
         return tuple(racks)
     chosen = sorted(racks, key=lambda rack: not rack.is_hit)[:_RACKS_MAX]

@@ -1,7 +1,7 @@
 """The HTML pages: one for a run, and the index of all runs. Self-contained, without scripts and without a network.
 
 Everything is escaped; ids and texts come from bookies, metadata and older files. A policy in each page allows its own
-style sheet, by its hash, and nothing else, so that a mistake in escaping could not run or load anything either.
+style sheet, by its hash, and nothing else, so even a mistake in escaping cannot run or load anything.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def render_report(
 
 
 def render_index(runs: Sequence[RunSummary]) -> bytes:
-    """Return the index of runs, which are given newest first."""
+    """Return the index of runs, with the runs given newest first."""
     rows = [
         IndexRow(
             run,

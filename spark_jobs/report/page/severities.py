@@ -1,4 +1,4 @@
-"""Ledgers by severity as a report shows them. Pure."""
+"""Ledgers by severity for the page of a report. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _USUAL: Final = {
         Severity.MISPLACED,
     ),
 }
-"""Severities that a check looks for: shown also without findings."""
+"""The usual severities of each check: shown even without findings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def ledgers_found(run: RunSummary) -> int:
 
 
 def severity_rows(run: RunSummary) -> Iterator[SeverityRow]:
-    """The severities that occur, and those that the check looks for; worst first."""
+    """Yield the occurring severities, and the usual ones of the check; worst first."""
     found = {count.severity: count for count in run.severities}
     most = max((count.ledgers for count in run.severities), default=0)
     for severity in Severity:
@@ -75,7 +75,7 @@ def severity_rows(run: RunSummary) -> Iterator[SeverityRow]:
 
 
 def segments(run: RunSummary) -> Iterator[Segment]:
-    """All ledgers as one bar, the worst at the left."""
+    """Yield all ledgers as one bar, the worst at the left."""
     found, unreadable = ledgers_found(run), run.counts.unreadable
     healthy = max(run.counts.ledgers - found - unreadable, 0)
     shares = [(f"s{count.severity.value}", SEVERITY_NAMES[count.severity], count.ledgers) for count in run.severities]
@@ -87,7 +87,7 @@ def segments(run: RunSummary) -> Iterator[Segment]:
 
 
 def share_text(run: RunSummary) -> str:
-    """The same in words."""
+    """Return the same in words."""
     if not run.counts.ledgers:
         return "No ledger was read."
     found = ledgers_found(run) + run.counts.unreadable

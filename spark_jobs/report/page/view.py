@@ -1,4 +1,4 @@
-"""Everything that the page of a run shows, as values; the template only places them. Pure."""
+"""The values on the page of a run; the template only places them. Pure."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from spark_jobs.report.tables import TrendPoint
 from spark_jobs.report.text import number, percent, some
 
 _FACTS_LINES: Final = 16
-"""About how many lines the facts of a run take in a column."""
+"""Approximate number of lines for the facts of a run in a column."""
 
 _TOPICS_SHOWN: Final = 25
 _PAIRS_SHOWN: Final = 45
 _BOOKIES_SHOWN: Final = 50
-"""Pairs of nine racks."""
+"""``_PAIRS_SHOWN`` are all pairs of nine racks."""
 _FEW_BOOKIES: Final = 12
-"""Up to here the table of bookies can be taken in at one look."""
+"""A table of up to this many bookies is easy to read without the racks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ class PageView:
     has_topology: bool
     has_missing: bool
     facts_in: str
-    """``left`` or ``right``, in the column that is shorter without them; else ``below`` both."""
+    """``left`` or ``right``, in the column that is shorter without the facts; else ``below`` both."""
     facts: tuple[tuple[str, str], ...]
     has_findings_table: bool
     topics_max: int
-    """Rows of namespaces and of topics that are shown."""
+    """Rows of namespaces and of topics on the page."""
 
 
 def page_view(
@@ -112,9 +112,9 @@ def page_view(
     """Arrange a run for its page.
 
     Args:
-        run: what the page is about.
+        run: the run of the page.
         previous: the run to compare with, of the same check and cluster.
-        trend: runs up to and with this one, the oldest first.
+        trend: runs up to and including this one, the oldest first.
         topology: the locations of bookies; None or empty: unknown.
     """
     compared = None if previous is None else diff(previous, run)
@@ -167,7 +167,7 @@ def _facts_in(lines_more_right: int) -> str:
 
 
 def _lines_left(steps: Sequence[Step], trend: Sequence[TrendPoint]) -> int:
-    """About how many lines the left column has without the facts."""
+    """Return the approximate number of lines in the left column without the facts."""
     return 3 + sum(3 + len(step.commands) for step in steps) + (12 if line_chart(trend) else 0)
 
 
@@ -259,7 +259,7 @@ class Detail:
 
 
 def details(run: RunSummary) -> Iterator[Detail]:
-    """The tables that apply to a run."""
+    """Yield the tables of a run."""
     if run.waiting:
         rows = tuple(
             (

@@ -52,7 +52,7 @@ _ALL_WELL: Final[Mapping[RunKind, str]] = {
 
 
 class Tone(enum.StrEnum):
-    """How a headline looks."""
+    """The style of a headline."""
 
     GOOD = "good"
     INFO = "info"
@@ -200,7 +200,7 @@ def _found(summary: RunSummary) -> Headline:
 
 
 def ledgers(count: int) -> str:
-    """A number of ledgers, with the noun."""
+    """Return a number of ledgers, with the noun."""
     return f"{count:,} ledger{'' if count == 1 else 's'}"
 
 
