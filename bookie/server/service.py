@@ -241,7 +241,7 @@ class BookieService(BookieHandler):
         return reply
 
     async def _list(self, ledger_id: LedgerId) -> ListReply:
-        """List the entries that can be served."""
+        """List the available entries."""
         return self.damaged.list_of(ledger_id, await self._storage.list_entries(ledger_id))
 
     async def verify(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 SILENCES_MAX: Final = 3
 """Requests in a row without an answer that open a circuit: one or two may be lost with a connection."""
 SILENCE_S: Final = 1.0
-"""A request that failed earlier proves nothing: a restarting bookie refuses connections for a moment."""
+"""A failure before this time proves nothing: a bookie that restarts refuses connections for a moment."""
 SLOW_S: Final = 3.0
 """A request that its caller cancelled after this time or more counts as one without an answer."""
 PROBE_PAUSE_S: Final = 1.0

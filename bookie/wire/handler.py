@@ -13,8 +13,8 @@ from bookie.wire.port import AddBatch, AddReply, ReplyT, Request
 class BookieHandler(Protocol):
     """Answers requests to one bookie. Refusals are statuses; only cancellation and our own bugs raise.
 
-    A request runs to its end even if its caller is cancelled, except for a long poll. Adds are handed to the storage in
-    the order in which their coroutines first run.
+    A started request runs to its end even if its caller is cancelled, except for a long poll. Adds are handed to the
+    storage in the order in which their coroutines first run.
     """
 
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
