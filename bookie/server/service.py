@@ -87,7 +87,7 @@ async def _answered(work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -
 
 
 _MAY_CHANGE: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
-"""Statuses after which a long poll goes on: the bookie answered, and may have more later."""
+"""Statuses after which a long poll continues: the bookie answered, and may have more later."""
 
 
 _MAY_BE_ADDED_TO: Final = frozenset((Status.OK, Status.NO_LEDGER, Status.LIMBO))

@@ -83,7 +83,7 @@ class Circuits:
 
     @property
     def open_count(self) -> int:
-        """How many circuits are open."""
+        """The number of open circuits."""
         return sum(circuit.is_open for circuit in self._circuits.values())
 
     def is_avoided(self, bookie: BookieId, now_s: float) -> bool:
@@ -106,7 +106,7 @@ class Circuits:
         return Admission.PROBE
 
     def probe_timeout_s(self, bookie: BookieId) -> float:
-        """How long a probe may wait for its answer."""
+        """Return the deadline of a probe, in seconds."""
         circuit = self._circuits.get(bookie)
         return PROBE_TIMEOUT_S if circuit is None else max(PROBE_TIMEOUT_S, circuit.pause_s)
 

@@ -1,4 +1,4 @@
-"""How a gRPC channel to one bookie is set up: limits, keepalive, reconnection, TLS, and what its failures mean."""
+"""The setup of a gRPC channel to one bookie: limits, keepalive, reconnection, TLS, and the meaning of its failures."""
 
 from __future__ import annotations
 

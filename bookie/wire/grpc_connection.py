@@ -51,7 +51,7 @@ _WAIT_S_MAX: Final = 3600.0
 
 
 class Connection:
-    """One gRPC connection to a bookie. Connects at its first use, and again by itself after a failure."""
+    """One gRPC connection to a bookie. Connects at its first use, and again automatically after a failure."""
 
     def __init__(self, address: BookieAddress, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address

@@ -34,7 +34,7 @@ _CLOSED: Final = "the connection was closed"
 
 
 class InsecureTransportError(PermanentError):
-    """Neither TLS nor, explicitly, plaintext was asked for; or both were."""
+    """Neither TLS nor, explicitly, plaintext was requested; or both were."""
 
 
 class GrpcTransport(Transport):

@@ -52,7 +52,7 @@ class Joint:
         self.call: _Call | None = None
 
     def complete(self, *, is_answered: bool) -> None:
-        """Let the caller go on, if it still waits."""
+        """Wake the caller, if it still waits."""
         if not self.answer.done():
             self.answer.set_result(is_answered)
 

@@ -23,7 +23,7 @@ from bookie.wire.requests import WaitLac, incarnation_for
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver
 
 _SLOW_S: Final = 0.05
-"""How much later than others a request arrives at the fault point for it."""
+"""The extra delay of a request at the fault point for slow requests."""
 
 
 class MemoryNetwork:

@@ -22,7 +22,7 @@ BATCH_BYTES_MAX: Final = 1 << 20
 BATCH_ENTRIES_MAX: Final = 1024
 READ_ENTRIES_MAX: Final = 4096
 READ_BYTES_MAX: Final = 8 << 20
-"""Bound of one read's answer; the rest is asked for again."""
+"""Bound of one read's answer; the client requests the rest again."""
 JOINT_LEDGERS_MAX: Final = 64
 """Ledgers whose lists, or whose entries, one call may ask for."""
 SMALL_READ_BYTES: Final = 64 << 10
@@ -71,7 +71,7 @@ class Status(enum.IntEnum):
 class AddBatch:
     """Stored-form entries of one ledger for one bookie. All are accepted, or none.
 
-    Over Apache's protocol each entry goes by itself, so there a refused batch may have been stored in part.
+    Over Apache's protocol each entry is a separate request, so there a refused batch may have been stored in part.
     """
 
     ledger_id: LedgerId
@@ -170,12 +170,12 @@ class CopyReply:
     source: Status = Status.OK
     source_detail: str = ""
     read_s: float = 0.0
-    """How long the source took to answer."""
+    """The time until the answer of the source, in seconds."""
     detail: str = ""
 
     @property
     def stored_count(self) -> int:
-        """How many entries are durable."""
+        """The number of durable entries."""
         return self.covered - len(self.refusals)
 
 

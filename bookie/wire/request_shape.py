@@ -48,7 +48,7 @@ def batch_ids_problem(batch: AddBatch) -> str | None:
 
 
 def ledgers_problem(ledger_ids: Sequence[LedgerId]) -> str | None:
-    """Return what is wrong with the ledgers of a joint request; each one's id is checked by itself."""
+    """Return what is wrong with the ledgers of a joint request; each ledger's id is checked separately."""
     if not 0 < len(ledger_ids) <= JOINT_LEDGERS_MAX:
         return f"{len(ledger_ids)} ledgers, 1 to {JOINT_LEDGERS_MAX} are allowed"
     return None if len(set(ledger_ids)) == len(ledger_ids) else "a ledger is named twice"

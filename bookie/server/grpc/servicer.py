@@ -183,7 +183,7 @@ class BookieServicer(rpc.BookieServicer):
         return ledger_id, await self._handler.answer(incarnation, ListEntries(ledger_id))
 
     async def Copy(self, request: pb.CopyRequest, context: Context) -> pb.CopyResponse:  # noqa: N802
-        """Copy from another bookie; the copies go on if the client disconnects."""
+        """Copy from another bookie; the copies continue if the client disconnects."""
         return copied_to_wire(await self._handler.answer(request.incarnation, copy_from_wire(request)))
 
     async def Info(self, request: pb.InfoRequest, context: Context) -> pb.InfoResponse:  # noqa: N802

@@ -1,4 +1,4 @@
-"""Report the start and the end of a drain to the bookie: an operator's wish, kept in the store (see ``Drains``)."""
+"""Report the start and the end of a drain to the bookie: an operator's request, kept in the store (see ``Drains``)."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _window(rest: int, largest: int) -> int:
 
 
 def _run(entry_ids: Sequence[EntryId], first: int) -> int:
-    """How many of ``entry_ids`` from index ``first`` on follow each other without a gap."""
+    """Return the number of consecutive ``entry_ids`` from index ``first`` on."""
     count = 1
     start = entry_ids[first] - first
     while first + count < len(entry_ids) and entry_ids[first + count] - (first + count) == start:

@@ -84,7 +84,7 @@ class Waiter(Protocol):
 
 @dataclass(slots=True)
 class Expected:
-    """What an answer must match besides its transaction id. None: the answer need not contain it."""
+    """The fields an answer must match besides its transaction id. None: the answer need not contain the field."""
 
     operation: int
     ledger_id: int | None

@@ -80,7 +80,7 @@ async def _last(connection: Connection, ledger_id: LedgerId) -> Status:
 
 
 async def _last_unless(connection: Connection, ledger_id: LedgerId, listing: FutureWaiter) -> Status | None:
-    """How a read of the last entry ended; None if the list came first."""
+    """Return the status of a read of the last entry; None if the list came first."""
     await connection.ready()
     reading = FutureWaiter()
     request = pb.Request(readRequest=pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY))

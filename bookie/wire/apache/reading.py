@@ -120,5 +120,5 @@ def first_window(frame_bytes_max: int) -> int:
 
 
 def _window(rest: int, largest: int) -> int:
-    """How many entries may be on their way: about as many as the rest of the answer holds."""
+    """The number of entries in flight: about as many as fit into the rest of the answer."""
     return max(2, min(rest // max(largest, 1) + 1, WINDOW_MAX))

@@ -94,6 +94,6 @@ def status_of_v2(code: int) -> Status:
 def v2_of_status(status: Status) -> int:
     """``status`` in version 2; an I/O error if it has no code for it.
 
-    LIMBO as well, though there is a code: Apache's version 2 clients do not know it and give up the connection.
+    LIMBO as well, although there is a code: Apache's version 2 clients do not support it and close the connection.
     """
     return _V2_OF_STATUS.get(status, EIO_V2)

@@ -251,7 +251,7 @@ class ApacheTransport(Transport):
 
 
 def _problem(request: Request[Any]) -> str | None:
-    """What is wrong with the shape of a request, as far as these bookies do not check it."""
+    """Return what is wrong with the shape of a request, as far as these bookies do not check it."""
     match request:
         case Read():
             return ledger_problem(request.ledger_id, request.fence_key or b"") or entry_ids_problem(request.entry_ids)
