@@ -80,7 +80,7 @@ class DamagedEntries:
         is_list = reply.status in (Status.OK, Status.LIMBO, Status.CORRUPT) or reply.status.is_absent
         if not damaged or not is_list:
             return reply
-        if reply.status is not Status.CORRUPT:  # else entries are left out that are in a directory out of use (R114)
+        if reply.status is not Status.CORRUPT:  # else the list omits entries in directories out of use (R114)
             self._end(ledger_id, [entry_id for entry_id in damaged if entry_id not in reply.entries])  # deleted since
         if not damaged:
             return reply

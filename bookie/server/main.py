@@ -148,7 +148,7 @@ class _Running:
     keeper: RegistrationKeeper
 
     async def stop(self, drain_deadline_s: float) -> None:
-        """Refuse new requests and finish the running ones. Unregister first, so that writers choose other bookies."""
+        """Refuse new requests and finish the running ones. Unregister first, so writers choose other bookies."""
         self.service.refuse_everything()
         await self.server.say_not_serving()
         await self.keeper.stop(_UNREGISTER_DEADLINE_S)

@@ -87,7 +87,7 @@ async def _answered(work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -
 
 
 _MAY_CHANGE: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
-"""Statuses after which a long poll goes on: the bookie answered, and may have more later."""
+"""Statuses after which a long poll continues: the bookie answered, and may have more later."""
 
 
 _MAY_BE_ADDED_TO: Final = frozenset((Status.OK, Status.NO_LEDGER, Status.LIMBO))
@@ -241,7 +241,7 @@ class BookieService(BookieHandler):
         return reply
 
     async def _list(self, ledger_id: LedgerId) -> ListReply:
-        """List the entries that can be served."""
+        """List the available entries."""
         return self.damaged.list_of(ledger_id, await self._storage.list_entries(ledger_id))
 
     async def verify(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:

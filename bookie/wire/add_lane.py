@@ -20,7 +20,8 @@ class AddLane:
     async def turn(self, size: int) -> AsyncIterator[None]:
         """Wait until it is the caller's turn and ``size`` more bytes fit (anything fits into an empty lane).
 
-        The order is that of the calls. The room stays taken when the block ends well, and is given back when it fails.
+        Turns follow the order of the calls. The room stays taken after a successful block, and is given back if the
+        block fails.
         """
         async with self._turn:
             while self._bytes and self._bytes + size > self._bytes_max:

@@ -1,9 +1,9 @@
 """Adds to one address over one long-lived gRPC stream, matched to their acks by request id (S18).
 
-Batches that wait while a message is being written travel together in the next one: a message costs as much as hundreds
-of entries. A message is meant for one incarnation: that of the connection, or the one that its batches pin. The stream
-is opened by the first add, and again by the first add after it broke. What was in flight on a broken stream answers
-UNREACHABLE; it is never sent again from here. Acks whose caller was cancelled are dropped.
+Batches waiting during the write of a message travel together in the next one: a message costs as much as hundreds of
+entries. A message is meant for one incarnation: the connection's, or the one that its batches pin. The first add opens
+the stream, and the first add after a break opens it again. Adds in flight on a broken stream answer UNREACHABLE; this
+module never sends them again. Acks whose caller was cancelled are dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AddCall = grpc.aio.StreamStreamCall[pb.AddRequest, pb.AddResponse]
 
 @dataclass(frozen=True, slots=True)
 class SubmittedAdd:
-    """An add that has its place in the order; ``reply`` completes with its ack or with the end of the stream."""
+    """An add with its place in the order; ``reply`` completes with its ack or with the end of the stream."""
 
     request_id: int
     batch: AddBatch = field(repr=False)
@@ -47,7 +47,7 @@ class AddStream:
         self._live: _LiveStream | None = None
 
     def submit(self, batch: AddBatch, size: int) -> SubmittedAdd:
-        """Put ``batch`` of ``size`` bytes in line. The caller ends its interest with ``forget``."""
+        """Queue ``batch`` of ``size`` bytes. The caller must call ``forget`` at the end."""
         if self._live is None or self._live.is_over:
             self._live = _LiveStream(self._open_call(), self._incarnation)
         add = SubmittedAdd(next(self._ids), batch, size, asyncio.get_running_loop().create_future())
@@ -60,7 +60,7 @@ class AddStream:
             self._live.forget(add)
 
     async def close(self) -> None:
-        """End the stream; what is in flight answers UNREACHABLE."""
+        """End the stream; adds in flight answer UNREACHABLE."""
         if self._live is not None:
             await self._live.close("the connection was closed")
 
@@ -93,7 +93,7 @@ class _LiveStream:
         await cancel(self._receiver)
 
     async def _send(self) -> None:
-        # A task of its own: a write that is cancelled half-way would take the whole stream with it.
+        # A separate task: cancelling a write half-way would end the whole stream.
         try:
             while True:
                 while not self._unsent:

@@ -56,7 +56,7 @@ class AdministrationAnswerError(AdministrationUnavailableError):
 
 
 class AdministrationUnknownError(OutcomeUnknownError):
-    """The answer did not come in time: what was asked for may be done."""
+    """The answer did not come in time: the operation may have been done."""
 
 
 class PlaintextTokenError(PermanentError):
@@ -69,7 +69,7 @@ class HeldLedger:
 
     ledger_id: LedgerId
     first_entry_id: int | None = None
-    """None: the bookie has no entries of it, such as of a ledger that it only fenced."""
+    """None: the bookie has no entries of it, for example if it only fenced the ledger."""
     last_entry_id: int | None = None
 
 
@@ -89,7 +89,7 @@ class Administration:
             address: of the bookie's gRPC port.
             security: how bookies are reached.
             token: for calls that need one; None: none is sent.
-            hint: how the user gives a token, for the error of a call that needs another one.
+            hint: how the user gives a token, for the error message of a call with a missing or wrong one.
 
         Raises:
             PlaintextTokenError: the token would pass a network in the clear.

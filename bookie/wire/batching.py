@@ -1,4 +1,4 @@
-"""Entries cut into batches that every bookie accepts."""
+"""Entries cut into batches of a size accepted by every bookie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bookies do not answer, as one process has observed it, and a transport that spares its callers the wait.
+"""The circuits of silent bookies, as observed by one process, and a transport that fails at once if one is open.
 
 A bookie can be registered and not answer: its machine hangs, or a network path drops packets. Then each request costs
 its whole deadline, and each ledger meets the same bookie again. After ``SILENCES_MAX`` requests in a row without an
@@ -33,22 +33,22 @@ _log = logging.getLogger(__name__)
 SILENCES_MAX: Final = 3
 """Requests in a row without an answer that open a circuit: one or two may be lost with a connection."""
 SILENCE_S: Final = 1.0
-"""A request that failed sooner proves nothing: a bookie that restarts refuses connections for a moment."""
+"""A failure before this time proves nothing: a bookie that restarts refuses connections for a moment."""
 SLOW_S: Final = 3.0
-"""A request that its caller gave up after so long counts as one without an answer."""
+"""A request that its caller cancelled after this time or more counts as one without an answer."""
 PROBE_PAUSE_S: Final = 1.0
 PROBE_PAUSE_S_MAX: Final = 30.0
 """Pauses between probes: from the first on, each is twice the one before, up to the second."""
 PROBE_TIMEOUT_S: Final = 5.0
 """Deadline of the first probes, which come often. A later one waits as long as the pause before it, up to its caller's
-deadline: a bookie that is slow and works must not stay shut out."""
+deadline: a bookie that is slow but works must not stay shut out."""
 _NO_ANSWER: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE})
 _OF_THIS_PROCESS: Final = _NO_ANSWER | {Status.UNRESOLVED, Status.UNSUPPORTED}
-"""Statuses that do not prove an answer of the bookie."""
+"""Statuses that do not prove an answer from the bookie."""
 
 
 class Admission(enum.Enum):
-    """What is to become of a request."""
+    """The decision about a request."""
 
     SENT = "sent"
     PROBE = "probe"
@@ -73,7 +73,7 @@ class _Circuit:
 
 
 class Circuits:
-    """The circuits of all bookies. Decides only; ``CircuitTransport`` asks and reports.
+    """The circuits of all bookies. This class only decides; ``CircuitTransport`` sends requests and reports outcomes.
 
     It has a record for each bookie whose last request had no answer, and for no other.
     """
@@ -83,20 +83,20 @@ class Circuits:
 
     @property
     def open_count(self) -> int:
-        """How many circuits are open."""
+        """The number of open circuits."""
         return sum(circuit.is_open for circuit in self._circuits.values())
 
     def is_avoided(self, bookie: BookieId, now_s: float) -> bool:
-        """Whether a request to the bookie would fail at once, so that another bookie is better asked first."""
+        """Whether a request to the bookie would fail at once; callers should then try another bookie first."""
         circuit = self._circuits.get(bookie)
         return circuit is not None and circuit.is_open and not circuit.is_probe_due(now_s)
 
     def avoided(self, bookies: Collection[BookieId], now_s: float) -> frozenset[BookieId]:
-        """Return those of ``bookies`` that are to be avoided."""
+        """Return the members of ``bookies`` to be avoided."""
         return frozenset(bookie for bookie in self._circuits if bookie in bookies and self.is_avoided(bookie, now_s))
 
     def admit(self, bookie: BookieId, now_s: float) -> Admission:
-        """Decide about a request that is to be made now."""
+        """Decide about a request to be made now."""
         circuit = self._circuits.get(bookie)
         if circuit is None or not circuit.is_open:
             return Admission.SENT
@@ -106,18 +106,18 @@ class Circuits:
         return Admission.PROBE
 
     def probe_timeout_s(self, bookie: BookieId) -> float:
-        """How long a probe may wait for its answer."""
+        """Return the deadline of a probe, in seconds."""
         circuit = self._circuits.get(bookie)
         return PROBE_TIMEOUT_S if circuit is None else max(PROBE_TIMEOUT_S, circuit.pause_s)
 
     def answered(self, bookie: BookieId) -> None:
-        """The bookie has answered a request, whatever it was."""
+        """Record an answer of the bookie to any request."""
         circuit = self._circuits.pop(bookie, None)
         if circuit is not None and circuit.is_open:
             _log.info("bookie answers again", extra={"bookie_id": bookie})
 
     def not_answered(self, bookie: BookieId, now_s: float) -> None:
-        """A request that was not a probe had no answer."""
+        """Record a request without an answer, other than a probe."""
         circuit = self._circuits.setdefault(bookie, _Circuit())
         circuit.silences += 1
         if circuit.silences >= SILENCES_MAX and not circuit.is_open:
@@ -126,7 +126,7 @@ class Circuits:
             _log.warning("bookie does not answer, its circuit is open", extra={"bookie_id": bookie})
 
     def probe_failed(self, bookie: BookieId, now_s: float) -> None:
-        """A probe had no answer."""
+        """Record a probe without an answer."""
         circuit = self._circuits.get(bookie)
         if circuit is not None:
             circuit.is_probing = False
@@ -134,13 +134,13 @@ class Circuits:
             circuit.next_probe_s = now_s + circuit.pause_s
 
     def probe_cancelled(self, bookie: BookieId) -> None:
-        """A probe ended without a result; the next request may be one."""
+        """Record a probe without a result; the next request may be a probe."""
         circuit = self._circuits.get(bookie)
         if circuit is not None:
             circuit.is_probing = False
 
     def keep_only(self, registered: Collection[BookieId]) -> None:
-        """Forget every bookie that is not registered: nothing waits for its answer, and it may return repaired."""
+        """Forget every unregistered bookie: nothing waits for its answer, and it may return repaired."""
         for bookie in [bookie for bookie in self._circuits if bookie not in registered]:
             if self._circuits.pop(bookie).is_open:
                 _log.info("bookie that did not answer is not registered any more", extra={"bookie_id": bookie})

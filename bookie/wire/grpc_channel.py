@@ -1,4 +1,4 @@
-"""How a gRPC channel to one bookie is set up: limits, keepalive, reconnection, TLS, and what its failures mean."""
+"""The setup of a gRPC channel to one bookie: limits, keepalive, reconnection, TLS, and the meaning of its failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bookie.wire.port import Status
 from bookie.wire.resolver import BookieAddress
 
 MESSAGE_BYTES_MAX: Final = 12 << 20
-"""Both ways: an answer about the last add confirmed may carry two of the largest entries there are, of 5 MiB each."""
+"""Both ways: an answer about the last add confirmed may carry two entries of the maximum size, 5 MiB each."""
 METADATA_BYTES_MAX: Final = 8 << 10
 
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
@@ -22,7 +22,7 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
         "grpc.enable_retries",
         0,
     ),  # callers have their own retry rules; an add must not be sent twice
-    ("grpc.enable_http_proxy", 0),  # a proxy from the environment has no business between a client and its bookies
+    ("grpc.enable_http_proxy", 0),  # connections between a client and its bookies never use a proxy of the environment
     ("grpc.use_local_subchannel_pool", 1),  # no back-off inherited from another transport of this process
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 4_000),  # the time one connection attempt may take: a packet or two may be lost
@@ -43,7 +43,7 @@ _STATUS_OF: Final = {
 
 
 def open_channel(address: BookieAddress, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
-    """A channel that connects at its first use. None for ``credentials`` means plaintext."""
+    """Return a channel that connects at its first use. None for ``credentials`` means plaintext."""
     host = f"[{address.host}]" if ":" in address.host else address.host
     target = f"{host}:{address.port}"
     if credentials is None:
@@ -52,6 +52,6 @@ def open_channel(address: BookieAddress, credentials: grpc.ChannelCredentials | 
 
 
 def failure_of(error: grpc.aio.AioRpcError) -> tuple[Status, str]:
-    """Status and text of a call that gRPC itself ended; what is not known better is ``UNREACHABLE``."""
+    """Return status and text of a call ended by gRPC itself; codes without a status of their own are UNREACHABLE."""
     code = error.code()
     return _STATUS_OF.get(code, Status.UNREACHABLE), f"{code.name}: {error.details()}"

@@ -1,7 +1,7 @@
 """Values of the transport port to protobuf messages and back, for both ends of the wire.
 
-Entries pass as whole lists: nothing here looks at a single one. What a peer may get wrong (unknown statuses, answers
-for other entries than asked) becomes a value or ``MalformedAnswerError``, never a wrong result.
+Entries pass as whole lists: nothing here looks at a single one. Errors of a peer (unknown statuses, answers for other
+entries than requested) become a value or ``MalformedAnswerError``, never a wrong result.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _SILENCE_TO_WIRE: Final = {
     Status.TIMEOUT: pb.SILENCE_TIMEOUT,
     Status.UNRESOLVED: pb.SILENCE_UNRESOLVED,
 }
-"""How a bookie passes on that another one did not answer it."""
+"""How a bookie reports the silence of another bookie."""
 _SILENCE_FROM_WIRE: Final = {int(number): status for status, number in _SILENCE_TO_WIRE.items()}
 
 
 class MalformedAnswerError(PermanentError):
-    """A bookie answered something else than what was asked (S18)."""
+    """The answer of a bookie does not match the request (S18)."""
 
 
 def status_to_wire(status: Status) -> pb.Status:
@@ -125,7 +125,7 @@ def reads_to_wire(replies: Iterable[tuple[LedgerId, ReadReply]]) -> Iterator[pb.
 
 
 def read_last_to_wire(reply: ReadReply) -> pb.EntryBatch:
-    """The one message that answers a read of the last entry."""
+    """The single message of the answer to a read of the last entry."""
     return _final(reply.results, reply)
 
 
@@ -203,10 +203,10 @@ def lac_to_wire(reply: LacReply) -> pb.LacResponse:
 
 
 def lac_from_wire(response: pb.LacResponse, expected: EntryId | None = None) -> LacReply:
-    """Reply in an answer about the last add confirmed; ``expected`` is the entry that may come along.
+    """Reply in an answer about the last add confirmed; ``expected`` is the only entry allowed in it.
 
     Raises:
-        MalformedAnswerError: another entry came along, or one that is not there.
+        MalformedAnswerError: the answer has another entry, or one with a status other than OK.
     """
     last = _one_from_wire(response.last_entry) if response.HasField("last_entry") else None
     entry = _one_from_wire(response.entry) if response.HasField("entry") else None
@@ -241,7 +241,7 @@ def list_to_wire(reply: ListReply) -> Iterator[pb.EntryList]:
 
 
 def lists_to_wire(replies: Iterable[tuple[LedgerId, ListReply]]) -> Iterator[pb.LedgerLists]:
-    """Messages of the answer that lists several ledgers, each of about ``CHUNK_BYTES`` at most and a piece more."""
+    """Messages of the answer that lists several ledgers, each of at most about ``CHUNK_BYTES`` plus a piece."""
     lists: list[pb.LedgerList] = []
     size = 0
     for ledger_id, reply in replies:
@@ -258,7 +258,7 @@ def lists_to_wire(replies: Iterable[tuple[LedgerId, ListReply]]) -> Iterator[pb.
 def list_from_wire(pieces: Sequence[bytes], last: pb.EntryList) -> Generator[None, None, ListReply]:
     """Return the reply in the pieces of a listing's answer, with pauses, as a list may be long.
 
-    One that is not OK may come with entries as well.
+    A reply other than OK may have entries as well.
 
     Raises:
         InvalidAvailabilityError: the bytes are not an availability list.
@@ -283,7 +283,7 @@ def copy_to_wire(copy: Copy, incarnation: str) -> pb.CopyRequest:
 
 
 def copy_from_wire(message: pb.CopyRequest) -> Copy:
-    """Request in a message. A digest that is not known here becomes DUMMY, which is refused."""
+    """Request in a message. An unknown digest becomes DUMMY, which is refused."""
     return Copy(
         LedgerId(message.ledger_id),
         cast(list[EntryId], list(message.entry_ids)),

@@ -47,11 +47,11 @@ from bookie.wire.requests import (
 from bookie.wire.resolver import BookieAddress
 
 _WAIT_S_MAX: Final = 3600.0
-"""Longest wait that a request asks for; bookies answer far earlier."""
+"""Longest wait in a request; bookies answer far earlier."""
 
 
 class Connection:
-    """One gRPC connection to a bookie. Connects at its first use, and again by itself after a failure."""
+    """One gRPC connection to a bookie. Connects at its first use, and again automatically after a failure."""
 
     def __init__(self, address: BookieAddress, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address
@@ -62,9 +62,9 @@ class Connection:
         self._reads = JointReads(self._stub.ReadLedgers, address.incarnation, self._read)
 
     async def ask(self, request: Request[ReplyT], results: list[EntryResult], timeout_s: float) -> ReplyT:
-        """Make a request. A long poll that is given up gives its place at the bookie back.
+        """Make a request. A cancelled long poll gives its place at the bookie back.
 
-        In a read, ``results`` grows as pieces arrive, so that a failure leaves what came before it.
+        In a read, ``results`` grows with each piece, so a failure leaves the pieces that came before it.
 
         Raises:
             grpc.aio.AioRpcError: gRPC ended the call.

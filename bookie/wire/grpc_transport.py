@@ -1,6 +1,6 @@
 """The transport port over gRPC: one channel for each bookie address, adds over one stream of it.
 
-Nothing is retried here. A call that gRPC or a deadline ended answers UNREACHABLE or TIMEOUT, and may have taken effect.
+Nothing is retried here. A call ended by gRPC or a deadline answers UNREACHABLE or TIMEOUT, and may have taken effect.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CLOSED: Final = "the connection was closed"
 
 
 class InsecureTransportError(PermanentError):
-    """Neither TLS nor, explicitly, plaintext was asked for; or both were."""
+    """Neither TLS nor, explicitly, plaintext was requested; or both were."""
 
 
 class GrpcTransport(Transport):
@@ -54,7 +54,7 @@ class GrpcTransport(Transport):
             resolver: finds bookies.
             tls: files for TLS; the bookie's certificate is always verified.
             is_plaintext: no TLS; must be explicit, as plaintext is for loopback and trusted networks.
-            in_flight_bytes_max: bytes of adds to one bookie that may wait for their ack; more adds wait for room.
+            in_flight_bytes_max: limit of the bytes of adds to one bookie without an ack; more adds wait for room.
 
         Raises:
             InsecureTransportError: give exactly one of ``tls`` and ``is_plaintext``.
@@ -134,7 +134,7 @@ class GrpcTransport(Transport):
 
 
 async def _answered(timeout_s: float, ask: Awaitable[ReplyT], failed: Failed[ReplyT]) -> ReplyT:
-    """Await ``ask`` for at most ``timeout_s``; what goes wrong on the way becomes a status."""
+    """Await ``ask`` for at most ``timeout_s``; failures of the connection become a status."""
     try:
         async with asyncio.timeout(timeout_s):
             return await _uncancelled(ask, failed)

@@ -1,12 +1,13 @@
-"""Requests about several ledgers of one bookie in one call, for callers that ask at the same time.
+"""Concurrent requests about several ledgers of one bookie in one call.
 
-A call costs both sides more than the list or the few entries of a small ledger. So requests that wait together are
-sent as one, and a lone request is sent alone. The reply to each is the same as alone: it was made after its request, a
-ledger is answered as soon as its own pieces are complete, and a call that breaks is the answer to those that have none
-yet. A bookie of an earlier version does not support the call; then every request is sent alone.
+A call costs both sides more than the list or the few entries of a small ledger. So requests waiting at the same time
+are sent as one call, and a lone request is sent alone. The reply to each is the same as alone: the bookie makes it
+after the request, a ledger is answered as soon as its own pieces are complete, and a broken call fails only the
+requests without a complete answer. A bookie of an earlier version does not support the call; then every request is sent
+alone.
 
 A request waits for the end of the loop's current step, and for a place: ``CALLS_MAX`` calls have one. A call gives its
-place up after ``PLACE_S``, as it then works on a large ledger, and the small ones must not wait for that.
+place up after ``PLACE_S``: it then works on a large ledger, and requests for small ones must not wait for it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PLACE_S: Final = 0.05
 CUT_SHORT: Final = "the answer was cut short"
 
 ANSWER_BYTES_MAX: Final = READ_BYTES_MAX + 2 * MESSAGE_BYTES_MAX
-"""What one call brings at most: more than a bookie sends for one read. What is left then is asked for alone."""
+"""Limit of the answer to one call: more than a bookie sends for one read. Requests left over are sent alone."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -47,11 +48,11 @@ class Joint:
         self.ledger_id = ledger_id
         self.timeout_s = timeout_s
         self.answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """True once there is nothing more to come; False: to be sent alone."""
+        """True after the last piece of the answer; False: to be sent alone."""
         self.call: _Call | None = None
 
     def complete(self, *, is_answered: bool) -> None:
-        """Let the caller go on, if it still waits."""
+        """Wake the caller, if it still waits."""
         if not self.answer.done():
             self.answer.set_result(is_answered)
 
@@ -60,7 +61,7 @@ JointT = TypeVar("JointT", bound=Joint)
 
 
 class _Call:
-    """Requests that were sent together."""
+    """Requests sent together."""
 
     __slots__ = ("callers", "has_place", "task")
 
@@ -89,11 +90,11 @@ class JointCalls(abc.ABC, Generic[JointT, MessageT]):
         """Give each request its part of a message, and complete those that have all of their answer.
 
         Raises:
-            MalformedAnswerError: a part is not for one of ``requests``, or for one that has its answer.
+            MalformedAnswerError: a part is for none of ``requests``, or for one whose answer is already complete.
         """
 
     async def _joined(self, request: JointT) -> bool:
-        """Send a request with others and wait for its end; False if it was not sent and goes alone.
+        """Send a request with others and wait for its end; False if the caller must send it alone.
 
         Raises:
             grpc.aio.AioRpcError: gRPC ended the call.
@@ -131,7 +132,7 @@ class JointCalls(abc.ABC, Generic[JointT, MessageT]):
             asyncio.get_running_loop().call_later(PLACE_S, self._leave, call)
 
     def _take(self) -> dict[LedgerId, JointT]:
-        """Remove the first requests that may be sent together: each ledger once."""
+        """Remove and return the first requests that may be sent together: each ledger once."""
         taken: dict[LedgerId, JointT] = {}
         while self._waiting and len(taken) < JOINT_LEDGERS_MAX and self._waiting[0].ledger_id not in taken:
             request = self._waiting.popleft()

@@ -34,7 +34,7 @@ class _Listing(Joint):
 
 
 class JointLists(JointCalls[_Listing, pb.LedgerLists]):
-    """The lists that one connection asks for."""
+    """The requests for lists over one connection."""
 
     def __init__(self, list_ledgers: ListCallable, incarnation: str, alone: Alone) -> None:
         """Prepare for the disks of ``incarnation``; ``alone`` sends the request for one ledger."""

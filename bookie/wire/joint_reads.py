@@ -1,7 +1,6 @@
 """Small reads of several ledgers of one bookie in one call, ``ReadLedgers`` (``joint_calls``).
 
-Only reads whose answers are expected to be small share a call. One message holds the answers that are ready at the same
-time.
+Only reads with small expected answers share a call. One message holds the answers that are ready at the same time.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Alone = Callable[[Read, list[EntryResult], float], Awaitable[ReadReply]]
 
 
 class ReadAnswer:
-    """The answer to one read, as its pieces arrive. ``results`` grows, so a failure leaves what came before it."""
+    """The answer to one read. ``results`` grows with each piece, so a failure leaves the pieces that came before it."""
 
     __slots__ = ("last", "results", "wanted")
 
@@ -37,7 +36,7 @@ class ReadAnswer:
         """Take over a piece.
 
         Raises:
-            MalformedAnswerError: its entries are not those that come next.
+            MalformedAnswerError: its entries are not those that come next in the request.
         """
         start = len(self.results)
         results = entries_from_wire(piece)

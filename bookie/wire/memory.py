@@ -1,7 +1,7 @@
 """The transport port without a network: calls a bookie's handler in this process, with faults on demand.
 
-Twin of ``grpc_transport`` (one contract suite tests both): a sent request runs to its end at the bookie, also after its
-caller was cancelled (except for a long poll, which ends with its caller); adds arrive in the order of the calls.
+Twin of ``grpc_transport`` (one contract suite tests both): a sent request runs to its end at the bookie, even if its
+caller is cancelled (except for a long poll, which ends with its caller); adds arrive in the order of the calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bookie.wire.requests import WaitLac, incarnation_for
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver
 
 _SLOW_S: Final = 0.05
-"""How much later than others a request arrives at the fault point for it."""
+"""The extra delay of a request at the fault point for slow requests."""
 
 
 class MemoryNetwork:
@@ -41,13 +41,13 @@ class MemoryNetwork:
         self._listening.pop((host, port), None)
 
     def at(self, host: str, port: int) -> BookieHandler | None:
-        """Who answers there."""
+        """The handler at this address, or None."""
         return self._listening.get((host, port))
 
 
 @dataclass(slots=True)
 class Faults:
-    """What is wrong between one transport and one bookie; may be changed at any time."""
+    """The faults between one transport and one bookie; may be changed at any time."""
 
     is_unreachable: bool = False
     """Calls answer UNREACHABLE and have no effect."""
@@ -84,7 +84,7 @@ class MemoryTransport(Transport):
         return self._line(bookie).faults
 
     def cut(self, bookie: BookieId) -> None:
-        """Break the connection: calls in flight answer UNREACHABLE; what was sent still takes effect."""
+        """Break the connection: calls in flight answer UNREACHABLE; sent requests still take effect."""
         for call in list(self._line(bookie).calls):
             if not call.done():
                 call.set_result("the connection broke")
@@ -152,7 +152,7 @@ class MemoryTransport(Transport):
     async def _in_turn(
         self, bookie: BookieId, line: _Line, ask: Callable[[BookieHandler, str], Coroutine[Any, Any, ReplyT]]
     ) -> asyncio.Future[ReplyT] | tuple[Status, str]:
-        """Deliver after everything that was called before, while the delays of many requests overlap."""
+        """Deliver after all earlier calls, while the delays of many requests overlap."""
         before, line.tail = line.tail, asyncio.get_running_loop().create_future()
         delivered = line.tail
         try:

@@ -2,8 +2,8 @@
 
 Remote misbehaviour is an answer, not an exception: every call returns a reply with a ``Status``, also without an
 answer. Only cancellation and our own bugs raise. A status is *absent* for exactly two values (safety rule S6):
-corruption, limbo, refusal and silence are all "unknown". Each reply belongs to the request that was made (S18);
-adapters match them and drop the rest. Every call has a deadline.
+corruption, limbo, refusal and silence are all "unknown". Each reply belongs to its request (S18); adapters match them
+and drop the rest. Every call has a deadline.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ BATCH_BYTES_MAX: Final = 1 << 20
 BATCH_ENTRIES_MAX: Final = 1024
 READ_ENTRIES_MAX: Final = 4096
 READ_BYTES_MAX: Final = 8 << 20
-"""Bound of one read's answer; the rest is asked for again."""
+"""Bound of one read's answer; the client requests the rest again."""
 JOINT_LEDGERS_MAX: Final = 64
 """Ledgers whose lists, or whose entries, one call may ask for."""
 SMALL_READ_BYTES: Final = 64 << 10
-"""Answers of reads that may share a call: what a call costs is that of so many bytes."""
+"""Largest answer of a read in a shared call: a call costs as much as this many bytes."""
 
 _NO_ENTRIES: Final = EntryRuns(())
 
@@ -36,9 +36,9 @@ class Status(enum.IntEnum):
 
     OK = 0
     NO_ENTRY = 1
-    """This bookie knows the ledger and never stored the entry."""
+    """The ledger is known to this bookie, and the entry was never stored here."""
     NO_LEDGER = 2
-    """This bookie never heard of the ledger."""
+    """The ledger is unknown to this bookie."""
     CORRUPT = 3
     """The entry was stored and its bytes do not verify."""
     LIMBO = 4
@@ -71,7 +71,7 @@ class Status(enum.IntEnum):
 class AddBatch:
     """Stored-form entries of one ledger for one bookie. All are accepted, or none.
 
-    Over Apache's protocol each entry goes by itself, so there a refused batch may have been stored in part.
+    Over Apache's protocol each entry is a separate request, so there a refused batch may have been stored in part.
     """
 
     ledger_id: LedgerId
@@ -127,7 +127,7 @@ class FenceReply:
 
 @dataclass(frozen=True, slots=True)
 class LacReply:
-    """What a bookie knows of a ledger's last add confirmed. All of it is verified by the client's digest.
+    """A bookie's values for a ledger's last add confirmed. All of them are verified by the client's digest.
 
     OK when the bookie answered; ``explicit`` and ``last_entry`` are then its values, if any. Absent and LIMBO statuses
     as for reads; they may carry the existing entry as well.
@@ -139,13 +139,13 @@ class LacReply:
     last_entry: EntryResult | None = None
     """The entry with the greatest id, whose header names a LAC; None if there is none."""
     entry: EntryResult | None = None
-    """The entry that was asked for along with a long poll, if this bookie has it; else None."""
+    """The entry requested along with a long poll, if this bookie has it; else None."""
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ListReply:
-    """Entries of one ledger that the bookie can serve."""
+    """The entries of one ledger that the bookie can serve."""
 
     status: Status
     entries: EntryRuns = _NO_ENTRIES
@@ -156,26 +156,26 @@ class ListReply:
 class CopyReply:
     """How far a bookie came in copying entries from another bookie. ``covered`` entries have an outcome, in order.
 
-    Each covered entry is durable on the bookie that was asked, unless ``refusals`` names it. ``status`` is that of the
-    bookie that was asked: if it is not OK, it could not store what follows the covered entries. ``source`` is how the
-    other bookie answered: if it is not OK, nothing is known about the entries after the covered ones (S6). With
-    both OK, the entries that are not covered did not fit into one answer; ask again (at least one is always covered).
+    Each covered entry is durable on the copying bookie, unless ``refusals`` names it. ``status`` is the status of the
+    copying bookie: if it is not OK, this bookie could not store the entries after the covered ones. ``source`` is the
+    status of the other bookie: if it is not OK, nothing is known about the entries after the covered ones (S6). With
+    both OK, the remaining entries did not fit into one answer; ask again (at least one is always covered).
     """
 
     status: Status
     covered: int = 0
     stored_bytes: int = 0
     refusals: Sequence[EntryResult] = ()
-    """Covered entries that were not stored, ascending: the source's answer, or CORRUPT with what is wrong."""
+    """Covered entries not stored, ascending: the source's answer, or CORRUPT with the reason."""
     source: Status = Status.OK
     source_detail: str = ""
     read_s: float = 0.0
-    """How long the source took to answer."""
+    """The time until the answer of the source, in seconds."""
     detail: str = ""
 
     @property
     def stored_count(self) -> int:
-        """How many entries are durable."""
+        """The number of durable entries."""
         return self.covered - len(self.refusals)
 
 
@@ -204,7 +204,7 @@ class InfoReply:
 
 
 class Reply(Protocol):
-    """What the replies to all requests have in common."""
+    """The common part of the replies to all requests."""
 
     @property
     def status(self) -> Status:
@@ -237,7 +237,7 @@ class Request(ABC, Generic[_ReplyT_co]):
     @property
     @abstractmethod
     def failed(self) -> Failed[_ReplyT_co]:
-        """How a reply is made for this request if it failed as a whole."""
+        """The constructor of the reply to this request if it failed as a whole."""
 
 
 class Transport(Protocol):

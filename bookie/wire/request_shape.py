@@ -1,7 +1,7 @@
 """The shape of a request: counts, sizes, ids and order. Pure.
 
 Our bookies check it when a request arrives. A client checks it before it sends a request to one of Apache's bookies,
-which check less than ``bookie.wire.port.Transport`` promises. Each function returns what is wrong, or None.
+which check less than ``bookie.wire.port.Transport`` promises. Each function returns the problem, or None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, JOINT_LEDGERS_M
 from bookie.wire.requests import Copy
 
 _IDS: Final = struct.Struct(">qq")
-"""Ledger and entry at the start of an entry; ledger and last add confirmed at that of a LAC."""
+"""Ledger and entry at the start of an entry; ledger and last add confirmed at the start of a LAC."""
 _LAC_PACKET_BYTES_MAX: Final = _IDS.size + 20
 """With the longest digest."""
 _MASTER_KEY_BYTES_MAX: Final = 4096
@@ -48,7 +48,7 @@ def batch_ids_problem(batch: AddBatch) -> str | None:
 
 
 def ledgers_problem(ledger_ids: Sequence[LedgerId]) -> str | None:
-    """Return what is wrong with the ledgers of a joint request; each one's id is checked by itself."""
+    """Return what is wrong with the ledgers of a joint request; each ledger's id is checked separately."""
     if not 0 < len(ledger_ids) <= JOINT_LEDGERS_MAX:
         return f"{len(ledger_ids)} ledgers, 1 to {JOINT_LEDGERS_MAX} are allowed"
     return None if len(set(ledger_ids)) == len(ledger_ids) else "a ledger is named twice"
@@ -90,7 +90,7 @@ def copy_problem(copy: Copy) -> str | None:
 
 
 def beyond_problem(beyond: EntryId) -> str | None:
-    """Return what is wrong with the last add confirmed that a long poll goes beyond."""
+    """Return what is wrong with the ``beyond`` of a long poll."""
     return None if beyond >= NO_ENTRY else f"not a last add confirmed: {beyond}"
 
 

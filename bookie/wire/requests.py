@@ -1,8 +1,8 @@
-"""Every request to a bookie but adds, as a value: what is asked, and what the reply to it promises.
+"""Every request to a bookie except adds, as a value, with the promises of its reply.
 
-A client makes one with ``Transport.ask``; the bookie answers it with ``BookieHandler.answer``. Whatever treats all of
-them alike (routing, measuring, faults) has one method for all; only the codecs and the bookie itself distinguish them.
-Adds are apart, as a stream in order.
+A client makes one with ``Transport.ask``; the bookie answers it with ``BookieHandler.answer``. Code with the same
+treatment for all requests (routing, measuring, faults) has one method for all; only the codecs and the bookie itself
+distinguish them. Adds are separate, as a stream in order.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Read(Request[ReadReply]):
     A wrong key answers UNAUTHORIZED.
     """
     is_small: bool = False
-    """Whether the caller expects an answer of ``SMALL_READ_BYTES`` at most, so that it may share a call with others."""
+    """Whether the caller expects an answer of ``SMALL_READ_BYTES`` at most; such reads may share a call."""
     failed: ClassVar = ReadReply
 
     @property
     def is_urgent(self) -> bool:
-        """Whether it goes before other reads: those that fence are a recovery's."""
+        """Whether it goes before other reads: a read with a fence belongs to a recovery."""
         return self.fence_key is not None
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLast(Request[ReadReply]):
-    """Read the entry with the greatest id that the bookie holds; one result, its true id in it."""
+    """Read the entry with the greatest id that the bookie holds; the reply has one result, with the true id."""
 
     ledger_id: LedgerId
     failed: ClassVar = ReadReply
@@ -61,7 +61,7 @@ class ReadLast(Request[ReadReply]):
 class Fence(Request[FenceReply]):
     """Refuse every later add without the recovery flag, permanently; creates an unknown ledger.
 
-    A read-only bookie fences as well: that takes bytes, not kilobytes.
+    A read-only bookie fences as well: a fence takes bytes, not kilobytes.
     """
 
     ledger_id: LedgerId
@@ -71,7 +71,7 @@ class Fence(Request[FenceReply]):
 
 @dataclass(frozen=True, slots=True)
 class ReadLac(Request[LacReply]):
-    """Ask what the bookie knows of the last add confirmed; never fences."""
+    """Ask for the bookie's values of the last add confirmed; never fences."""
 
     ledger_id: LedgerId
     failed: ClassVar = LacReply
@@ -82,15 +82,15 @@ class WaitLac(Request[LacReply]):
     """Long poll: answered as soon as the answer shows a last add confirmed greater than ``beyond``.
 
     ``LacReply.entry`` carries entry ``beyond + 1`` once it is confirmed and stored there. The bookie bounds the number
-    of waiters; beyond it the answer comes at once, so a caller that repeats the request needs a pause of its own.
+    of waiters; beyond the bound the answer comes at once, so a caller must pause before it repeats the request.
     """
 
     ledger_id: LedgerId
     beyond: EntryId
     wait_s: float
-    """After it (bookies bound it) the bookie answers with what there is.
+    """After it (bookies bound it) the bookie answers with its present values.
 
-    A ledger that is unknown there, or in limbo, is waited for as well. The deadline of the call has to be longer.
+    The bookie also waits for an unknown ledger, or one in limbo. The deadline of the call has to be longer.
     """
     failed: ClassVar = LacReply
 
@@ -110,7 +110,7 @@ class WriteLac(Request[AddReply]):
 class ListEntries(Request[ListReply]):
     """Ask which entries of a ledger the bookie holds. Keeps the ledger from being collected for a while (a pin).
 
-    UNSUPPORTED by a bookie that has no lists: ``bookie.client.held_entries`` finds out by reading.
+    A bookie without lists answers UNSUPPORTED: ``bookie.client.held_entries`` then finds the entries by reading.
     """
 
     ledger_id: LedgerId
@@ -121,7 +121,7 @@ class ListEntries(Request[ListReply]):
 class Copy(Request[CopyReply]):
     """Ask a bookie to read entries from another one, to verify them, and to store them as recovery adds are stored.
 
-    May be repeated: an entry replaces the one with the same id. A bookie that does not copy answers
+    May be repeated: an entry replaces the one with the same id. A bookie that does not support copies answers
     UNSUPPORTED or BAD_REQUEST; the registration shows which bookies do (``ServiceInfo.can_copy``).
     """
 
@@ -129,7 +129,7 @@ class Copy(Request[CopyReply]):
     entry_ids: Sequence[EntryId]
     """At most ``BATCH_ENTRIES_MAX``, ascending."""
     source: BookieId
-    """Its address is the one that it has registered in the cluster of the bookie that is asked."""
+    """Its address is the one registered in the cluster of the copying bookie."""
     master_key: bytes = field(repr=False)
     digest_type: DigestType
     """Not DUMMY, which verifies nothing."""
@@ -148,16 +148,16 @@ class Info(Request[InfoReply]):
 
 
 AnyRequest = Read | ReadLast | Fence | ReadLac | WaitLac | WriteLac | ListEntries | Copy | Info
-"""All there are: a ``match`` on it is checked for being exhaustive."""
+"""All requests: mypy checks each ``match`` on it for exhaustiveness."""
 
 
 def incarnation_for(request: Request[ReplyT], registered: str) -> str:
-    """Return the disks that a request is meant for: those that it names, or else those of the bookie's address."""
+    """Return the disks that a request is meant for: those named in it, or else those of the bookie's address."""
     return (request.incarnation if isinstance(request, Copy) else "") or registered
 
 
 def with_results(reply: ReplyT, results: Sequence[EntryResult]) -> ReplyT:
-    """Return the reply to a read that failed, with the results that came before it failed; any other as it is."""
+    """Return the reply to a failed read with the results received before the failure; any other reply unchanged."""
     if results and isinstance(reply, ReadReply) and not reply.results:
         return replace(reply, results=tuple(results))
     return reply

@@ -1,7 +1,7 @@
 """The addresses of bookies, and the port through which a transport gets them.
 
-The address carries the storage incarnation that the bookie registered with; a transport puts it into every request,
-so that other disks under the same bookie id never answer for the ones that were meant.
+The address carries the storage incarnation that the bookie registered; a transport puts it into every request, so other
+disks under the same bookie id never answer in place of the intended ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Resolver(Protocol):
 
 
 class UnresolvedError(TransientError):
-    """No address for the bookie, or none of the protocol that is spoken here."""
+    """No address for the bookie, or none of the requested protocol."""
 
 
 async def address_for(resolver: Resolver, bookie: BookieId, protocol: str) -> BookieAddress:

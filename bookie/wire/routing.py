@@ -1,7 +1,7 @@
 """One transport for every kind of bookie: requests go over gRPC or Apache's protocol, whichever the bookie speaks.
 
-The resolver returns it together with the address. A way once found is kept until the transport on it finds the bookie
-no longer speaks that protocol, so that adds to one bookie stay on one connection and in their order.
+The resolver returns the protocol together with the address. A route is kept until its transport finds that the bookie
+no longer speaks this protocol, so adds to one bookie stay on one connection and in their order.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from bookie.wire.security import PLAINTEXT, BookieSecurity
 def open_transport(
     resolver: Resolver, security: BookieSecurity = PLAINTEXT, *, uses_apache_lists: bool = False
 ) -> RoutedTransport:
-    """Reach every bookie that ``resolver`` finds. Connects to nothing yet.
+    """Return a transport to every bookie found by ``resolver``. Connects to nothing yet.
 
     Args:
         resolver: finds bookies.
         security: TLS and login for every bookie.
-        uses_apache_lists: whether to ask Apache's bookies for lists of entries, which cost them memory for ever
+        uses_apache_lists: whether to ask Apache's bookies for lists of entries, which cost them memory permanently
             (``bookie.wire.apache.listing``).
 
     Raises:
@@ -47,7 +47,7 @@ def open_transport(
 
 @dataclass(slots=True)
 class _Search:
-    """Requests that wait to learn which way a bookie is reached, in their order."""
+    """Requests waiting for the route to a bookie, in their order."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
@@ -98,7 +98,7 @@ class RoutedTransport(Transport):
         return reply
 
     async def _find(self, bookie: BookieId) -> Transport:
-        """The way to ``bookie``; concurrent callers wait for one search."""
+        """Return the route to ``bookie``; concurrent callers wait for one search."""
         search = self._searches.setdefault(bookie, _Search())
         search.waiting += 1
         try:

@@ -14,7 +14,7 @@ from bookie.runtime.configuration.options import range_problems
 from bookie.wire.apache.framing import FRAME_BYTES_EVERYBODY_TAKES, FRAME_BYTES_LIMIT, FRAME_BYTES_MAX
 
 FRAME_BYTES_LEAST: Final = FRAME_BYTES_EVERYBODY_TAKES
-"""Apache's own default of the longest frame: a lower bound here would only lose what every bookie sends."""
+"""Apache's own default of the longest frame: a lower limit would only lose frames of correct bookies."""
 
 
 class SecurityFilesError(PermanentError):
@@ -33,7 +33,7 @@ class TlsSettings:
     """Paths of PEM files of one end of a connection."""
 
     ca: Annotated[Path, Option("PEM file: TLS on, for peers with its certificates.", is_file=True)]
-    """Certificates that peers must be signed by."""
+    """CA certificates; the certificate of a peer must be signed by one of them."""
     cert: Annotated[Path | None, Option("PEM file of the certificate, with --tls-ca.", is_file=True)] = None
     """This side's certificate chain; a server must have one, a client needs it for servers that ask (ours do)."""
     key: Annotated[Path | None, Option("PEM file of its key, with --tls-ca.", is_file=True)] = None
@@ -51,12 +51,12 @@ class SaslCredentials:
 
 @dataclass(frozen=True, slots=True)
 class BookieSecurity:
-    """What a transport uses at every bookie."""
+    """The security settings of a transport, for every bookie."""
 
     tls: TlsSettings | None = None
     """None: connections in the clear. Otherwise every bookie must speak TLS; Apache's are asked by START_TLS."""
     sasl: SaslCredentials | None = None
-    """None: no login. Apache bookies only; ours know clients by their certificates."""
+    """None: no login. Apache bookies only; ours identify clients by their certificates."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     """Longest frame from and to Apache bookies: theirs if ``nettyMaxFrameSizeBytes`` was raised.
 
@@ -70,7 +70,7 @@ PLAINTEXT: Final = BookieSecurity()
 
 @dataclass(frozen=True, slots=True)
 class SecurityFiles:
-    """What an operator names: files, bounds, and no secret itself. May be logged, and sent to Spark's executors."""
+    """The operator's settings: files, bounds, and no secret itself. May be logged, and sent to Spark's executors."""
 
     tls_ca: Annotated[Path | None, Option("PEM file: bookies speak TLS, signed by this.")] = None
     tls_cert: Annotated[Path | None, Option("PEM file of this side's certificate, with the one above.")] = None
@@ -88,7 +88,7 @@ class SecurityFiles:
     ] = FRAME_BYTES_MAX
 
     def problems(self, prefix: str = "") -> Iterator[str]:
-        """What contradicts itself or is not there, one sentence each; ``prefix`` goes before each option's name."""
+        """Yield contradictions and missing files, one sentence each; ``prefix`` goes before each option's name."""
         if (self.tls_cert is None) != (self.tls_key is None):
             yield f"{prefix}tls_cert and {prefix}tls_key go together"
         if self.tls_ca is None and (self.tls_cert or self.tls_key):

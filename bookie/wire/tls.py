@@ -1,11 +1,11 @@
 """TLS for both ends of the bookie protocol: which files, and the credentials made of them.
 
 The peer is always verified: a client checks the bookie's certificate and host name against ``ca``, and a bookie asks
-every client for a certificate that ``ca`` signed. There is no way to switch that off other than no TLS at all.
+every client for a certificate signed by ``ca``. The only way to switch verification off is to use no TLS at all.
 
-A server follows its files: when they change, new connections use the new ones, as short-lived certificates require. A
-change that cannot be used, such as a certificate whose key has not arrived yet, leaves the old ones in use. A client
-reads its files once, when it is made.
+A server follows its files: after a change, new connections use the new ones, as short-lived certificates require. The
+old ones stay in use if the new ones are unusable, for example a certificate whose key has not arrived yet. A client
+reads its files once, at its construction.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials:
 
 
 def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials:
-    """Server-side credentials that demand a client certificate and follow their files.
+    """Return server-side credentials that demand a client certificate and follow their files.
 
     Raises:
         TlsFilesError: unusable now, or no certificate and key.
@@ -58,7 +58,7 @@ def following_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc
     Args:
         cert: certificate chain.
         key: its private key.
-        client_ca: clients must show a certificate that one of these signed; None: they need none.
+        client_ca: clients must show a certificate signed by one of these; None: they need none.
 
     Raises:
         TlsFilesError: unusable now.
@@ -104,7 +104,7 @@ class ServerContext:
         self._context = self._made()
 
     def current(self) -> ssl.SSLContext:
-        """Return the context for a new connection. Files that cannot be used leave it as it was."""
+        """Return the context for a new connection. Unusable files leave it unchanged."""
         try:
             stamp = self._stamp()
             if stamp != self._seen:
@@ -140,7 +140,7 @@ class ServerContext:
 def check_pair(cert: Path, key: Path) -> None:
     """Refuse a certificate without its key, as both are in the midst of a rotation.
 
-    Loading such a pair into a context that serves would leave it with neither the old nor the new one.
+    Loading such a pair into a context in use would leave it with neither the old nor the new one.
 
     Raises:
         TlsFilesError: they do not go together, or one cannot be used.

@@ -1,6 +1,6 @@
-"""Entries as a bookie answered them, verified: what may be copied (S10), and what is damaged.
+"""Verification of the entries in a bookie's answer: each may be copied (S10), or is damaged.
 
-Whatever copies entries uses this: a worker that copies them itself, and a bookie that is asked to.
+Both kinds of copies use it: those made by a worker, and those made by a bookie on request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of a running bookie, and changes to it by operators. The face checks the caller's permissions.
+"""The state of a running bookie, and changes to it by operators. The gRPC interface checks the caller's permissions.
 
 Every method is short or bounded: a change only starts background work, and an inventory has limits of ledgers, bytes
 and time. A change is completed even if its caller leaves: a write continued in a thread after the end of its caller

@@ -1,4 +1,4 @@
-"""The gRPC face of the administration: permissions, deadlines, the record of each change, errors as statuses."""
+"""The gRPC interface of the administration: permissions, deadlines, the record of each change, errors as statuses."""
 
 from __future__ import annotations
 

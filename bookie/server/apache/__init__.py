@@ -1,1 +1,1 @@
-"""The second face of a bookie: Apache BookKeeper's TCP protocol, versions 3 and 2, over the same storage as gRPC."""
+"""Another interface of a bookie: Apache BookKeeper's TCP protocol, versions 3 and 2, over the same storage as gRPC."""

@@ -103,12 +103,12 @@ class ApacheConnection(asyncio.Protocol):
             self._give_up(str(error))
 
     def pause_writing(self) -> None:
-        """Note that the client fetches answers too slowly; beyond a bound, no more requests begin for it."""
+        """Record that the client fetches answers too slowly; beyond a bound, no more requests begin for it."""
         self._out.is_held_up()
         self._read_on()
 
     def resume_writing(self) -> None:
-        """Note that the client has fetched all answers."""
+        """Record that the client has fetched all answers."""
         self._out.has_left()
         self._pending.begin()
 

@@ -20,7 +20,7 @@ from bookie.server.apache.requests import AddKind, Dialect
 from bookie.wire.apache.framing import LENGTH_SIZE
 
 _VARINT: Final = rb"(\x00|[\x80-\xff]{0,8}[\x01-\x7f])"
-"""A number of 0 to 2^63 - 1 in protobuf's shortest form, so that an answer can repeat its bytes."""
+"""A number of 0 to 2^63 - 1 in protobuf's shortest form, so an answer can repeat its bytes."""
 _ADD_V3: Final = re.compile(
     rb"....\x0a(.)\x08\x03\x10\x02\x18" + _VARINT  # header: its length, version 3, ADD_ENTRY, txnId
     + rb"(?:\x20" + _VARINT + rb")?"  # priority

@@ -88,12 +88,12 @@ class OutgoingAnswers:
             self._give_back()
 
     def is_held_up(self) -> None:
-        """Note that the client has not fetched everything."""
+        """Record that the client has not fetched everything."""
         if self._too_slow is None:
             self._watch()
 
     def has_left(self) -> None:
-        """Note that the client has fetched everything."""
+        """Record that the client has fetched everything."""
         self._unwatch()
         if self.is_empty:
             self._give_back()

@@ -60,7 +60,7 @@ class PendingAdds:
     def put(self, groups: Iterable[AddGroup], *, is_more_coming: bool) -> None:
         """Take arrived adds. They begin at the next ``begin``, or after a short delay.
 
-        The delay applies if the stream stopped within a frame (``is_more_coming``), so that more adds share a commit.
+        The delay applies if the stream stopped within a frame (``is_more_coming``), so more adds share a commit.
         """
         self._waiting += groups
         is_enough = sum(group.size for group in self._waiting) >= BATCH_BYTES_MAX

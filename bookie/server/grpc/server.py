@@ -20,7 +20,7 @@ from bookie.wire.tls import server_credentials
 
 _SERVICE: Final = DESCRIPTOR.services_by_name["Bookie"].full_name
 _FLUSH_DEADLINE_S: Final = 2.0
-"""For acks that are due to leave, once the requests themselves have ended."""
+"""Deadline for sending the due acks, after the requests themselves have ended."""
 _STOP_GRACE_S: Final = 0.5
 
 # No limit on a connection's age: its end would break add streams, which writers answer with an ensemble change.
@@ -47,10 +47,10 @@ class GrpcServer:
         self._servicer: BookieServicer | None = None
 
     def bind(self, host: str, port: int, tls: TlsSettings | None) -> int:
-        """Take the port (0: any free one) and return it. Connections are answered from ``start`` on.
+        """Bind the port (0: any free one) and return it. Connections are answered from ``start`` on.
 
         Raises:
-            AddressInUseError: it cannot be had.
+            AddressInUseError: the port is not available.
             TlsFilesError: the TLS files cannot be used.
         """
         address = host_and_port(host, port)
@@ -64,11 +64,11 @@ class GrpcServer:
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of answers that clients did not take yet."""
+        """Bytes of answers that clients have not taken yet."""
         return 0 if self._servicer is None else self._servicer.unsent.bytes
 
     async def start(self, handler: BookieHandler, administration: AdministrationServicer | None = None) -> None:
-        """Serve ``handler`` and ``administration``. Health checks hear "not serving" until ``say_serving``."""
+        """Serve ``handler`` and ``administration``. Health checks get "not serving" until ``say_serving``."""
         self._servicer = BookieServicer(handler)
         if administration is not None:
             add_AdministrationServicer_to_server(administration, self._server)  # type: ignore[no-untyped-call]
@@ -86,7 +86,7 @@ class GrpcServer:
         await self._health.enter_graceful_shutdown()
 
     async def stop(self) -> None:
-        """Send the acks that are due and close every connection. Idempotent."""
+        """Send the due acks and close every connection. Idempotent."""
         if self._servicer is not None:
             await self._servicer.finish_adds(_FLUSH_DEADLINE_S)
         await self._server.stop(_STOP_GRACE_S)

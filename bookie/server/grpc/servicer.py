@@ -1,7 +1,7 @@
-"""The gRPC face of a bookie: messages to values and back, nothing decided here.
+"""The gRPC interface of a bookie: messages to values and back, nothing decided here.
 
 Adds of one stream are handed over in their order and overlap from there on: the next batch does not wait for the ack
-of the one before it. How many may overlap is bounded by not reading the stream further.
+of the one before it. The number of overlapping batches is bounded; at the bound, the stream is not read further.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MessageT = TypeVar("MessageT")
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Bounds of one add stream; beyond them it is not read, which holds its client back."""
+    """Bounds of one add stream; beyond them it is not read, which slows down its client."""
 
     batches_max: int = 256
     bytes_max: int = 16 << 20
@@ -87,7 +87,7 @@ class BookieServicer(rpc.BookieServicer):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not taken in time")
 
     async def ReadLedgers(self, request: pb.ReadLedgersRequest, context: ReadLedgersContext) -> None:  # noqa: N802
-        """Read of ledgers side by side, and send each answer as soon as it is there."""
+        """Read ledgers concurrently, and send each answer as soon as it is complete."""
         reads = [Read(LedgerId(each.ledger_id), cast(list[EntryId], list(each.entry_ids))) for each in request.reads]
         if (problem := ledgers_problem([read.ledger_id for read in reads])) is not None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
@@ -138,17 +138,17 @@ class BookieServicer(rpc.BookieServicer):
         return fence_to_wire(await self._handler.answer(request.incarnation, fence))
 
     async def ReadLac(self, request: pb.ReadLacRequest, context: Context) -> pb.LacResponse:  # noqa: N802
-        """Answer with what is known."""
+        """Answer with the known last add confirmed."""
         lac = ReadLac(LedgerId(request.ledger_id))
         return lac_to_wire(await self._handler.answer(request.incarnation, lac))
 
     async def WaitLac(self, request: pb.WaitLacRequest, context: Context) -> pb.LacResponse:  # noqa: N802
-        """Answer when there is news; cancelled when the client disconnects."""
+        """Answer after a greater last add confirmed; cancelled when the client disconnects."""
         poll = WaitLac(LedgerId(request.ledger_id), EntryId(request.beyond), request.wait_ms / 1000)
         return lac_to_wire(await self._handler.answer(request.incarnation, poll))
 
     async def WriteLac(self, request: pb.WriteLacRequest, context: Context) -> pb.WriteLacResponse:  # noqa: N802
-        """Take a hint."""
+        """Store an explicit last add confirmed, which is a hint."""
         hint = WriteLac(LedgerId(request.ledger_id), request.master_key, request.explicit_lac)
         return write_lac_to_wire(await self._handler.answer(request.incarnation, hint))
 
@@ -163,7 +163,7 @@ class BookieServicer(rpc.BookieServicer):
     async def ListLedgers(  # noqa: N802
         self, request: pb.ListLedgersRequest, context: Context
     ) -> AsyncIterator[pb.LedgerLists]:
-        """List ledgers side by side, and send each list as soon as it is complete."""
+        """List ledgers concurrently, and send each list as soon as it is complete."""
         ledger_ids = [LedgerId(ledger_id) for ledger_id in request.ledger_ids]
         if (problem := ledgers_problem(ledger_ids)) is not None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
@@ -183,7 +183,7 @@ class BookieServicer(rpc.BookieServicer):
         return ledger_id, await self._handler.answer(incarnation, ListEntries(ledger_id))
 
     async def Copy(self, request: pb.CopyRequest, context: Context) -> pb.CopyResponse:  # noqa: N802
-        """Copy from another bookie; the copies go on if the client disconnects."""
+        """Copy from another bookie; the copies continue if the client disconnects."""
         return copied_to_wire(await self._handler.answer(request.incarnation, copy_from_wire(request)))
 
     async def Info(self, request: pb.InfoRequest, context: Context) -> pb.InfoResponse:  # noqa: N802
@@ -191,7 +191,7 @@ class BookieServicer(rpc.BookieServicer):
         return info_to_wire(await self._handler.answer(request.incarnation, Info()))
 
     async def finish_adds(self, deadline_s: float) -> None:
-        """Read no further adds, send the acks that are due, and end every add stream."""
+        """Read no further adds, send the due acks, and end every add stream."""
         if self._exchanges:
             await asyncio.wait([exchange.finish() for exchange in self._exchanges], timeout=deadline_s)
 
@@ -226,12 +226,12 @@ class _AddExchange:
             self._over.set_result(None)
 
     def finish(self) -> asyncio.Future[None]:
-        """Ask for the end; the future completes when the stream has ended."""
+        """Request the end; the future completes after the stream has ended."""
         self._reader.cancel()
         return self._over
 
     async def _send(self) -> None:
-        """Send every ack that is due, in one message."""
+        """Send all due acks, in one message."""
         due, self._due = self._due, []
         await self._context.write(pb.AddResponse(acks=[ack for ack, _ in due]))
         self._in_flight -= len(due)

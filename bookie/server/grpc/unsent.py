@@ -1,13 +1,13 @@
 """The memory of answers that clients have not taken yet.
 
-The invariant: what is unsent is at most ``total_bytes_max``, and the answers of ``reads_max`` reads more. A read gets
-its place, then looks at what is unsent, and gives its place back when its answer is counted. So no two reads see the
+The invariant: unsent answers have at most ``total_bytes_max``, plus the answers of ``reads_max`` reads. A read gets its
+place, then checks the unsent bytes, and gives its place back after its answer is counted. So no two reads count on the
 same room.
 
-A client that takes its answers slowly waits for itself: its next reads start when it has taken the earlier ones. If
-many clients together reach the total, reads are refused until some are sent (TOO_MANY_REQUESTS: another bookie can
-answer, or this one later). What is not taken of an answer in ``taken_within_s`` is dropped, so this
-ends. Of such an answer, gRPC holds one message of about 1 MiB until the client takes it or goes.
+A slow client delays only itself: its next reads start after it has taken the earlier answers. If many clients together
+reach the total, reads are refused until some answers are sent (TOO_MANY_REQUESTS: another bookie can answer, or this
+one later). The rest of an answer not taken within ``taken_within_s`` is dropped, so the refusals end. gRPC still holds
+one message of such an answer, about 1 MiB, until the client takes it or disconnects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class UnsentLimits:
     reads_max: int = 32
     """Reads whose answers are not counted yet, each of 13 MB at most."""
     taken_within_s: float = 30.0
-    """For one answer. Clients wait half of that for it."""
+    """Deadline for taking one answer. Clients wait half as long for it."""
 
 
 @dataclass(slots=True)
@@ -44,11 +44,11 @@ class _Connection:
 
 @dataclass(frozen=True, slots=True)
 class UnsentAnswer:
-    """An answer that is counted."""
+    """A counted answer."""
 
     reply: ReadReply
     end: Callable[[], None]
-    """To be called once, when it was sent or is dropped."""
+    """To be called once, after it was sent or dropped."""
 
 
 class UnsentAnswers:
@@ -58,18 +58,18 @@ class UnsentAnswers:
         """Start with nothing unsent."""
         self.limits = limits or UnsentLimits()
         self.bytes = 0
-        """Bytes of entries in answers that are not sent."""
+        """Bytes of entries in unsent answers."""
         self._places = ReadPlaces(self.limits.reads_max)
         self._connections: dict[str, _Connection] = {}
-        """Those with a read under way."""
+        """The connections with a running read."""
 
     @asynccontextmanager
     async def answering(
         self, peer: str, read: Callable[[], Awaitable[ReadReply]], *, is_urgent: bool = False
     ) -> AsyncIterator[ReadReply]:
-        """Call ``read`` if there is room, and count its answer until the context ends, so until it was sent.
+        """Call ``read`` if there is room, and count its answer until the context ends, after it was sent.
 
-        ``is_urgent``: whether it goes before the others that wait.
+        ``is_urgent``: whether it goes before the other waiting reads.
         """
         answer = await self.answer(peer, read, is_urgent=is_urgent)
         try:

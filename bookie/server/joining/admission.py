@@ -5,8 +5,8 @@ this id, and answers "unknown" for everything that earlier disks of the id may h
 
 A start on known disks writes nothing. New disks are recorded in this order: the incarnation in each directory, then in
 the history in ZooKeeper, then the cookie in ZooKeeper, then ``VERSION`` in each directory. If the id had other disks
-before, ``limbo-pending`` is written to each directory first and removed last, and between the history and the cookie
-every ledger that names the bookie is put in limbo (``limbo``). The bookie serves after the last step.
+before, ``limbo-pending`` is written to each directory first and removed last, and every ledger that names the bookie is
+put in limbo between the history and the cookie (``limbo``). The bookie serves after the last step.
 
 The history comes before the search for ledgers: a repair or recovery that names the bookie for its earlier disks checks
 the history in the same transaction, so its write is either found by the search or refused (R30). The cookie and
@@ -14,8 +14,8 @@ the history in the same transaction, so its write is either found by the search 
 
 A crash between two steps is repaired by the next start, and every step may find itself done. Without ``limbo-pending``,
 directories without data and without ``VERSION`` show an interrupted first start, which continues with the incarnation
-that they contain, if any. With ``limbo-pending``, the start begins again with the limbo. Every other combination is
-refused, and an operator decides (``identity.decide``).
+in them, if any. With ``limbo-pending``, the start begins again with the limbo. Every other combination is refused, and
+an operator decides (``identity.decide``).
 
 Source: docs/failure-model.md#identity-of-a-bookie; S rules are defined in docs/invariants.md.
 """
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A directory of this bookie, and the disk to reach its ``current`` with.
+    """A directory of this bookie, and the disk for access to its ``current``.
 
     Only a ledger directory other than the first may have no disk; ``problem`` is the reason.
     """
@@ -76,12 +76,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who this process is."""
+    """The identity of this process."""
 
     bookie_id: BookieId
     incarnation: str
     is_stamped: bool = True
-    """False: first put in limbo what earlier disks may have held (``limbo``), then call ``stamp``."""
+    """False: first put the possible content of earlier disks in limbo (``limbo``), then call ``stamp``."""
     out_of_use: Mapping[str, str] = field(default_factory=dict)
     """The ledger directories to start without, by their paths, and why."""
 
@@ -98,25 +98,25 @@ async def admit(
     may_be_new_incarnation: bool = False,
     speaks_apache: bool = False,
 ) -> Admission:
-    """Return who this process is, once that is written down in ZooKeeper and in the directories.
+    """Return the identity of this process, after it is recorded in ZooKeeper and in the directories.
 
-    Disks that come after others under the same bookie id are not stamped yet; see ``Admission``.
+    Disks with predecessors under the same bookie id are not stamped yet; see ``Admission``.
 
     Args:
         store: session with the cluster's ZooKeeper.
         cluster: cluster to join.
         places: every directory of the bookie.
-        wanted_id: bookie id that was asked for; empty for none.
+        wanted_id: requested bookie id; empty for none.
         default_id: bookie id if none was requested and the directories have none.
         clock: time.
         rng: makes the UUID of a new incarnation.
-        may_be_new_incarnation: whether empty disks under a known bookie id are meant so.
+        may_be_new_incarnation: whether empty disks under a known bookie id are intended.
         speaks_apache: whether this bookie serves Apache's clients as well.
 
     Raises:
         IdentityError: this process must not be that bookie.
-        ForeignClusterError: Apache's clients use the cluster, and this bookie does not speak to them. One that joined
-            before any bookie of Apache's did is admitted with a warning: other clients need its data.
+        ForeignClusterError: Apache's clients use the cluster, and this bookie does not support them. A bookie that
+            joined before any of Apache's bookies is admitted with a warning: other clients need its data.
         InvalidIdError: not a bookie id.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer from ZooKeeper; starting again is safe.
         DiskError: a directory cannot be read or written. A known ledger directory other than the first may be
@@ -170,7 +170,7 @@ def _disks(places: Sequence[Place]) -> list[Disk]:
 async def _rewrite(
     store: MetadataStore, cluster: Cluster, places: Sequence[Place], cookie: Cookie, known: KnownBookie
 ) -> None:
-    """Write down that the list of ledger directories grew. Every step may find itself done already."""
+    """Record the longer list of ledger directories. Every step may find itself done already."""
     out_of_use = dict(known.out_of_use)
     in_use = [place for place in places if str(place.path.resolve()) not in out_of_use]
     for disk in _disks([place for place in in_use if str(place.path.resolve()) in known.added]):
@@ -210,7 +210,7 @@ def _cookie(places: Sequence[Place], bookie: BookieId, cluster: Cluster) -> Cook
 
 
 def _id_in(directories: Sequence[LocalDirectory]) -> str | None:
-    """Bookie id in the first cookie that can be read; what is wrong with the others is the decision's business."""
+    """Return the bookie id in the first readable cookie; ``decide`` reports the problems of the others."""
     for directory in directories:
         if directory.version is not None:
             try:
@@ -233,10 +233,10 @@ async def _stored_cookie(store: MetadataStore, cluster: Cluster, bookie: BookieI
 
 
 async def stamp(store: MetadataStore, cluster: Cluster, places: Sequence[Place], admitted: Admission) -> Admission:
-    """Write the cookie down, as the last step of a start on new disks. Every step may find itself done already.
+    """Record the cookie, as the last step of a start on new disks. Every step may find itself done already.
 
     Raises:
-        IdentityError: other disks have taken this bookie id in the meantime.
+        IdentityError: other disks have taken this bookie id since the start.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer from ZooKeeper; starting again is safe.
         DiskError: a directory cannot be written.
     """

@@ -38,7 +38,7 @@ class DirectoryCookie:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """One field of one directory that is not as ZooKeeper has it. None: there is no value."""
+    """One field of one directory that differs from ZooKeeper. None: there is no value."""
 
     directory: str
     field: str
@@ -50,7 +50,7 @@ async def directory_cookies(directories: Sequence[Path]) -> list[DirectoryCookie
     """Read the cookie of each directory, in this order.
 
     Raises:
-        UnreadableDirectoryError: a file exists and cannot be read: what is in it is unknown.
+        UnreadableDirectoryError: a file exists and cannot be read: its content is unknown.
     """
     return await asyncio.to_thread(lambda: [_read(directory) for directory in directories])
 
@@ -61,10 +61,10 @@ def mismatches(
     """Every field in which a directory differs from ZooKeeper; empty if the directory belongs to this bookie.
 
     Args:
-        found: what the directory has.
+        found: the cookie of the directory.
         stored: the cookie in ZooKeeper.
         instance_id: of the cluster.
-        last_incarnation: the newest one that the cluster has for this bookie; None for bookies of Apache's.
+        last_incarnation: the newest one of this bookie in the cluster; None for Apache's bookies.
     """
     here = found.directory
     if found.cookie is None:

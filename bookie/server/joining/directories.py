@@ -1,9 +1,9 @@
-"""The identity that a bookie's directories contain.
+"""The identity files in a bookie's directories.
 
 Beside the data, ``current`` in each directory holds ``VERSION`` (the cookie, as Apache's bookies write it) and
 ``incarnation`` (the UUID of this set of disks). While ``limbo-pending`` exists as well, with the same UUID, the bookie
 has not yet put into limbo the entries that earlier disks under its id may have held, and must not serve. If the index
-was rebuilt or the journal salvaged, the disks count as others, and ``rebuilt-from`` has the UUID that they had before.
+was rebuilt or the journal salvaged, the disks count as others, and ``rebuilt-from`` has their previous UUID.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from bookie.runtime.waiting import within_running_time
 from bookie.storage.port import SILENT_S, Disk, StalledDiskError
 
 CURRENT: Final = "current"
-"""Sub-directory with everything; beside it may lie what is not ours, such as ``lost+found``."""
+"""Sub-directory with everything; other software may have files beside it, such as ``lost+found``."""
 INDEX_DIRECTORY: Final = "index"
-"""The entry index, in that of the ledger directory."""
+"""The entry index, in ``current`` of the ledger directory."""
 VERSION_FILE: Final = "VERSION"
 INCARNATION_FILE: Final = "incarnation"
 LIMBO_FILE: Final = "limbo-pending"
 REBUILT_FILE: Final = "rebuilt-from"
 _NOT_DATA: Final = (VERSION_FILE, INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, ".")
-"""Beginnings of names: also of the remains of an interrupted write of such a file, and of the lock's."""
+"""Prefixes of names that are not data, including the lock and the remains of an interrupted write of such a file."""
 
 
 class Role(enum.Enum):
-    """What a directory is for."""
+    """The purpose of a directory."""
 
     JOURNAL = "journal"
     LEDGERS = "ledger"

@@ -1,11 +1,11 @@
-"""The erasing of a stopped bookie's directories, so that they are as new (``bkheal bookie format``).
+"""Erase a stopped bookie's directories, to make them as new (``bkheal bookie format``).
 
-The invariant: a bookie never starts on directories that were erased in part. ``VERSION`` is deleted last, and nothing
-is deleted before the cookie is gone from ZooKeeper: without a cookie there, directories that have one, or have data,
-are refused (``identity``). After a crash, call it again.
+The invariant: a bookie never starts on partly erased directories. ``VERSION`` is deleted last, and nothing is deleted
+before the cookie is removed from ZooKeeper: without a cookie there, directories with a cookie or with data are refused
+(``identity``). After a crash, call it again.
 
-The history of incarnations stays. So if the bookie id is used again, what the erased disks held counts as unknown, and
-is marked for repair (R30).
+The history of incarnations stays. So if the bookie id is used again, the content of the erased disks counts as unknown,
+and is marked for repair (R30).
 
 Source: docs/failure-model.md#identity-of-a-bookie.
 """
@@ -28,7 +28,7 @@ from bookie.server.joining.directories import VERSION_FILE, LocalDirectory
 from bookie.storage.port import Disk, DiskError
 
 _KEPT: Final = (VERSION_FILE, ".")
-"""Beginnings of names that stay until the end: the cookie, and the lock, which always stays."""
+"""Prefixes of names that stay until the end: the cookie, and the lock, which always stays."""
 
 
 class FormatRefusedError(PermanentError):
@@ -47,7 +47,7 @@ def require_all(directories: Sequence[LocalDirectory]) -> None:
 
 
 def owner(directories: Sequence[LocalDirectory]) -> Cookie | None:
-    """The cookie that the directories have; None if they have neither a cookie nor data.
+    """Return the cookie in the directories; None if they have neither a cookie nor data.
 
     Raises:
         FormatRefusedError: they belong to different bookies, or the bookie cannot be determined.
@@ -84,12 +84,12 @@ async def release_cookie(
         store: session with the cluster's ZooKeeper.
         cluster: the cluster of the bookie.
         cookie: of the directories.
-        directories: what they contain.
+        directories: their contents.
         may_delete: whether the cookie may be deleted.
         record: called before the cookie is deleted, so there is no deletion without a record.
 
     Raises:
-        FormatRefusedError: the directories are of another cluster; the bookie is registered; its cookie is that of
+        FormatRefusedError: the directories are of another cluster; the bookie is registered; its cookie belongs to
             other disks; or there is one and ``may_delete`` is False.
         CookieConflictError: the cookie was changed since it was read.
         InvalidCookieError: the cookie in ZooKeeper is damaged.
@@ -124,7 +124,7 @@ async def erase(currents: Sequence[tuple[Path, Disk]]) -> None:
     """Delete everything in the ``current`` of each directory except for its lock; the cookies last.
 
     Args:
-        currents: each directory, and the disk that holds its lock.
+        currents: each directory, and the disk with its lock.
 
     Raises:
         DiskError: something could not be deleted. The bookie does not start on the rest; call it again.

@@ -1,27 +1,27 @@
 """May this process be that bookie? A pure decision from the contents of ZooKeeper and the directories.
 
-Rules: docs/failure-model.md#identity-of-a-bookie. The danger is a bookie that has lost its entries and answers "no such
-entry" with a healthy face. So a bookie id goes with one set of disks: its cookie in ZooKeeper and in each directory,
-and an incarnation UUID in each directory that the history under ``/bkheal/incarnations`` knows. Every mismatch is
+Rules: docs/failure-model.md#identity-of-a-bookie. The danger is a bookie that has lost its entries, seems healthy, and
+answers "no such entry". So a bookie id belongs to one set of disks: its cookie in ZooKeeper and in each directory, and
+an incarnation UUID in each directory, recorded in the history under ``/bkheal/incarnations``. Every mismatch is
 refused, and an operator decides.
 
-A new bookie is written down in this order: its incarnation into the directories, then into the history, then the cookie
-into ZooKeeper, then ``VERSION`` into the directories, then the first data. A start that was interrupted at any point is
+A new bookie is recorded in this order: its incarnation in the directories, then in the history, then the cookie in
+ZooKeeper, then ``VERSION`` in the directories, then the first data. A start that was interrupted at any point is
 distinguished from lost disks by the incarnation file and by the absence of data, and continues from there.
 
 A new incarnation, empty disks under a known bookie id, is stamped last (BP-46): ``limbo-pending`` and the incarnation
 into the directories, then the history; then every ledger that names this bookie is put into limbo and marked for
-repair; only then the cookie and ``VERSION``, and in the end ``limbo-pending`` is removed. As long as it exists, a start
+repair; only then the cookie and ``VERSION``, and at the end ``limbo-pending`` is removed. As long as it exists, a start
 begins again with the limbo, and nothing is served.
 
 Disks whose index was rebuilt (``rebuilt``), or whose journal was salvaged (``salvaged``), have data and become a new
-incarnation as well. ``rebuilt-from`` proves that they were the last ones under the bookie id: it has the incarnation
-that the history has last.
+incarnation as well. ``rebuilt-from`` proves that they were the last ones under the bookie id: it has the last
+incarnation of the history.
 
-Ledger directories other than the first hold entry logs alone. One that cannot be opened, or is empty, is out of use:
-the bookie starts without it, and never counts what it held as absent (R114). Empty directories may be added at the end
-of the list. They are written down in this order: the incarnation into each of them, then the cookie into ZooKeeper,
-then ``VERSION`` into each directory. An interrupted start leaves a ``VERSION`` with a shorter list, which is accepted.
+Ledger directories other than the first hold only entry logs. An unreadable or empty one is out of use: the bookie
+starts without it, and never counts its entries as absent (R114). Empty directories may be added at the end of the list.
+They are recorded in this order: the incarnation in each of them, then the cookie in ZooKeeper, then ``VERSION`` in each
+directory. An interrupted start leaves a ``VERSION`` with a shorter list, which is accepted.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ class IdentityError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything the decision is made from."""
+    """The whole input of the decision."""
 
     expected: Cookie
     """The cookie that this start would write."""
     stored: Cookie | None
     """The cookie in ZooKeeper."""
     history: Sequence[str]
-    """Incarnations that ZooKeeper knows under this bookie id, oldest first."""
+    """Incarnations of this bookie id in ZooKeeper, oldest first."""
     directories: Sequence[LocalDirectory]
     may_be_new_incarnation: bool = False
-    """Whether empty disks under a known bookie id are meant so."""
+    """Whether empty disks under a known bookie id are intended."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewBookie:
-    """Write everything down, then start. ``incarnation`` is that of an interrupted first start, None for none."""
+    """Record everything, then start. ``incarnation`` is the one of an interrupted first start, None for none."""
 
     incarnation: str | None
 
@@ -102,9 +102,9 @@ class KnownBookie:
 
 @dataclass(frozen=True, slots=True)
 class NewIncarnation:
-    """Begin, or go on with, a new incarnation: nothing is stamped or served before all it may have held is in limbo.
+    """Begin or continue a new incarnation: nothing is stamped or served before all it may have held is in limbo.
 
-    ``incarnation``: that of an interrupted start, None for none.
+    ``incarnation``: the one of an interrupted start, None for none.
     """
 
     incarnation: str | None
@@ -213,7 +213,7 @@ def _decide_pending(evidence: Evidence) -> Decision:
 
 
 def _check_stored(evidence: Evidence, stored: Cookie) -> None:
-    """What any bookie with a cookie has to fulfil."""
+    """Check the conditions for every bookie with a cookie."""
     expected = evidence.expected
     if not evidence.history:
         raise IdentityError(
@@ -263,7 +263,7 @@ def _other_directories(stored: Cookie, expected: Cookie) -> IdentityError:
 
 
 def _may_become(earlier: Cookie, later: Cookie) -> bool:
-    """Whether the later cookie is the same, but for ledger directories that were added at the end."""
+    """Whether the later cookie is the same, except for ledger directories added at the end."""
     kept = later.ledger_dirs[: len(earlier.ledger_dirs)]
     return kept == earlier.ledger_dirs and replace(earlier, ledger_dirs=later.ledger_dirs) == later
 
@@ -274,7 +274,7 @@ def _others(directories: Sequence[LocalDirectory]) -> Sequence[LocalDirectory]:
 
 
 def _added(evidence: Evidence, stored: Cookie) -> tuple[str, ...]:
-    """The directories that this start adds, or that an interrupted one has begun to add."""
+    """The directories added by this start, or by an earlier interrupted one."""
     current, added = evidence.history[-1], []
     for directory in _others(evidence.directories):
         is_empty = directory.version is None and not directory.has_data and not directory.problem

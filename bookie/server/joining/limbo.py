@@ -1,4 +1,4 @@
-"""What a bookie does on new disks before it serves: "unknown" instead of "never written" for all it may have held.
+"""Put the ledgers of earlier disks in limbo before a bookie on new disks serves: "unknown", not "never written".
 
 Earlier disks under the same bookie id may have held any entry, and given any fencing promise, of each ledger whose
 metadata names the bookie (apache/bookkeeper #4812, BP-46). So each of them is fenced and put into limbo here, durably,
@@ -63,18 +63,18 @@ async def enter_limbo(
     *,
     takeover_deadline_s: float,
 ) -> int:
-    """Put every ledger that names ``bookie`` in limbo and mark it for repair; returns how many. Idempotent.
+    """Put every ledger that names ``bookie`` in limbo and mark it for repair; return their number. Idempotent.
 
-    Complete, or an error; then nothing may be served.
+    The result is complete, or an error is raised; then nothing may be served.
 
     Args:
         store: session with the cluster's ZooKeeper.
         cluster: the bookie's cluster.
         storage: on the new disks.
-        bookie: the id that had other disks before.
+        bookie: the id with other disks before.
         clock: time.
         rng: for the ledger store.
-        takeover_deadline_s: how long the registration of a process on the earlier disks may take to vanish.
+        takeover_deadline_s: deadline for the end of the registration of a process on the earlier disks.
 
     Raises:
         BookieIdInUseError: the earlier disks still serve.

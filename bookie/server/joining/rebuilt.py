@@ -1,12 +1,12 @@
 """The rebuilding of a bookie's lost index, while the bookie does not run (docs/failure-model.md#lost-index).
 
-The invariant: a rebuilt index is never served by the incarnation that lost it. What the index held besides places
+The invariant: a rebuilt index is never served by the incarnation that lost it. The content of the index besides places
 (keys, fences, limbo) is lost, as with lost disks. So the disks become a new incarnation, with their data: its start
 puts every ledger that names the bookie in limbo, and copies and acknowledgements of the earlier one no longer count.
 
 The order of the steps makes this safe. After a crash between any two of them, the bookie finds no mark in its index and
-does not start, and the advice is to run this again. Only an index that could be used (``may_replace``) can be served
-after a crash, before step 3: by the new incarnation, which is safe too.
+does not start, and the advice is to run this again. Only a usable index (``may_replace``) can be served after a crash,
+before step 3: by the new incarnation, which is safe too.
 
 1. make the new index beside the present one, completely;
 2. write ``rebuilt-from`` to each directory, then ``limbo-pending``, then ``incarnation``, durably;
@@ -44,14 +44,14 @@ async def rebuild_index(
     *,
     may_replace: bool = False,
 ) -> RebuiltIndex:
-    """Make the index of a stopped bookie again. The index that was there is kept as ``index.lost-…``.
+    """Rebuild the index of a stopped bookie. The present index is kept as ``index.lost-…``.
 
     Args:
         journal_dirs: the bookie's journal directories.
         ledger_dirs: the bookie's ledger directories.
         clock: time.
         rng: makes the UUID of the new incarnation.
-        may_replace: whether an index that can be used is replaced as well.
+        may_replace: whether a usable index is replaced as well.
 
     Raises:
         NoBookieError, MendingRefusedError: these are not the directories of one bookie, or the index is not lost.

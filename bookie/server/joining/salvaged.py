@@ -1,14 +1,14 @@
 """The salvage of a bookie's damaged or lost journal (docs/failure-model.md#damaged-journal).
 
-The invariant: a bookie whose journal was damaged never serves as the incarnation that wrote it. What the journal held
-may be any acknowledged entry and any fence. So the disks become a new incarnation with their data, as after the rebuild
-of an index: its start puts every ledger that names the bookie in limbo and marks it for repair, and copies and
+The invariant: a bookie whose journal was damaged never serves as the incarnation that wrote it. The lost content of the
+journal may be any acknowledged entry and any fence. So the disks become a new incarnation with their data, as after the
+rebuild of an index: its start puts every ledger that names the bookie in limbo and marks it for repair, and copies and
 acknowledgements of the earlier incarnation no longer count.
 
 The order of the steps makes this safe. After a crash between any two of them the storage does not open, because the
-damaged journal is still there, or none is; and the advice is to run this again.
+damaged journal still exists, or none does; and the advice is to run this again.
 
-1. move what can be read of the journal to the entry logs and the index, and fence every ledger of the index;
+1. move the readable part of the journal to the entry logs and the index, and fence every ledger of the index;
 2. write ``rebuilt-from`` to each directory, then ``limbo-pending``, then ``incarnation``, durably;
 3. rename the journals, durably;
 4. begin new journals: the first file of each is the mark, and no store opens before each of them has one.
@@ -49,7 +49,7 @@ async def salvage_journal(
     *,
     is_lost: bool = False,
 ) -> SalvagedJournal:
-    """Salvage the damaged journals of a stopped bookie. The files that were there are kept as ``journal.damaged-…``.
+    """Salvage the damaged journals of a stopped bookie. Their files are kept as ``journal.damaged-…``.
 
     Args:
         journal_dirs: the bookie's journal directories.
@@ -82,7 +82,7 @@ async def salvage_at_start(
     rng: random.Random,
     clock: Clock,
 ) -> None:
-    """Salvage the damaged journal of the bookie that this process is about to be, once.
+    """Salvage the damaged journal of the bookie about to start in this process, once.
 
     Args:
         journals: the disk of each journal.
@@ -94,7 +94,7 @@ async def salvage_at_start(
         clock: time.
 
     Raises:
-        DamagedJournalError: the files of an earlier salvage are still there, so the disk is failing.
+        DamagedJournalError: the files of an earlier salvage still exist, so the disk is failing.
         BkhealError: see ``salvage_journal``.
     """
     paths = [directory / CURRENT for directory in journal_dirs]
@@ -171,7 +171,7 @@ def _set_aside(current: Path, now_ms: int) -> None:
 
 
 def _has_earlier_salvage(journal_paths: Sequence[Path]) -> bool:
-    """Whether an earlier salvage was completed, so that each journal was begun again, and its files are still there."""
+    """Whether an earlier salvage was completed, with a new journal in each directory, and its files still exist."""
     found = []
     for path in journal_paths:
         try:

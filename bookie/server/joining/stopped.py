@@ -20,7 +20,7 @@ from bookie.storage.settings import StorageSettings
 
 
 class NoBookieError(PermanentError):
-    """A directory is not that of a bookie."""
+    """A directory does not belong to a bookie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class StoppedDisks:
     ledgers: Disk
     """All ledger directories."""
     ledger_disks: Sequence[FileDisk]
-    """Each ledger directory that can be opened."""
+    """Each ledger directory that could be opened."""
     current: Path
     """``current`` of the first ledger directory."""
     directories: Sequence[LocalDirectory]
@@ -42,7 +42,7 @@ async def stopped_disks(journal_dirs: Sequence[Path], ledger_dirs: Sequence[Path
     """Lock the directories of a stopped bookie. A ledger directory other than the first may be lost.
 
     Raises:
-        NoBookieError: one of the others is not that of a bookie; nothing was created.
+        NoBookieError: one of the others does not belong to a bookie; nothing was created.
         DirectoryInUseError: the bookie runs.
         DiskError: one of the others cannot be read.
     """
@@ -80,7 +80,7 @@ async def opened_disks(
     journal_dirs: Sequence[Path],
     ledger_dirs: Sequence[Path],
 ) -> StoppedDisks:
-    """Look at directories that this process has locked, and in which no storage is open.
+    """Look at directories that this process has locked and that have no open storage.
 
     Raises:
         DiskError: a journal directory, or the first ledger directory, cannot be read.
@@ -112,7 +112,7 @@ async def stopped_storage(disks: StoppedDisks) -> AsyncIterator[StoppedStorage]:
     """Open the storage on these disks to look into it.
 
     Raises:
-        LostIndexError: there is no index, or it is not that of the other files.
+        LostIndexError: there is no index, or it does not belong to the other files.
         BkhealError: see ``inspect``.
     """
     path = disks.current / INDEX_DIRECTORY

@@ -2,10 +2,10 @@
 
 ``rebuilt-from`` proves to the next start that the disks were the last ones of the bookie id (``identity``). It is
 written before ``limbo-pending``, and this before ``incarnation``: a start after a crash between two steps finds either
-the earlier incarnation, or the new one that is not complete.
+the earlier incarnation, or the incomplete new one.
 
-Every directory of the bookie is needed (R130): what is in one that was left out would not be in the new index, or not
-be read again after the journal is gone, and the next start would remove its logs.
+Every directory of the bookie is needed (R130): the entries in an omitted one would be missing from the new index, or
+would not be read again after the removal of the journal, and the next start would remove its logs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bookie.storage.port import Disk
 
 
 class MendingRefusedError(PermanentError):
-    """The files of these directories must not be mended in this way. Nothing was changed."""
+    """The files of these directories must not be repaired in this way. Nothing was changed."""
 
 
 def predecessor(directories: Sequence[LocalDirectory]) -> tuple[str, str | None]:
-    """Return the incarnation that the disks had, and the new one if an earlier mending was interrupted.
+    """Return the previous incarnation of the disks, and the new one if an earlier attempt was interrupted.
 
     Raises:
         MendingRefusedError: these are not all directories of one bookie that has joined a cluster.
@@ -54,11 +54,11 @@ def predecessor(directories: Sequence[LocalDirectory]) -> tuple[str, str | None]
 
 
 async def succeed(disks: Sequence[Disk], before: str, resumed: str | None, rng: random.Random) -> str:
-    """Make the disks those of a new incarnation, durably, and return it.
+    """Give the disks a new incarnation, durably, and return it.
 
     Args:
         disks: ``current`` of each directory.
-        before: the incarnation that the disks had.
+        before: the previous incarnation of the disks.
         resumed: the new one of an interrupted attempt; None for none.
         rng: makes the UUID.
 

@@ -7,18 +7,18 @@ argument:
 
 * deleted ledger: mark, ``sync`` and read that there is no metadata, wait longer than a session timeout, ``sync`` and
   read again under the same mark, delete;
-* surplus ledger: take the ledger's lock (Apache's, so that its workers are respected), mark, ``sync`` and read, prove
-  the verdict by one transaction, delete, release the lock. The transaction checks the lock, the version of the
-  metadata, and that no copy to this bookie is reserved (S16). A reservation of this bookie found under the lock is that
-  of a worker that died or lost the lock. It is deleted in the same transaction, so this worker cannot install any more.
+* surplus ledger: take the ledger's lock (Apache's, to respect its workers), mark, ``sync`` and read, prove the verdict
+  by one transaction, delete, release the lock. The transaction checks the lock, the version of the metadata, and the
+  absence of a reserved copy to this bookie (S16). A reservation of this bookie found under the lock belongs to a worker
+  that died or lost the lock. It is deleted in the same transaction, so this worker can no longer install its copy.
 
 The storage deletes only while the mark stands. An add or a listing by a repair clears it, so a copy that is made or
 found after the verdict is kept. Anything unreadable, unknown or unexpected keeps the data. A pass that would delete
-implausibly much records this and deletes nothing (S12), until an operator allows it (``HeldCollections``); each ledger
-is judged as always then. A pass stops if the session in which it began is lost (S14).
+implausibly much records this and deletes nothing (S12), until an operator allows it (``HeldCollections``); then each
+ledger is judged as always. A pass stops if the session in which it began is lost (S14).
 
-A crash loses the marks, which are in memory, and the lock ends with the session. A ledger whose entries were deleted in
-part is still listed, and the next pass judges it again. It was fenced durably before the first deletion (S17).
+A crash loses the marks, which are in memory, and the lock ends with the session. A ledger with partly deleted entries
+is still listed, and the next pass judges it again. It was fenced durably before the first deletion (S17).
 
 Source: docs/failure-model.md#collection-and-checkpoints; S and I rules are defined in docs/invariants.md.
 """
@@ -72,9 +72,9 @@ _PAGE: Final = 200
 """Ledgers whose metadata is read and decoded at a time, which must not hold up requests for more than milliseconds."""
 _PAGE_PAUSE_S: Final = 0.02
 _GONE_AT_A_TIME: Final = 20_000
-"""Ledgers that wait together for their second look."""
+"""Ledgers waiting together for their second look."""
 _RELEASE_S: Final = 30.0
-"""How long the release of a lock is tried before it is left to the end of the session."""
+"""Deadline for the release of a lock, after which it is left to the end of the session."""
 _SETTLE_PAUSE_S: Final = 30.0
 """Between two attempts to release a lock whose release had no answer."""
 _RELEASE_WHEN_STOPPING_S: Final = 1.0
@@ -91,7 +91,7 @@ class CollectorSettings:
     """When and how fast a bookie collects."""
 
     interval_s: float = 3600.0
-    """Between passes; the first one comes after that time as well. 0: never."""
+    """Between passes, and before the first one. 0: never."""
     confirm_after_s: float = 60.0
     """Between the two looks at a deleted ledger: more than a session timeout, after which no server is that stale."""
     suspects_per_s: float = 50.0
@@ -104,21 +104,21 @@ class CollectorSettings:
 
 @dataclass(slots=True)
 class CollectorReport:
-    """What one pass has done."""
+    """The results of one pass."""
 
     known: int = 0
     suspects: int = 0
     collected_gone: int = 0
     collected_surplus: int = 0
     kept: int = 0
-    """Suspects that are wanted after all, at the second look or by a mark that was cleared."""
+    """Suspects that are needed after all, by the second look or a cleared mark."""
     locked: int = 0
     """Kept because a worker holds their lock."""
     unknown: int = 0
     """Kept because something could not be read."""
     limbo_cleared: int = 0
     held: int = 0
-    """Suspects that were kept because they are implausibly many, and no operator allows it."""
+    """Suspects kept because they are implausibly many, and no operator allows it."""
     stopped: str = ""
     """Why the pass ended early; empty: it did not."""
     compacted: CompactionResult | None = None
@@ -168,18 +168,18 @@ class Collector:
         """Whether there is a record of this bookie; None: an earlier process may have made one."""
         self._pause = Pause(clock)
         self._asked: bool | None = None
-        """Whether the next pass is a major one, if it was asked for; None: it was not."""
+        """Whether the next pass is a major one, if a pass was requested; None: none was."""
         self.present: CollectorReport | None = None
-        """The pass that runs."""
+        """The running pass."""
         self.last: CollectorReport | None = None
-        """The last one that ended."""
+        """The last pass that ended."""
         self._unsettled: dict[LedgerId, HeldLock | None] = {}
         """Ledgers whose lock may remain, because an answer was lost; None if the lock itself had no answer."""
 
     async def run(self, on_pass: Callable[[CollectorReport], None] | None = None) -> None:
-        """Pass after pass; ends by cancellation alone. ``on_pass`` receives the result of each."""
+        """Run passes until cancelled. ``on_pass`` receives the result of each."""
         while True:
-            # Bookies that were started together shall not ask all at once for ever.
+            # Bookies that were started together must not always query the store at the same time.
             await self._rest(self._settings.interval_s * self._rng.uniform(1.0, 1.1))
             is_major, self._asked = bool(self._asked), None
             report = await self.run_pass(is_major=is_major)
@@ -187,7 +187,7 @@ class Collector:
                 on_pass(report)
 
     def start(self, *, is_major: bool) -> bool:
-        """Begin a pass now; False if one runs already, or was asked for."""
+        """Begin a pass now; False if one runs already, or was requested."""
         if self.is_pending:
             return False
         self._asked = is_major
@@ -196,7 +196,7 @@ class Collector:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a pass runs, or was asked for and begins now."""
+        """Whether a pass runs, or was requested and begins now."""
         return self.present is not None or self._asked is not None
 
     @property
@@ -367,7 +367,7 @@ class Collector:
         path = self._reservations.path(ledger_id)
         rest: list[Operation]
         if reserved is None:
-            rest = [Create(path), Delete(path)]  # together they prove that there is none, and leave nothing
+            rest = [Create(path), Delete(path)]  # together they prove that none exists, and leave nothing
         elif reserved.has_progress(self._bookie) and await self._tasks.read_many([ledger_id]) != [None]:
             return False  # the next worker continues this copy (R44)
         elif reserved.names(self._bookie):
@@ -421,7 +421,7 @@ class Collector:
         if not await self._storage.collect(ledger_id, mark):
             report.kept += 1
             return False
-        await self._storage.clear_limbo(ledger_id)  # no client can be misled by "no such entry" any more
+        await self._storage.clear_limbo(ledger_id)  # "no such entry" can no longer mislead a client
         return True
 
     async def _clear_limbo(self, report: CollectorReport) -> None:
@@ -433,7 +433,7 @@ class Collector:
                     await self._counting(report, self._end_limbo(ledger_id, report))
 
     async def _is_whole(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> bool:
-        """Whether a ledger is closed and everything that it puts here is here."""
+        """Whether a ledger is closed and all its entries for this bookie are here."""
         if not metadata.is_closed:
             return False
         reply = await self._storage.list_entries(ledger_id)
@@ -449,7 +449,7 @@ class Collector:
             report.limbo_cleared += 1
 
     async def _counting(self, report: CollectorReport, work: Awaitable[None]) -> None:
-        """Await ``work`` on one ledger; what cannot be known keeps it and is counted."""
+        """Await ``work`` on one ledger; an error keeps the ledger and counts it as unknown."""
         try:
             await work
         except FatalError:

@@ -1,7 +1,7 @@
-"""May a bookie throw a ledger away? A pure decision from the ledger's metadata.
+"""May a bookie delete a ledger? A pure decision from the ledger's metadata.
 
-What is not sure keeps the data: a ledger that is not closed has readers and writers that may still count on this
-bookie, however its metadata looks.
+In doubt the data is kept: a ledger that is not closed has readers and writers that may still count on this bookie,
+whatever its metadata is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class Verdict(enum.Enum):
 
     KEEP = "keep"
     GONE = "gone"
-    """There is no such ledger (ids are never given twice)."""
+    """There is no such ledger (ids are never reused)."""
     SURPLUS = "surplus"
     """It is closed and no fragment names the bookie. It may still be reserved."""
 
 
 def verdict(metadata: LedgerMetadata | None, bookie: BookieId) -> Verdict:
-    """The verdict on metadata that was read now; None: there was none."""
+    """The verdict on metadata just read; None: there was none."""
     if metadata is None:
         return Verdict.GONE
     if metadata.is_closed and bookie not in metadata.members():

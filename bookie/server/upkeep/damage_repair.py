@@ -1,9 +1,9 @@
-"""Damaged entries that a bookie fetches back from other bookies, in place.
+"""The replacement of damaged entries by copies from other bookies, in place.
 
 The invariant: an entry is replaced only by bytes that another member of its write set has served and that match the
-digest of the ledger, and only if the end of the ledger is final and not before the entry. So what is stored is the
-entry that was acknowledged (S3, S10), and no repair decides where a ledger ends. The bytes go through the same
-admission, journal and sync as a copy that a worker asks for (``bookie.server.copying``). What cannot be replaced stays
+digest of the ledger, and only if the end of the ledger is final and not before the entry. So the stored entry is the
+one that was acknowledged (S3, S10), and no repair decides where a ledger ends. The bytes go through the same admission,
+journal and sync as a copy requested by a worker (``bookie.server.copying``). Entries without a replacement stay
 CORRUPT, which is never "absent" (S6).
 
 Source: docs/failure-model.md#R103; S rules are defined in docs/invariants.md.
@@ -30,7 +30,7 @@ from bookie.wire.requests import Copy
 _log = logging.getLogger(__name__)
 
 _METADATA_S: Final = 10.0
-"""How long the metadata of a ledger may take."""
+"""Deadline for reading the metadata of a ledger."""
 
 
 def sources_of(metadata: LedgerMetadata, bookie: BookieId, entry_id: EntryId) -> tuple[BookieId, ...]:
@@ -57,7 +57,7 @@ class DamageRepair:
 
         Args:
             ledgers: metadata of the cluster.
-            handler: this bookie itself, which copies what it is asked to.
+            handler: this bookie itself, which makes the copies.
             bookie: its id.
             incarnation: of its disks.
         """
@@ -67,9 +67,9 @@ class DamageRepair:
         self._incarnation = incarnation
 
     async def repair(self, damaged: Sequence[DamagedEntry]) -> int:
-        """Fetch back what other bookies have, and return how many entries were replaced; the others are unchanged.
+        """Fetch copies from other bookies, and return the number of replaced entries; the others are unchanged.
 
-        Each source has the deadline of a copy. Nothing is raised for an entry that cannot be replaced.
+        Each source has the deadline of a copy. Nothing is raised for an entry without a replacement.
 
         Args:
             damaged: entries in the order of their ledgers, as a scrub finds them.

@@ -1,17 +1,17 @@
 """Makes a bookie read-only while a disk is nearly full or does not answer, or while it is drained, and then writable.
 
 Three steps (docs/failure-model.md#disk-space): below the threshold plain adds are refused, below a part of it those of
-recovery and repair as well, so that the rest serves checkpoints and collection; and a disk that reports itself full
+recovery and repair as well, which leaves the rest to checkpoints and collection; and a disk that reports itself full
 makes the bookie read-only at any threshold.
 
-A disk may also hang without an error. A change (a write, a sync, a removal) of a journal's disk, or of that of the
+A disk may also hang without an error. A change (a write, a sync, a removal) on a journal's disk, or on the disk of the
 first ledger directory, which has the index, makes the bookie read-only if it lasts for ``STALL_READ_ONLY_S``. After
-``STALL_FATAL_S`` the process ends, so its ledgers are repaired from other copies. Nothing of a write to a journal was
-acknowledged, and what was to be written to a ledger directory is in a journal. Removals and marks count as well: a
+``STALL_FATAL_S`` the process ends, so its ledgers are repaired from other copies. Nothing of the hanging write to a
+journal was acknowledged, and data for a ledger directory is still in a journal. Removals and marks count as well: a
 checkpoint waits for them, and of several journals one may have no writes (docs/failure-model.md#R133).
 
 Read-only is announced in ZooKeeper before plain adds are refused, and adds are accepted before writable is announced:
-a writer that picks a bookie by its registration is not turned away.
+the bookie does not refuse a writer that chose it by its registration.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from bookie.storage.store import LedgerStorage
 _log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 5.0
-"""At 400 MB/s a disk loses 2 GB between two looks: thresholds should be above that."""
+"""At 400 MB/s a disk loses 2 GB between two looks: thresholds should be higher."""
 _SPACE_DEADLINE_S: Final = 5.0
 ANNOUNCE_DEADLINE_S: Final = 5.0
-"""How long ZooKeeper may take to hear of it; a disk that fills up does not wait for longer."""
+"""Deadline for the announcement in ZooKeeper; a disk that is filling up leaves no more time."""
 _RETURN_FACTOR: Final = 1.25
 """Free space must exceed the threshold by this much before the bookie is writable again, or it would flap."""
 _RECOVERY_FACTOR: Final = 0.4
-"""Recovery and repair may go on down to this part of the threshold: what they copy is needed more than new data."""
+"""Recovery and repair may continue down to this part of the threshold: their copies are needed more than new data."""
 _FULL_HOLD_S: Final = 60.0
-"""How long a disk that was full must not have been so before the bookie is writable again: whether there is space for
-the next write is known only by writing."""
+"""Time without a full disk before the bookie is writable again: only a write shows whether there is space for the next
+one."""
 
 
 STALL_READ_ONLY_S: Final = 15.0
-"""As long as clients wait for an add. A slow disk that writes 4 MiB in this time is of no use to them."""
+"""As long as clients wait for an add. A disk that needs this time for a write of 4 MiB is of no use to them."""
 STALL_FATAL_S: Final = SILENT_S
 _LOOK_S_MAX: Final = 2 * INTERVAL_S
-"""Longest time between two looks that counts. A process may be stopped (SIGSTOP, a paused machine): when it continues,
-the threads that write were stopped as well."""
+"""Longest counted time between two looks. A process may be stopped (SIGSTOP, a paused machine), and its writing threads
+with it."""
 
 
 def should_be_read_only(was_read_only: bool, free_bytes: int, read_only_below_bytes: int) -> bool:
@@ -89,12 +89,12 @@ class DiskWatch:
 
         Args:
             disks: those whose free space counts.
-            storage: what is watched, and stopped.
-            service: what becomes read-only.
+            storage: the storage to watch and to stop.
+            service: becomes read-only.
             keeper: announces it.
             clock: time.
             read_only_below_bytes: the threshold.
-            is_drained: is asked each time whether an operator wants the bookie to be read-only.
+            is_drained: called at each look; returns whether an operator wants the bookie to be read-only.
             journal_paths: the directories of the journals, for messages; empty: they have none.
             ledger_path: the first ledger directory, for messages.
         """
@@ -112,7 +112,7 @@ class DiskWatch:
         self._looked_s = clock.monotonic_s()
         """Time of the last look at changes."""
         self._changes: dict[int, tuple[int, float]] = {}
-        """For each journal, the entry logs and the index, the change that the last look saw, and for how long."""
+        """For each journal, the entry logs and the index: the change seen at the last look, and for how long."""
         self._journal_paths = journal_paths
         self._ledger_path = ledger_path
 
@@ -138,13 +138,13 @@ class DiskWatch:
         return _stall(max((self._stalled_s(number) for number in self._changes if number >= journals), default=0.0))
 
     async def run(self) -> None:
-        """Look again and again; ends by cancellation alone."""
+        """Look periodically until cancelled."""
         while True:
             await self._clock.sleep(INTERVAL_S)
             await self.look()
 
     async def look(self) -> None:
-        """Look once and switch if need be."""
+        """Look once and switch the mode if necessary."""
         async with self._looking:
             await self._look()
 
@@ -192,7 +192,7 @@ class DiskWatch:
                 self._changes[number] = change, stalled_s + passed_s if before == change else 0.0
 
     def _stalled_s(self, number: int) -> float:
-        """For how long looks have seen the same change."""
+        """Return how long the looks have seen the same change."""
         return self._changes.get(number, (0, 0.0))[1]
 
     def _name(self, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Report the start and the end of a drain to the bookie: an operator's wish, kept in the store (see ``Drains``)."""
+"""Report the start and the end of a drain to the bookie: an operator's request, kept in the store (see ``Drains``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RETRY_S: Final = 1.0
 
 
 class DrainWatch:
-    """Knows whether one bookie is being drained, for as long as ``run`` runs."""
+    """Tracks whether one bookie is being drained, for as long as ``run`` runs."""
 
     def __init__(self, drains: Drains, bookie: BookieId, clock: Clock) -> None:
         self._drains = drains
@@ -25,10 +25,10 @@ class DrainWatch:
         self._clock = clock
         self._seen: SeenDrains | None = None
         self.is_drained = False
-        """As last heard. While the store does not answer, what was heard before stands."""
+        """By the last answer of the store, which also counts while the store does not answer."""
 
     async def look(self) -> None:
-        """Ask once.
+        """Query the store once.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -36,7 +36,7 @@ class DrainWatch:
         self._note(await self._drains.see())
 
     async def run(self, changed: Callable[[], Awaitable[None]]) -> None:
-        """Follow the store, and call ``changed`` after each change; ends by cancellation alone."""
+        """Follow the store until cancelled, and call ``changed`` after each change."""
         while True:
             before, seen = self.is_drained, self._seen
             try:

@@ -1,7 +1,7 @@
-"""The wish of an operator that a bookie takes no new data: a file in the ledger directory, so that a restart keeps it.
+"""An operator's request that a bookie be read-only: a file in the ledger directory, so a restart keeps it.
 
-The record is durable before the bookie acts on it, in both directions. A record that cannot be read counts as a wish:
-the bookie is read-only, and an operator decides.
+The record is durable before the bookie acts on it, in both directions. An unreadable record counts as a request: the
+bookie is read-only, and an operator decides.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ READ_ONLY_FILE: Final = "read-only"
 
 @dataclass(frozen=True, slots=True)
 class ReadOnlyWish:
-    """Who asked for it, and when (epoch milliseconds; 0: unknown)."""
+    """The author of the request, and its time (epoch milliseconds; 0: unknown)."""
 
     asked_by: str = ""
     asked_ms: int = 0
 
 
 async def read_wish(ledgers: Disk) -> ReadOnlyWish | None:
-    """Return the wish that is recorded; None if there is none.
+    """Return the recorded request; None if there is none.
 
     Raises:
         DiskError: the disk cannot be read.
@@ -48,7 +48,7 @@ async def read_wish(ledgers: Disk) -> ReadOnlyWish | None:
 
 
 async def write_wish(ledgers: Disk, wish: ReadOnlyWish | None) -> None:
-    """Record a wish, or that there is none. Durable on return.
+    """Record a request, or remove the record. Durable on return.
 
     Raises:
         DiskFullError: there is no space for the record.
@@ -62,15 +62,15 @@ async def write_wish(ledgers: Disk, wish: ReadOnlyWish | None) -> None:
 
 
 class OperatorReadOnly:
-    """The wish of one running bookie."""
+    """The operator's request to one running bookie."""
 
     def __init__(self, ledgers: Disk, wish: ReadOnlyWish | None) -> None:
-        """Begin with the recorded ``wish``."""
+        """Begin with the recorded request ``wish``."""
         self._ledgers = ledgers
         self.wish = wish
         """None: there is none."""
 
     async def set(self, wish: ReadOnlyWish | None) -> None:
-        """Record and follow a wish, or end it. Raises as ``write_wish``; nothing has changed then."""
+        """Record and follow a request, or end it. Raises as ``write_wish``; nothing has changed then."""
         await write_wish(self._ledgers, wish)
         self.wish = wish

@@ -1,4 +1,4 @@
-"""A pause between two passes that a request ends early."""
+"""A pause between two passes; a request can end it early."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Keep a bookie registered for as long as it serves, across ZooKeeper sessions.
 
 The registration is an ephemeral node, so it ends with the session (S14). The keeper registers again as soon as there is
-a new session; until then the bookie continues to serve clients with its address. It also looks from time to time
-whether the node is still there: an operator may have deleted it.
+a new session; until then the bookie continues to serve clients with its address. It also checks from time to time
+whether the node still exists: an operator may have deleted it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _log = logging.getLogger(__name__)
 RETRY_S: Final = 1.0
 """Between attempts to register while the store is unavailable or the id is taken."""
 LOOK_AGAIN_S: Final = 30.0
-"""How long a deleted registration can stay unnoticed."""
+"""Longest time before a deleted registration is noticed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Registered:
-    """What the registration node was made for."""
+    """The session and the mode of the registration node."""
 
     epoch: int
     is_read_only: bool
@@ -70,7 +70,7 @@ def service_info(
 
 
 class RegistrationKeeper:
-    """The registration of one bookie. ``start`` first, ``stop`` in the end."""
+    """The registration of one bookie. Call ``start`` first and ``stop`` at the end."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class RegistrationKeeper:
             bookie: id to register.
             info: what to register.
             clock: time.
-            takeover_deadline_s: how long an earlier session's registration may take to vanish; longer than any
-                session timeout, as that is how long a killed bookie's node stays.
+            takeover_deadline_s: deadline for the end of an earlier session's registration; longer than any session
+                timeout, because a killed bookie's node stays for this time.
         """
         self._store = store
         self._registrations = registrations
@@ -120,7 +120,7 @@ class RegistrationKeeper:
         self._task = guarded("bookie registration", self._keep())
 
     async def switch(self, *, is_read_only: bool, deadline_s: float) -> bool:
-        """Register as read-only or writable; whether that is done, else it is still tried after this returns."""
+        """Register as read-only or writable; return whether this is done. Otherwise the attempts continue."""
         self._is_read_only = is_read_only
         self._wish.set()
         try:
@@ -157,7 +157,7 @@ class RegistrationKeeper:
                 await self._try_to_register(session)
 
     async def _is_quiet(self, session: Session) -> bool:
-        """Wait for a change; whether none came for so long that the node should be looked at."""
+        """Wait for a change; return whether none came before the next check of the node is due."""
         changed = _any_of(self._store.wait_session_changed(session), self._wish.wait())
         is_quiet = await _any_of(changed, self._clock.sleep(LOOK_AGAIN_S)) == 1
         self._wish.clear()
@@ -184,7 +184,7 @@ class RegistrationKeeper:
 
 
 async def _any_of(*waits: Coroutine[Any, Any, Any]) -> int:
-    """Wait for the first of ``waits`` to end and cancel the others; the index of the one that ended."""
+    """Wait for the first of ``waits`` to end and cancel the others; return the index of the first."""
     tasks = [guarded("bookie registration wait", wait) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,9 +1,9 @@
 """The background scrub of a running bookie: every entry in its logs is verified from time to time, and slowly.
 
 The invariant: a scrub itself only reads and reports. A damaged entry is offered to the repair of the bookie
-(``damage_repair``), which replaces it or leaves it as it is: CORRUPT for every reader, so other copies are used. What
-is left is noted (``bookie.server.damaged_entries``), also after a restart, so that an audit and a repair find it. A
-pass goes on after a restart where it ended, to a minute. An operator can begin, interrupt and continue it.
+(``damage_repair``), which replaces it or leaves it as it is: CORRUPT for every reader, so other copies are used.
+Remaining damage is noted (``bookie.server.damaged_entries``), also after a restart, for an audit and a repair. After a
+restart, a pass continues where it ended, to a minute. An operator can begin, interrupt and continue it.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _RETRY_S: Final = 60.0
 _LOOK_S: Final = 3600.0
 """The longest wait between two looks at the clock, which may jump."""
 _LOGGED_MAX: Final = 100
-"""Damaged entries of one pass that are logged one by one."""
+"""Damaged entries of one pass logged one by one."""
 REPAIRED_MAX: Final = 1000
-"""Damaged entries of one pass that are offered to the repair. A disk with more of them is failing."""
+"""Damaged entries of one pass offered to the repair. A disk with more of them is failing."""
 
 UNREPAIRED_MAX: Final = 1000
-"""Damaged entries that are kept with the progress, some 20 bytes each."""
+"""Damaged entries stored with the progress, some 20 bytes each."""
 
 
 class Verifies(Protocol):
-    """The part of ``BookieService`` that is needed."""
+    """The part of ``BookieService`` that a scrubber needs."""
 
     @property
     def damaged(self) -> DamagedEntries:
@@ -63,7 +63,7 @@ class Verifies(Protocol):
 
 
 class ScrubPhase(enum.Enum):
-    """What a scrubber does now."""
+    """The present activity of a scrubber."""
 
     WAITING = "waiting"
     """Until the next pass is due."""
@@ -73,29 +73,29 @@ class ScrubPhase(enum.Enum):
 
 
 Repair: TypeAlias = Callable[[Sequence[DamagedEntry]], Awaitable[int]]
-"""Replaces damaged entries if it can, and returns how many it did; see ``DamageRepair.repair``."""
+"""Replaces damaged entries if possible, and returns the number of replaced ones; see ``DamageRepair.repair``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubProgress:
-    """The pass that goes on, or the last one."""
+    """The progress of the running pass, or the last one."""
 
     begun_ms: int
     """Epoch milliseconds."""
     ledger_id: LedgerId | None = None
-    """The last entry that was verified; None: nothing was yet, or the pass has ended."""
+    """Ledger of the last verified entry; None: nothing was verified yet, or the pass has ended."""
     entry_id: EntryId | None = None
     damaged: int = 0
     """Damaged entries found so far."""
     finished_ms: int = 0
-    """When the pass ended; 0: it goes on."""
+    """When the pass ended; 0: it is not complete."""
     replaced: int = 0
-    """Of the damaged entries, those that were replaced by good copies of other bookies."""
+    """Damaged entries replaced by good copies from other bookies."""
     entries: int = 0
-    """Entries that were verified, and their bytes."""
+    """Verified entries; ``bytes`` is their size."""
     bytes: int = 0
     unrepaired: tuple[tuple[LedgerId, EntryId], ...] = ()
-    """Known damage that was not replaced, ascending, at most ``UNREPAIRED_MAX``."""
+    """Known damaged entries that were not replaced, ascending, at most ``UNREPAIRED_MAX``."""
 
     @property
     def after(self) -> tuple[LedgerId, EntryId] | None:
@@ -128,12 +128,12 @@ class Scrubber:
             metrics: those of the process.
             clock: time.
             interval_s: between the beginnings of two passes.
-            bytes_per_s: the most that is read, on average.
+            bytes_per_s: limit of the read rate, on average.
             repair: for damaged entries; None: they are only reported.
-            service: notes what is still damaged then; None: nothing does.
+            service: notes the entries that are still damaged after a repair; None: they are not noted.
         """
         self.progress: ScrubProgress | None = None
-        """The pass that goes on, or the last one; None: it is not read yet."""
+        """The running pass, or the last one; None: it is not loaded yet."""
         self.phase = ScrubPhase.WAITING
         self._storage = storage
         self._disk = disk
@@ -154,7 +154,7 @@ class Scrubber:
         self._finished = metrics.gauge(SCRUB_FINISHED)
 
     async def run(self) -> None:
-        """Pass after pass; ends by cancellation alone."""
+        """Run passes until cancelled."""
         await self._pause.rest(min(START_S, self._interval_s))
         while True:
             try:
@@ -165,7 +165,7 @@ class Scrubber:
                 await self._pause.rest(_RETRY_S)
 
     def start(self, *, from_beginning: bool = False) -> None:
-        """Go on with an interrupted pass, or begin the next one now; ``from_beginning`` begins one in any case."""
+        """Continue an interrupted pass, or begin the next one now; ``from_beginning`` begins one in any case."""
         self._is_stop_asked = False
         self._is_pass_asked = self._is_pass_asked or from_beginning
         self._is_start_asked = self.phase is not ScrubPhase.RUNNING
@@ -177,7 +177,7 @@ class Scrubber:
         self._pause.end()
 
     async def _go_on(self) -> None:
-        """Do what is next: load, wait, or a pass."""
+        """Take the next step: load the progress, wait, or run a pass."""
         progress = self.progress = self.progress or await self._load()
         self.phase = ScrubPhase.STOPPED if self._is_stop_asked else ScrubPhase.WAITING
         left_s = progress.begun_ms / 1000 + self._interval_s - self._clock.epoch_ms() / 1000
@@ -222,7 +222,7 @@ class Scrubber:
         return progress
 
     async def _note(self, damaged: Iterable[tuple[LedgerId, EntryId]]) -> None:
-        """Note which of these entries, in the order of their ledgers, are damaged still."""
+        """Note which of these entries, in the order of their ledgers, are still damaged."""
         if self._service is not None:
             for ledger_id, found in groupby(damaged, lambda each: each[0]):
                 await self._service.verify(ledger_id, [entry_id for _, entry_id in found])
@@ -259,7 +259,7 @@ class Scrubber:
             self._finished.set(progress.finished_ms / 1000)
 
     async def _load(self) -> ScrubProgress:
-        """The progress that an earlier process has left; that of a new pass if there is none, or it is unreadable."""
+        """Return the saved progress of an earlier process; that of a new pass if there is none, or it is unreadable."""
         new = ScrubProgress(self._clock.epoch_ms())
         try:
             file = await self._disk.open(PROGRESS_FILE)

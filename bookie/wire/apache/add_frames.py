@@ -1,7 +1,7 @@
 """Adds of version 3 without building messages: their frames, and the answers of stored entries, as bytes.
 
-A writer sends adds by the ten thousand each second, alike but for three numbers, and nearly every answer is the same
-good news: building and parsing a message for each was most of what the transport did. These bytes are the ones that
+A writer sends tens of thousands of adds each second, identical except for three numbers, and nearly every answer is the
+same success: building and parsing a message for each was most of the transport's work. These bytes are the ones that
 protobuf would write (fields in the order of their numbers); an answer of any other bytes is parsed as a message.
 """
 
@@ -17,11 +17,11 @@ _LENGTH: Final = struct.Struct(">I")
 _IS_ADD: Final = b"\x08\x03\x10\x02\x18"
 """In a header: version 3, ADD_ENTRY, and the tag of the transaction id."""
 _PART: Final = b"\xaa\x06"
-"""Tag of the part that belongs to an add, in requests and answers (field 101)."""
+"""Tag of the part for adds, in requests and answers (field 101)."""
 _RECOVERY: Final = b"\xa0\x06\x01"
 """The flag RECOVERY_ADD (field 100)."""
 _STORED: Final = b"\x10\x00" + _PART
-"""Status EOK, and what follows it."""
+"""Status EOK, and the tag after it."""
 
 
 class AddFrames:

@@ -1,6 +1,6 @@
 """A batch of adds over Apache's protocol, which has no batches: one request for each entry, written together.
 
-The bookie answers each for itself, so a batch that is refused may have been stored in part.
+The bookie answers each separately, so a refused batch may have been stored in part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import AddBatch, AddReply, Status
 
 RECOVERY_PRIORITY: Final = 100
-"""What Apache's recovery sends along with its adds, and its re-replication does not. Here they cannot be distinguished.
+"""The priority of adds in Apache's recovery, not in its re-replication. Here the two cannot be distinguished.
 
 A read-only bookie takes adds of this priority while its disks have room, and recovery has to re-add to read-only
 members of an ensemble. Repair chooses no read-only targets anyhow (S8)."""
@@ -45,10 +45,10 @@ class AddWaiter(Waiter):
         self._expected: list[tuple[int, bytes]] = []
         self._failures: set[Status] = set()
         self._is_left_over = False
-        """Whether the connection still knows the bytes that some entry's answer was expected in."""
+        """Whether the connection still has the expected answer bytes of some entry."""
 
     async def submit(self, connection: Connection) -> None:
-        """Write every entry's request, in their order and at once: what leaves together is synced together there.
+        """Write every entry's request, in their order and at once: the bookie syncs entries sent together in one go.
 
         Raises:
             ConnectionLostError: the connection has ended.
@@ -74,7 +74,7 @@ class AddWaiter(Waiter):
 
     @property
     def failure(self) -> AddReply | None:
-        """The most telling failure so far, None if there is none."""
+        """The most informative failure so far, None if there is none."""
         if not self._failures:
             return None
         status = next((status for status in _TELLING if status in self._failures), min(self._failures))

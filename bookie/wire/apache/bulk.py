@@ -1,11 +1,11 @@
 """A second connection to a bookie, for bulk: version 2 of Apache's protocol, whose layouts cost half as much.
 
-It carries successes only. A request without success, for any reason, is asked again over version 3, whose answers have
-the reason; so the statuses here are only good or not.
+It carries successes only. A request without success, for any reason, is repeated over version 3, whose answers have the
+reason; so the only statuses here are success and failure.
 
-Version 2 has no transaction ids: an answer names an operation, a ledger and an entry. Each such three are under way at
-most once, and once one was given up nothing more is asked on the connection, since its answer would be taken for that
-of the next (S18). Batch reads have ids, and never the same twice. Nothing here knows deadlines.
+Version 2 has no transaction ids: an answer names an operation, a ledger and an entry. Each such combination is in
+flight at most once. After one was given up, the connection takes no more requests, since its late answer would count as
+the answer to the next (S18). Batch reads have unique ids. This module has no deadlines.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from bookie.wire.port import READ_BYTES_MAX
 _CHUNK_BYTES: Final = 256 << 10
 """Written at once; then the socket is asked whether it takes more."""
 ANSWERS_BYTES_MAX: Final = 2 * READ_BYTES_MAX
-"""Of answers to requests that were asked together, and one more: those that come beyond are dropped, as not good."""
+"""Limit of the answers to one group of requests, plus one answer: later answers are dropped and count as failures."""
 _ANSWER: Final = struct.Struct(">HHiqq")
 """Version and opcode, flags, code, ledger, entry; a batch read's request id follows."""
 _REQUEST_ID: Final = struct.Struct(">q")
 _GOOD: Final = 0
 
 Key = tuple[int, int, int]
-"""What an answer is matched by: opcode, ledger, entry; of a batch read its opcode, -1 and the request id."""
+"""The key for matching an answer: opcode, ledger, entry; for a batch read its opcode, -1 and the request id."""
 
 
 class _Group:
-    """Requests that one caller waits for together."""
+    """Requests sent together by one caller."""
 
     __slots__ = ("answers", "done", "kept_bytes", "left")
 
@@ -63,18 +63,18 @@ class BulkConnection(Stream):
         self._expected: dict[Key, _Group] = {}
         self._is_retired = False
         self.good_operations: set[int] = set()
-        """Opcodes of which a good answer came: so much of version 2 the bookie speaks."""
+        """Opcodes with a good answer so far: the bookie supports these operations of version 2."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing may be asked any more."""
+        """Whether the connection takes no more requests."""
         return self._over is not None or self._is_retired
 
     async def ask(self, requests: Sequence[tuple[Key, Sequence[bytes]]]) -> list[bytes | None]:
-        """Send requests, each as its key and the parts of its frame; the bodies of their good answers, in that order.
+        """Send requests, each as its key and the parts of its frame; return the bodies of good answers in this order.
 
-        None stands for an answer that is not good, or beyond ``ANSWERS_BYTES_MAX``. If a key is under way already,
-        nothing is sent, and all are None.
+        None stands for a failure, or an answer beyond ``ANSWERS_BYTES_MAX``. If a key is in flight already, nothing is
+        sent, and all are None.
 
         Raises:
             ConnectionLostError: the connection ended before all answers came, or takes no more requests.
@@ -155,5 +155,5 @@ class BulkConnection(Stream):
 
 
 def batch_key(request_id: int) -> Key:
-    """What the answer to a batch read is matched by."""
+    """Return the key for matching the answer to a batch read."""
     return (BATCH_READ_ENTRY, -1, request_id)

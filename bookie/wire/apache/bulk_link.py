@@ -1,7 +1,7 @@
-"""Copies of entries in bulk, to and from one bookie's address: as far as all goes well there, over version 2.
+"""Copies of entries in bulk, to and from one bookie's address, over version 2 as far as it succeeds.
 
-Reads and recovery adds are idempotent and independent of their order. So nothing here fails: what a bulk connection did
-not bring is left to version 3, and a bookie that never brings anything so is not asked so again.
+Reads and recovery adds are idempotent and independent of their order. So nothing here fails: requests without success
+on a bulk connection are left to version 3, and a bookie that never succeeds gets no more requests in version 2.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _RUN_MIN: Final = 8
 """Consecutive entries worth a batch read."""
 _WINDOW_MAX: Final = 512
-"""Entries asked for one by one, once as many came and were small."""
+"""Entries requested one by one, after as many arrived and were small."""
 _SMALL: Final = READ_BYTES_MAX // _WINDOW_MAX
 """Bytes of an entry, 16 KiB. After larger ones, no more than ``reading.WINDOW_MAX`` are requested one by one."""
 _ADD: Final = v2.packet_header(v2.ADD_ENTRY, v2.RECOVERY_ADD | v2.HIGH_PRIORITY)
@@ -52,10 +52,10 @@ class BulkLink:
         self._request_ids = itertools.count(1)
         self._is_without_batches = False
         self.is_refused = False
-        """Whether the bookie is not worth asking: what it was asked in version 2 brought nothing."""
+        """Whether to send the bookie no more requests in version 2: those so far had no success."""
 
     async def store(self, batch: AddBatch) -> bool:
-        """Send a batch of recovery adds; whether the bookie acknowledged every entry. False: ask over version 3."""
+        """Send a batch of recovery adds; return whether the bookie acknowledged every entry. False: use version 3."""
         connection = await self._connection()
         if connection is None or len(batch.master_key) != v2.MASTER_KEY_SIZE:
             return False
@@ -68,10 +68,10 @@ class BulkLink:
         return all(answer is not None for answer in answers)
 
     async def fetch(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], results: list[EntryResult]) -> None:
-        """Read entries into ``results``, in their order, up to ``READ_BYTES_MAX`` or the first that is not had so.
+        """Read entries into ``results``, in their order, up to ``READ_BYTES_MAX`` or the first failure.
 
         A round asks for no more entries than came before it (the first one for ``first_window``), and for no more than
-        ``READ_BYTES_MAX`` has room for at the largest size seen. For any sizes, ``results`` grows to at most
+        fit into ``READ_BYTES_MAX`` at the largest size seen. For any sizes, ``results`` grows to at most
         ``READ_BYTES_MAX`` and one round, which adds ``ANSWERS_BYTES_MAX`` and one entry at most.
         """
         connection = await self._connection()
@@ -98,7 +98,7 @@ class BulkLink:
                 return
 
     async def close(self) -> None:
-        """End what is under way; those who wait ask over version 3, which is closed as well."""
+        """End requests in flight; their callers continue over version 3, which is closed as well."""
         self.is_refused = True
         if self._opening is not None:
             await cancel(self._opening)
@@ -108,7 +108,7 @@ class BulkLink:
     async def _read_run(
         self, connection: BulkConnection, ledger_id: LedgerId, first: EntryId, count: int
     ) -> Sequence[bytes]:
-        """Consecutive entries from ``first`` on: as many as one answer holds, or up to one that is missing."""
+        """Read consecutive entries from ``first`` on: as many as fit into one answer, or up to one that is missing."""
         request_id = next(self._request_ids)
         request = v2.BatchReadV2(ledger_id, first, request_id, count, FRAME_BYTES_EVERYBODY_TAKES)
         asked = [(batch_key(request_id), (framed(v2.encode_request(request)),))]
@@ -122,7 +122,7 @@ class BulkLink:
     async def _read_each(
         self, connection: BulkConnection, ledger_id: LedgerId, entry_ids: Sequence[EntryId]
     ) -> Sequence[bytes]:
-        """The entries up to the first that did not come."""
+        """Read entries one by one, up to the first failure."""
         requests = [
             ((v2.READ_ENTRY, ledger_id, entry_id), (_READ_HEAD + _IDS.pack(ledger_id, entry_id),))
             for entry_id in entry_ids
@@ -137,7 +137,7 @@ class BulkLink:
     async def _ask(
         self, connection: BulkConnection, operation: int, requests: Sequence[tuple[Key, Sequence[bytes]]]
     ) -> Sequence[bytes | None]:
-        """Ask, and learn from silence and from a connection that breaks what the bookie does not speak."""
+        """Send requests; silence or a broken connection shows that the bookie does not support the operation."""
         is_answered = False
         try:
             answers = await connection.ask(requests)
@@ -163,7 +163,7 @@ class BulkLink:
             _log.info("no bulk transfer any more: it never succeeded", extra={"address": self._where})
 
     async def _connection(self) -> BulkConnection | None:
-        """A connection that takes requests, if there is one to be had. Who stops waiting leaves it to the others."""
+        """Return an open connection, or None without one. A cancelled caller does not stop the opening for others."""
         if self.is_refused:
             return None
         opening = self._opening
@@ -193,7 +193,7 @@ def _window(rest: int, largest: int) -> int:
 
 
 def _run(entry_ids: Sequence[EntryId], first: int) -> int:
-    """How many of ``entry_ids`` from index ``first`` on follow each other without a gap."""
+    """Return the number of consecutive ``entry_ids`` from index ``first`` on."""
     count = 1
     start = entry_ids[first] - first
     while first + count < len(entry_ids) and entry_ids[first + count] - (first + count) == start:

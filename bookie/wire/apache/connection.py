@@ -1,9 +1,9 @@
 """One TCP connection to a bookie: requests go out in batches, and answers find their callers in any order (S18).
 
 An answer counts only for the request with its transaction id, its operation and its ledger (and entry, if it contains
-one); transaction ids are never used twice. What matches nothing is dropped. Bytes that are not a message end the
-connection, and what was in flight learns why. An answer that is too long is an I/O error of its own request. Knows
-neither deadlines nor what requests mean.
+one); transaction ids are never used twice. Answers without a matching request are dropped. Bytes that are not a message
+end the connection, and requests in flight get the reason. An answer that is too long is an I/O error of its own
+request. Deadlines and the meaning of requests are left to the callers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GIVE_TLS: Final = "give --tls-ca, and --tls-cert with --tls-key if it asks for 
 LOGIN_DEMANDED: Final = f"the bookie demands a login: {_GIVE_LOGIN}"
 TLS_DEMANDED: Final = f"the bookie demands TLS: {_GIVE_TLS}"
 TLS_OR_LOGIN_DEMANDED: Final = f"the bookie demands TLS ({_GIVE_TLS}) or a login ({_GIVE_LOGIN}), or both"
-"""Bookies refuse those who come in the clear and without a name in the same way, whichever of the two they want."""
+"""Bookies refuse a client without TLS and login in the same way, whichever of the two they demand."""
 CERTIFICATE_REFUSED: Final = (
     f"this client's certificate is not enough for the bookie (--tls-cert and --tls-key), or {LOGIN_DEMANDED}"
 )
@@ -49,7 +49,7 @@ _PARTS: Final = {
 }
 """The place of the content in the answer to each operation."""
 _NEEDS_CONTENT: Final = (pb.EOK, pb.ENOLEDGER, pb.ENOENTRY)
-"""Statuses about a ledger, which the answer must then name."""
+"""Statuses about a ledger; the answer must then name it."""
 _WITHOUT_STATUS: Final = (pb.AUTH, pb.START_TLS)
 """Operations with the answer's status as the whole outcome, also without content."""
 
@@ -84,7 +84,7 @@ class Waiter(Protocol):
 
 @dataclass(slots=True)
 class Expected:
-    """What an answer must match besides its transaction id. None: the answer need not contain it."""
+    """The fields an answer must match besides its transaction id. None: the answer need not contain the field."""
 
     operation: int
     ledger_id: int | None
@@ -101,7 +101,7 @@ class Connection(Stream):
         self._next_id = 1
         self._expected: dict[int, Expected] = {}
         self._stored: dict[bytes, int] = {}
-        """Transaction ids of adds by the answer that confirms the stored entry."""
+        """Transaction ids of adds by the bytes of their successful answer."""
         self._is_refused_after_tls = False
         self.is_encrypted = False
         self.is_logged_in = False
@@ -125,10 +125,10 @@ class Connection(Stream):
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether all that was received has been used up."""
+        """Whether all received bytes have been consumed."""
         return self._splitter.is_between_frames
 
-    # What callers use
+    # The methods for callers
 
     async def ask(
         self, operation: int, request: pb.Request, ledger_id: int | None = None, entry_id: int | None = None
@@ -158,7 +158,7 @@ class Connection(Stream):
         return txn_id, framed(request.SerializeToString())
 
     def take_ids(self, count: int) -> int:
-        """The first of ``count`` transaction ids that follow each other."""
+        """Reserve ``count`` consecutive transaction ids and return the first."""
         first = self._next_id
         self._next_id += count
         return first
@@ -181,7 +181,7 @@ class Connection(Stream):
             self._expected.pop(txn_id, None)
         self._may_go.set()
 
-    # What the stream asks
+    # The methods for the stream
 
     @property
     def _in_flight(self) -> int:
@@ -258,7 +258,7 @@ class Connection(Stream):
 
 
 class FutureWaiter(Waiter):
-    """A waiter that one task awaits."""
+    """A waiter for one task."""
 
     __slots__ = ("future",)
 

@@ -1,7 +1,7 @@
 """Each request of ``bookie.wire.requests`` as an exchange of messages (docs/formats.md#operations).
 
 Requests raise ``ConnectionLostError``; ``transport`` sets the deadlines and turns failures into statuses. A bookie in
-limbo answers so only for what it misses: the entry that it names as its last need not have been its last.
+limbo answers LIMBO only for missing entries: its present last entry need not be the last one it ever had.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from bookie.wire.requests import AnyRequest, Copy, Fence, Info, ListEntries, Rea
 
 _MISSING: Final = (Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO)
 _WAIT_S_MAX: Final = 3600.0
-"""Longest wait that a request asks for. Apache's bookies bound neither waits nor waiters."""
+"""Longest wait in a request. Apache's bookies bound neither waits nor waiters."""
 _DISK_FIGURES: Final = 3
 """Total and free bytes, as GET_BOOKIE_INFO's bits."""
 _NOT_WAITED_FOR: Final = (Status.OK, Status.IO_ERROR, *_MISSING)
-"""Ends of a long poll after which what the bookie knows is worth asking for."""
+"""Outcomes of a long poll that are followed by a request for the last add confirmed."""
 
 
 class Exchange:
@@ -80,7 +80,7 @@ class Exchange:
     async def _read(self, read: Read, results: list[EntryResult]) -> ReadReply:
         """Read entries, after a durable fence if there is a key for it.
 
-        An entry that the bookie fails to read is IO_ERROR by itself.
+        An entry that the bookie fails to read gets IO_ERROR; the other entries are not affected.
         """
         if read.fence_key is not None:
             fenced = await self._fence(read.ledger_id, read.fence_key)
@@ -98,8 +98,8 @@ class Exchange:
     async def _fence(self, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
         """Fence a ledger durably.
 
-        With an entry the bookie answers once the fence is in its journal. Without one ("no such entry", limbo) it
-        answers at once; then the journal is forced, and only if that succeeds the ledger counts as fenced.
+        With an entry the bookie answers after the fence is in its journal. Without one ("no such entry", limbo) it
+        answers at once; then the journal is forced, and the ledger counts as fenced only if the force succeeds.
         """
         read = pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY, masterKey=master_key)
         read.flag = pb.ReadRequest.FENCE_LEDGER
@@ -136,7 +136,7 @@ class Exchange:
         return LacReply(last.status, explicit)
 
     async def _wait_lac(self, poll: WaitLac) -> LacReply:
-        """Wait for a greater last add confirmed, then ask for what proves it.
+        """Wait for a greater last add confirmed, then ask for its proof.
 
         Apache's bookies answer for an unknown ledger at once. A cancelled long poll keeps its place there until its
         wait ends: the protocol cannot take it back.
@@ -196,7 +196,7 @@ class Exchange:
 
 
 async def forced(connection: Connection, ledger_id: LedgerId) -> AddReply:
-    """Wait until everything of a ledger that the bookie was sent before is in its journal.
+    """Wait until all entries of a ledger sent to the bookie so far are in its journal.
 
     Raises:
         ConnectionLostError: the connection ended.

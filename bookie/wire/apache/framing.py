@@ -1,8 +1,8 @@
 """Frames of Apache's bookie protocol: a four-byte big-endian length, which does not count itself, and a body.
 
-A frame that is empty, has a negative length or is absurdly long closes the connection, as it does in Apache's code
-(docs/formats.md#frames), because the bytes after it have no meaning. A frame that is merely longer than the client
-accepts can be skipped: the stream is still in step, and other requests continue.
+A frame that is empty, has a negative length or is absurdly long closes the connection, as in Apache's code
+(docs/formats.md#frames), because the bytes after it have no meaning. A frame that is merely over the client's limit can
+be skipped: the stream is still in step, and other requests continue.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ A little more than ``nettyMaxFrameSizeBytes`` of Apache's servers (5,242,880 by 
 each of their frames is accepted here too.
 """
 FRAME_BYTES_EVERYBODY_TAKES: Final = 5_242_880
-"""Apache's default of ``nettyMaxFrameSizeBytes`` on both sides: what can be cut to size is sent within this."""
+"""Apache's default of ``nettyMaxFrameSizeBytes`` on both sides: divisible messages are sent within this limit."""
 FRAME_BYTES_LIMIT: Final = 1 << 30
-"""No bookie sends more in one frame: a greater length is no length. Also the most that the limit may be raised to."""
+"""No bookie sends more in one frame: a greater length is not valid. Also the maximum of the configurable limit."""
 LENGTH_SIZE: Final = 4
 HEAD_BYTES: Final = 64
-"""Of the body of a frame that is passed over, what is kept: the header of every message, and more."""
+"""The part of a skipped frame's body kept for its receiver: the header of every message, and more."""
 
 TooLong = Callable[[bytes, int], None]
 """Receives each skipped frame: the first ``HEAD_BYTES`` of its body, and the length of the whole frame."""
@@ -36,7 +36,7 @@ _LENGTH: Final = struct.Struct(">i")
 
 
 class MalformedFrameError(PermanentError):
-    """Bytes that are not a message of this protocol. Their connection cannot be used any more."""
+    """Bytes that are not a message of this protocol. Their connection is no longer usable."""
 
 
 class FrameTooLargeError(MalformedFrameError):
@@ -50,7 +50,7 @@ class FrameSplitter:
         """Start between two frames.
 
         Args:
-            bytes_max: longest frame that is kept, its length field included.
+            bytes_max: longest accepted frame, its length field included.
             too_long: receives each longer one up to ``FRAME_BYTES_LIMIT``, in its turn among the others; only its head
                 is kept. None: a longer one is an error.
         """
@@ -67,7 +67,7 @@ class FrameSplitter:
         return not self._rest and not self._passing
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Bodies of the frames that ``data`` completes. Consume it to its end before the next piece is fed.
+        """Yield the bodies of the frames completed by ``data``. Exhaust it before the next piece is fed.
 
         Raises:
             FrameTooLargeError: a frame longer than the limit; those before it were yielded.
@@ -132,12 +132,12 @@ async def read_frame(reader: asyncio.StreamReader, bytes_max: int = FRAME_BYTES_
 
 
 def framed(body: bytes) -> bytes:
-    """One frame around ``body``. Nothing is checked: the sender has to know what its peer takes."""
+    """One frame around ``body``. Nothing is checked: the sender must keep to its peer's limits."""
     return _LENGTH.pack(len(body)) + body
 
 
 def check_length(length: int, bytes_max: int = FRAME_BYTES_MAX) -> None:
-    """Refuse the length of a body that may not come.
+    """Refuse an invalid length of a body.
 
     Raises:
         FrameTooLargeError: its frame is longer than ``bytes_max``.

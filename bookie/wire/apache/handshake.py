@@ -1,8 +1,8 @@
 """From an address to a usable connection: TCP, then TLS and a login if they are required.
 
 The order is Apache's (docs/formats.md#tls-and-login): a START_TLS request in the clear, TLS on the same socket, then
-the login inside it. The bookie's certificate and host name are always verified. A login that fails is not a verdict on
-any ledger's password, so it makes the bookie unreachable, not the request unauthorized.
+the login inside it. The bookie's certificate and host name are always verified. A failed login is no verdict on any
+ledger's password, so it makes the bookie unreachable, not the request unauthorized.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ LOGIN_ROUNDS_MAX: Final = 8
 _PORT_MAX: Final = 65535
 _PLUGIN: Final = "sasl"
 _NO_LOGIN_PLUGIN: Final = "AuthDisabledPlugin"
-"""What a bookie that knows no logins answers to any."""
+"""The answer of a bookie without a login plugin to any login."""
 _HUNG_UP: Final = "the bookie closed the connection"
 _SILENCE_MS: Final = 20_000
 """A peer without acknowledgements for this time is dead; without this, detection would take a quarter of an hour."""
 
 
 def client_context(tls: TlsSettings) -> ssl.SSLContext:
-    """What verifies bookies and proves who we are, read from the files now.
+    """Return the context for verifying bookies and for this side's certificate, read from the files now.
 
     Raises:
-        TlsFilesError: unreadable, not what it should be, or a certificate without its key.
+        TlsFilesError: unreadable, invalid, or a certificate without its key.
     """
     if (tls.cert is None) != (tls.key is None):
         raise TlsFilesError("a TLS certificate and its key go together: give both, or neither")
@@ -62,7 +62,7 @@ async def open_connection(
     """Connect, and be ready for requests.
 
     Raises:
-        ConnectionLostError: this failed; the text names the step. Nothing stays open. Nothing is left open.
+        ConnectionLostError: this failed; the text names the step. Nothing is left open.
     """
     connection = Connection(frame_bytes_max)
     try:
@@ -86,10 +86,10 @@ async def connect_to(address: BookieAddress, protocol: asyncio.Protocol) -> None
     """Open a TCP connection for ``protocol``.
 
     Raises:
-        ConnectionLostError: there is none to be had.
+        ConnectionLostError: it cannot be opened.
     """
     loop = asyncio.get_running_loop()
-    if not 0 < address.port <= _PORT_MAX:  # else the lower 16 bits of it would name a port, of whomever
+    if not 0 < address.port <= _PORT_MAX:  # else its lower 16 bits would be the port of another service
         raise ConnectionLostError(f"cannot connect to {address.host}:{address.port}: there is no such port")
     try:
         transport, _ = await loop.create_connection(lambda: protocol, address.host, address.port)
@@ -182,7 +182,7 @@ async def _round(connection: Connection, token: bytes | None) -> Answer:
 
 
 class _IfRefused(Waiter):
-    """Passes on an answer that is a refusal, and no other."""
+    """Passes on refusals only."""
 
     def __init__(self, waiter: FutureWaiter) -> None:
         self._waiter = waiter

@@ -1,15 +1,15 @@
-"""Lists of entries from bookies of Apache's, which are requested only if an operator permits it.
+"""Lists of entries from Apache's bookies, which are requested only if an operator permits it.
 
-A list costs such a bookie memory until it restarts. With ``SortedLedgerStorage``, Apache's default, each page of the
-index that it reads for a list stays in use (docs/decisions/0068-apaches-bookies-are-read.md). Once all pages of its
-cache are in use, the bookie waits for a free one without end, in adds as well. So everything but a replicas check with
-``--apache-lists`` finds out by reading what such a bookie holds.
+A list costs such a bookie memory until it restarts. With ``SortedLedgerStorage``, Apache's default, each index page
+read for a list stays in use (docs/decisions/0068-apaches-bookies-are-read.md). After all pages of its cache are in use,
+the bookie waits for a free one without end, in adds as well. So everything except a replicas check with
+``--apache-lists`` reads entries to find out which ones such a bookie holds.
 
-With ``DbLedgerStorage``, Pulsar's default, a request for the list of a stored ledger calls a method that the storage
-lacks (4.17): no answer comes, not even a refusal. A second request on the same connection, a read of the last entry,
+With ``DbLedgerStorage``, Pulsar's default, a request for the list of a stored ledger calls a method missing from the
+storage (4.17): no answer comes, not even a refusal. A second request on the same connection, a read of the last entry,
 distinguishes such a bookie from a slow one: if only the read is answered, the bookie does not list. The result is kept
-for the connection, so that a bookie that restarts with another storage is asked again, and later requests cost one
-quick read instead of a silence. A list that arrives after all resets it.
+for the connection: a bookie that restarts with another storage is asked again, and later requests cost one quick read
+instead of a silence. A late list resets the result.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from bookie.wire.apache.reading import entry_result
 from bookie.wire.port import ListReply, Status
 
 LIST_SILENCE_S: Final = 2.0
-"""After this time without an answer to a list, the bookie gets a request that every bookie can answer."""
+"""After this time without an answer to a list, the bookie gets a request supported by every bookie."""
 
 _HOLDS_SOME: Final = frozenset({Status.OK, Status.CORRUPT, Status.IO_ERROR})
-"""Answers to a read of the last entry after which reading each entry shows which the bookie serves.
+"""Answers to a read of the last entry that leave the bookie's entries to be found by reading each of them.
 
 A damaged last one has no meaning for the others.
 """
@@ -38,12 +38,12 @@ _DETAIL: Final = "Apache's bookies are not asked for lists, or have none (DbLedg
 
 
 async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: float | None) -> ListReply:
-    """List a ledger's entries, or find out that the bookie cannot, or (``silence_s`` is None) may not: UNSUPPORTED.
+    """List a ledger's entries; UNSUPPORTED if the bookie cannot list, or (``silence_s`` is None) must not be asked to.
 
-    A bookie that does not list, and holds no entry of the ledger or is in limbo over it, gives this answer to the read
-    of the last one. It is its answer here, too, and names no entries: in limbo it may serve some. Without any answer
-    this does not return; deadlines are the caller's. Apache's bookies know no pins: the ledger may be collected at any
-    time.
+    A bookie without lists answers the read of the last entry with its status if it holds no entry of the ledger or is
+    in limbo over it. This status is then the reply here, without entries: in limbo the bookie may serve some. Without
+    any answer this does not return; deadlines are left to the caller. Apache's bookies have no pins: the ledger may be
+    collected at any time.
 
     Raises:
         ConnectionLostError: the connection ended.
@@ -80,7 +80,7 @@ async def _last(connection: Connection, ledger_id: LedgerId) -> Status:
 
 
 async def _last_unless(connection: Connection, ledger_id: LedgerId, listing: FutureWaiter) -> Status | None:
-    """How a read of the last entry ended; None if the list came first."""
+    """Return the status of a read of the last entry; None if the list came first."""
     await connection.ready()
     reading = FutureWaiter()
     request = pb.Request(readRequest=pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY))
@@ -96,7 +96,7 @@ async def _last_unless(connection: Connection, ledger_id: LedgerId, listing: Fut
 
 
 def _without_list(last: Status) -> ListReply:
-    """The reply of a bookie that does not list, from how it answered for the last entry."""
+    """The reply of a bookie without lists, from its answer for the last entry."""
     return ListReply(Status.UNSUPPORTED, detail=_DETAIL) if last in _HOLDS_SOME else ListReply(last)
 
 

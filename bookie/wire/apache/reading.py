@@ -1,7 +1,6 @@
 """Reads over Apache's protocol: one request for each entry, many at once, answered in the order asked.
 
-What a bookie sends as an entry is checked for being that entry; whether it is whole is for the ledger's digest, which
-only the caller knows.
+The ids in each received entry are checked; only the caller has the ledger's digest to verify its content.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.port import READ_BYTES_MAX, EntryResult, ReadReply, Status
 
 WINDOW_MAX: Final = 64
-"""Entries asked for at once by one read."""
+"""Entries requested at once by one read."""
 _WINDOW_AT_FIRST: Final = 16
-"""While nothing is known of their sizes: 16 of the largest that a writer here makes are 16 MiB.
+"""While their sizes are unknown: 16 of the largest entries of bkheal's writers are 16 MiB.
 
 Each answer allows one more in flight, because a small entry at the start does not predict the later ones.
 """
@@ -50,7 +49,7 @@ class EntryReads:
         ``results`` are those of the first of them so far; it grows as answers arrive.
 
         Raises:
-            ConnectionLostError: the connection ended; ``results`` is what came before.
+            ConnectionLostError: the connection ended; ``results`` has the entries received before.
         """
         sizes = [len(result.packet) for result in results]
         size, largest = sum(sizes), max(sizes, default=0)
@@ -92,7 +91,7 @@ class EntryReads:
 
 
 def entry_result(answer: Answer, ledger_id: LedgerId, entry_id: EntryId | None) -> EntryResult:
-    """One entry's outcome: an OK without bytes is an I/O error, and with those of another entry it is corruption.
+    """One entry's outcome: an OK without bytes is an I/O error, and an OK with another entry's bytes is corruption.
 
     ``entry_id`` None: any, the true id is then in the result, and -1 if there is no entry.
     """
@@ -121,5 +120,5 @@ def first_window(frame_bytes_max: int) -> int:
 
 
 def _window(rest: int, largest: int) -> int:
-    """How many entries may be on their way: about as many as the rest of the answer holds."""
+    """The number of entries in flight: about as many as fit into the rest of the answer."""
     return max(2, min(rest // max(largest, 1) + 1, WINDOW_MAX))

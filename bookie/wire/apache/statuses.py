@@ -1,8 +1,8 @@
 """Outcomes in Apache's numbers and in ours, for both versions of the protocol.
 
 The direction to us keeps rule S6: only Apache's two "no such" codes are absent, and an unknown number is an I/O error.
-The way to Apache's clients keeps it as well: what they would not understand becomes an I/O error, upon which they ask
-the next copy.
+The direction to Apache's clients keeps it as well: statuses unknown to them become an I/O error, after which they ask
+the next bookie of the ensemble.
 
 Source: docs/formats.md#status-codes, #version-2.
 """
@@ -94,6 +94,6 @@ def status_of_v2(code: int) -> Status:
 def v2_of_status(status: Status) -> int:
     """``status`` in version 2; an I/O error if it has no code for it.
 
-    LIMBO as well, though there is a code: Apache's version 2 clients do not know it and give up the connection.
+    LIMBO as well, although there is a code: Apache's version 2 clients do not support it and close the connection.
     """
     return _V2_OF_STATUS.get(status, EIO_V2)

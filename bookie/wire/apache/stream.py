@@ -1,7 +1,7 @@
 """The common part of all connections to a bookie, in any version of the protocol.
 
 Bodies of frames come in, frames leave while the socket accepts them and not too many requests wait, and one reason
-closes it. Belongs to one event loop; knows neither deadlines nor what answers mean.
+closes it. Belongs to one event loop; deadlines and the meaning of answers are left to others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bookie.model.errors import TransientError
 from bookie.wire.apache.framing import FrameSplitter, MalformedFrameError
 
 IN_FLIGHT_MAX: Final = 8192
-"""Requests that may wait for their answers on one connection; more wait for room."""
+"""Limit of the requests in flight on one connection; more wait for room."""
 _CLOSE_S: Final = 5.0
 
 
@@ -51,7 +51,7 @@ class Stream(ABC, asyncio.Protocol):
     @property
     @abstractmethod
     def _in_flight(self) -> int:
-        """Requests that wait for their answers."""
+        """Number of requests waiting for their answers."""
 
     @property
     def is_over(self) -> bool:
@@ -60,7 +60,7 @@ class Stream(ABC, asyncio.Protocol):
 
     @property
     def why_over(self) -> str:
-        """The reason why it has ended, or accepts no more requests."""
+        """The reason for its end, or for accepting no more requests."""
         return self._over or "a request on it was given up"
 
     async def ready(self) -> None:
@@ -76,7 +76,7 @@ class Stream(ABC, asyncio.Protocol):
             raise ConnectionLostError(self.why_over)
 
     async def taken(self) -> None:
-        """Wait until the socket has taken what was sent, or never will."""
+        """Wait until the socket has taken all sent bytes, or never will."""
         while self._over is None and self._is_paused:
             self._may_go.clear()
             await self._may_go.wait()
@@ -116,11 +116,11 @@ class Stream(ABC, asyncio.Protocol):
         self._closed.set()
 
     def pause_writing(self) -> None:
-        """The bookie takes no more for now."""
+        """The bookie takes no more bytes for now."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The bookie takes bytes again."""
         self._is_paused = False
         self._may_go.set()
 

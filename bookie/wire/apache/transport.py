@@ -1,12 +1,12 @@
 """The transport port over Apache's bookie protocol, version 3: one TCP connection for each bookie's address.
 
-Many reads or recovery adds at once go over a second one, in version 2, as far as that serves them (``bulk_link``).
+Many reads or recovery adds at once go over a second one, in version 2, as far as it succeeds (``bulk_link``).
 
-Connects at the first call, and at the next one after a failure. Nothing is retried here: a call that a broken
-connection or its deadline ended answers UNREACHABLE or TIMEOUT, and may have taken effect.
+Connects at the first call, and at the next one after a failure. Nothing is retried here: a call ended by a broken
+connection or its deadline answers UNREACHABLE or TIMEOUT, and may have taken effect.
 
-The protocol has no incarnations: only the resolver can determine whose disks answer. A batch that is meant for certain
-disks is refused unless the address names the same.
+The protocol has no incarnations: only the resolver can determine whose disks answer. A batch for certain disks is
+refused unless the address names the same ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from bookie.wire.security import PLAINTEXT, BookieSecurity
 IN_FLIGHT_BYTES_MAX: Final = 16 << 20
 """Default bound of the adds in flight to one bookie, as over gRPC."""
 BULK_ENTRIES_MIN: Final = 16
-"""Entries of one call that are worth a second connection."""
+"""This many entries of one call are worth a second connection."""
 _FRAME_OVERHEAD_BYTES: Final = 128
 """More than the bytes of an add's frame beside the entry and the master key."""
 _CLOSED: Final = "the connection was closed"
@@ -71,7 +71,7 @@ class _Link:
         return isinstance(opened, ConnectionLostError) or opened.is_over
 
     async def connection(self) -> Connection:
-        """Wait until it is open. A cancelled waiter leaves it to the others.
+        """Wait until it is open. A cancelled caller does not stop the opening for others.
 
         Raises:
             ConnectionLostError: it could not be opened, or was closed during the wait.
@@ -112,10 +112,10 @@ class ApacheTransport(Transport):
             resolver: finds bookies.
             security: TLS and login for every bookie.
             frame_bytes_max: longest frame in either direction, Apache's ``nettyMaxFrameSizeBytes``.
-            in_flight_bytes_max: bytes of adds to one bookie that may wait for their acks; more adds wait for room.
-            list_silence_s: after how long without a list a bookie is suspected to have none; at most half of the
+            in_flight_bytes_max: limit of the bytes of adds to one bookie without an ack; more adds wait for room.
+            list_silence_s: time without a list after which a bookie may not support lists; at most half of the
                 request's deadline. None: no bookie is asked for lists, which cost it memory (``listing``).
-            bulk_entries_min: from how many entries on a read or a recovery add goes in bulk.
+            bulk_entries_min: least number of entries for a read or a recovery add in bulk.
 
         Raises:
             TlsFilesError: the files cannot be read.
@@ -136,7 +136,7 @@ class ApacheTransport(Transport):
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
         """OK only if every entry was stored.
 
-        Otherwise the most telling failure: a batch that is refused may have been stored in part.
+        Otherwise the most informative failure: a refused batch may have been stored in part.
         """
         size = sum(map(len, batch.entries))
         problem = batch_size_problem(batch, size) or self._frame_problem(batch) or batch_ids_problem(batch)
@@ -202,7 +202,7 @@ class ApacheTransport(Transport):
         return read.fence_key is None and len(read.entry_ids) >= self._bulk_entries_min
 
     async def force(self, bookie: BookieId, ledger_id: LedgerId, timeout_s: float) -> AddReply:
-        """Wait until everything of a ledger that the bookie was sent before is durable there."""
+        """Wait until all entries of a ledger sent to the bookie so far are durable there."""
 
         async def asked() -> AddReply:
             return await forced(await (await self._link(bookie)).connection(), ledger_id)
@@ -251,7 +251,7 @@ class ApacheTransport(Transport):
 
 
 def _problem(request: Request[Any]) -> str | None:
-    """What is wrong with the shape of a request, as far as these bookies do not check it."""
+    """Return what is wrong with the shape of a request, as far as these bookies do not check it."""
     match request:
         case Read():
             return ledger_problem(request.ledger_id, request.fence_key or b"") or entry_ids_problem(request.entry_ids)
@@ -271,7 +271,7 @@ class _OtherDisksError(BkhealError):
 
 
 async def _answered(timeout_s: float, ask: Awaitable[ReplyT], failed: Failed[ReplyT]) -> ReplyT:
-    """Await ``ask`` for at most ``timeout_s``; what goes wrong on the way becomes a status."""
+    """Await ``ask`` for at most ``timeout_s``; failures of the connection become a status."""
     try:
         async with asyncio.timeout(timeout_s):
             return await ask

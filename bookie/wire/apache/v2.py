@@ -1,8 +1,8 @@
 """Version 2 of Apache's bookie protocol: the bodies of its frames as values, both ways (docs/formats.md#version-2).
 
 A body is a packet header of four bytes (version, opcode, flags) and a fixed layout after it; all numbers are
-big-endian. Answers repeat the version and the opcode of the request. Decoding refuses what cannot be laid out so; it
-judges neither versions nor ids, which is a bookie's business.
+big-endian. Answers repeat the version and the opcode of the request. Decoding refuses bodies without such a layout; it
+does not check versions or ids, which is the bookie's task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.framing import MalformedFrameError
 
 VERSION: Final = 2
-"""The newest version, and what is sent."""
+"""The newest version, used in every request."""
 VERSION_MIN: Final = 0
 MASTER_KEY_SIZE: Final = 20
 
@@ -31,7 +31,7 @@ RECOVERY_ADD: Final = 0x2
 HIGH_PRIORITY: Final = 0x4
 
 BATCH_OVERHEAD_BYTES: Final = 36
-"""What a batch read's answer counts against its budget before any entry."""
+"""Bytes of a batch read's answer counted against its budget before any entry."""
 BATCH_ENTRY_OVERHEAD_BYTES: Final = 4
 
 _HEADER: Final = struct.Struct(">I")
@@ -44,7 +44,7 @@ _SIZE: Final = struct.Struct(">i")
 
 @dataclass(frozen=True, slots=True)
 class AddV2:
-    """Store one entry, in its stored form. Its ids are in the entry's own header, which is at least that long."""
+    """Store one entry, in its stored form. The entry is long enough for its own header, which has the ids."""
 
     master_key: bytes = field(repr=False)
     entry: bytes = field(repr=False)
@@ -124,7 +124,7 @@ class AddedV2:
 
 @dataclass(frozen=True, slots=True)
 class EntryV2:
-    """Answer to ``ReadV2``. ``entry_id`` repeats what was asked for, also -1; ``entry`` is empty on an error."""
+    """Answer to ``ReadV2``. ``entry_id`` repeats the one in the request, also -1; ``entry`` is empty on an error."""
 
     code: int
     ledger_id: int
@@ -150,7 +150,7 @@ ResponseV2 = AddedV2 | EntryV2 | BatchV2 | AuthV2
 
 
 def packet_header(opcode: int, flags: int = 0) -> bytes:
-    """How the body of a request begins."""
+    """Return the start of a request's body."""
     return _header(VERSION, opcode, flags)
 
 
@@ -194,10 +194,10 @@ def encode_response(response: ResponseV2) -> bytes:
 
 
 def decode_request(body: bytes) -> RequestV2:
-    """What the body of a frame asks for.
+    """Return the request in the body of a frame.
 
     Raises:
-        MalformedFrameError: an opcode that is not decodable on the wire, or too short for its layout.
+        MalformedFrameError: an opcode without a request, or a body too short for its layout.
     """
     version, opcode, flags = _unpacked(body)
     try:
@@ -219,7 +219,7 @@ def decode_request(body: bytes) -> RequestV2:
 
 
 def decode_response(body: bytes) -> ResponseV2:
-    """What the body of a frame answers.
+    """Return the answer in the body of a frame.
 
     Raises:
         MalformedFrameError: an unknown opcode, or bytes that do not fit its layout.
