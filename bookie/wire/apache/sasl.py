@@ -1,7 +1,7 @@
 """The client's side of a SASL login: PLAIN (RFC 4616) and DIGEST-MD5 (RFC 2831), quality of protection ``auth``.
 
-Tokens alone; who carries them is ``handshake``. Apache's bookies offer DIGEST-MD5, an old mechanism that keeps the
-password off the wire and nothing more: a login belongs inside TLS.
+This module only makes and checks tokens; ``handshake`` sends them. Apache's bookies offer DIGEST-MD5, an old mechanism
+that keeps the password off the wire and nothing more: a login belongs inside TLS.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ONE_ROUND: Final = "00000001"
 
 
 class LoginError(PermanentError):
-    """The bookie's side of a login is not one that proves anything. Names no password."""
+    """The bookie's side of a login proves nothing. The text has no password."""
 
 
 class Login(Protocol):
@@ -43,14 +43,14 @@ class Login(Protocol):
         ...
 
     def first(self) -> bytes:
-        """The token that begins."""
+        """The first token."""
         ...
 
     def answer(self, token: bytes) -> bytes | None:
-        """What to send in answer to the bookie's token; None if there is nothing more to send.
+        """Return the answer to the bookie's token; None if there is nothing more to send.
 
         Raises:
-            LoginError: the token makes no sense here, or the bookie did not prove that it knows the password.
+            LoginError: the token is invalid here, or the bookie did not prove that it has the password.
         """
         ...
 
@@ -87,7 +87,7 @@ class PlainLogin(Login):
 
 
 class DigestMd5Login(Login):
-    """Challenge and response; the bookie's last token proves that it knows the password as well."""
+    """Challenge and response; the bookie's last token proves that it has the password as well."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class DigestMd5Login(Login):
 
 
 def parse_challenge(token: bytes) -> dict[str, str]:
-    """Directives of a DIGEST-MD5 token. Of a name that comes twice the first counts: that is how several realms come.
+    """Directives of a DIGEST-MD5 token. The first of several with the same name counts, for example of several realms.
 
     Raises:
         LoginError: no such token.
@@ -180,7 +180,7 @@ def parse_challenge(token: bytes) -> dict[str, str]:
 
 
 def _hashed_form(text: str, is_utf8: bool) -> bytes:
-    """RFC 2831, section 2.1.2.1: ISO 8859-1 if that can hold it, also if UTF-8 was agreed on."""
+    """Encode per RFC 2831, section 2.1.2.1: as ISO 8859-1 if possible, even if UTF-8 was agreed on."""
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:
