@@ -1,4 +1,4 @@
-"""The client that commands use, against a running face."""
+"""The client of the commands, against a running face."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bkheal drain start --bookie-http``: the bookie that is meant becomes read-only, or none does."""
+"""``bkheal drain start --bookie-http``: the intended bookie becomes read-only, or none does."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ CUSTOM = (
 
 
 class Drained:
-    """A cluster with an Apache bookie that has an HTTP server."""
+    """A cluster with an Apache bookie and its HTTP server."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cluster = CommandCluster()

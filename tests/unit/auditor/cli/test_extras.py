@@ -1,4 +1,4 @@
-"""Commands without Spark need no Spark; a command whose library is missing names the extra that installs it."""
+"""Commands without Spark need no Spark; a command without its library names the extra to install."""
 
 from __future__ import annotations
 

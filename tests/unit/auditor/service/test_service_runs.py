@@ -475,7 +475,7 @@ class ElectionView:
 
 
 class Standing:
-    """A check that stands before its gate."""
+    """A check with an hour of work; it leaves its gate to the test."""
 
     def __init__(self) -> None:
         self.gate: RunGate | None = None

@@ -1,4 +1,4 @@
-"""Requests that are joined have the results that they would have alone, and are sent in fewer requests."""
+"""Joined requests have the same results as they would have alone, and are sent in fewer requests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Server:
 
 
 async def outcomes(*requests: Any) -> list[Any]:
-    """Results of requests that are made in the same step of the loop; of a failure, its kind and text."""
+    """Results of requests made in the same step of the loop; of a failure, its kind and text."""
     results = await asyncio.gather(*requests, return_exceptions=True)
     return [(type(result), str(result)) if isinstance(result, BkhealError) else result for result in results]
 

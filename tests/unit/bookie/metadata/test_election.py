@@ -47,9 +47,9 @@ class Hook:
 
 
 class SkippingClock(VirtualClock):
-    """Time of a process that was stopped: ``skipped_s`` of it went by on the machine, and none on the event loop.
+    """Time of a stopped process: ``skipped_s`` of it went by on the machine, and none on the event loop.
 
-    Neither clock of ``tests.worlds.clocks`` can part the two, and that is what these tests are about.
+    Neither clock of ``tests.worlds.clocks`` can separate the two, and these tests need exactly this difference.
     """
 
     skipped_s = 0.0

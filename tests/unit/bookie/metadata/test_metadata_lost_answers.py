@@ -54,7 +54,7 @@ class OneFault:
 
 @dataclass
 class MetadataWorld:
-    """A cluster in memory with everything that works on it, through the store that will have the fault."""
+    """A cluster in memory with all its parts, on the store with the fault."""
 
     store: MemoryStore = field(default_factory=lambda: MemoryStore(MemoryCell()))
     results: list[object] = field(default_factory=list)
@@ -363,7 +363,7 @@ MAY_BE_DONE_WHEN_UNAVAILABLE = {
     "mark many",
     "new id",
 }
-"""Several changes in one call: a part of them may be made before the one that was refused."""
+"""Several changes in one call: a part of them may be made before the refused one."""
 
 
 @pytest.mark.parametrize("fault", Fault)

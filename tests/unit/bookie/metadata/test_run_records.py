@@ -1,4 +1,4 @@
-"""Locks and records of runs where answers are lost: nothing remains, and no own record is taken for that of another."""
+"""Locks and records of runs with lost answers: nothing remains, and no own record is taken for another's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sockets that kazoo's thread waits on: what arrives is received whole and in order, and nothing ready waits."""
+"""The sockets kazoo's thread waits on: received data is whole and in order, and nothing ready waits."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ CALLS_MAX: Final = 100_000
 
 @st.composite
 def sets(draw: st.DrawFn) -> frozenset[int]:
-    """Pieces of striped ledgers, and single entries that are missing or more."""
+    """Pieces of striped ledgers, plus or minus single entries."""
     found: set[int] = set()
     for _ in range(draw(st.integers(0, 3))):
         start, length = draw(st.integers(0, 60)), draw(st.integers(0, 60))
@@ -99,7 +99,7 @@ def striped() -> EntryRuns:
 
 
 def irregular() -> EntryRuns:
-    """Runs of which no two that follow each other are alike."""
+    """Runs in which no two neighbours are alike."""
     return EntryRuns((8 * number, 8 * number + number % 5 % 3) for number in range(100_000))
 
 

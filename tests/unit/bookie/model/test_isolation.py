@@ -1,4 +1,4 @@
-"""Bookie groups that a ledger asks for: who may hold its entries (Pulsar's rule), and what repair makes of it."""
+"""Bookie groups of a ledger: the bookies allowed to hold its entries (Pulsar's rule), and how repair uses them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Bookie:
         return await self.service.answer("uuid", WaitLac(LEDGER, EntryId(beyond), wait_s))
 
     async def waiting(self, beyond: int) -> asyncio.Task[LacReply]:
-        """A long poll that has its place."""
+        """A long poll after it has taken its place."""
         gate = self.index.before = Gate(Operation.INDEX_READ)
         poll = asyncio.create_task(self.wait_lac(beyond))
         await gate.has_begun.wait()

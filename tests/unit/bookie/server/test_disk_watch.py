@@ -26,7 +26,7 @@ THRESHOLD = 100_000
 
 
 class DiskWatchWorld(MemoryCluster):
-    """A registered bookie that watches its disks."""
+    """A registered bookie with a watch over its disks."""
 
     async def open(self, threshold: int = THRESHOLD) -> DiskWatchWorld:
         await self.found()
@@ -108,7 +108,7 @@ async def test_a_disk_that_says_it_is_full_makes_read_only_and_does_not_flap() -
 
 
 class HangingSync:
-    """A disk that answers no sync while it is closed."""
+    """A disk that hangs on every sync until ``answers`` is set."""
 
     def __init__(self, world: DiskWatchWorld) -> None:
         self.answers = asyncio.Event()

@@ -31,7 +31,7 @@ READ_ONLY = Bookies(frozenset(), frozenset({BOOKIE}))
 
 
 class KeeperWorld(MemoryCluster):
-    """A bookie that keeps itself registered, and another session that looks."""
+    """A bookie that keeps itself registered, and another session to look at it."""
 
     async def start(self) -> None:
         await self.found()

@@ -256,7 +256,7 @@ def test_an_operator_interrupts_continues_and_begins_a_pass(monkeypatch: pytest.
         await asyncio.sleep(501)
         assert phase() is ScrubPhase.RUNNING
         verified = at.value(SCRUBBED_ENTRIES)
-        scrubber.start()  # one that runs goes on
+        scrubber.start()  # a running one goes on
         scrubber.start(from_beginning=True)
         await asyncio.sleep(1500)
         assert at.value(SCRUBBED_ENTRIES) == verified + 20

@@ -1,4 +1,4 @@
-"""Placement that follows what is known: the topology in the store, and the room that bookies have."""
+"""Placement by current knowledge: the topology in the store, and the free room of the bookies."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ async def create_without_password(world: RecoveryWorld, entries_on: str) -> Ledg
 
 
 def packet(entry_id: int) -> bytes:
-    """An entry by the digest type that such metadata stands for."""
+    """An entry with the digest type of such metadata."""
     data = b"x" * PAYLOAD
     return pack(digest_for(DigestType.CRC32, PASSWORD), LEDGER, EntryId(entry_id), -1, (entry_id + 1) * PAYLOAD, data)
 

@@ -1,4 +1,4 @@
-"""Recovery among bookies that cannot list: a small ledger is read, a large one is left to the worker."""
+"""Recovery among bookies without lists: a small ledger is read, a large one is left to the worker."""
 
 from __future__ import annotations
 

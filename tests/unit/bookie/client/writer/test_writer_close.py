@@ -1,4 +1,4 @@
-"""Closing a ledger: where it is sealed, who else may have, and answers that were lost."""
+"""Closing a ledger: the sealed end, closes by other clients, and lost answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adds are meant for the disks that a member had when the metadata came to name it."""
+"""Adds are meant for the disks a member had when it came into the metadata."""
 
 from __future__ import annotations
 
