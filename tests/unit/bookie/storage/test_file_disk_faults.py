@@ -257,7 +257,7 @@ async def test_closed_disk_refuses_and_closing_again_is_fine(disk: FileDisk) -> 
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The directories that were synced."""
+    """The synced directories."""
     found: list[Path] = []
     real = os.fsync
 

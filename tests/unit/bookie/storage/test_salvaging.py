@@ -73,7 +73,7 @@ class Disks:
 
 
 async def used() -> Disks:
-    """A store that was killed: checkpointed entries of L1, the rest of it, L2 and L3 with its fence in the journal."""
+    """A killed store: checkpointed entries of L1, the rest of it, L2 and L3 with its fence in the journal."""
     disks = Disks()
     store = await disks.open()
     await add(store, L4, 0)
@@ -92,7 +92,7 @@ async def used() -> Disks:
 
 async def check(store: LedgerStorage) -> set[tuple[LedgerId, int]]:
     """After a salvage no acknowledged entry is denied, and no old writer is answered; returns what is served."""
-    await store.set_limbo(list(ACKNOWLEDGED))  # as a start does with the ledgers that the metadata names
+    await store.set_limbo(list(ACKNOWLEDGED))  # as a start does with the ledgers of the metadata
     served = set()
     for ledger_id, entry_ids in ACKNOWLEDGED.items():
         for entry_id, (status, packet) in zip(entry_ids, await read(store, ledger_id, *entry_ids), strict=True):

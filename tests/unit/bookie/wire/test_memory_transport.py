@@ -30,7 +30,7 @@ class RecordingBookie(BookieHandler):
     payloads: list[bytes] = field(default_factory=list)
     incarnations: set[str] = field(default_factory=set)
     polls: int = 0
-    """Long polls that wait."""
+    """Long polls in progress."""
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     has_received: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -33,7 +33,7 @@ def bookies(writable: str, read_only: str = "") -> Bookies:
 
 
 def ledger(*fragments: tuple[int, str], quorum: tuple[int, int] = (2, 2), last: int | None = None) -> Versioned:
-    """A ledger with these (first entry, members); closed at ``last`` unless that is None."""
+    """A ledger with these (first entry, members); closed at ``last`` unless ``last`` is None."""
     length = 0 if last is None else last + 1
     return Versioned(LEDGER, make_metadata(*fragments, quorum=quorum, last=last, length=length), 3)
 

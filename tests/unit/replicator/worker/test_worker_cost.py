@@ -68,7 +68,7 @@ async def test_a_ledger_that_lacks_nothing_costs_its_lock_and_one_transaction() 
 
 
 async def endings_with(world: RepairWorld, first_path: str, act: Callable[[], Awaitable[None]]) -> list[Ending]:
-    """Repair, and let something happen right before the first transaction that begins with ``first_path``."""
+    """Repair, and run ``act`` right before the first transaction starting with ``first_path``."""
     running = world.worker()
     done: list[bool] = []
 
@@ -158,7 +158,7 @@ async def test_a_lock_that_is_gone_right_before_the_only_transaction_completes_n
 
 @in_virtual_time
 async def test_a_member_that_joined_after_the_last_list_of_bookies_is_not_replaced() -> None:
-    """R2: a list that is kept for many turns does not serve a ledger that names a bookie which the list lacks."""
+    """R2: a list kept for many turns does not serve a ledger with a bookie missing from this list."""
     async with a_world("a b c t") as world:
         for ledger_id in (1, 2):
             await world.ledger(ledger_id, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
@@ -169,7 +169,7 @@ async def test_a_member_that_joined_after_the_last_list_of_bookies_is_not_replac
 
         async def join(operation: str, path: str) -> Fault | None:
             if operation == "multi" and path in (lock_path(ROOT, 1), lock_path(ROOT, 2)):  # the worker takes a lock
-                if joined:  # the second ledger: a writer has named a bookie that has only just joined
+                if joined:  # the second ledger: a writer has named a newly joined bookie
                     ledger_id = LedgerId(int(path[-1]))
                     await world.bookies.start(["n"])
                     packets = await world.bookies.nodes[BookieId("b")].storage.list_entries(ledger_id)

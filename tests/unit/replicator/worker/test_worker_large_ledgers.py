@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 class Watching(Transport):
-    """Notes the requests of copies that are under way at the same time."""
+    """Counts the concurrent requests of copies."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
@@ -35,7 +35,7 @@ class Watching(Transport):
         self.chunks_max = 0
         """Of all bookies together."""
         self.sources_max = 0
-        """Bookies that were read at the same time."""
+        """Bookies read at the same time."""
         self.served: Counter[EntryId] = Counter()
         """How often each entry was read, of all bookies together."""
         self.served_bytes = 0

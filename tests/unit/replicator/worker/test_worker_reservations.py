@@ -136,7 +136,7 @@ async def test_a_lock_that_a_collector_of_apache_took_over_stops_the_install(is_
         async def late(operation: str, path: str) -> Fault | None:
             if operation == "multi" and path == world.ledgers.path(LEDGER) and not writes:
                 writes.append(path)
-                if is_marked_again:  # so that the task cannot be completed with the installation
+                if is_marked_again:  # so the task cannot be completed with the installation
                     await world.tasks.marking.mark(LEDGER, names("x"))
                 await world.store.delete(lock_path(ROOT, LEDGER))
                 await theirs.create(lock_path(ROOT, LEDGER), b"", is_ephemeral=True)
@@ -293,7 +293,7 @@ async def test_a_task_stays_when_the_ledger_changed_after_the_verdict() -> None:
         async def late(operation: str, path: str) -> Fault | None:
             is_locked = world.cell.stat(lock_path(ROOT, LEDGER)) is not None
             if operation == "multi" and path == lock_path(ROOT, LEDGER) and is_locked and not changed:
-                changed.append(path)  # another worker without a lock names a bookie that died a moment ago
+                changed.append(path)  # another worker without a lock names a bookie shortly after its death
                 now = await world.ledgers.read(LEDGER)
                 wanted = now.metadata.with_member(0, 1, BookieId("c"))
                 await world.ledgers.write(LEDGER, wanted, now.version)
@@ -378,7 +378,7 @@ async def test_a_bookie_that_came_back_without_its_disks_after_the_verdict_is_as
 
 @in_virtual_time
 async def test_a_target_that_gets_nothing_is_pinned_as_well() -> None:
-    """A collector that has begun with the ledger there must not end with a member of it."""
+    """A collector at work on the ledger there must not finish after the bookie has become a member."""
     async with a_world("a b c d") as world:
         await world.ledger(7, make_metadata((0, "a b c"), quorum=(2, 2), last=0), 1)
         await world.lose("c")
@@ -398,7 +398,7 @@ async def lose_a_member_of_an_empty_ledger(world: RepairWorld) -> None:
 
 @in_virtual_time
 async def test_an_empty_ledger_gets_another_member_without_a_reservation_or_a_question() -> None:
-    """R118: there is no copy that anyone could delete."""
+    """R118: no copy exists, so nothing can be deleted."""
     async with a_world("a b t") as world:
         await lose_a_member_of_an_empty_ledger(world)
         asked: list[str] = []
@@ -494,7 +494,7 @@ async def test_a_target_whose_disks_were_replaced_is_not_named_though_it_is_stil
     for moment in ("look", "install"):
         async with a_world("a b t u") as world:
             packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-            await world.registrations.unregister(BookieId("u"))  # so that t is chosen first
+            await world.registrations.unregister(BookieId("u"))  # so t is chosen first
 
             async def come(world: RepairWorld = world) -> None:
                 await world.register("u")

@@ -1,6 +1,6 @@
-"""Bookies that lack entries of a ledger that is not closed: they came back on empty disks, and cannot know it.
+"""Bookies without some entries of an open ledger: they came back on empty disks, and have no sign of it.
 
-Apache's bookies have no limbo, so only the other members show that something is missing.
+Apache's bookies have no limbo, so only the other members show the missing entries.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_a_fragment_that_the_writer_has_left_is_filled_up_in_place(tail: str, ha
             packets = await world.ledger(LEDGER, make_metadata((0, "a b"), (20, tail), quorum=(2, 2), last=None), 30)
             metadata = await world.metadata(LEDGER)
             await wipe(world, "b", has_no_lists=has_no_lists)
-            if tail == "a b":  # the writer has gone on to the disks that are there now
+            if tail == "a b":  # the writer has gone on to the present disks
                 await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(20, 30)])
             await assert_filled_up(world, packets, metadata)
 

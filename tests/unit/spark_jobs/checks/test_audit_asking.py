@@ -115,7 +115,7 @@ async def test_an_entry_that_a_bookie_leaves_out_as_damaged_is_a_finding_of_its_
 
 @in_virtual_time
 async def test_an_entry_of_which_every_copy_is_damaged_is_not_lost() -> None:
-    """Its bytes are there, and may be read by other means."""
+    """Its bytes exist, and may be read by other means."""
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
         for name in ("b", "c"):

@@ -74,7 +74,7 @@ LEDGERS = dict.fromkeys([*range(40), *range(10_000, 10_040), 20_000, 1 << 33], H
 
 @dataclass
 class World:
-    """A cluster in memory, and the image that the last reading wrote."""
+    """A cluster in memory, and the image from the last reading."""
 
     store: MemoryStore
     cluster: Cluster

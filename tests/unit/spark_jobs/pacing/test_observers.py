@@ -27,7 +27,7 @@ URI = "zk://zk1,zk2/ledgers"
 
 @pytest.fixture
 async def connected_to(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The hosts of each attempt to connect; those that are in ``down`` do not answer."""
+    """The hosts of each attempt to connect; hosts with ``down`` in their name do not answer."""
     hosts_tried: list[str] = []
     cell = MemoryCell()
     await formatted(MemoryStore(cell))

@@ -68,7 +68,7 @@ def auditor() -> Auditor:
 
 @pytest.fixture
 def hang() -> Iterator[Callable[[], None]]:
-    """A wait that the end of the test ends."""
+    """A wait until the end of the test."""
     released = threading.Event()
     yield lambda: void(released.wait(HANG_S))
     released.set()
