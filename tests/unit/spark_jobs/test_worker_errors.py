@@ -1,4 +1,4 @@
-"""The metadata store's error that ended a Spark worker, recognized by the text in the driver."""
+"""The metadata store's error that ended a Spark worker, recognized by the text received by the driver."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ async def test_nobody_is_there() -> None:
 
 
 def moved(to: Callable[[], AdminApi], status: int = 307) -> Callable[[Asked], Reply]:
-    """Answer as a broker without the topic."""
+    """Answers of a broker that does not serve the topic."""
     return lambda asked: Reply(status, headers={"Location": f"{to().url}{asked.path}?authoritative=true"})
 
 

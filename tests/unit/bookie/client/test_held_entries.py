@@ -1,4 +1,4 @@
-"""What a bookie holds, listed where it lists and read where it does not."""
+"""The entries of a bookie: listed if the bookie can list them, read otherwise."""
 
 from __future__ import annotations
 

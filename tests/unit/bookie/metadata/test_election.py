@@ -1,4 +1,4 @@
-"""The election where answers are lost, processes stand still and stores hang. Virtual time."""
+"""The election with lost answers, stopped processes and hanging stores. Virtual time."""
 
 from __future__ import annotations
 

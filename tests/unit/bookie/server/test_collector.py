@@ -228,7 +228,7 @@ async def test_reservations_of_others_stay() -> None:
 
 
 async def _repair(world: CollectorWorld) -> bool:
-    """The work of a worker without its lock: reserve, list, copy the missing entries, install."""
+    """What a worker does after the loss of its lock: reserve, list, copy the missing entries, install."""
     current = await world.ledgers.current(L5)
     if current is None:
         return False
@@ -599,7 +599,7 @@ async def test_a_collector_that_is_stopped_leaves_no_lock() -> None:
 @pytest.mark.parametrize("is_lock_answered", [True, False], ids=["release", "lock"])
 @in_virtual_time
 async def test_a_lock_outlives_an_outage_of_the_store_by_less_than_a_minute(is_lock_answered: bool) -> None:
-    """A lock with the life of the session keeps every worker off the ledger. Default settings."""
+    """A lock that lives as long as the session keeps every worker off the ledger. Default settings."""
     world = await CollectorWorld().open(CollectorSettings())
     await ledger(world, L5, MOVED)
     await world.tasks.initialize()

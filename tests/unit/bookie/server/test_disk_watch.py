@@ -26,7 +26,7 @@ THRESHOLD = 100_000
 
 
 class DiskWatchWorld(MemoryCluster):
-    """A registered bookie with a watch over its disks."""
+    """A registered bookie that watches its disks."""
 
     async def open(self, threshold: int = THRESHOLD) -> DiskWatchWorld:
         await self.found()

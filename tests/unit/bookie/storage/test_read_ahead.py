@@ -29,7 +29,7 @@ def entry(entry_id: int, mark: bytes = b"a", ledger_id: int = LEDGER) -> bytes:
 
 
 class CountedIndex(MemoryIndex):
-    """Counts the keys of all lookups."""
+    """Counts the looked-up keys."""
 
     looked_up = 0
 
@@ -39,7 +39,7 @@ class CountedIndex(MemoryIndex):
 
 
 class World:
-    """A store on twins with a count of the reads of entry logs; it holds reads on request."""
+    """A store on twins that counts the reads of entry logs, and holds them on request."""
 
     def __init__(self, **settings: int) -> None:
         self.reads = 0

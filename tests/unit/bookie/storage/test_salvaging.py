@@ -92,7 +92,7 @@ async def used() -> Disks:
 
 async def check(store: LedgerStorage) -> set[tuple[LedgerId, int]]:
     """After a salvage no acknowledged entry is denied, and no old writer is answered; returns what is served."""
-    await store.set_limbo(list(ACKNOWLEDGED))  # as a start does with the ledgers of the metadata
+    await store.set_limbo(list(ACKNOWLEDGED))  # as a start does with the ledgers named in the metadata
     served = set()
     for ledger_id, entry_ids in ACKNOWLEDGED.items():
         for entry_id, (status, packet) in zip(entry_ids, await read(store, ledger_id, *entry_ids), strict=True):

@@ -39,7 +39,7 @@ def bodies(*, is_v2_wire: bool, is_request: bool, operation: str | None = None) 
 
 
 def test_messages_of_version_3_are_read_and_written_again_byte_for_byte() -> None:
-    """Our messages name every field: an unknown one would be kept, and written again."""
+    """Our messages name every recorded field: unknown ones, otherwise kept and written again, are discarded first."""
     for is_request, kind in ((True, pb.Request), (False, pb.Response)):
         for body in bodies(is_v2_wire=False, is_request=is_request):
             message = kind.FromString(body)

@@ -18,7 +18,7 @@ from tests.contract.scripted_apache_bookie import LEDGER, batch
 
 
 class Told:
-    """A waiter with a list of its notifications."""
+    """A waiter that records its notifications."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []

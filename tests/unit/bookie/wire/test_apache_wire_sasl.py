@@ -1,4 +1,4 @@
-"""Logins against the examples of RFC 2831 and RFC 4616, and against bookies without a proof."""
+"""Logins against the examples of RFC 2831 and RFC 4616, and against bookies that prove nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of moves: the fewest replacements to make the closed fragments of a ledger adhere to the policy."""
+"""The plan of moves: the fewest replacements that make the closed fragments of a ledger adhere to the policy."""
 
 from __future__ import annotations
 

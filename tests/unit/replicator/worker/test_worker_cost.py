@@ -169,7 +169,7 @@ async def test_a_member_that_joined_after_the_last_list_of_bookies_is_not_replac
 
         async def join(operation: str, path: str) -> Fault | None:
             if operation == "multi" and path in (lock_path(ROOT, 1), lock_path(ROOT, 2)):  # the worker takes a lock
-                if joined:  # the second ledger: a writer has named a newly joined bookie
+                if joined:  # the second ledger: a writer has named a bookie that has only just joined
                     ledger_id = LedgerId(int(path[-1]))
                     await world.bookies.start(["n"])
                     packets = await world.bookies.nodes[BookieId("b")].storage.list_entries(ledger_id)

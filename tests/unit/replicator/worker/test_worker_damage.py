@@ -30,7 +30,7 @@ async def stored(world: RepairWorld, bookie: str, entry_id: EntryId) -> bytes:
 
 
 def undamaged(packets: dict[EntryId, bytes]) -> dict[EntryId, bytes]:
-    """Entries without damaged copies: the copy of the member not asked stays damaged."""
+    """Entries without damaged copies: the copy of the member that was not asked stays damaged."""
     damaged = {entry_id for _, entry_id in OTHERS}
     return {entry_id: packet for entry_id, packet in packets.items() if entry_id not in damaged}
 

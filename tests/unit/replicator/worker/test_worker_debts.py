@@ -1,4 +1,4 @@
-"""Placement debts: a badly placed copy of a repair is recorded, and moved as soon as a better place exists."""
+"""Placement debts: a copy that repair put in a bad place is recorded, and moved as soon as a better place exists."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def debts(world: RepairWorld) -> PlacementDebts:
 
 
 async def in_one_rack(world: RepairWorld, ledger_id: LedgerId = LEDGER) -> dict[EntryId, bytes]:
-    """A ledger whose copy in the other rack is lost."""
+    """A ledger that lost its copy in the other rack."""
     await write_topology(world)
     packets = await world.ledger(ledger_id, make_metadata((0, "a x"), quorum=(2, 2), last=9), 10)
     await world.kill("x")

@@ -1,4 +1,4 @@
-"""A registered bookie without answers: it costs the process some waits, not each ledger (R42)."""
+"""A registered bookie that does not answer costs the process some waits, not each ledger (R42)."""
 
 from __future__ import annotations
 

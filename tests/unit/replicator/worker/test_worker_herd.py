@@ -75,7 +75,7 @@ async def a_fleet(world: RepairWorld, count: int) -> AsyncIterator[Fleet]:
 
 
 async def cost_of(fleet: Fleet, event: Callable[[], Awaitable[None]]) -> int:
-    """The requests of an event and of all its consequences, beyond the usual ones of the fleet."""
+    """The requests of an event and of everything after it, beyond what the fleet sends anyway."""
     idle = await fleet.requests_in(IDLE_S)
     await event()
     return await fleet.requests_in(IDLE_S) - idle

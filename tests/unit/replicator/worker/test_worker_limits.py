@@ -1,4 +1,4 @@
-"""Limits on copying shared by all workers of a cluster, and set while they run."""
+"""Limits on copying that all workers of a cluster share, set while they run."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def received(world: RepairWorld) -> dict[str, int]:
 
 
 async def a_lost_position(world: RepairWorld) -> tuple[dict[EntryId, bytes], int]:
-    """A ledger with one lost bookie, and the bytes of one of its positions."""
+    """A ledger that lost a bookie, and the bytes of one of its positions."""
     packets = await world.ledger(
         LEDGER,
         make_metadata((0, "a b"), quorum=(2, 2), last=ENTRIES - 1, digest_type=DigestType.HMAC),
@@ -160,7 +160,7 @@ def test_the_window_is_a_number_of_bytes_or_seconds() -> None:
 
 
 async def a_recorded_copy(world: RepairWorld, *, end: int, incarnation: str = "1") -> dict[EntryId, bytes]:
-    """A small ledger with b lost, and the record of a dead worker: ``u`` has the entries before ``end``."""
+    """A small ledger that lost b, and a dead worker's record: ``u`` has the entries before ``end``."""
     packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=99), 100)
     await world.kill("b")
     await world.tasks.marking.mark(LEDGER, names("b"))
@@ -216,13 +216,13 @@ async def test_the_progress_of_other_disks_counts_for_nothing() -> None:
 
 
 SHARED = 20
-"""Of the entries before 60, those stored by both positions 1 and 2 of three, with a write quorum of 2: each third."""
+"""The number of entries before 60 stored by both positions 1 and 2 of three, with a write quorum of 2: each third."""
 STORED = 66
-"""Of 100 entries, those stored by position 2."""
+"""The number of entries stored by position 2, of 100."""
 
 
 async def a_target_of_another_position(world: RepairWorld, *, has: int = 60) -> dict[EntryId, bytes]:
-    """A striped ledger with c lost, and the record of a dead worker: ``u`` has what b stores before entry 60.
+    """A striped ledger that lost c, and a dead worker's record: ``u`` has what b stores before entry 60.
 
     In fact, ``u`` has it only before entry ``has``.
     """

@@ -179,7 +179,7 @@ async def test_damaged_copies_are_found_by_the_worker_itself_and_replaced() -> N
         healed = await at.heal()
         found = {(copy.bookie, copy.entry_id) for copy in healed.recorder.corrupt}
         assert healed.recorder.endings() == [Ending.REPAIRED]
-        assert len(found) == 5  # those of the bookie from which the target was to read this chunk
+        assert len(found) == 5  # those of the bookie the target was to read this chunk from
         assert found < damaged
         assert healed.recorder.results[0].replaced_copies == 5
         for bookie, entry_id in ((TARGET, entry_id) for _, entry_id in damaged):

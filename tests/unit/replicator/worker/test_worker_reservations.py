@@ -293,7 +293,7 @@ async def test_a_task_stays_when_the_ledger_changed_after_the_verdict() -> None:
         async def late(operation: str, path: str) -> Fault | None:
             is_locked = world.cell.stat(lock_path(ROOT, LEDGER)) is not None
             if operation == "multi" and path == lock_path(ROOT, LEDGER) and is_locked and not changed:
-                changed.append(path)  # another worker without a lock names a bookie shortly after its death
+                changed.append(path)  # another worker without a lock names a bookie that died a moment ago
                 now = await world.ledgers.read(LEDGER)
                 wanted = now.metadata.with_member(0, 1, BookieId("c"))
                 await world.ledgers.write(LEDGER, wanted, now.version)

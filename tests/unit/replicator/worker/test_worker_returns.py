@@ -24,7 +24,7 @@ RATE = 400_000
 """The copy of the ledger takes about a minute."""
 LOST_BYTES = ENTRIES * PAYLOAD_BYTES
 UNDER_WAY_BYTES = LANES_MAX * (BATCH_BYTES_MAX + PAYLOAD_BYTES)
-"""Chunks in progress at the return of a bookie."""
+"""Chunks that have started when a bookie returns."""
 
 
 def received(world: RepairWorld, *bookies: str) -> int:

@@ -1,6 +1,6 @@
-"""Bookies without some entries of an open ledger: they came back on empty disks, and have no sign of it.
+"""Bookies that lack entries of an unclosed ledger: they came back on empty disks, and have no sign of it.
 
-Apache's bookies have no limbo, so only the other members show the missing entries.
+Apache's bookies have no limbo, so only the other members show that something is missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worker among bookies without lists: the entries they serve, one by one, are what counts."""
+"""The worker among bookies that cannot list their entries: what they serve, entry by entry, is what counts."""
 
 from __future__ import annotations
 

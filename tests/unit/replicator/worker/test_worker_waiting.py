@@ -62,7 +62,7 @@ async def test_what_was_marked_while_repair_was_disabled_is_taken_when_it_is_ena
         await world.tasks.switches.disable()
         if is_seen:
             await world.register("t", is_read_only=True)
-            await world.register("t")  # a change of a bookie has the worker look
+            await world.register("t")  # a changed bookie makes the worker look
             await asyncio.sleep(600)
         await world.tasks.marking.mark(LEDGER, names("b"))
         await asyncio.sleep(600 if is_seen else 0)

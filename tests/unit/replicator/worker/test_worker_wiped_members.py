@@ -1,4 +1,4 @@
-"""A member came back on empty disks while another is down: acknowledged entries stay (S6, default settings).
+"""A member that came back on empty disks while another is down: acknowledged entries stay (S6, default settings).
 
 Ledger 3/3/2: entries 0 to 9 are on a, b and c, entry 10 was acknowledged by b and c. b comes back on empty disks, as
 Apache's bookies do, without a trace in the store; c is away, with its disks.
@@ -112,7 +112,7 @@ async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie(
 
 @in_virtual_time
 async def test_a_bookie_that_was_filled_while_another_was_awaited_is_not_believed_later() -> None:
-    """The repair of b ends within the delay of c, which may have entries missing on all others. Then c is marked."""
+    """The repair of b ends within the delay of c, which may have entries that no other member has. Then c is marked."""
     async with a_world("a b c t u") as world:
         await with_cookies(world, "a b c t u", 600)
         packets = await lose_b_and_miss_c(world, "b")
@@ -228,7 +228,7 @@ async def test_a_slow_member_does_not_keep_a_ledger_open() -> None:
 
 
 async def replace_cookie(world: RepairWorld, bookie: str) -> None:
-    """The steps of an operator to start an Apache bookie on empty disks."""
+    """What an operator does to start an Apache bookie on empty disks."""
     cookies = CookieStore(world.store, world.cluster)
     stored = await cookies.read(BookieId(bookie))
     assert stored is not None

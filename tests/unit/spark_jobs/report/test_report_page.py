@@ -321,6 +321,6 @@ runs = st.builds(
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(runs, runs)
 def test_whatever_a_run_holds_it_gets_its_page(run: RunSummary, previous: RunSummary) -> None:
-    """Also contradictory numbers: a failed page would cost the run its report."""
+    """The numbers may also contradict each other: a failed page would cost the run its report."""
     read(render_report(run, changed(previous, kind=run.kind), [trend_point(previous), trend_point(run)], None))
     read(render_index([run, previous]))

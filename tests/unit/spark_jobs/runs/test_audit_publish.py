@@ -1,4 +1,4 @@
-"""Publishing: batches, the disable switch, a silent store. On the real core and the in-memory store."""
+"""Publishing: batches, the disable switch, a store that stops answering. On the real core and the in-memory store."""
 
 from __future__ import annotations
 

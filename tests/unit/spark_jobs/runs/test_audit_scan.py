@@ -1,4 +1,4 @@
-"""Reading a partition of ledgers, on the in-memory store: deletions, denied nodes, a silent store."""
+"""Reading a partition of ledgers, on the in-memory store: deletions, denied nodes, a store that stops answering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an error of Spark means for a run, from the text in the driver."""
+"""What an error of Spark means for a run, from the text received by the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the Spark UI has no place for a tab: one warning, and nothing else happens."""
+"""Without a place for a tab in the Spark UI: one warning, and nothing else happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing bookies: against all possible ensembles where those can be listed, and by properties where they cannot."""
+"""Choosing bookies: against all possible ensembles if those can be listed, and by properties if they cannot."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ async def test_a_wrong_password_is_refused_with_nothing_changed() -> None:
             with pytest.raises(WrongPasswordError, match="bookie b"):
                 await world.recover(password=password)
         assert await world.metadata() == before
-        for storage in world.storages.values():  # also where the ledger was not known: no other key is kept there
+        for storage in world.storages.values():  # also on a bookie without the ledger: no other key is kept there
             assert (await storage.add(AddBatch(LEDGER, KEY, [packet(0)]))).status is Status.OK
         assert ends(await world.recover(password=PASSWORD)) == closed_at(0)
 

@@ -150,7 +150,7 @@ def test_what_a_living_writer_had_acknowledged_is_kept(seed: int) -> None:
 
 @in_virtual_time
 async def test_a_writer_cannot_commit_after_another_client_closed() -> None:
-    """#2614: a bookie without an answer to the fence answers "never stored", and refuses the writer from then on."""
+    """#2614: a bookie that did not answer the fence answers "never stored", and refuses the writer from then on."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         ports = world.client()
