@@ -42,7 +42,7 @@ async def test_without_a_delay_a_loss_is_audited_at_once(world: ServiceWorld) ->
 
 @in_service_world
 async def test_a_bookie_in_neither_list_while_it_changes_its_registration_is_not_lost(world: ServiceWorld) -> None:
-    """Pulsar's driver deletes the registration first, and creates the other one then (R85)."""
+    """Pulsar's driver deletes the registration first, and then creates the other one (R85)."""
     auditor = await world.leader()
     for _ in range(5):
         await world.down(A)

@@ -1,4 +1,4 @@
-"""Writer and reader on the in-memory twins of store, network and disks: what an application is promised."""
+"""Writer and reader on the in-memory twins of store, network and disks: the guarantees for an application."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets of entries as groups of runs: what they hold is compared with a plain set, and long lists with their size."""
+"""Sets of entries as groups of runs: contents compared with a plain set, and long lists by their size."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_striped_ledger_is_a_few_groups_whatever_its_length() -> None:
 
 
 class Meter:
-    """The calls of functions between two pauses of a generator, the most of them."""
+    """The largest number of function calls between two pauses of a generator."""
 
     def __init__(self) -> None:
         self.most = 0

@@ -357,7 +357,7 @@ def test_the_races_show_a_collector_that_ignores_reservations(monkeypatch: pytes
 
 @in_virtual_time
 async def test_a_ledger_that_a_stale_server_does_not_know_yet_is_kept() -> None:
-    """Gone at the first look, there at the second."""
+    """Missing at the first look, present at the second."""
     world = await CollectorWorld().open()
     await ledger(world, L5, None)
 

@@ -76,7 +76,7 @@ class Source(WithoutAdds):
 
 @dataclass
 class Stored:
-    """What the bookie was to store, and how it answered."""
+    """The batches sent to the bookie for storing, and its replies."""
 
     replies: list[Status] = field(default_factory=list)
     batches: list[AddBatch] = field(default_factory=list)

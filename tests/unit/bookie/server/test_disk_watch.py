@@ -66,7 +66,7 @@ class DiskWatchWorld(MemoryCluster):
         self.ledger_disk.capacity_bytes = self.ledger_disk.used_bytes() + size
 
     async def look(self, free: int) -> tuple[bool, Status, Status]:
-        """Registered as read-only?, what a plain add is answered, and one of recovery."""
+        """Whether it is registered as read-only, and the answers to a plain add and to one of recovery."""
         self.leave_free(free)
         await self.watch.look()
         is_read_only = US in (await self.registrations.list()).read_only

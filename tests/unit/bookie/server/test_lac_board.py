@@ -1,4 +1,4 @@
-"""Explicit LACs and waiters: against a model, and what a bookie believes of a packet."""
+"""Explicit LACs and waiters: against a model, and the checks of a bookie on a packet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which entry logs of an unfinished flush go, and which stay."""
+"""Which entry logs of an unfinished flush are removed, and which stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file adapter under what operating systems do: short writes, full devices, failed syncs, a second process."""
+"""The file adapter with the faults of operating systems: short writes, full devices, failed syncs, a second process."""
 
 from __future__ import annotations
 

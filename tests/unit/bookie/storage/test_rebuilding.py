@@ -151,7 +151,7 @@ async def one_log() -> tuple[MemoryDisk, MemoryDisk, str]:
 
 
 async def look(journal: MemoryDisk, ledgers: MemoryDisk) -> tuple[list[int], int]:
-    """What is served of four entries, and the number of findings. Nothing may be wrong or absent."""
+    """The answers for four entries, and the number of findings. Nothing may be wrong or absent."""
     store, found = await rebuilt(journal.restarted(), ledgers)
     results = await read(store, L1, *range(4))
     for number, (status, packet) in enumerate(results):

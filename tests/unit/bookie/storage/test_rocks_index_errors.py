@@ -1,4 +1,4 @@
-"""What RocksDB reports reaches the store as what it is: in use, unreadable, full; never as an empty answer."""
+"""Each error of RocksDB reaches the store with its meaning: in use, unreadable, full; never as an empty answer."""
 
 from __future__ import annotations
 

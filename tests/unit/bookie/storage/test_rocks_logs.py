@@ -1,4 +1,4 @@
-"""The logs of RocksDB are read as RocksDB reads them, and the records at which it would never go on are found."""
+"""The logs of RocksDB are read as by RocksDB, and the records at which it would never go on are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A damaged journal is salvaged: what can be read is served, the rest is unknown, and no old writer gets an answer."""
+"""A damaged journal is salvaged: readable entries are served, others are unknown, and no old writer gets an answer."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ async def test_a_salvage_that_is_interrupted_at_any_step_can_be_repeated() -> No
 
 
 async def outcome(disks: Disks) -> str:
-    """What a start makes of the disks; refused ones are salvaged."""
+    """The result of a start on the disks; refused ones are salvaged."""
     try:
         store = await disks.open()
     except DamagedJournalError:

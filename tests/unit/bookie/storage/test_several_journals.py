@@ -35,7 +35,7 @@ class Disks:
         return await LedgerStorage.open(first, self.ledgers, self.index, SETTINGS, SystemClock(), more_journals=others)
 
     def killed(self) -> Disks:
-        """What a kill of the process leaves."""
+        """The disks after a kill of the process."""
         other = Disks(0)
         other.journals = [disk.restarted() for disk in self.journals]
         other.ledgers, other.index = self.ledgers.restarted(), self.index.restarted()

@@ -1,4 +1,4 @@
-"""Faults of the in-process transport, which tests and simulations rely on."""
+"""Faults of the in-process transport, on which tests and simulations rely."""
 
 from __future__ import annotations
 

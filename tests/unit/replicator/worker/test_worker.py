@@ -1,4 +1,4 @@
-"""The worker on a small cluster in memory: what it repairs, how, and what it takes no notice of."""
+"""The worker on a small cluster in memory: what it repairs, how, and what it ignores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many requests of the metadata store a repair costs. Small ledgers are the usual case, and the store is shared."""
+"""The requests a repair sends to the metadata store. Small ledgers are the usual case, and the store is shared."""
 
 from __future__ import annotations
 

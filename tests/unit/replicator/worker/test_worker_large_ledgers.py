@@ -83,7 +83,7 @@ class Watching(Transport):
 
 
 def watched(world: RepairWorld, latency_s: float, bookies: str = "") -> Watching:
-    """Let requests to these bookies (empty: to all) take a time, and note the requests to all of them."""
+    """Delay requests to these bookies (empty: to all), and note the requests to all of them."""
     for bookie in names(bookies) or world.bookies.nodes:
         world.bookies.transport.faults(bookie).delay_s = latency_s
     watching = Watching(world.bookies.transport)
@@ -145,7 +145,7 @@ async def test_fragments_of_one_ledger_are_copied_side_by_side_within_the_bounds
         await world.heal()
         took_s = world.clock.monotonic_s() - started_s
         assert watching.chunks_max == FRAGMENTS_AT_ONCE  # as each fragment has one chunk
-        assert took_s < 2.0  # one after the other, this takes 20 times the way there and back
+        assert took_s < 2.0  # one after the other, this takes 20 round trips
         assert world.version(LEDGER) == 1
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()

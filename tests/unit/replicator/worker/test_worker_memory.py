@@ -1,4 +1,4 @@
-"""The memory of a worker: what its copies hold between a read and its acknowledged add, at default settings."""
+"""The memory of a worker: bytes held between a read and its acknowledged add, at default settings."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ GRACE_S = 30.0
 
 
 async def wipe(world: RepairWorld, bookie: str, *, has_no_lists: bool = False) -> None:
-    """Let a bookie lose its disks and serve again, as if nothing had been, and mark what it lost."""
+    """Let a bookie lose its disks and serve again, as if nothing had happened, and mark its lost entries."""
     await world.kill(bookie)
     await world.add_bookies(bookie, incarnation="2")
     world.bookies[bookie].has_no_lists = has_no_lists
@@ -288,7 +288,7 @@ async def test_a_slow_member_of_a_busy_ledger_is_not_chased() -> None:
 
 
 async def lose_too(world: RepairWorld, bookie: str) -> None:
-    """Let another bookie be gone, with its disks."""
+    """Lose another bookie together with its disks, and mark its ledger."""
     await world.kill(bookie)
     await world.tasks.marking.mark(LEDGER, names(bookie))
 

@@ -363,7 +363,7 @@ async def an_end_that_no_bookie_tells(world: RepairWorld) -> None:
 
 @in_virtual_time
 async def test_a_recovery_is_parked_where_the_last_confirmed_entry_is_lost_with_an_older_fragment() -> None:
-    """The last ensemble alone gives the end; but not the length, which stands in the entry before it."""
+    """The last ensemble alone gives the end; but not the length, which is in the previous entry."""
     async with a_world("a b c d t u") as world:
         await an_end_that_no_bookie_tells(world)
         recorder = await world.heal()

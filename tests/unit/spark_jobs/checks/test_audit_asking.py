@@ -1,4 +1,4 @@
-"""Asking bookies what they hold: real storage in memory, faults on demand, a second look before a report."""
+"""Asking bookies for their entries: real storage in memory, faults on demand, a second look before a report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def a_cluster() -> AsyncIterator[RepairWorld]:
 
 
 async def store(world: RepairWorld, number: int, metadata: LedgerMetadata, lost: dict[str, Iterable[int]]) -> None:
-    """Create a ledger of ten entries; the bookies in ``lost`` never got theirs with these ids."""
+    """Create a ledger of ten entries; the bookies in ``lost`` never received theirs with these ids."""
     ledger = await world.ledgers.create(LedgerId(number), metadata)
     packets = make_packets(ledger.ledger_id, 10)
     for bookie in sorted(metadata.members()):

@@ -1,4 +1,4 @@
-"""Copies outside of the metadata: read again, judged, and unknown rather than superfluous if anything is not sure."""
+"""Copies outside of the metadata: read again, judged, and unknown rather than superfluous in any doubt."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def _plain(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the counts are equal, apart from how they came about."""
+    """Whether the counts are equal, apart from their origin."""
     return all(one[name] == other[name] for name in one if name not in ("carried", "carried_problem", "vanished"))
 
 

@@ -1,4 +1,4 @@
-"""Tasks read from observers if they are named and answer, and else from the servers of the metadata URI."""
+"""Tasks read from observers if these are named and answer, or else from the servers of the metadata URI."""
 
 from __future__ import annotations
 

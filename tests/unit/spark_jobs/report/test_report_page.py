@@ -47,7 +47,7 @@ VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 @dataclass
 class Page(HTMLParser):
-    """What a browser would make of a page, as far as these tests need it."""
+    """A browser's view of a page, as far as these tests need it."""
 
     tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
@@ -264,7 +264,7 @@ def test_shares_are_never_rounded_to_all_or_nothing() -> None:
 
 
 def test_two_runs_that_end_together_are_both_in_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other run ends after this one looked, and before this one writes."""
+    """The other run ends after this one has looked, and before this one writes."""
     ours, theirs = world.at(world.CLEAN, 1), world.at(world.CLEAN, 2)
     pending = [theirs]
 

@@ -1,4 +1,4 @@
-"""Logs on twins: order over roll-overs, takeover, truncation, deletion, and what readers meet."""
+"""Logs on twins: order over roll-overs, takeover, truncation, deletion, and the view of readers."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Answers(WithoutAdds):
 
 
 class PlacementWorld(MemoryCluster):
-    """A cluster, its topology, and what its bookies answer of their room."""
+    """A cluster, its topology, and its bookies' answers about their free space."""
 
     def __init__(self, free: Mapping[BookieId, int | Status]) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from tests.worlds.virtual_time import in_virtual_time
 
 
 async def create_without_password(world: RecoveryWorld, entries_on: str) -> LedgerMetadata:
-    """A ledger on three bookies, of which some hold its one entry."""
+    """A ledger on three bookies; some of them hold its one entry."""
     metadata = LedgerMetadata(
         3, 3, 3, (Fragment(EntryId(0), names("a b c")),), digest_type=None, password=None, format_version=1
     )

@@ -42,7 +42,7 @@ from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
 
 async def shuffled(world: RecoveryWorld, rng: random.Random, ports: Any) -> None:
-    """Let each of a client's requests take its own time."""
+    """Delay each request and each reply of a client by a random time."""
 
     async def late(asked: Asked, go_on: GoOn) -> Any:
         await world.clock.sleep(rng.random())
@@ -158,7 +158,7 @@ async def test_a_writer_cannot_commit_after_another_client_closed() -> None:
 
         async def no_fence(asked: Asked, go_on: GoOn) -> Any:
             if isinstance(asked, Fence):
-                await world.clock.sleep(1.5)  # the others cover the ensemble before
+                await world.clock.sleep(1.5)  # the others cover the ensemble first
             return await go_on()
 
         transport.hooks["a"] = no_fence
@@ -194,7 +194,7 @@ async def change(world: RecoveryWorld, **changes: Any) -> None:
 
 
 def once(world: RecoveryWorld, kind: type[Asked], action: Any) -> None:
-    """Before the next such request to bookie a, do something."""
+    """Run an action before the next such request to bookie a."""
     pending = [action]
 
     async def hook(asked: Asked, go_on: GoOn) -> Any:
@@ -534,7 +534,7 @@ async def test_what_the_dead_writer_left_short_is_marked() -> None:
 
 @in_virtual_time
 async def test_a_spare_whose_disks_are_replaced_before_it_is_named_is_not_named_for_what_they_held() -> None:
-    """New disks look in the metadata for what theirs before may have held, once: here they would find nothing."""
+    """New disks search the metadata once for possible entries of the former disks: here they would find nothing."""
     async with a_world("a b c d") as world:
         histories = Incarnations(world.store, ROOT)
         await histories.record(BookieId("d"), "1", 0)

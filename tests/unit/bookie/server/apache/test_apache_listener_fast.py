@@ -1,4 +1,4 @@
-"""What is decoded or answered without protobuf: it means, and is answered, what protobuf would have made of it."""
+"""Decoding and answering without protobuf: meaning and answers are the same as with protobuf."""
 
 from __future__ import annotations
 

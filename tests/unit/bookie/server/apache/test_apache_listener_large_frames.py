@@ -1,4 +1,4 @@
-"""What connections share, on virtual time: the room of large frames and of answers, and who is closed for it."""
+"""What connections share, on virtual time: the room of large frames and of answers, and which one is closed for it."""
 
 from __future__ import annotations
 
