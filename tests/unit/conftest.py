@@ -1,4 +1,4 @@
-"""What all unit tests share."""
+"""Fixtures shared by all unit tests."""
 
 from __future__ import annotations
 

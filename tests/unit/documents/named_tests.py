@@ -1,4 +1,4 @@
-"""Files and tests that a document names: `path` or `path::test`, in backquotes."""
+"""Files and tests named by a document: `path` or `path::test`, in backquotes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def named_in(text: str) -> list[tuple[str, str]]:
 
 
 def missing(named: list[tuple[str, str]]) -> list[str]:
-    """Those that are not in the tree."""
+    """Those not found in the tree."""
     return [
         f"{path}::{test}"
         for path, test in named

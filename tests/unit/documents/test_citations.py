@@ -1,4 +1,4 @@
-"""Every rule and section that the code cites can be opened in the repository."""
+"""Every rule and section cited in the code can be opened in the repository."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ OPTIONS = {flag for command in ALL.values() for option in command.params for fla
 
 
 def named_commands() -> set[tuple[str, ...]]:
-    """The words after ``bkheal`` up to the first that is no name of a command."""
+    """The words after ``bkheal``, up to the end of the command's name."""
     found = set()
     blocks = "".join(re.findall(r"^```$(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
     lines = re.findall(r"^bkheal (.*)$", blocks, re.MULTILINE) + re.findall(r"`bkheal ([a-z][^`\n]*)`", TEXT)

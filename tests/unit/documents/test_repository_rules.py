@@ -1,4 +1,4 @@
-"""Rules about the tree that no linter knows: which modules may touch the world, and what must not be in the text."""
+"""Rules about the tree beyond those of linters: which modules may touch the world, and what must not be in the text."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_no_part_of_a_product_decides_fault_points() -> None:
 
 
 def test_fault_points_are_named_and_many() -> None:
-    """Each has a name of its own form, written where it stands, so that a simulation can count how often it fires."""
+    """Each has a name of its own form, written in place, so a simulation can count how often it fires."""
     names = [
         node.args[0].value if isinstance(node.args[0], ast.Constant) else None
         for source in sources("bookie", "replicator")

@@ -1,4 +1,4 @@
-"""``bkheal replicator``: what its options of output mean for the process that it becomes."""
+"""``bkheal replicator``: what its output options mean for the process it becomes."""
 
 from __future__ import annotations
 

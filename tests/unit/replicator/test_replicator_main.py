@@ -1,4 +1,4 @@
-"""The replicator's front door: settings, exit codes, what it reports."""
+"""The replicator's entry point: settings, exit codes, reports."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_replicator_that_is_refused_is_not_ready_and_says_why() -> None:
 
 
 class _Written(io.StringIO):
-    """Has what was flushed alone, as a reader of a pipe does."""
+    """Contains only flushed output, as for a reader of a pipe."""
 
     seen = ""
 

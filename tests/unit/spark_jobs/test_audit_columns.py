@@ -205,7 +205,7 @@ def test_damaged_bytes_are_judged_as_by_the_reference_decoder(
         cut = data.draw(st.integers(0, len(whole)))
         flips = data.draw(st.dictionaries(st.integers(0, len(whole) - 1), st.integers(0, 255), max_size=3))
         damaged += [whole[:cut], bytes(flips.get(at, byte) for at, byte in enumerate(whole)), whole + whole[cut:]]
-    # The sound ones first, so that the damaged ones meet a decoder that knows their shape.
+    # The sound ones first, so the damaged ones meet a decoder that has seen their shape.
     assert_like_reference([*encoded, *damaged])
 
 
@@ -262,13 +262,13 @@ def delimited(body: bytes, more: int = 0) -> bytes:
         (b"\x28\x03", b"\x28\x04"),  # unknown state
         (b"\x38\x01", b"\x38\x05"),  # unknown digest type
         (b"\x42\x02pw", b""),  # no password
-        (b"\x42\x02pw", b"\x42\x01pw"),  # sizes that do not fit what follows
+        (b"\x42\x02pw", b"\x42\x01pw"),  # sizes that do not fit the following bytes
         (b"\x42\x02pw", b"\x42\x03pw"),
         (b"\x32\x08", b"\x32\x07"),
         (b"\x32\x08", b"\x32\x09"),
         (FRAGMENT, b"\x32\x06\x0a\x01a\x0a\x01b"),  # no first entry
         (FRAGMENT, b"\x32\x11\x0a\x01a\x0a\x01b\x10" + b"\xff" * 9 + b"\x01"),  # a negative one
-        (b"\x0a\x01b", b"\x0a\x01c"),  # a bookie that is gone
+        (b"\x0a\x01b", b"\x0a\x01c"),  # a bookie not in the cluster
         (b"\x0a\x01b", b"\x0a\x01\xff"),  # no text
         (FRAGMENT, FRAGMENT + FRAGMENT.replace(b"\x10\x00", b"\x10\x01")),  # another fragment
         (FRAGMENT, b""),

@@ -1,4 +1,4 @@
-"""When a session uses an archive of Spark's classes, and when none can be made."""
+"""When a session uses an archive of Spark's classes, and when no archive can be made."""
 
 from __future__ import annotations
 

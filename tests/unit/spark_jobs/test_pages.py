@@ -1,4 +1,4 @@
-"""What all templates of pages share: they escape, and a mistake in one is an error, not a hole in the page."""
+"""Common rules of all page templates: they escape, and a mistake in one is an error, not a hole in the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which error of the metadata store a Spark worker ended with, recognized by the text that the driver gets."""
+"""The metadata store's error that ended a Spark worker, recognized by the text received by the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what on every route, and what is written down about it."""
+"""Which caller may use which route, and what is recorded about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gRPC face over a real socket: every method, who may call it, health, and what it costs to watch."""
+"""The gRPC face over a real socket: every method, its permitted callers, health, and the cost of a watch."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_watchers_are_bounded_and_those_who_go_make_room(tmp_path: Path) -
         assert full.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         first.cancel()
         while (shown := await first_of(world.stub.WatchRun(request))) is None:
-            pass  # the server hears of it a moment later
+            pass  # the server notices it a moment later
         assert shown.run_id == run.run_id
 
 

@@ -1,4 +1,4 @@
-"""Every path of the HTTP face over a real socket; each answer fits the description that the face itself gives."""
+"""Every path of the HTTP face over a real socket; each answer fits the face's own description."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def closed(schema: Any) -> Any:
 
 
 async def check(world: ApiWorld, method: str, path: str, reply: Reply) -> None:
-    """The answer to ``method path`` is one that the description allows, member for member."""
+    """The answer to ``method path`` fits the description, member for member."""
     description = (await world.ask("GET", "/openapi.json")).json
     bare = path.partition("?")[0]
     patterns = {known: re.sub(r"\{[^}]+\}", "[^/]+", known) for known in description["paths"]}

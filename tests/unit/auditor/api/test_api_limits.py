@@ -120,7 +120,7 @@ async def test_connection_that_sends_no_whole_request_is_closed(tmp_path: Path) 
 
 
 async def raw(port: int, data: bytes) -> bytes:
-    """All that a connection answers until it is closed."""
+    """Everything a connection answers until it is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
@@ -175,7 +175,7 @@ async def test_own_page_and_programs_may(tmp_path: Path) -> None:
 
 
 async def test_name_that_somebody_pointed_here_is_refused_without_a_token(tmp_path: Path) -> None:
-    """A page at that name would be of the same site as this service, whatever browsers check."""
+    """A page at such a name would be of the same site as this service, whatever browsers check."""
     async with running(tmp_path, allow_anonymous_write=True, allowed_hosts=("auditor.example",)) as world:
         for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[::2]"):
             rebound = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}

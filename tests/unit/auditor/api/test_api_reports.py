@@ -1,4 +1,4 @@
-"""Files of reports: what is sent, and all that is not."""
+"""Files of reports: which of them are sent, and which are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client that commands use, against a running face."""
+"""The client of the commands, against a running face."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def client(world: ApiWorld, role: Role | None = Role.OPERATE, **options: Any) ->
 
 
 async def asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """The client blocks, and the face it asks lives on this loop."""
+    """The client blocks, and its face runs on this loop."""
     return await asyncio.to_thread(call, *arguments, **options)
 
 
@@ -210,7 +210,7 @@ def test_another_server_is_recognised(body: bytes) -> None:
 
 
 def test_a_redirect_is_not_followed() -> None:
-    """The other place would get the token."""
+    """Another host would receive the token."""
 
     class Elsewhere(Listener):
         pass

@@ -31,7 +31,7 @@ class Services:
     states: list[tuple[str, RunState]] = field(default_factory=list)
     tokens: list[str | None] = field(default_factory=list)
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the run that was started last."""
+    """Of the run started last."""
     client_files: set[tuple[Path | None, Path | None]] = field(default_factory=set)
 
 

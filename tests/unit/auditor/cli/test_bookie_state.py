@@ -1,4 +1,4 @@
-"""``bkheal drain start --bookie-http``: the bookie that is meant becomes read-only, or none does."""
+"""``bkheal drain start --bookie-http``: the intended bookie becomes read-only, or none does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def registrations_of(*, is_read_only: bool = False) -> Registrations:
 
 
 class Bookies:
-    """What the HTTP server of a bookie does, from the thread in which it answers."""
+    """The behaviour of a bookie's HTTP server, from its answering thread."""
 
     def __init__(self, registrations: Registrations, bookie: BookieId, *, is_read_only: bool = False) -> None:
         self.registrations, self.bookie, self.is_read_only = registrations, bookie, is_read_only

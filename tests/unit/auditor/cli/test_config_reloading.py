@@ -1,4 +1,4 @@
-"""How a command understands its file again: the same sources, the same refusals as at its start."""
+"""Rereading a command's configuration file: the same sources, the same refusals as at its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bkheal doctor``: what it finds, that it changes nothing, and its exit codes."""
+"""``bkheal doctor``: its findings, its exit codes, and the absence of changes."""
 
 from __future__ import annotations
 

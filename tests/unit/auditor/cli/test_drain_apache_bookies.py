@@ -1,4 +1,4 @@
-"""``bkheal drain start`` names the bookies that do not turn read-only by it, and what to do about them."""
+"""``bkheal drain start`` names the bookies it cannot make read-only, and what to do about them."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ CUSTOM = (
 
 
 class Drained:
-    """A cluster with an Apache bookie that has an HTTP server."""
+    """A cluster with an Apache bookie and its HTTP server."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cluster = CommandCluster()
@@ -80,7 +80,7 @@ class Drained:
         await registrations.register(APACHE, info, is_read_only=self.is_read_only, takeover_deadline_s=1)
 
     def http(self, asked: Asked) -> Reply:
-        """As the HTTP server of the bookie."""
+        """Answer as the HTTP server of the bookie."""
         if self.status != 200:
             return Reply(self.status)
         if asked.method == "PUT":
@@ -89,7 +89,7 @@ class Drained:
         return Reply(200, json.dumps({"readOnly": self.is_read_only}).encode())
 
     def pulsar(self, asked: Asked) -> Reply:
-        """As a broker, whose unloading removes the ledger of the topic from the bookie."""
+        """Answer as a broker, whose unloading removes the ledger of the topic from the bookie."""
         if asked.path == "/admin/v2/clusters":
             return Reply(200, CLUSTERS)
         asyncio.run_coroutine_threadsafe(self._leave(), self.loop).result(20)

@@ -1,4 +1,4 @@
-"""Help can be read on any terminal: nothing is cut off, and lines are broken where they end."""
+"""Help is readable on any terminal: nothing is cut off, and lines are wrapped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from auditor.cli.output import StreamFormat
 from tests.deadlines import PROGRAM_S
 
 Shown: TypeAlias = Callable[..., str]
-"""What a command prints on a terminal with this many columns."""
+"""The output of a command on a terminal with this many columns."""
 
 
 @pytest.fixture

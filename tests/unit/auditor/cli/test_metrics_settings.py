@@ -1,4 +1,4 @@
-"""Settings and options of metrics and probes in the processes that serve them."""
+"""Settings and options of metrics and probes in the serving processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bkheal report`` on reports that lie on disk."""
+"""``bkheal report`` on reports on disk."""
 
 from __future__ import annotations
 

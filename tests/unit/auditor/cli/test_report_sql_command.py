@@ -1,4 +1,4 @@
-"""``bkheal report sql`` and ``bkheal report findings --since`` on reports that lie on disk."""
+"""``bkheal report sql`` and ``bkheal report findings --since`` on reports on disk."""
 
 from __future__ import annotations
 

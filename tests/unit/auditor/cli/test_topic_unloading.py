@@ -230,7 +230,7 @@ async def test_an_answer_that_trickles_in_is_not_waited_for() -> None:
     with serving(lambda asked: Reply() if is_over.wait(20) else Reply(500)) as api:
         async with drain(api.url) as waiting:
             async with asyncio.timeout(15):
-                await waiting.unloading.look({TOPIC}, frozenset(), 0.1)  # the time of the command is over
+                await waiting.unloading.look({TOPIC}, frozenset(), 0.1)  # the time of the command has passed
             is_over.set()
             assert waiting.unloading.unloaded == 0
             await waiting.look()
@@ -247,7 +247,7 @@ async def test_nobody_is_there() -> None:
 
 
 def moved(to: Callable[[], AdminApi], status: int = 307) -> Callable[[Asked], Reply]:
-    """As a broker that does not serve the topic."""
+    """Answers of a broker that does not serve the topic."""
     return lambda asked: Reply(status, headers={"Location": f"{to().url}{asked.path}?authoritative=true"})
 
 

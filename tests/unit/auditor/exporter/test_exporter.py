@@ -40,7 +40,7 @@ DONE = RunRecord("20261120T101500Z-000001", RunKind.BOOKIES, RunCause.COMMAND, "
 
 @dataclass
 class Watched:
-    """A cluster that an exporter watches."""
+    """A cluster watched by an exporter."""
 
     cluster: MemoryCluster
     store: MemoryStore
@@ -52,7 +52,7 @@ class Watched:
         return self.metrics.registry.get_sample_value(name, labels)
 
     def shown(self) -> set[str]:
-        """Names of the metrics of the cluster that it shows."""
+        """Names of the exported cluster metrics."""
         known = {definition.name for definition in CLUSTER}
         return {family.name for family in self.metrics.registry.collect() if family.samples} & known
 

@@ -1,4 +1,4 @@
-"""An auditor shows the live backlog, its runs and its cluster; a follower leaves out what only the leader knows."""
+"""An auditor shows the live backlog, its runs and its cluster; a follower leaves out the leader's metrics."""
 
 from __future__ import annotations
 

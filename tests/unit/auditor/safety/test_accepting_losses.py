@@ -1,4 +1,4 @@
-"""Accepted losses: of entries that registered bookies deny, with lost answers, and too many for a record."""
+"""Accepted losses: of entries denied by registered bookies, with lost answers, and too many for a record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METADATA = make_metadata((0, "a b c"), quorum=(2, 2), last=9, length=100)
 
 
 async def parked(world: RepairWorld, lacking: dict[str, set[int]], named: str) -> None:
-    """A ledger whose bookies lack some entries, with a task that a worker parked."""
+    """A ledger whose bookies lack some entries, with a task parked by a worker."""
     created = await world.ledgers.create(LEDGER, METADATA)
     packets = make_packets(created.ledger_id, 10)
     for bookie in sorted(METADATA.members()):

@@ -1,4 +1,4 @@
-"""How bad it is that a bookie is drained: not at all, as long as it is there."""
+"""How severe a drain is: not at all, as long as the drained bookie is present."""
 
 from __future__ import annotations
 

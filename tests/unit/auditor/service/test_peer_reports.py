@@ -21,13 +21,13 @@ from tests.worlds.api import ApiWorld, running
 RUN = "20261120T101500Z-0a1b2c"
 PAGE = "<!doctype html><p>a report"
 OWN = "127.0.0.9"
-"""The name of the auditor that asks; it does not listen there."""
+"""The name of the asking auditor; it does not listen there."""
 NOBODY = "127.0.0.8"
 
 
 @pytest.fixture
 async def first(tmp_path: Path) -> AsyncIterator[ApiWorld]:
-    """The auditor that wrote the report, and a host with its port on which no process listens."""
+    """The auditor with the report in its own directory, and a host where no process listens on its port."""
     directory = tmp_path / "first"
     run = directory / "reports" / RUN
     (run / "findings.parquet").mkdir(parents=True)

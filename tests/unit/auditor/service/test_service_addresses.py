@@ -1,4 +1,4 @@
-"""Links to reports work where browsers are."""
+"""Links to reports use an address a browser can reach."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def test_what_has_to_be_copied_is_estimated_from_the_length() -> None:
 
 
 class EndlessTasks:
-    """So many marked ledgers that a list of them would be large; made while they are asked for."""
+    """So many marked ledgers that a list of them would be large; each page is made on request."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -251,7 +251,7 @@ class SameLedgers:
 
 
 async def peak_bytes(cluster: MemoryCluster, count: int) -> int:
-    """The most memory that one count of so many marked ledgers takes."""
+    """The peak memory of one count over so many marked ledgers."""
     registrations, parked = Registrations(cluster.store, cluster.cluster), ParkedTasks(cluster.store, ROOT)
     tasks, ledgers = cast(Any, EndlessTasks(count)), cast(Any, SameLedgers())
     counter = BacklogCounter(tasks, ledgers, registrations, parked, cluster.clock)

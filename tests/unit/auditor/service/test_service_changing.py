@@ -1,4 +1,4 @@
-"""Bookies that change their registration as Pulsar's driver does: absent for a moment, and not lost."""
+"""Bookies whose registration changes as by Pulsar's driver: absent for a moment, and not lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bookie that leaves and returns again and again is not marked each time (R74). Whole services on virtual time."""
+"""A bookie with repeated absences and returns is not marked each time (R74). Whole services on virtual time."""
 
 from __future__ import annotations
 

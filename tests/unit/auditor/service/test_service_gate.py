@@ -17,7 +17,7 @@ from tests.deadlines import STATE_S
 
 @contextmanager
 def passing(gate: RunGate) -> Iterator[tuple[threading.Event, list[str]]]:
-    """A thread that stands at the gate."""
+    """A thread at the gate."""
     is_through, stopped = threading.Event(), list[str]()
 
     def run() -> None:

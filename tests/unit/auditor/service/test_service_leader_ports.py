@@ -35,7 +35,7 @@ def test_only_an_auditor_of_this_service_is_connected_to(leader: str, expected: 
 
 @contextlib.asynccontextmanager
 async def auditor(name: bytes) -> AsyncIterator[int]:
-    """Something that answers each line with its name and the line; ends its side when the client has."""
+    """A server that answers each line with its name and the line; it closes its side after the client has."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

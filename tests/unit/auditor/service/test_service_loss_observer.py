@@ -1,4 +1,4 @@
-"""How long losses took to be marked, as a process measures it that neither leads nor writes."""
+"""How long losses took to be marked, measured by a process that neither leads nor writes."""
 
 from __future__ import annotations
 

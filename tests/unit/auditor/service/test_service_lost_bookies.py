@@ -42,7 +42,7 @@ async def test_without_a_delay_a_loss_is_audited_at_once(world: ServiceWorld) ->
 
 @in_service_world
 async def test_a_bookie_in_neither_list_while_it_changes_its_registration_is_not_lost(world: ServiceWorld) -> None:
-    """Pulsar's driver deletes the registration first, and creates the other one then (R85)."""
+    """Pulsar's driver deletes the registration first, and then creates the other one (R85)."""
     auditor = await world.leader()
     for _ in range(5):
         await world.down(A)
@@ -166,7 +166,7 @@ async def test_what_stays_away_after_the_brake_is_audited(world: ServiceWorld) -
 @pytest.mark.parametrize("is_paused", [False, True], ids=["running", "paused"])
 @in_service_world
 async def test_a_loss_waits_for_no_run_of_its_kind(world: ServiceWorld, is_paused: bool) -> None:
-    """Not for a long one, or one that an operator has paused and forgotten."""
+    """Neither a long run nor a paused and forgotten one holds it up."""
     world.check_s = 5000
     auditor = await world.leader()
     other = await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me")
@@ -185,7 +185,7 @@ async def test_a_loss_waits_for_no_run_of_its_kind(world: ServiceWorld, is_pause
 @pytest.mark.parametrize("is_paused", [False, True], ids=["running", "paused"])
 @in_service_world
 async def test_a_loss_goes_on_beside_a_dry_run_of_its_kind(world: ServiceWorld, is_paused: bool) -> None:
-    """A dry run marks nothing, so it has no lock that the reaction needs, and need not end."""
+    """A dry run marks nothing, so it does not hold the lock of the reaction, and need not end."""
     world.check_s = 5000
     auditor = await world.leader()
     other = await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=True)

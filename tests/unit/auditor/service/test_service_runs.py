@@ -33,7 +33,7 @@ async def start(service: AuditorService, kind: RunKind = RunKind.BOOKIES) -> Run
 
 
 async def start_soon(service: AuditorService) -> RunRecord:
-    """As soon as the run before has let go."""
+    """Start as soon as the previous run has released its lock."""
     while True:
         try:
             return await start(service)
@@ -350,7 +350,7 @@ async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for(world: Servic
     auditor = await world.leader(bookies_schedule="1h")
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
-    for _ in range(4):  # each pause extends the one before
+    for _ in range(4):  # each pause extends the previous one
         await asyncio.sleep(PAUSE_S - 100)
         pause = await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
         assert (pause.owner, pause.until_ms) == ("me", world.clock.epoch_ms() + PAUSE_S * 1000)
@@ -475,7 +475,7 @@ class ElectionView:
 
 
 class Standing:
-    """A check that stands before its gate."""
+    """A check with an hour of work; it leaves its gate to the test."""
 
     def __init__(self) -> None:
         self.gate: RunGate | None = None

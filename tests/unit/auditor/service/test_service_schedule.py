@@ -102,7 +102,7 @@ def test_the_first_run_of_an_interval_follows_from_the_last_success() -> None:
     assert first_due_ms(hour, 0, now, 3600, 5) == now + 5000
     assert first_due_ms(hour, now - 600_000, now, 3600, 5) == now + 3_000_000
     assert first_due_ms(hour, now - DAY_MS, now, 3600, 5) == now + 5000
-    assert first_due_ms(hour, now + DAY_MS, now, 3600, 5) == now + 5000  # a clock that was wrong must not stop audits
+    assert first_due_ms(hour, now + DAY_MS, now, 3600, 5) == now + 5000  # a wrong clock must not stop audits
 
 
 def test_a_cron_time_that_nobody_led_at_is_made_up_for_within_the_grace_time() -> None:

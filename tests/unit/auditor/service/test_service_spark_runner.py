@@ -1,4 +1,4 @@
-"""What a run asks of Spark's checks, what it keeps of their result, and the one session that all runs share."""
+"""What a run asks of Spark's checks, what it keeps of their result, and the one session shared by all runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_ui_is_on_where_it_is_asked_for() -> None:
 
 
 class SlowSpark(SparkHolder):
-    """A session that starts when it is let."""
+    """A session that starts once ``may_start`` is set."""
 
     def __init__(self) -> None:
         super().__init__(SessionSettings())
@@ -117,7 +117,7 @@ async def test_work_in_a_thread_returns_and_raises_on_the_loop() -> None:
 
 
 class BrokenSpark(SparkHolder):
-    """A session that does not start so many times, and whose process is gone when it is to be stopped."""
+    """A session with so many failed starts, and without a process when it is to be stopped."""
 
     def __init__(self, failures: int) -> None:
         super().__init__(SessionSettings())
@@ -200,7 +200,7 @@ class HungSpark(SparkHolder):
 
 
 def hung(monkeypatch: pytest.MonkeyPatch, hangs: str) -> HungSpark:
-    """Only what hangs has a short deadline: on a busy machine, the rest may take longer than that."""
+    """Only the hanging step has a short deadline: on a busy machine, the others may take longer."""
     deadline = {"look": "ANSWER_DEADLINE_S", "start": "START_DEADLINE_S", "stop": "STOP_DEADLINE_S"}[hangs]
     monkeypatch.setattr(spark_holder, deadline, 0.02)
     return HungSpark(hangs)

@@ -104,7 +104,7 @@ def actions(control: FakeControl) -> LoopActions:
 
 
 async def elsewhere(call: Callable[[], T]) -> T:
-    """As a thread of the JVM calls."""
+    """Call as a thread of the JVM does."""
     return await asyncio.to_thread(call)
 
 

@@ -1,4 +1,4 @@
-"""Starts of runs that are foiled half-way: the kind must be free again, or nothing would ever be audited."""
+"""Starts of runs with a failure half-way: the kind must be free again, or nothing would ever be audited."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SlowRecords:
 
 
 class Refusing:
-    """Requests that name runs fail while it is on."""
+    """Requests to the paths of runs fail while it is on."""
 
     def __init__(self) -> None:
         self.is_on = False

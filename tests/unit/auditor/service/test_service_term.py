@@ -1,4 +1,4 @@
-"""A leader's work goes on whatever its housekeeping meets. Virtual time."""
+"""A leader's work goes on in spite of any error in its housekeeping. Virtual time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_a_record_that_cannot_be_removed_does_not_keep_the_schedule_from_s
 
 
 class SlowCounter(BacklogCounter):
-    """A backlog so long that counting it takes a while."""
+    """A backlog so long that a count takes a while."""
 
     def __init__(self, world: ServiceWorld, seconds: float) -> None:
         self.world = world

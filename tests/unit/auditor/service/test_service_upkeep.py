@@ -1,4 +1,4 @@
-"""Work apart: sessions that end are replaced, long work is shared and goes on, and nothing is left at the end."""
+"""Work apart: ended sessions are replaced, long work is shared and goes on, and nothing is left at the end."""
 
 from __future__ import annotations
 

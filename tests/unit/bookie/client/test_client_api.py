@@ -1,4 +1,4 @@
-"""The front door: creating, opening, recovering and listing ledgers, as a newcomer does it."""
+"""The entry points: creating, opening, recovering and listing ledgers, as for a new user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bookie holds, listed where it lists and read where it does not."""
+"""The entries of a bookie: listed if the bookie can list them, read otherwise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKETS = make_packets(LEDGER, COUNT)
 
 
 class Bookie(WithoutAdds):
-    """Serves ``held``, gives scripted answers for some entries, and lists only if it is set to."""
+    """Serves ``held``, gives scripted answers for some entries, and lists only if configured to."""
 
     def __init__(self, held: range = range(COUNT)) -> None:
         self.held = held

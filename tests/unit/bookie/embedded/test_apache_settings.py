@@ -1,4 +1,4 @@
-"""Where Apache's jars are looked for, and the configuration its programs are given. No Java needed."""
+"""The search for Apache's jars, and the configuration of its programs. No Java needed."""
 
 from __future__ import annotations
 

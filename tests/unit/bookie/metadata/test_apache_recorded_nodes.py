@@ -1,4 +1,4 @@
-"""Our metadata codecs, held to every node of a real Apache cluster: what they read, they write again as it was."""
+"""Our metadata codecs, held to every node of a real Apache cluster: each node is written again as it was read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ZooKeeper counts shows each bookie that was registered since a moment and is not now, however short it was."""
+"""ZooKeeper's counters show each bookie registered since a moment and absent now, however short its registration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A, B, C = map(BookieId, ("a:1", "b:1", "c:1"))
 
 
 class Place:
-    """Registrations of one cluster; ``seen`` has each bookie that was registered since ``look``."""
+    """Registrations of one cluster; ``seen`` has each bookie registered since ``look``."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self.cluster = cluster

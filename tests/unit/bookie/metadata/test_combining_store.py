@@ -1,4 +1,4 @@
-"""Requests that are joined have the results that they would have alone, and are sent in fewer requests."""
+"""Joined requests have the same results as they would have alone, and are sent in fewer requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.worlds.virtual_time import in_virtual_time
 
 
 class Server:
-    """A twin whose requests are noted, and may wait or fail."""
+    """A twin that records its requests, which may wait or fail."""
 
     def __init__(self) -> None:
         self.inner = MemoryStore(MemoryCell(), fault_hook=self._note)
@@ -41,7 +41,7 @@ class Server:
         """Of the next joint transactions."""
         self.gate = asyncio.Event()
         self.gate.set()
-        """Clear it, and requests are not carried out yet."""
+        """While it is cleared, requests are not carried out."""
 
     async def _note(self, operation: str, path: str) -> Fault | None:
         self.requests.append(operation)
@@ -54,7 +54,7 @@ class Server:
 
 
 async def outcomes(*requests: Any) -> list[Any]:
-    """Results of requests that are made in the same step of the loop; of a failure, its kind and text."""
+    """Results of requests made in the same step of the loop; of a failure, its kind and text."""
     results = await asyncio.gather(*requests, return_exceptions=True)
     return [(type(result), str(result)) if isinstance(result, BkhealError) else result for result in results]
 
@@ -156,7 +156,7 @@ async def test_after_a_lost_answer_each_outcome_is_unknown_and_nothing_is_sent_a
     kinds = [kind for kind, _ in await outcomes(server.store.create("/a"), server.store.multi([Create("/b")]))]
     assert kinds == [WriteOutcomeUnknownError] * 2
     assert server.requests == ["multi"]
-    assert all(map(server.exists, ("/a", "/b")))  # and each caller has to look
+    assert all(map(server.exists, ("/a", "/b")))  # and each caller has to check
 
 
 @in_virtual_time

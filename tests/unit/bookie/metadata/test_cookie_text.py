@@ -1,4 +1,4 @@
-"""Cookies, tasks, locks and check times as Apache writes them, and what a damaged one does."""
+"""Cookies, tasks, locks and check times as Apache writes them, and the effect of a damaged one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The election where answers are lost, processes stand still and stores hang. Virtual time."""
+"""The election with lost answers, stopped processes and hanging stores. Virtual time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Candidate:
 
 
 class Hook:
-    """Faults by operation, each once; a hanging operation waits until it is let go."""
+    """Faults by operation, each once; a hanging operation waits until it is released."""
 
     def __init__(self, *faults: tuple[str, Fault]) -> None:
         self.faults = list(faults)
@@ -47,9 +47,9 @@ class Hook:
 
 
 class SkippingClock(VirtualClock):
-    """Time of a process that was stopped: ``skipped_s`` of it went by on the machine, and none on the event loop.
+    """Time of a stopped process: ``skipped_s`` of it went by on the machine, and none on the event loop.
 
-    Neither clock of ``tests.worlds.clocks`` can part the two, and that is what these tests are about.
+    Neither clock of ``tests.worlds.clocks`` can separate the two, and these tests need exactly this difference.
     """
 
     skipped_s = 0.0
@@ -90,7 +90,7 @@ async def test_a_vote_that_was_not_sent_is_cast_again() -> None:
 
 @in_virtual_time
 async def test_a_process_that_stood_still_leads_no_more_when_it_wakes_up() -> None:
-    """The server may have given the leadership to another by then; only a fresh look at the own vote may revive it."""
+    """The server may have given the leadership to another by then; only a fresh look at its own vote may revive it."""
     cell = await cluster()
     candidate = Candidate(cell, "a")
     await until(candidate.leads)
@@ -175,7 +175,7 @@ async def test_never_do_two_candidates_lead_at_once() -> None:
             await asyncio.sleep(0.1)
             assert sum(each.election.is_leader() for each in candidates) <= 1
         assert not leader.election.is_leader()
-        leader.store.expire()  # the server's timeout, counted from the last thing it heard
+        leader.store.expire()  # the server's timeout, counted from the last message it received
         if round_ % 2:
             await asyncio.sleep(3)
         leader.store.resume()

@@ -1,4 +1,4 @@
-"""Lists of ledgers in the metadata store: changes by compare-and-set, names, damage; and where readers go on."""
+"""Lists of ledgers in the metadata store: changes by compare-and-set, names, damage; and where readers continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From when the ledgers of a lost bookie may be marked: pure."""
+"""The earliest marking time for the ledgers of a lost bookie: pure."""
 
 from __future__ import annotations
 

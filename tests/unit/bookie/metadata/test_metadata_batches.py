@@ -1,4 +1,4 @@
-"""Operations cut into parts that fit into one multi."""
+"""Operations in parts, each of which fits into one multi."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class OneFault:
 
 @dataclass
 class MetadataWorld:
-    """A cluster in memory with everything that works on it, through the store that will have the fault."""
+    """A cluster in memory with all its parts, on the store with the fault."""
 
     store: MemoryStore = field(default_factory=lambda: MemoryStore(MemoryCell()))
     results: list[object] = field(default_factory=list)
@@ -70,7 +70,7 @@ class MetadataWorld:
         self.reservations = Reservations(self.store, ROOT)
 
     def data(self, path: str) -> bytes | None:
-        """What the server holds, past the store and its faults."""
+        """The data on the server, read past the store and its faults."""
         return None if self.store.cell.stat(path) is None else self.store.cell.get(path).data
 
 
@@ -79,7 +79,7 @@ Step = Callable[[MetadataWorld], Awaitable[object]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """``act`` is what the fault hits; ``again`` what a caller does after an error."""
+    """The fault hits ``act``; a caller does ``again`` after an error."""
 
     prepare: Step
     act: Step
@@ -363,7 +363,7 @@ MAY_BE_DONE_WHEN_UNAVAILABLE = {
     "mark many",
     "new id",
 }
-"""Several changes in one call: a part of them may be made before the one that was refused."""
+"""Several changes in one call: a part of them may be made before the refused one."""
 
 
 @pytest.mark.parametrize("fault", Fault)
@@ -394,7 +394,7 @@ async def test_one_fault_at_any_request_does_no_harm(name: str, fault: Fault) ->
 
 
 async def test_answer_lost_at_each_write_is_settled_without_troubling_the_caller() -> None:
-    """One lost answer is nothing unusual: the usual changes settle it themselves."""
+    """One lost answer is nothing unusual: the usual changes settle it by themselves."""
     for name in (
         "format",
         "create",

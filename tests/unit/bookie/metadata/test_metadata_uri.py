@@ -1,4 +1,4 @@
-"""Metadata service URIs: what is accepted, and that refusals teach."""
+"""Metadata service URIs: which are accepted, and how refusals help."""
 
 from __future__ import annotations
 

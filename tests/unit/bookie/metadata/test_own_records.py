@@ -1,4 +1,4 @@
-"""bkheal's records that another release wrote, or that are damaged (docs/failure-model.md#state-under-bkheal)."""
+"""bkheal's records from other releases, or with damage (docs/failure-model.md#state-under-bkheal)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -144,7 +144,7 @@ async def test_records_of_the_first_releases_are_read() -> None:
 
 
 async def test_parked_tasks_of_format_2_name_their_bookies_by_hash() -> None:
-    """As the release wrote them that introduced the format. A list that is missing counts as empty."""
+    """As written by the first release with this format. A missing list counts as empty."""
     store = MemoryStore(MemoryCell())
     task = ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "all copies are lost", SINCE_MS, frozenset({B1, B2}), 3, 1)
     written = (

@@ -15,7 +15,7 @@ NOW_MS = 1_000_000_000
 
 
 def losses(registered: set[BookieId], **noted_s: float) -> Losses:
-    """What is not registered was lost at ``NOW_MS``, or so many seconds after."""
+    """Every unregistered bookie was lost at ``NOW_MS``, or so many seconds after."""
     known = {A, B, C, D, E}
     lost = {bookie: Down(NOW_MS + int(noted_s.get(bookie[0], 0) * 1000)) for bookie in known - registered}
     return Losses(known, registered, lost)

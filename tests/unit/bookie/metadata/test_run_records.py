@@ -1,4 +1,4 @@
-"""Locks and records of runs where answers are lost: nothing remains, and no own record is taken for that of another."""
+"""Locks and records of runs with lost answers: nothing remains, and no own record is taken for another's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Faults:
 
 
 async def prepared(cell: MemoryCell) -> Runs:
-    """Another process's, after which all parents exist."""
+    """The records of another process; after it, all parents exist."""
     runs = Runs(MemoryStore(cell), "/ledgers")
     await (await runs.acquire(RunLane(RunKind.BOOKIES), "first", "other")).release()
     await runs.write(replace(RECORD, run_id="20261120T000000Z-000000", state=RunState.DONE))
@@ -125,7 +125,7 @@ async def test_several_writes_in_a_row_without_an_answer_are_all_ours() -> None:
 
 @in_virtual_time
 async def test_a_write_that_could_not_even_be_looked_at_is_still_known_as_ours() -> None:
-    """An outage in the middle of a write: the answer is lost, and so is the look at the node."""
+    """An outage in the middle of a write: the answer is lost, and the check of the node fails as well."""
     cell = MemoryCell()
     other = await prepared(cell)
     outage = Outage()

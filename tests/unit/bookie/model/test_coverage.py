@@ -30,7 +30,7 @@ def windows(size: int, write_quorum: int) -> list[frozenset[int]]:
 
 
 def every_ack_set_is_hit(known: frozenset[int], size: int, write_quorum: int, ack_quorum: int) -> bool:
-    """Whoever acknowledged an entry, one of them answered."""
+    """For every possible set of acknowledging bookies, one of them answered."""
     return all(
         known & set(acked)
         for window in windows(size, write_quorum)

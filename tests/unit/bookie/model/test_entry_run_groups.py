@@ -1,4 +1,4 @@
-"""Sets of entries as groups of runs: what they hold is compared with a plain set, and long lists with their size."""
+"""Sets of entries as groups of runs: contents compared with a plain set, and long lists by their size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALLS_MAX: Final = 100_000
 
 @st.composite
 def sets(draw: st.DrawFn) -> frozenset[int]:
-    """Pieces of striped ledgers, and single entries that are missing or more."""
+    """Pieces of striped ledgers, plus or minus single entries."""
     found: set[int] = set()
     for _ in range(draw(st.integers(0, 3))):
         start, length = draw(st.integers(0, 60)), draw(st.integers(0, 60))
@@ -99,7 +99,7 @@ def striped() -> EntryRuns:
 
 
 def irregular() -> EntryRuns:
-    """Runs of which no two that follow each other are alike."""
+    """Runs in which no two neighbours are alike."""
     return EntryRuns((8 * number, 8 * number + number % 5 % 3) for number in range(100_000))
 
 
@@ -123,7 +123,7 @@ def test_a_striped_ledger_is_a_few_groups_whatever_its_length() -> None:
 
 
 class Meter:
-    """The calls of functions between two pauses of a generator, the most of them."""
+    """The largest number of function calls between two pauses of a generator."""
 
     def __init__(self) -> None:
         self.most = 0

@@ -1,4 +1,4 @@
-"""Each class of faults of metadata, and what is none."""
+"""Each class of faults of metadata, and what is no fault."""
 
 from __future__ import annotations
 

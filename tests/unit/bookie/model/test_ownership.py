@@ -1,4 +1,4 @@
-"""What of Pulsar a ledger belongs to, from its custom metadata."""
+"""The part of Pulsar that owns a ledger, from its custom metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``docs/placement.md`` shows is so."""
+"""The statements in ``docs/placement.md`` hold."""
 
 from __future__ import annotations
 

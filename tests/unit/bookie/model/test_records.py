@@ -25,7 +25,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class LaterRecord:
-    """The record of a release that added a field."""
+    """The record of a later release with one more field."""
 
     name: str
     weight: int = 7

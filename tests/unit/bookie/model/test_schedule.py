@@ -30,7 +30,7 @@ class Case:
 
     @property
     def entries(self) -> list[int]:
-        """What the position stores, by the definition: it is in the write set (n + i) mod E, i < Qw."""
+        """The entries stored by the position, by the definition: it is in the write set (n + i) mod E, i < Qw."""
         return [
             entry_id
             for entry_id in range(self.first, self.last + 1)

@@ -39,7 +39,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def copies_per_entry(case: Case) -> list[int]:
-    """Live copies of each entry; of a whole round of entries where the end is not known."""
+    """Live copies of each entry; of a whole round of entries if the end is unknown."""
     size = len(case.is_live)
     last = case.first + size - 1 if case.last is None else case.last
     return [

@@ -1,4 +1,4 @@
-"""A time that no date has is unknown: records of others may contain any number."""
+"""A time without a valid date is unknown: records of others may contain any number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several pieces of work at once: which error counts, what becomes of the others, and when each begins."""
+"""Several pieces of work at once: which error counts, what happens to the others, and when each begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that serves over gRPC must be able to start others by forking, as PySpark starts Java."""
+"""A process with a gRPC server must be able to start others by forking, as PySpark starts Java."""
 
 from __future__ import annotations
 

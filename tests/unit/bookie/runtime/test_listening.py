@@ -1,4 +1,4 @@
-"""Every process reports an address that it cannot bind in one way: what, where, why, and the option to change."""
+"""Every process reports a failed bind in one way: what, where, why, and the option to change."""
 
 from __future__ import annotations
 

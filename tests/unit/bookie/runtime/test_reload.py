@@ -1,4 +1,4 @@
-"""What a changed configuration means for a process that runs: decisions alone."""
+"""What a changed configuration means for a running process: decisions alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A deadline that counts only the time during which the process runs."""
+"""A deadline that counts only the running time of the process."""
 
 from __future__ import annotations
 

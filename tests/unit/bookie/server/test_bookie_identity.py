@@ -1,4 +1,4 @@
-"""Who may start as which bookie: every row of the decision table, and a first start interrupted anywhere."""
+"""Which process may start as which bookie: every row of the decision table, and a first start interrupted anywhere."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def stamped(directory: LocalDirectory, cookie: Cookie = OURS, incarnation: str |
 
 
 def begun(directory: LocalDirectory, *, has_version: bool = False) -> LocalDirectory:
-    """As an interrupted first start leaves it."""
+    """The state after an interrupted first start."""
     return replace(directory, version=encode_cookie(OURS) if has_version else None, incarnation=NEW)
 
 
@@ -126,7 +126,7 @@ def test_everything_else_is_refused_with_advice(
 def rebuilt(
     directory: LocalDirectory, *, incarnation: str = NEW, pending: str | None = NEW, before: str | None = OLD
 ) -> LocalDirectory:
-    """As a rebuild of the index leaves it."""
+    """The state after a rebuild of the index."""
     return replace(stamped(directory, incarnation=incarnation), pending=pending, rebuilt_from=before)
 
 
@@ -233,7 +233,7 @@ class MortalDisk(FileDisk):
 
 @dataclass
 class Machine:
-    """Two directories and a cluster, and a count of what was changed there, to die at."""
+    """Two directories and a cluster, and a count of their changes, to die at one of them."""
 
     root: Path
     store: MemoryStore

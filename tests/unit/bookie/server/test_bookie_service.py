@@ -62,7 +62,7 @@ class Bookie:
         return await self.service.answer("uuid", WaitLac(LEDGER, EntryId(beyond), wait_s))
 
     async def waiting(self, beyond: int) -> asyncio.Task[LacReply]:
-        """A long poll that has its place."""
+        """A long poll after it has taken its place."""
         gate = self.index.before = Gate(Operation.INDEX_READ)
         poll = asyncio.create_task(self.wait_lac(beyond))
         await gate.has_begun.wait()
@@ -128,7 +128,7 @@ async def test_room_is_given_back_whatever_became_of_the_add(bookie: Bookie) -> 
     assert (await waiting[1]).status is Status.OK
     assert await bookie.service.drain(STATE_S)
     assert (await bookie.add(2, size=400)).status is Status.OK
-    assert (await bookie.add(3, size=5000)).status is Status.OK  # what is alone is never over the limit
+    assert (await bookie.add(3, size=5000)).status is Status.OK  # a single request is never over the limit
 
 
 async def test_reads_beyond_the_limit_wait_for_their_turn(bookie: Bookie) -> None:
@@ -206,7 +206,7 @@ async def test_an_add_during_the_look_is_not_missed(bookie: Bookie) -> None:
     await bookie.add(0)
     gate = bookie.index.before = Gate(Operation.INDEX_READ)
     poll = asyncio.create_task(bookie.wait_lac(NO_ENTRY))
-    await gate.has_begun.wait()  # the cache has been looked at, the index not yet
+    await gate.has_begun.wait()  # the cache has been checked, the index not yet
     assert (await bookie.add(1, lac=0)).status is Status.OK
     gate.open()
     assert await poll == LacReply(Status.OK, b"", found(1, lac=0), found(0, lac=NO_ENTRY))

@@ -1,4 +1,4 @@
-"""The collector on twins: what is deleted, what stays, and that no needed entry is deleted."""
+"""The collector on twins: what it deletes, what it keeps; no needed entry is deleted."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ async def test_reservations_of_others_stay() -> None:
 
 
 async def _repair(world: CollectorWorld) -> bool:
-    """What a worker does that has lost its lock: reserve, list, copy what is missing, install."""
+    """What a worker does after the loss of its lock: reserve, list, copy the missing entries, install."""
     current = await world.ledgers.current(L5)
     if current is None:
         return False
@@ -246,7 +246,7 @@ async def _repair(world: CollectorWorld) -> bool:
 
 
 async def _is_phantom_after_repair_at(request_number: int) -> bool:
-    """Repair in the middle of a pass; whether the metadata names a copy that is not there."""
+    """Repair in the middle of a pass; whether the metadata names a missing copy."""
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     await world.storage.checkpoint()
@@ -266,7 +266,7 @@ async def _is_phantom_after_repair_at(request_number: int) -> bool:
 
 
 async def _is_phantom_after_race(seed: int) -> bool:
-    """Repair beside two passes, all of them now and then slow; whether the metadata names a copy that is not there."""
+    """Repair beside two passes, all of them now and then slow; whether the metadata names a missing copy."""
     rng = random.Random(seed)
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
@@ -324,7 +324,7 @@ def test_the_races_show_a_listing_that_does_not_pin(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_races_show_a_collector_that_ignores_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: the metadata alone decides, and the reservation that stood before the mark does not count."""
+    """Planted fault: the metadata alone decides, and a reservation from before the mark does not count."""
 
     async def metadata_alone(self: Collector, ledger_id: LedgerId) -> bool:
         current = await self._ledgers.current(ledger_id)
@@ -357,7 +357,7 @@ def test_the_races_show_a_collector_that_ignores_reservations(monkeypatch: pytes
 
 @in_virtual_time
 async def test_a_ledger_that_a_stale_server_does_not_know_yet_is_kept() -> None:
-    """Gone at the first look, there at the second."""
+    """Missing at the first look, present at the second."""
     world = await CollectorWorld().open()
     await ledger(world, L5, None)
 
@@ -562,7 +562,7 @@ async def test_limbo_ends_once_a_closed_ledger_is_whole() -> None:
     await world.add(L5, 9, is_recovery=True)
     assert (await world.collector.run_pass()).limbo_cleared == 1
     assert (await world.storage.list_entries(L5)).status is Status.OK
-    assert await world.storage.limbo_ids() == []  # the other one is gone and was collected
+    assert await world.storage.limbo_ids() == []  # the other one was collected
     assert await world.add(L5, 10) is Status.FENCED
 
 
@@ -599,7 +599,7 @@ async def test_a_collector_that_is_stopped_leaves_no_lock() -> None:
 @pytest.mark.parametrize("is_lock_answered", [True, False], ids=["release", "lock"])
 @in_virtual_time
 async def test_a_lock_outlives_an_outage_of_the_store_by_less_than_a_minute(is_lock_answered: bool) -> None:
-    """A lock that stays for the life of the session keeps every worker off the ledger. Default settings."""
+    """A lock that lives as long as the session keeps every worker off the ledger. Default settings."""
     world = await CollectorWorld().open(CollectorSettings())
     await ledger(world, L5, MOVED)
     await world.tasks.initialize()

@@ -1,4 +1,4 @@
-"""The cookies of directories against the one in ZooKeeper: every field that differs is named."""
+"""The cookies of directories against the one in ZooKeeper: every different field is named."""
 
 from __future__ import annotations
 

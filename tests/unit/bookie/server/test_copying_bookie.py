@@ -1,4 +1,4 @@
-"""Copies that a bookie makes by itself: bounds, silence, and what a failure in the middle leaves."""
+"""Copies a bookie makes by itself: bounds, silence, and the result of a failure in the middle."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def entry(entry_id: int, size: int = 100) -> bytes:
 
 @dataclass
 class Source(WithoutAdds):
-    """The other bookies, of which only one is there."""
+    """The other bookies; only one of them is available."""
 
     sizes: Callable[[int], int] = lambda entry_id: 100
     """Bytes of each entry's payload."""
@@ -76,7 +76,7 @@ class Source(WithoutAdds):
 
 @dataclass
 class Stored:
-    """What the bookie was to store, and how it answered."""
+    """The batches sent to the bookie for storing, and its replies."""
 
     replies: list[Status] = field(default_factory=list)
     batches: list[AddBatch] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Known damage: what is left out of lists, and what ends it."""
+"""Known damage: what is left out of lists, and what clears it."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class DiskWatchWorld(MemoryCluster):
         self.ledger_disk.capacity_bytes = self.ledger_disk.used_bytes() + size
 
     async def look(self, free: int) -> tuple[bool, Status, Status]:
-        """Registered as read-only?, what a plain add is answered, and one of recovery."""
+        """Whether it is registered as read-only, and the answers to a plain add and to one of recovery."""
         self.leave_free(free)
         await self.watch.look()
         is_read_only = US in (await self.registrations.list()).read_only
@@ -108,7 +108,7 @@ async def test_a_disk_that_says_it_is_full_makes_read_only_and_does_not_flap() -
 
 
 class HangingSync:
-    """A disk that answers no sync while it is closed."""
+    """A disk that hangs on every sync until ``answers`` is set."""
 
     def __init__(self, world: DiskWatchWorld) -> None:
         self.answers = asyncio.Event()

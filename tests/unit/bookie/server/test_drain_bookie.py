@@ -1,4 +1,4 @@
-"""A bookie that is being drained: read-only at once, writable again afterwards, and not chosen as long as it lasts."""
+"""A bookie under a drain: read-only at once, writable again afterwards, and not chosen as long as the drain lasts."""
 
 from __future__ import annotations
 

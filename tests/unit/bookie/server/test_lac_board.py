@@ -1,4 +1,4 @@
-"""Explicit LACs and waiters: against a model, and what a bookie believes of a packet."""
+"""Explicit LACs and waiters: against a model, and the checks of a bookie on a packet."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ async def is_woken(waiter: Waiter) -> bool:
 
 
 class Model:
-    """What the board should know, in the plainest way."""
+    """The expected content of the board, in the plainest way."""
 
     def __init__(self) -> None:
-        self.explicit: dict[int, int] = {}  # the one that was used last comes last
+        self.explicit: dict[int, int] = {}  # the most recently used ledger comes last
         self.waiters: list[tuple[int, int, Waiter, ExitStack]] = []
         self.woken: list[Waiter] = []
 

@@ -1,4 +1,4 @@
-"""The options that name the journal directories and the ledger directories."""
+"""The options for the journal directories and the ledger directories."""
 
 from __future__ import annotations
 

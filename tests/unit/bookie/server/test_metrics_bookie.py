@@ -1,4 +1,4 @@
-"""A bookie counts what it answers, times what it syncs, and reports the space of its disks."""
+"""A bookie counts its answers, times its syncs, and reports the space of its disks."""
 
 from __future__ import annotations
 

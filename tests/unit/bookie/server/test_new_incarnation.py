@@ -1,4 +1,4 @@
-"""Empty disks under a known bookie id: nothing is served before everything they may have held is unknown and marked."""
+"""Empty disks under a known bookie id: nothing is served before the old ones' ledgers are unknown and marked."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class IncarnationWorld(MemoryCluster):
         return self
 
     async def start(self, *, is_new: bool = False) -> tuple[Admission, LedgerStorage]:
-        """What a process does before it registers."""
+        """The steps of a process before it registers."""
         journal, ledgers = self.machine.journal, self.machine.ledgers
         places = (Place(Role.JOURNAL, Path("/j"), journal), Place(Role.LEDGERS, Path("/l"), ledgers))
         store, clock = self.store, self.clock
@@ -67,7 +67,7 @@ class IncarnationWorld(MemoryCluster):
         return await self.start(is_new=is_new)
 
     async def check(self, admitted: Admission, storage: LedgerStorage) -> None:
-        """The bookie may serve now: is it safe?"""
+        """Check the state of a bookie that may serve now."""
         for ledger_id in NAMED:
             reply = await storage.list_entries(ledger_id)
             assert reply.status is Status.LIMBO

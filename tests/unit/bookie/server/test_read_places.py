@@ -1,4 +1,4 @@
-"""Reads of recoveries go before others, which do not wait for ever."""
+"""Reads of recoveries go before others, and these do not wait for ever."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ READ_ONLY = Bookies(frozenset(), frozenset({BOOKIE}))
 
 
 class KeeperWorld(MemoryCluster):
-    """A bookie that keeps itself registered, and another session that looks."""
+    """A bookie that keeps itself registered, and another session to look at it."""
 
     async def start(self) -> None:
         await self.found()
@@ -140,7 +140,7 @@ async def test_an_id_that_another_process_uses_is_refused_at_the_start(world: Ke
     with pytest.raises(BookieIdInUseError):
         await second.start(is_read_only=False)
     await second.stop(STATE_S)
-    assert await world.watcher.list() == WRITABLE  # the other's registration is not ours to end
+    assert await world.watcher.list() == WRITABLE  # the other's registration must stay
 
 
 async def test_stopping_unregisters_and_never_fails(world: KeeperWorld) -> None:

@@ -1,4 +1,4 @@
-"""The background scrub finds what is damaged, keeps its pace, and goes on after a restart."""
+"""The background scrub finds damage, keeps its pace, and continues after a restart."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ async def test_known_damage_is_kept_over_a_restart_until_it_is_whole() -> None:
     await asyncio.sleep(START_S + 1)
     assert at.service.damaged.ledgers(10) == [(L1, [EntryId(3)])]
     running.cancel()
-    at.damage(3)  # back: the record of the earlier process is not believed
+    at.damage(3)  # back: the record of the earlier process does not count
     at.service = BookieService(at.storage, at.disk, BookieIdentity("uuid", "1"))
     running = asyncio.ensure_future(at.scrubber().run())
     await asyncio.sleep(START_S + 1)
@@ -256,7 +256,7 @@ def test_an_operator_interrupts_continues_and_begins_a_pass(monkeypatch: pytest.
         await asyncio.sleep(501)
         assert phase() is ScrubPhase.RUNNING
         verified = at.value(SCRUBBED_ENTRIES)
-        scrubber.start()  # one that runs goes on
+        scrubber.start()  # a running one goes on
         scrubber.start(from_beginning=True)
         await asyncio.sleep(1500)
         assert at.value(SCRUBBED_ENTRIES) == verified + 20

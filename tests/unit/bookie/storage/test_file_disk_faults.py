@@ -1,4 +1,4 @@
-"""The file adapter under what operating systems do: short writes, full devices, failed syncs, a second process."""
+"""The file adapter with the faults of operating systems: short writes, full devices, failed syncs, a second process."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ async def test_closed_disk_refuses_and_closing_again_is_fine(disk: FileDisk) -> 
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The directories that were synced."""
+    """The synced directories."""
     found: list[Path] = []
     real = os.fsync
 

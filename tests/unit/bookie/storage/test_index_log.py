@@ -26,7 +26,7 @@ def log_bytes(path: Path) -> int:
 
 
 async def killed(path: Path, copy: Path) -> Path:
-    """What a killed process leaves of the index at ``path``, which is in use."""
+    """The files of a killed process's index at ``path``, which is in use."""
     shutil.copytree(path, copy, ignore=shutil.ignore_patterns("LOCK"))
     return copy
 

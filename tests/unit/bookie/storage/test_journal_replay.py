@@ -1,4 +1,4 @@
-"""Which damage to a journal is a torn tail and which is a loss (J3, J4, J8); on journals that the real writer wrote."""
+"""Which damage to a journal is a torn tail and which is a loss (J3, J4, J8); on journals of the real writer."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Directories:
         ]
 
     async def restart(self, *missing: int) -> None:
-        """As after a kill, without some of the directories."""
+        """The store after a kill, without some of the directories."""
         await self.store.abort()
         self.journal, self.index = self.journal.restarted(), self.index.restarted()
         self.disks = [disk.restarted() for disk in self.disks]
@@ -278,7 +278,7 @@ async def test_a_rebuilt_index_and_a_salvaged_journal_overlook_no_directory(worl
 
 
 async def test_a_scrub_passes_over_what_is_in_a_missing_directory(world: Directories) -> None:
-    """There may be as many of them as a disk holds, and each would be an error in the log and a request for a copy."""
+    """A disk may hold many such entries, and each would be an error in the log and a request for a copy."""
     await world.flush(0, 1)
     await world.restart(2)
     await world.flush(2)

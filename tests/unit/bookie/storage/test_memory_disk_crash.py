@@ -1,4 +1,4 @@
-"""The twin's power loss: what was synced is there, what was not may be anything that a disk can make of it."""
+"""The twin's power loss: synced data survives, and other data may be anything a disk can make of it."""
 
 from __future__ import annotations
 

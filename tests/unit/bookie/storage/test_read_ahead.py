@@ -1,4 +1,4 @@
-"""The read cache: large reads for sequential readers, bounded memory, and never bytes that are no longer stored."""
+"""The read cache: large reads for sequential readers, bounded memory, and never outdated bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def entry(entry_id: int, mark: bytes = b"a", ledger_id: int = LEDGER) -> bytes:
 
 
 class CountedIndex(MemoryIndex):
-    """Counts the keys that are looked up."""
+    """Counts the looked-up keys."""
 
     looked_up = 0
 

@@ -1,4 +1,4 @@
-"""A lost index is made again from the entry logs: nothing that was live is lost, and nothing is ever "absent"."""
+"""A lost index is made again from the entry logs: no live entry is lost, and nothing is ever "absent"."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def read(store: LedgerStorage, ledger_id: LedgerId, *entry_ids: int) -> li
 
 
 async def used() -> tuple[MemoryDisk, MemoryDisk]:
-    """The disks of a store after writes, a fence, entries stored again, a deletion and a compaction. L2 is gone."""
+    """The disks of a store after writes, a fence, entries stored again, a deletion and a compaction. L2 is deleted."""
     journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
     store = await opened(journal, ledgers, index)
     await add(store, L1, *range(10))
@@ -151,7 +151,7 @@ async def one_log() -> tuple[MemoryDisk, MemoryDisk, str]:
 
 
 async def look(journal: MemoryDisk, ledgers: MemoryDisk) -> tuple[list[int], int]:
-    """What is served of four entries, and the number of findings. Nothing may be wrong or absent."""
+    """The answers for four entries, and the number of findings. Nothing may be wrong or absent."""
     store, found = await rebuilt(journal.restarted(), ledgers)
     results = await read(store, L1, *range(4))
     for number, (status, packet) in enumerate(results):
@@ -220,7 +220,7 @@ async def test_a_log_with_the_header_of_another_is_not_used() -> None:
 
 
 class _BadSectors:
-    """A file with a part that the device cannot read."""
+    """A file with a part the device cannot read."""
 
     def __init__(self, file: DiskFile, begin: int, end: int) -> None:
         self._file, self._begin, self._end = file, begin, end

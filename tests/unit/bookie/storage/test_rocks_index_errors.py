@@ -1,4 +1,4 @@
-"""What RocksDB reports reaches the store as what it is: in use, unreadable, full; never as an empty answer."""
+"""Each error of RocksDB reaches the store with its meaning: in use, unreadable, full; never as an empty answer."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_write_waits_while_compaction_is_behind(tmp_path: Path) -> None:
 
 
 async def test_an_index_on_a_full_disk_closes_although_it_cannot_flush(tmp_path: Path) -> None:
-    """Every write is in its synced log, so nothing is lost, and the process that stops has no error to report."""
+    """Every write is in its synced log, so nothing is lost, and the stopping process has no error to report."""
     index = await with_database(tmp_path / "index", FullDatabase())
     await index.close()
     with pytest.raises(DiskError, match="closed"):

@@ -1,4 +1,4 @@
-"""The logs of RocksDB are read as RocksDB reads them, and the records at which it would never go on are found."""
+"""The logs of RocksDB are read as by RocksDB, and the records at which it would never go on are found."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_every_chunk_of_a_real_log_is_looked_at(tmp_path: Path) -> None:
     ids=["wrong checksum", "wrong length", "zeros"],
 )
 def test_what_ends_a_block_does_not_end_the_log(start: bytes) -> None:
-    """What looks like a record behind it is none; the next block has records again."""
+    """Bytes after it are no record, whatever they look like; the next block has records again."""
     first = (start + chunk(b"not read", REUSED_FULL)).ljust(BLOCK_BYTES, b"\0")
     assert endless_record_at([first]) is None
     assert endless_record_at([first, chunk(b"next"), chunk(b"other")]) is None

@@ -1,4 +1,4 @@
-"""A damaged journal is salvaged: what can be read is served, the rest is unknown, and no old writer gets an answer."""
+"""A damaged journal is salvaged: readable entries are served, others are unknown, and no old writer gets an answer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Disks:
 
 
 async def used() -> Disks:
-    """A store that was killed: checkpointed entries of L1, the rest of it, L2 and L3 with its fence in the journal."""
+    """A killed store: checkpointed entries of L1, the rest of it, L2 and L3 with its fence in the journal."""
     disks = Disks()
     store = await disks.open()
     await add(store, L4, 0)
@@ -92,7 +92,7 @@ async def used() -> Disks:
 
 async def check(store: LedgerStorage) -> set[tuple[LedgerId, int]]:
     """After a salvage no acknowledged entry is denied, and no old writer is answered; returns what is served."""
-    await store.set_limbo(list(ACKNOWLEDGED))  # as a start does with the ledgers that the metadata names
+    await store.set_limbo(list(ACKNOWLEDGED))  # as a start does with the ledgers named in the metadata
     served = set()
     for ledger_id, entry_ids in ACKNOWLEDGED.items():
         for entry_id, (status, packet) in zip(entry_ids, await read(store, ledger_id, *entry_ids), strict=True):
@@ -240,7 +240,7 @@ async def test_a_salvage_that_is_interrupted_at_any_step_can_be_repeated() -> No
 
 
 async def outcome(disks: Disks) -> str:
-    """What a start makes of the disks; refused ones are salvaged."""
+    """The result of a start on the disks; refused ones are salvaged."""
     try:
         store = await disks.open()
     except DamagedJournalError:

@@ -35,7 +35,7 @@ class Disks:
         return await LedgerStorage.open(first, self.ledgers, self.index, SETTINGS, SystemClock(), more_journals=others)
 
     def killed(self) -> Disks:
-        """What a kill of the process leaves."""
+        """The disks after a kill of the process."""
         other = Disks(0)
         other.journals = [disk.restarted() for disk in self.journals]
         other.ledgers, other.index = self.ledgers.restarted(), self.index.restarted()
@@ -47,7 +47,7 @@ def files(disk: MemoryDisk) -> list[str]:
 
 
 async def used() -> Disks:
-    """A store that was killed: two entries of each ledger in the index, one in its journal alone."""
+    """A killed store: two entries of each ledger in the index, one in its journal alone."""
     disks = Disks()
     store = await disks.open()
     for ledger_id in (EVEN, ODD):
@@ -187,7 +187,7 @@ async def test_checkpoints_trim_every_journal() -> None:
 
 
 class Closed:
-    """A disk that answers no sync until it is opened."""
+    """A disk that hangs on every sync until ``answers`` is set."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         self.answers = asyncio.Event()

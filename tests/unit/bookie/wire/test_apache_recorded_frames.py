@@ -1,4 +1,4 @@
-"""Our codecs of both protocol versions, held to frames that Apache's client and bookie exchanged."""
+"""Our codecs of both protocol versions, held to recorded frames of Apache's client and bookie."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bodies(*, is_v2_wire: bool, is_request: bool, operation: str | None = None) 
 
 
 def test_messages_of_version_3_are_read_and_written_again_byte_for_byte() -> None:
-    """No field is left over that our messages do not name: one that is unknown would be kept, and written again."""
+    """Our messages name every recorded field: unknown ones, otherwise kept and written again, are discarded first."""
     for is_request, kind in ((True, pb.Request), (False, pb.Response)):
         for body in bodies(is_v2_wire=False, is_request=is_request):
             message = kind.FromString(body)
@@ -116,7 +116,7 @@ def logins(operation: str, *, is_v2_wire: bool) -> list[tuple[str, bytes]]:
 
 
 def answered_as_recorded(challenge: bytes, response: bytes) -> tuple[DigestMd5Login, dict[str, str]]:
-    """A login of ours with the recorded nonce of the client, and what it answers to the recorded challenge."""
+    """A login of ours with the recorded nonce of the client, and its answer to the recorded challenge."""
     cnonce = parse_challenge(response)["cnonce"]
     ours = DigestMd5Login(CREDENTIALS, lambda: cnonce)
     assert ours.first() == b""
@@ -139,7 +139,7 @@ def test_a_real_bookie_took_what_our_login_answers_and_ours_believes_its_proof()
 def test_apaches_client_answers_the_same_but_for_whom_it_acts(is_v2_wire: bool) -> None:
     """It names itself once more, which is signed along. After the login it sends one more empty token.
 
-    The bookie answers that as if it asked for no login.
+    The bookie answers it as if it asked for no login.
     """
     *said, surplus, thanks = logins("login", is_v2_wire=is_v2_wire)
     assert (surplus, thanks) == (("sasl", b""), ("AuthDisabledPlugin", b""))
@@ -184,7 +184,7 @@ def test_tls_is_asked_for_in_version_3_and_agreed_to_or_refused_at_the_top_of_th
 
 
 def test_who_does_not_log_in_is_refused_at_the_top_of_the_answer_alone() -> None:
-    """That distinguishes a refusal of the client from one of a ledger's password."""
+    """This distinguishes a refusal of the client from one of a ledger's password."""
     for operation, asked in (("no login", pb.ADD_ENTRY), ("our login", pb.GET_BOOKIE_INFO)):
         answers = [
             pb.Response.FromString(body) for body in bodies(is_v2_wire=False, is_request=False, operation=operation)

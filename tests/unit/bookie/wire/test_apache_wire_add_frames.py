@@ -1,4 +1,4 @@
-"""Adds and their good answers as bytes: what protobuf would write, to the last bit."""
+"""Adds and their good answers as bytes: equal to protobuf's output, to the last bit."""
 
 from __future__ import annotations
 

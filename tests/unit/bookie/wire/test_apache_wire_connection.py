@@ -1,4 +1,4 @@
-"""A connection's own rules, fed by hand: whatever comes in, nothing but the right answer reaches a caller (S18)."""
+"""A connection's own rules, fed by hand: for any input, nothing but the right answer reaches a caller (S18)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.contract.scripted_apache_bookie import LEDGER, batch
 
 
 class Told:
-    """A waiter that counts its notifications."""
+    """A waiter that records its notifications."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []

@@ -1,4 +1,4 @@
-"""What an operator names so that bookies can be reached: contradictions, and secrets that stay secret."""
+"""An operator's options for connections to bookies: contradictions, and secrets that stay secret."""
 
 from __future__ import annotations
 

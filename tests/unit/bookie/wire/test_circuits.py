@@ -1,4 +1,4 @@
-"""When a bookie that does not answer is asked again, and what its callers get until then (R42)."""
+"""When a silent bookie is asked again, and what its callers get until then (R42)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DENIAL = ReadReply(Status.OK, [EntryResult(EntryId(0), Status.NO_ENTRY)])
 
 
 class Scripted(Transport):
-    """Answers with ``status`` after ``delay_s``, and with TIMEOUT if that is too long."""
+    """Answers with ``status`` after ``delay_s``, or with TIMEOUT if the delay is too long."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Parsers of bytes from disks and the network answer damage with the errors that their callers expect."""
+"""Parsers of bytes from disks and the network answer damage with the errors their callers expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the in-process transport, which tests and simulations rely on."""
+"""Faults of the in-process transport, on which tests and simulations rely."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RecordingBookie(BookieHandler):
     payloads: list[bytes] = field(default_factory=list)
     incarnations: set[str] = field(default_factory=set)
     polls: int = 0
-    """Long polls that wait."""
+    """Long polls in progress."""
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     has_received: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -1,4 +1,4 @@
-"""Requests as values: whatever distinguishes them knows every kind."""
+"""Requests as values: each list of request kinds is complete."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ BATCH = AddBatch(LEDGER, b"key", [b"entry"])
 
 
 class Addresses:
-    """A resolver that answers when it may."""
+    """A resolver that answers once its gate is open."""
 
     def __init__(self, **protocols: str) -> None:
         self.protocols: dict[str, str | None] = dict(protocols)

@@ -1,4 +1,4 @@
-"""The limits that copies of one process keep: rates, shares, the floor, and slow bookies."""
+"""The limits on all copies of one process: rates, shares, the floor, and slow bookies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHER_RANK = 2
 
 
 async def sent_in(pace: Pace, seconds: float, *bookies: BookieId, rank: int = OTHER_RANK, store_s: float = 0.0) -> int:
-    """Bytes that pass in a time, with four lanes for each bookie and 1 MiB at a time."""
+    """The bytes sent in a time, with four lanes for each bookie and 1 MiB at a time."""
     total = 0
 
     async def lane(bookie: BookieId) -> None:

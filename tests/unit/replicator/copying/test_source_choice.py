@@ -1,4 +1,4 @@
-"""Which holder of an entry is asked first, and what is known of the bookies' loads."""
+"""Which holder of an entry is asked first, and the known loads of the bookies."""
 
 from __future__ import annotations
 

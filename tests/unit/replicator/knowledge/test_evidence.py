@@ -1,4 +1,4 @@
-"""What is recorded of bookies' answers."""
+"""The recorded evidence from bookies' answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The repair plan: what it decides in named situations, and what it never does in any."""
+"""The repair plan: its decisions in named situations, and the rules it keeps in all of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bookies(writable: str, read_only: str = "") -> Bookies:
 
 
 def ledger(*fragments: tuple[int, str], quorum: tuple[int, int] = (2, 2), last: int | None = None) -> Versioned:
-    """A ledger with these (first entry, members); closed at ``last`` unless that is None."""
+    """A ledger with these (first entry, members); closed at ``last`` unless ``last`` is None."""
     length = 0 if last is None else last + 1
     return Versioned(LEDGER, make_metadata(*fragments, quorum=quorum, last=last, length=length), 3)
 
@@ -174,7 +174,7 @@ def test_a_bookie_with_damaged_copies_keeps_its_place_if_it_takes_good_ones() ->
     for known, registered in ((refused, bookies("a b c")), (Knowledge(damaged=damaged), bookies("a c", "b"))):
         [step] = plan(of, registered, known).steps
         assert step == CopyPosition(0, 1, b, c, Cause.DAMAGED, EntryId(0), EntryId(9), 2, (a, b))
-        assert step.holders(0) == (a, b)  # what is not damaged there may be nowhere else
+        assert step.holders(0) == (a, b)  # entries undamaged there may have no other copy
 
 
 def test_a_damaged_copy_of_a_fragment_that_may_grow_is_replaced_in_place_or_waits() -> None:

@@ -1,4 +1,4 @@
-"""Tasks that name no bookie ask for copies to be moved: a worker leaves them to those who move copies."""
+"""A task without bookies is a request to move copies: a worker leaves it to those who move copies."""
 
 from __future__ import annotations
 

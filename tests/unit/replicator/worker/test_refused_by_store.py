@@ -1,4 +1,4 @@
-"""Processes that the store's ACLs keep out: each logs it, asks less and less often, and goes on once it may."""
+"""Processes kept out by the store's ACLs: each logs it, asks less and less often, and goes on once it may."""
 
 from __future__ import annotations
 

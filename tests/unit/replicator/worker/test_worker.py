@@ -1,4 +1,4 @@
-"""The worker on a small cluster in memory: what it repairs, how, and what it takes no notice of."""
+"""The worker on a small cluster in memory: what it repairs, how, and what it ignores."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ async def test_a_target_that_acknowledges_what_it_does_not_list_is_not_named() -
 
 
 def at_the_next_list(tampering: Tampering, act: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Any]:
-    """To be called before the list that comes before the copy: act before the one that comes after it."""
+    """For the list before the copy: schedule ``act`` before the list after the copy."""
 
     async def arm() -> None:
         tampering.before_list = act

@@ -1,4 +1,4 @@
-"""How many requests of the metadata store a repair costs. Small ledgers are the usual case, and the store is shared."""
+"""The requests a repair sends to the metadata store. Small ledgers are the usual case, and the store is shared."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_ledger_that_lacks_nothing_costs_its_lock_and_one_transaction() 
 
 
 async def endings_with(world: RepairWorld, first_path: str, act: Callable[[], Awaitable[None]]) -> list[Ending]:
-    """Repair, and let something happen right before the first transaction that begins with ``first_path``."""
+    """Repair, and run ``act`` right before the first transaction starting with ``first_path``."""
     running = world.worker()
     done: list[bool] = []
 
@@ -158,7 +158,7 @@ async def test_a_lock_that_is_gone_right_before_the_only_transaction_completes_n
 
 @in_virtual_time
 async def test_a_member_that_joined_after_the_last_list_of_bookies_is_not_replaced() -> None:
-    """R2: a list that is kept for many turns does not serve a ledger that names a bookie which the list lacks."""
+    """R2: a list kept for many turns does not serve a ledger with a bookie missing from this list."""
     async with a_world("a b c t") as world:
         for ledger_id in (1, 2):
             await world.ledger(ledger_id, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)

@@ -1,4 +1,4 @@
-"""Damaged copies that a repair meets: they are replaced by good ones, in place if the bookie accepts that (R41)."""
+"""Damaged copies found during a repair are replaced by good ones, in place if the bookie accepts this (R41)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placement debts: a copy that repair put in a bad place is recorded, and moved as soon as there is a better one."""
+"""Placement debts: a copy that repair put in a bad place is recorded, and moved as soon as a better place exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bookie that is registered and does not answer: it costs the process some waits, not each ledger (R42)."""
+"""A registered bookie that does not answer costs the process some waits, not each ledger (R42)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEMBERS = ("a b s", "b s c", "s a b", "b c a")
 
 
 async def repair_all(*, has_circuits: bool) -> float:
-    """Repair the ledgers with default settings; the seconds that it took."""
+    """Repair the ledgers with default settings; the seconds it took."""
     async with a_world("a b c s t") as world:
         world.has_circuits = has_circuits
         packets = {}

@@ -1,7 +1,7 @@
-"""Many workers, few events: what an event costs does not grow with the number of workers that have nothing to do.
+"""Many workers, few events: the cost of an event does not grow with the number of idle workers.
 
-A request is anything that a session sends, also to set a watch. A watch that fires is a message from the store, and
-no request.
+A request is anything a session sends, also to set a watch. When a watch fires, the message comes from the store, and
+is no request.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.worlds.virtual_time import in_virtual_time, until
 IDLE_S = 10.0
 """Shorter than the time after which a worker in line looks by itself."""
 LISTING = 25
-"""Requests of one look at everything, with the watches that it sets again."""
+"""Requests of one look at everything, with the watches it sets again."""
 
 
 class Fleet:
-    """Workers that run, and the requests that they send."""
+    """Running workers, and their requests."""
 
     def __init__(self, world: RepairWorld, count: int) -> None:
         self.requests: list[str] = []
@@ -75,7 +75,7 @@ async def a_fleet(world: RepairWorld, count: int) -> AsyncIterator[Fleet]:
 
 
 async def cost_of(fleet: Fleet, event: Callable[[], Awaitable[None]]) -> int:
-    """The requests of an event and of all that follows from it, beyond what the fleet sends anyway."""
+    """The requests of an event and of everything after it, beyond what the fleet sends anyway."""
     idle = await fleet.requests_in(IDLE_S)
     await event()
     return await fleet.requests_in(IDLE_S) - idle
@@ -158,7 +158,7 @@ async def slow_down(world: RepairWorld, name: str) -> None:
 
 @in_virtual_time
 async def test_a_worker_in_line_looks_by_itself_in_the_end() -> None:
-    """The lookouts are there and do nothing: the task waits for minutes, and not for ever."""
+    """The lookouts are registered and do nothing: the task waits for minutes, and not for ever."""
     async with a_world("a b c t") as world:
         packets = await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.kill("c")

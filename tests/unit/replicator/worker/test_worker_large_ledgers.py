@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 class Watching(Transport):
-    """Notes the requests of copies that are under way at the same time."""
+    """Counts the concurrent requests of copies."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
@@ -35,7 +35,7 @@ class Watching(Transport):
         self.chunks_max = 0
         """Of all bookies together."""
         self.sources_max = 0
-        """Bookies that were read at the same time."""
+        """Bookies read at the same time."""
         self.served: Counter[EntryId] = Counter()
         """How often each entry was read, of all bookies together."""
         self.served_bytes = 0
@@ -83,7 +83,7 @@ class Watching(Transport):
 
 
 def watched(world: RepairWorld, latency_s: float, bookies: str = "") -> Watching:
-    """Let requests to these bookies (empty: to all) take a time, and note the requests to all of them."""
+    """Delay requests to these bookies (empty: to all), and note the requests to all of them."""
     for bookie in names(bookies) or world.bookies.nodes:
         world.bookies.transport.faults(bookie).delay_s = latency_s
     watching = Watching(world.bookies.transport)
@@ -145,7 +145,7 @@ async def test_fragments_of_one_ledger_are_copied_side_by_side_within_the_bounds
         await world.heal()
         took_s = world.clock.monotonic_s() - started_s
         assert watching.chunks_max == FRAGMENTS_AT_ONCE  # as each fragment has one chunk
-        assert took_s < 2.0  # one after the other, this takes 20 times the way there and back
+        assert took_s < 2.0  # one after the other, this takes 20 round trips
         assert world.version(LEDGER) == 1
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()

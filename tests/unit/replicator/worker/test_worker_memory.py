@@ -1,4 +1,4 @@
-"""The memory of a worker: what its copies hold between a read and its acknowledged add, at default settings."""
+"""The memory of a worker: bytes held between a read and its acknowledged add, at default settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGE_BYTES = 5_000_000
 
 
 class Counting(Transport):
-    """Counts the bytes of entries that were read and are not yet acknowledged by a target."""
+    """Counts the bytes of entries already read and not yet acknowledged by a target."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner

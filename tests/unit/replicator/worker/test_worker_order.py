@@ -1,4 +1,4 @@
-"""The order of repair: what is closest to being lost comes first, whatever failed before and whoever is registered."""
+"""The order of repair: the ledger closest to its loss comes first, whatever failed before or is registered now."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_a_boosted_ledger_comes_before_the_others_with_as_many_copies_and_
 
 
 async def most_in_flight(entries: int) -> int:
-    """Repair forty ledgers at default settings; the most that were repaired at the same time."""
+    """Repair forty ledgers at default settings; the most ledgers in repair at the same time."""
     async with a_world("a b c t") as world:
         await ledgers_on(world, "a b c", range(1, 41), count=entries)
         await world.kill("c")

@@ -29,7 +29,7 @@ TARGETS = ("t", "u", "v")
 
 
 def received(world: RepairWorld) -> dict[str, int]:
-    """Bytes that each target was sent."""
+    """Bytes sent to each target."""
     return {name: sum(len(entry) for batch in world.bookies[name].adds for entry in batch.entries) for name in TARGETS}
 
 
@@ -92,7 +92,7 @@ async def lost_session(world: RepairWorld, running: Running) -> Running:
 
 
 async def stopped(world: RepairWorld, running: Running) -> Running:
-    """As by SIGTERM, with a grace period that is too short. Another worker goes on."""
+    """As by SIGTERM, with too short a grace period. Another worker goes on."""
     running.worker.stop()
 
     async def is_released() -> bool:
@@ -160,7 +160,7 @@ def test_the_window_is_a_number_of_bytes_or_seconds() -> None:
 
 
 async def a_recorded_copy(world: RepairWorld, *, end: int, incarnation: str = "1") -> dict[EntryId, bytes]:
-    """A small ledger that lost b, and the record that ``u`` has the entries before ``end`` from a dead worker."""
+    """A small ledger that lost b, and a dead worker's record: ``u`` has the entries before ``end``."""
     packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=99), 100)
     await world.kill("b")
     await world.tasks.marking.mark(LEDGER, names("b"))
@@ -216,15 +216,15 @@ async def test_the_progress_of_other_disks_counts_for_nothing() -> None:
 
 
 SHARED = 20
-"""Entries before 60 that positions 1 and 2 of three store, with a write quorum of 2: each third."""
+"""The number of entries before 60 stored by both positions 1 and 2 of three, with a write quorum of 2: each third."""
 STORED = 66
-"""Entries of 100 that position 2 stores."""
+"""The number of entries stored by position 2, of 100."""
 
 
 async def a_target_of_another_position(world: RepairWorld, *, has: int = 60) -> dict[EntryId, bytes]:
-    """A striped ledger that lost c, and the record of a dead worker that ``u`` has what b stores before entry 60.
+    """A striped ledger that lost c, and a dead worker's record: ``u`` has what b stores before entry 60.
 
-    ``u`` has it before entry ``has``.
+    In fact, ``u`` has it only before entry ``has``.
     """
     packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=99), 100)
     await world.kill("c")

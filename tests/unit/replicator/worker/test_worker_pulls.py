@@ -179,7 +179,7 @@ async def test_damaged_copies_are_found_by_the_worker_itself_and_replaced() -> N
         healed = await at.heal()
         found = {(copy.bookie, copy.entry_id) for copy in healed.recorder.corrupt}
         assert healed.recorder.endings() == [Ending.REPAIRED]
-        assert len(found) == 5  # those of the bookie that the target was to read this chunk from
+        assert len(found) == 5  # those of the bookie the target was to read this chunk from
         assert found < damaged
         assert healed.recorder.results[0].replaced_copies == 5
         for bookie, entry_id in ((TARGET, entry_id) for _, entry_id in damaged):
@@ -213,7 +213,7 @@ async def test_a_source_that_does_not_answer_the_target_is_left_alone_and_nothin
         assert at.world.clock.monotonic_s() - started_s < 10
         assert not healed.recorder.corrupt
         asked = [copy.source for copy in at.world.bookies[TARGET].copies]
-        assert 1 <= asked.count(BookieId("c")) <= LANES_MAX  # by the lanes that had begun
+        assert 1 <= asked.count(BookieId("c")) <= LANES_MAX  # by the lanes in progress
         assert healed.load.pulled_bytes == healed.load.copied_bytes == at.size_bytes
 
 
@@ -305,7 +305,7 @@ async def test_disable_stops_before_the_next_pull() -> None:
         at.world.bookies[TARGET].before_copy = disable
         healed = await at.heal()
         assert Ending.REPAIRED not in healed.recorder.endings()
-        assert len(at.world.bookies[TARGET].copies) <= LANES_MAX  # the lanes that had begun
+        assert len(at.world.bookies[TARGET].copies) <= LANES_MAX  # the lanes in progress
         assert not at.world.bookies[TARGET].adds
 
 

@@ -381,7 +381,7 @@ async def test_what_does_not_end_in_time_is_let_go_cleanly() -> None:
 
 
 async def assert_no_unverified_member(world: RepairWorld, packets: dict[EntryId, bytes], lost: str) -> None:
-    """Whatever happened, each member but the lost ones holds all it should (I17), and members are distinct (I6)."""
+    """In any case, each member but the lost ones holds all it should (I17), and members are distinct (I6)."""
     metadata = await world.metadata(LEDGER)
     for fragment in metadata.fragments:
         assert len(set(fragment.members)) == metadata.ensemble_size
@@ -397,7 +397,7 @@ async def assert_no_unverified_member(world: RepairWorld, packets: dict[EntryId,
 
 
 async def crash_after(turns: int) -> bool:
-    """Crash a worker after so many turns of the loop and let another one finish; whether it ended before that."""
+    """Crash a worker after so many turns of the loop and let another one finish; whether the first ended before."""
     async with a_world("a b c t u") as world:
         metadata = make_metadata((0, "a b c"), (4, "b a c"), (9, "c a b"), quorum=(2, 2), last=8)
         packets = await world.ledger(LEDGER, metadata, 9)

@@ -1,4 +1,4 @@
-"""Reservations (S16) and the last look before a task goes (I18): what protects copies when locks do not."""
+"""Reservations (S16) and the last look before a task is deleted (I18): protection of copies when locks fail."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_a_lock_that_a_collector_of_apache_took_over_stops_the_install(is_
         async def late(operation: str, path: str) -> Fault | None:
             if operation == "multi" and path == world.ledgers.path(LEDGER) and not writes:
                 writes.append(path)
-                if is_marked_again:  # so that the task cannot be completed with the installation
+                if is_marked_again:  # so the task cannot be completed with the installation
                     await world.tasks.marking.mark(LEDGER, names("x"))
                 await world.store.delete(lock_path(ROOT, LEDGER))
                 await theirs.create(lock_path(ROOT, LEDGER), b"", is_ephemeral=True)
@@ -327,7 +327,7 @@ async def test_a_bookie_in_limbo_that_lists_everything_is_whole_and_one_that_doe
 
 
 async def heal_while(world: RepairWorld, act: Callable[[], Awaitable[None]]) -> list[Ending]:
-    """Heal, and let something happen right before the task would be deleted for the first time."""
+    """Heal, and run an action right before the task would be deleted for the first time."""
     running = world.worker()
     done: list[bool] = []
 
@@ -378,7 +378,7 @@ async def test_a_bookie_that_came_back_without_its_disks_after_the_verdict_is_as
 
 @in_virtual_time
 async def test_a_target_that_gets_nothing_is_pinned_as_well() -> None:
-    """A collector that has begun with the ledger there must not end with a member of it."""
+    """A collector at work on the ledger there must not finish after the bookie has become a member."""
     async with a_world("a b c d") as world:
         await world.ledger(7, make_metadata((0, "a b c"), quorum=(2, 2), last=0), 1)
         await world.lose("c")
@@ -398,7 +398,7 @@ async def lose_a_member_of_an_empty_ledger(world: RepairWorld) -> None:
 
 @in_virtual_time
 async def test_an_empty_ledger_gets_another_member_without_a_reservation_or_a_question() -> None:
-    """R118: there is no copy that anyone could delete."""
+    """R118: no copy exists, so nothing can be deleted."""
     async with a_world("a b t") as world:
         await lose_a_member_of_an_empty_ledger(world)
         asked: list[str] = []
@@ -436,7 +436,7 @@ async def test_what_is_reserved_for_an_empty_ledger_is_replaced_and_removed_with
 
 @in_virtual_time
 async def test_an_empty_ledger_whose_lock_was_taken_over_is_not_changed() -> None:
-    """Without a reservation, the lock and the version of the metadata are what a late write is checked against."""
+    """Without a reservation, a late write is checked against the lock and the version of the metadata."""
     async with a_world("a b t") as world:
         await lose_a_member_of_an_empty_ledger(world)
         running = world.worker(once=False)
@@ -490,11 +490,11 @@ async def heal_while_disks_of_t_are_replaced(world: RepairWorld, moment: str) ->
 
 @in_virtual_time
 async def test_a_target_whose_disks_were_replaced_is_not_named_though_it_is_still_registered() -> None:
-    """A bookie on new disks searches the metadata once for what the old ones may have held: nothing is named later."""
+    """A bookie on new disks searches the metadata once for possible entries of the old ones: nothing is named later."""
     for moment in ("look", "install"):
         async with a_world("a b t u") as world:
             packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-            await world.registrations.unregister(BookieId("u"))  # so that t is chosen first
+            await world.registrations.unregister(BookieId("u"))  # so t is chosen first
 
             async def come(world: RepairWorld = world) -> None:
                 await world.register("u")

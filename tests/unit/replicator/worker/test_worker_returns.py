@@ -1,4 +1,4 @@
-"""A lost bookie that returns while its copy is under way: the copy ends soon, and nothing is copied twice."""
+"""A lost bookie returns while its copy is under way: the copy ends soon, and nothing is copied twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNDER_WAY_BYTES = LANES_MAX * (BATCH_BYTES_MAX + PAYLOAD_BYTES)
 
 
 def received(world: RepairWorld, *bookies: str) -> int:
-    """Bytes that these bookies were sent."""
+    """Bytes sent to these bookies."""
     batches = (batch for name in bookies for batch in world.bookies[name].adds)
     return sum(len(entry) for batch in batches for entry in batch.entries)
 
@@ -202,7 +202,7 @@ def test_returns_are_counted_once_and_forgotten_after_the_window() -> None:
 
 @in_virtual_time
 async def test_one_return_that_ends_many_slow_copies_is_no_flapping() -> None:
-    """Copies that wait for a low rate end long after the return that ended the first of them."""
+    """Copies at a low rate end long after the return that ended the first of them."""
     count, rate = 100, 100_000
     async with a_world("a b t u v") as world:
         wholes: list[dict[EntryId, bytes]] = []

@@ -1,4 +1,4 @@
-"""Failures and rests are shared: a ledger that cannot be repaired costs a fleet what it costs one worker."""
+"""Failures and rests are shared: a ledger that cannot be repaired costs a fleet as much as one worker."""
 
 from __future__ import annotations
 

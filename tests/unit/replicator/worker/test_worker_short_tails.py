@@ -1,4 +1,4 @@
-"""Bookies that lack entries of a ledger that is not closed: they came back on empty disks, and cannot know it.
+"""Bookies that lack entries of an unclosed ledger: they came back on empty disks, and have no sign of it.
 
 Apache's bookies have no limbo, so only the other members show that something is missing.
 """
@@ -25,7 +25,7 @@ GRACE_S = 30.0
 
 
 async def wipe(world: RepairWorld, bookie: str, *, has_no_lists: bool = False) -> None:
-    """Let a bookie lose its disks and serve again, as if nothing had been, and mark what it lost."""
+    """Let a bookie lose its disks and serve again, as if nothing had happened, and mark its lost entries."""
     await world.kill(bookie)
     await world.add_bookies(bookie, incarnation="2")
     world.bookies[bookie].has_no_lists = has_no_lists
@@ -49,7 +49,7 @@ def test_a_fragment_that_the_writer_has_left_is_filled_up_in_place(tail: str, ha
             packets = await world.ledger(LEDGER, make_metadata((0, "a b"), (20, tail), quorum=(2, 2), last=None), 30)
             metadata = await world.metadata(LEDGER)
             await wipe(world, "b", has_no_lists=has_no_lists)
-            if tail == "a b":  # the writer has gone on to the disks that are there now
+            if tail == "a b":  # the writer has gone on to the present disks
                 await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(20, 30)])
             await assert_filled_up(world, packets, metadata)
 
@@ -288,7 +288,7 @@ async def test_a_slow_member_of_a_busy_ledger_is_not_chased() -> None:
 
 
 async def lose_too(world: RepairWorld, bookie: str) -> None:
-    """Let another bookie be gone, with its disks."""
+    """Lose another bookie together with its disks, and mark its ledger."""
     await world.kill(bookie)
     await world.tasks.marking.mark(LEDGER, names(bookie))
 

@@ -45,7 +45,7 @@ async def a_writer(world: RepairWorld) -> LedgerWriter:
 
 
 async def a_writer_that_lost_a_bookie(world: RepairWorld) -> tuple[LedgerWriter, BookieId]:
-    """A writer of ten entries, and the member of its ensemble that is gone."""
+    """A writer of ten entries, and the lost member of its ensemble."""
     writer = await a_writer(world)
     for entry in range(10):
         await writer.append(b"%d" % entry)
@@ -66,7 +66,7 @@ async def test_an_open_ledger_is_recovered_after_the_grace_period_and_then_repai
         waiting = await world.metadata(LEDGER)
         assert [fragment.members[1] == "b" for fragment in waiting.fragments] == [False, False, True]
         assert waiting.state is LedgerState.OPEN
-        # Few turns: one that repairs what it can, one that sees it done. No lock is held, no worker sleeps over it.
+        # Few turns: the first repairs what it can, the second sees it done. No lock is held, no worker sleeps over it.
         assert running.recorder.endings() == [Ending.DELAYED] * 2
         assert running.recorder.outlook.delayed == 1
         assert await world.tasks.locks.locked() == frozenset()
@@ -363,7 +363,7 @@ async def an_end_that_no_bookie_tells(world: RepairWorld) -> None:
 
 @in_virtual_time
 async def test_a_recovery_is_parked_where_the_last_confirmed_entry_is_lost_with_an_older_fragment() -> None:
-    """The last ensemble alone gives the end; but not the length, which stands in the entry before it."""
+    """The last ensemble alone gives the end; but not the length, which is in the previous entry."""
     async with a_world("a b c d t u") as world:
         await an_end_that_no_bookie_tells(world)
         recorder = await world.heal()

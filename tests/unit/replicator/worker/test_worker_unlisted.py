@@ -1,4 +1,4 @@
-"""The worker among bookies that cannot list what they hold: what they serve, entry by entry, is what counts."""
+"""The worker among bookies that cannot list their entries: what they serve, entry by entry, is what counts."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 NEVER_S = 1e6
-"""A poll interval that no test lives to see."""
+"""A poll interval longer than any test."""
 SOON_S = 1.0
 
 
@@ -62,7 +62,7 @@ async def test_what_was_marked_while_repair_was_disabled_is_taken_when_it_is_ena
         await world.tasks.switches.disable()
         if is_seen:
             await world.register("t", is_read_only=True)
-            await world.register("t")  # a bookie that changes has the worker look
+            await world.register("t")  # a changed bookie makes the worker look
             await asyncio.sleep(600)
         await world.tasks.marking.mark(LEDGER, names("b"))
         await asyncio.sleep(600 if is_seen else 0)

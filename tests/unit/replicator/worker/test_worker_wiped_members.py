@@ -1,4 +1,4 @@
-"""A member that came back on empty disks while another is away: what was acknowledged stays (S6, default settings).
+"""A member that came back on empty disks while another is down: acknowledged entries stay (S6, default settings).
 
 Ledger 3/3/2: entries 0 to 9 are on a, b and c, entry 10 was acknowledged by b and c. b comes back on empty disks, as
 Apache's bookies do, without a trace in the store; c is away, with its disks.
@@ -228,7 +228,7 @@ async def test_a_slow_member_does_not_keep_a_ledger_open() -> None:
 
 
 async def replace_cookie(world: RepairWorld, bookie: str) -> None:
-    """What an operator does so that an Apache bookie starts on empty disks."""
+    """What an operator does to start an Apache bookie on empty disks."""
     cookies = CookieStore(world.store, world.cluster)
     stored = await cookies.read(BookieId(bookie))
     assert stored is not None
@@ -250,7 +250,7 @@ async def acknowledged_by_b_and_c(world: RepairWorld, count: int, last: int) -> 
 def test_a_member_that_comes_back_empty_in_the_middle_of_a_recovery_is_not_believed(
     is_there_at_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the members are judged, b has its entries or is away; when it is asked for the end, its disks are empty."""
+    """When the members are judged, b has its entries or is down; when it is asked for the end, its disks are empty."""
 
     @in_virtual_time
     async def test() -> None:

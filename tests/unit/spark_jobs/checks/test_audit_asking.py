@@ -1,4 +1,4 @@
-"""Asking bookies what they hold: real storage in memory, faults on demand, a second look before a report."""
+"""Asking bookies for their entries: real storage in memory, faults on demand, a second look before a report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def a_cluster() -> AsyncIterator[RepairWorld]:
 
 
 async def store(world: RepairWorld, number: int, metadata: LedgerMetadata, lost: dict[str, Iterable[int]]) -> None:
-    """Create a ledger of ten entries; the bookies in ``lost`` never got theirs with these ids."""
+    """Create a ledger of ten entries; the bookies in ``lost`` never received theirs with these ids."""
     ledger = await world.ledgers.create(LedgerId(number), metadata)
     packets = make_packets(ledger.ledger_id, 10)
     for bookie in sorted(metadata.members()):
@@ -115,7 +115,7 @@ async def test_an_entry_that_a_bookie_leaves_out_as_damaged_is_a_finding_of_its_
 
 @in_virtual_time
 async def test_an_entry_of_which_every_copy_is_damaged_is_not_lost() -> None:
-    """Its bytes are there, and may be read by other means."""
+    """Its bytes exist, and may be read by other means."""
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
         for name in ("b", "c"):

@@ -1,4 +1,4 @@
-"""Copies outside of the metadata: read again, judged, and unknown rather than superfluous if anything is not sure."""
+"""Copies outside of the metadata: read again, judged, and unknown rather than superfluous in any doubt."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_a_ledger_that_is_there_again_or_unreadable_is_not_unowned(place: 
 
 
 async def test_a_deletion_is_as_old_as_the_last_change_beside_it(place: Place) -> None:
-    """Ledger 2 shares its node with ledger 1; the node of ledger 20,001 went with it; that of 30,001 never existed."""
+    """Ledger 2 shares its node with ledger 1; the node of ledger 20,001 went with it; 30,001 never had a node."""
     await place.create({1: MOVED, 2: MOVED, 20_001: MOVED})
     leaf = "/ledgers/00/0000"
     made = await place.store.stat(leaf)

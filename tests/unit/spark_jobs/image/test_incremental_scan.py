@@ -74,7 +74,7 @@ LEDGERS = dict.fromkeys([*range(40), *range(10_000, 10_040), 20_000, 1 << 33], H
 
 @dataclass
 class World:
-    """A cluster in memory, and the image that the last reading wrote."""
+    """A cluster in memory, and the image from the last reading."""
 
     store: MemoryStore
     cluster: Cluster
@@ -164,7 +164,7 @@ def _plain(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the counts are equal, apart from how they came about."""
+    """Whether the counts are equal, apart from their origin."""
     return all(one[name] == other[name] for name in one if name not in ("carried", "carried_problem", "vanished"))
 
 

@@ -1,4 +1,4 @@
-"""How many nodes a task asks for at a time, by the latency that it measures."""
+"""How many nodes a task asks for at a time, by its measured latency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks read from observers if they are named and answer, and else from the servers of the metadata URI."""
+"""Tasks read from observers if these are named and answer, or else from the servers of the metadata URI."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ URI = "zk://zk1,zk2/ledgers"
 
 @pytest.fixture
 async def connected_to(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The hosts of each attempt to connect; those that are in ``down`` do not answer."""
+    """The hosts of each attempt to connect; hosts with ``down`` in their name do not answer."""
     hosts_tried: list[str] = []
     cell = MemoryCell()
     await formatted(MemoryStore(cell))

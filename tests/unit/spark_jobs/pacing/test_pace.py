@@ -41,7 +41,7 @@ class Server:
 
 
 class Slow(MemoryStore):
-    """A session with that server."""
+    """A session with the given server."""
 
     def __init__(self, server: Server, size: int = 200) -> None:
         super().__init__(MemoryCell())
@@ -94,7 +94,7 @@ def p99(latencies: Sequence[float]) -> float:
 @pytest.mark.parametrize(("tasks", "ratio"), [(2, 3.5), (16, 6)])
 @in_virtual_time
 async def test_another_client_hardly_waits_and_the_server_stays_busy(tasks: int, ratio: float) -> None:
-    """All that the server can do is asked for, and decoded at no cost: worse than any cluster."""
+    """The tasks ask for all the server can do, and decode at no cost: worse than any cluster."""
     nodes, waited, seconds = 200_000, {}, {}
     for factor in (0.0, 2.0):
         server, loop = Server(), asyncio.get_running_loop()
@@ -129,7 +129,7 @@ async def test_tasks_that_also_decode_hardly_delay_others_and_take_hardly_longer
 
 @in_virtual_time
 async def test_nobody_else_is_there_and_the_server_is_fast() -> None:
-    """One task that the server answers faster than it could decode: the budget costs a few round trips."""
+    """One task, answered by the server faster than it could decode: the budget costs a few round trips."""
     server = Server()
     store = PacedStore(Slow(server), Pace(VirtualClock(), Budget().share(1, 1)), SMALL)
     for _ in range(100):

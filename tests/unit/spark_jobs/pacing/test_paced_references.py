@@ -28,7 +28,7 @@ RATE = 1_000
 
 
 class Timed(MemoryStore):
-    """Notes when how many nodes were asked for."""
+    """Records the time and size of each request for nodes."""
 
     def __init__(self, cell: MemoryCell) -> None:
         super().__init__(cell)

@@ -1,4 +1,4 @@
-"""Runs that read at the same time divide the limits, and never take themselves for the only one without a proof."""
+"""Concurrent runs divide the limits, and never take themselves for the only one without a proof."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.worlds.virtual_time import in_virtual_time
 
 
 class Scripted(Readers):
-    """Answers as the test says."""
+    """Answers with ``answer``, or raises it."""
 
     def __init__(self, answer: Collection[str] | Exception | None, joining: Exception | None = None) -> None:
         super().__init__(MemoryStore(MemoryCell()), "me")

@@ -1,4 +1,4 @@
-"""The pages: their content, that they need no other host, and that no foreign text becomes markup."""
+"""The pages: their content; they need no other host, and no foreign text becomes markup."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 @dataclass
 class Page(HTMLParser):
-    """What a browser would make of a page, as far as these tests need it."""
+    """A browser's view of a page, as far as these tests need it."""
 
     tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
@@ -264,7 +264,7 @@ def test_shares_are_never_rounded_to_all_or_nothing() -> None:
 
 
 def test_two_runs_that_end_together_are_both_in_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other run ends after this one looked, and before this one writes."""
+    """The other run ends after this one has looked, and before this one writes."""
     ours, theirs = world.at(world.CLEAN, 1), world.at(world.CLEAN, 2)
     pending = [theirs]
 
@@ -321,6 +321,6 @@ runs = st.builds(
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(runs, runs)
 def test_whatever_a_run_holds_it_gets_its_page(run: RunSummary, previous: RunSummary) -> None:
-    """Also numbers that contradict each other: a page that fails would cost the run its report."""
+    """The numbers may also contradict each other: a failed page would cost the run its report."""
     read(render_report(run, changed(previous, kind=run.kind), [trend_point(previous), trend_point(run)], None))
     read(render_index([run, previous]))

@@ -28,7 +28,7 @@ TABLE = "ledgers_unhealthy_since"
 
 
 def state(report_dir: Path) -> dict[int, tuple[int, int]]:
-    """By ledger, the days of the runs that found it first and last."""
+    """By ledger, the days of the first and the last run that found it."""
     question = f"SELECT ledger_id, first_run_id, run_id FROM {TABLE}"
     rows = ask(report_dir, question, limit=100, timeout_s=60).rows
     return {ledger: (int(first[6:8]), int(last[6:8])) for ledger, first, last in rows}

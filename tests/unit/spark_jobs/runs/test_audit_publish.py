@@ -17,7 +17,7 @@ def marking(number: int) -> Marking:
 
 
 class Tasks:
-    """Stands for the under-replication tree: remembers what it was given; fails or is disabled after some batches."""
+    """Stands for the under-replication tree: records its calls; fails or is disabled after some batches."""
 
     def __init__(self, batches_max: int | None = None, error: Exception | None = None) -> None:
         self.marked: dict[LedgerId, tuple[BookieId, ...]] = {}

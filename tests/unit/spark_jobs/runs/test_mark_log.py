@@ -1,4 +1,4 @@
-"""What a run marked, as a file that appears whole; a failure of it never stops the run."""
+"""The marks of a run, in a file that appears whole; its failure never stops the run."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ GONE = (BookieId("gone"),)
 
 
 class Marks:
-    """The marks that exist."""
+    """The existing marks."""
 
     def __init__(self, *ledgers: int) -> None:
         self.ledgers = set(ledgers)

@@ -1,4 +1,4 @@
-"""How many tasks a job is cut into, from Spark's settings and the executors that have registered."""
+"""How many tasks a job is cut into, from Spark's settings and the registered executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an error of Spark means for a run, from the text that the driver receives."""
+"""What an error of Spark means for a run, from the text received by the driver."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class FromBytes:
 
 
 def read(data: bytes) -> list[tuple[bytes, bytes]]:
-    """Every node of a snapshot that is sound."""
+    """Every node of a sound snapshot."""
     stream = SnapshotStream(FromBytes(data), "it")
     stream.begin()
     nodes = list(stream.nodes())

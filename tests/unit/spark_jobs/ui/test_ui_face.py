@@ -1,4 +1,4 @@
-"""What the tab answers, in every state of its auditor; no JVM here."""
+"""The answers of the tab, in every state of its auditor; no JVM here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HANG_S = 30.0
 
 
 class Auditor:
-    """Answers at once by default, and keeps what it was asked."""
+    """Answers at once by default, and records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...]] = []
@@ -68,7 +68,7 @@ def auditor() -> Auditor:
 
 @pytest.fixture
 def hang() -> Iterator[Callable[[], None]]:
-    """A wait that the end of the test ends."""
+    """A wait until the end of the test."""
     released = threading.Event()
     yield lambda: void(released.wait(HANG_S))
     released.set()

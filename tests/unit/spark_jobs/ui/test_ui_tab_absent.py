@@ -1,4 +1,4 @@
-"""Where the Spark UI has no place for a tab: one warning, and nothing else happens."""
+"""Without a place for a tab in the Spark UI: one warning, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Connect:
 
 
 class Without:
-    """A classic session whose context ends the way to its UI with ``error``, or with no UI."""
+    """A classic session: access to its UI raises ``error``, or it has no UI."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error

@@ -1,4 +1,4 @@
-"""Logs on twins: order over roll-overs, takeover, truncation, deletion, and what readers meet."""
+"""Logs on twins: order over roll-overs, takeover, truncation, deletion, and the view of readers."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ async def test_a_roll_over_whose_outcome_is_unknown_goes_on_with_the_same_ledger
             await writer.roll()
         listed = world.listed_now()
         assert listed is not None
-        assert len(listed.list.ledgers) == 2  # it was listed, and that is not confirmed yet
+        assert len(listed.list.ledgers) == 2  # it was listed, without a confirmation so far
         assert (await writer.append(b"b")).ledger_id == listed.list.last
         await writer.close()
         assert [entry.payload for entry in await read_all(world.client(2))] == [b"a", b"b"]

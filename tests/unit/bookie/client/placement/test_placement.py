@@ -1,4 +1,4 @@
-"""Choosing bookies: against all possible ensembles where those can be listed, and by properties where they cannot."""
+"""Choosing bookies: against all possible ensembles if those can be listed, and by properties if they cannot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bookies(count: int) -> list[BookieId]:
 
 
 def topology_of(places: Sequence[str]) -> Topology:
-    """The bookie of each index stands at the place of that index."""
+    """The bookie of each index stands at the place with the same index."""
     return Topology(dict(zip(bookies(len(places)), map(location, places), strict=True)))
 
 
@@ -207,7 +207,7 @@ def test_strict_replacement_is_refused_rather_than_squeezed_into_one_rack() -> N
 
 
 def test_a_thin_ensemble_is_still_repaired_under_a_strict_policy() -> None:
-    """Members that stand together already are no reason to leave a lost one unreplaced."""
+    """A lost member is replaced even if the remaining ones already share a rack."""
     everyone = bookies(5)
     topology = topology_of(("/r1", "/r1", "/r2", "/r1", "/r3"))
     strict = Placement(PlacementPolicy(min_racks=3, is_strict=True), topology)

@@ -1,4 +1,4 @@
-"""Placement that follows what is known: the topology in the store, and the room that bookies have."""
+"""Placement by current knowledge: the topology in the store, and the free room of the bookies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Answers(WithoutAdds):
 
 
 class PlacementWorld(MemoryCluster):
-    """A cluster, its topology, and what its bookies answer of their room."""
+    """A cluster, its topology, and its bookies' answers about their free space."""
 
     def __init__(self, free: Mapping[BookieId, int | Status]) -> None:
         super().__init__()

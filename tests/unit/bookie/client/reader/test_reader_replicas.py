@@ -1,4 +1,4 @@
-"""Reading entries: which replica is asked when, and what each failure becomes."""
+"""Reading entries: which replica is asked when, and the result of each failure."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ async def test_large_entries_are_read_within_the_bounds_of_an_answer() -> None:
             for i in range(2):
                 await world.put("abc"[(entry_id + i) % 3], data)
         reader = LedgerReader(world.ports, ledger, DIGEST)
-        seen = [entry.payload[0] async for entry in reader.read_all()]  # open: how large entries are is not known
+        seen = [entry.payload[0] async for entry in reader.read_all()]  # open: the size of entries is unknown
         assert seen == list(range(count - 1))
 
 

@@ -230,7 +230,7 @@ async def test_a_forged_last_add_confirmed_is_not_believed() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_dirty_reads_while_writer_and_recoveries_fight(seed: int) -> None:
-    """Everything that any follower ever saw is in the closed ledger, byte for byte, and nothing is left out."""
+    """Everything any follower ever saw is in the closed ledger, byte for byte, and nothing is left out."""
 
     async def scenario() -> None:
         rng = random.Random(seed)

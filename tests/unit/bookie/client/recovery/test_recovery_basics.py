@@ -355,7 +355,7 @@ async def test_an_empty_last_fragment_is_replaced_in_place() -> None:
 
 @in_virtual_time
 async def test_an_ensemble_changed_in_memory_is_not_stored_by_a_recovery_that_stops() -> None:
-    """BK-581: the next one reads from the bookies that the writer used."""
+    """BK-581: the next recovery reads from the bookies of the writer."""
     async with a_world("a b c d") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
         for name in "ab":

@@ -16,7 +16,7 @@ from tests.worlds.virtual_time import in_virtual_time
 
 
 async def create_without_password(world: RecoveryWorld, entries_on: str) -> LedgerMetadata:
-    """A ledger on three bookies, of which some hold its one entry."""
+    """A ledger on three bookies; some of them hold its one entry."""
     metadata = LedgerMetadata(
         3, 3, 3, (Fragment(EntryId(0), names("a b c")),), digest_type=None, password=None, format_version=1
     )
@@ -27,7 +27,7 @@ async def create_without_password(world: RecoveryWorld, entries_on: str) -> Ledg
 
 
 def packet(entry_id: int) -> bytes:
-    """An entry by the digest type that such metadata stands for."""
+    """An entry with the digest type of such metadata."""
     data = b"x" * PAYLOAD
     return pack(digest_for(DigestType.CRC32, PASSWORD), LEDGER, EntryId(entry_id), -1, (entry_id + 1) * PAYLOAD, data)
 
@@ -40,7 +40,7 @@ async def test_a_wrong_password_is_refused_with_nothing_changed() -> None:
             with pytest.raises(WrongPasswordError, match="bookie b"):
                 await world.recover(password=password)
         assert await world.metadata() == before
-        for storage in world.storages.values():  # also where the ledger was not known: no other key is kept there
+        for storage in world.storages.values():  # also on a bookie without the ledger: no other key is kept there
             assert (await storage.add(AddBatch(LEDGER, KEY, [packet(0)]))).status is Status.OK
         assert ends(await world.recover(password=PASSWORD)) == closed_at(0)
 

@@ -42,7 +42,7 @@ from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
 
 async def shuffled(world: RecoveryWorld, rng: random.Random, ports: Any) -> None:
-    """Let each of a client's requests take its own time."""
+    """Delay each request and each reply of a client by a random time."""
 
     async def late(asked: Asked, go_on: GoOn) -> Any:
         await world.clock.sleep(rng.random())
@@ -93,7 +93,7 @@ async def writer_of(world: RecoveryWorld, ports: Any) -> LedgerWriter:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_what_a_living_writer_had_acknowledged_is_kept(seed: int) -> None:
-    """Catalogue 32, 49 and 54: several recoveries, a writer that goes on, members that come and go."""
+    """Catalogue 32, 49 and 54: several recoveries, an active writer, members that come and go."""
 
     async def scenario() -> None:
         rng = random.Random(seed)
@@ -158,7 +158,7 @@ async def test_a_writer_cannot_commit_after_another_client_closed() -> None:
 
         async def no_fence(asked: Asked, go_on: GoOn) -> Any:
             if isinstance(asked, Fence):
-                await world.clock.sleep(1.5)  # the others cover the ensemble before
+                await world.clock.sleep(1.5)  # the others cover the ensemble first
             return await go_on()
 
         transport.hooks["a"] = no_fence
@@ -194,7 +194,7 @@ async def change(world: RecoveryWorld, **changes: Any) -> None:
 
 
 def once(world: RecoveryWorld, kind: type[Asked], action: Any) -> None:
-    """Before the next such request to bookie a, do something."""
+    """Run an action before the next such request to bookie a."""
     pending = [action]
 
     async def hook(asked: Asked, go_on: GoOn) -> Any:
@@ -207,7 +207,7 @@ def once(world: RecoveryWorld, kind: type[Asked], action: Any) -> None:
 
 @in_virtual_time
 async def test_a_member_on_other_disks_is_fenced_again() -> None:
-    """R132: a bookie of Apache's forgets its fences with its disks, so the writer has an ack quorum that takes adds."""
+    """R132: an Apache bookie forgets its fences with its disks, so an ack quorum accepts adds of the writer."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         cookie = cookie_path(ROOT, BookieId("b"))
@@ -271,7 +271,7 @@ async def test_a_length_is_read_from_any_member_if_one_has_lost_the_confirmed_en
 
 @in_virtual_time
 async def test_a_changed_last_fragment_makes_it_begin_anew() -> None:
-    """Catalogue 45: what was found on bookies that do not vote any more decides nothing."""
+    """Catalogue 45: answers of bookies that no longer vote decide nothing."""
     async with a_world("a b c d e f") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         for name in "def":
@@ -326,7 +326,7 @@ async def test_an_ensemble_changed_before_the_takeover_is_the_one_that_is_read()
 
 @in_virtual_time
 async def test_closed_by_another_client_meanwhile() -> None:
-    """Catalogue 48: that end stands; the bookie that kept silent was marked before, which is a hint."""
+    """Catalogue 48: this end stands; the silent bookie was marked before, which is a hint."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         await world.put("c", packet(4))
@@ -480,7 +480,7 @@ async def test_an_answer_about_another_entry_proves_nothing() -> None:
 
 @in_virtual_time
 async def test_a_rolling_restart_does_not_stop_it() -> None:
-    """Catalogue 43: one bookie after another is away for a while."""
+    """Catalogue 43: one bookie after another is down for a while."""
     async with a_world("a b c d e") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         for entry_id in range(4, 40):
@@ -521,7 +521,7 @@ async def test_a_member_that_is_late_with_an_add_is_replaced() -> None:
 
 @in_virtual_time
 async def test_what_the_dead_writer_left_short_is_marked() -> None:
-    """Entries that were confirmed before the recovery, and that a member never got, cannot be found elsewhere."""
+    """Entries confirmed before the recovery, and never received by a member, cannot be found elsewhere."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         for entry_id in range(4):
@@ -534,7 +534,7 @@ async def test_what_the_dead_writer_left_short_is_marked() -> None:
 
 @in_virtual_time
 async def test_a_spare_whose_disks_are_replaced_before_it_is_named_is_not_named_for_what_they_held() -> None:
-    """New disks look in the metadata for what theirs before may have held, once: here they would find nothing."""
+    """New disks search the metadata once for possible entries of the former disks: here they would find nothing."""
     async with a_world("a b c d") as world:
         histories = Incarnations(world.store, ROOT)
         await histories.record(BookieId("d"), "1", 0)

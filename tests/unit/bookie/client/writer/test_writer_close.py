@@ -1,4 +1,4 @@
-"""Closing a ledger: where it is sealed, who else may have, and answers that were lost."""
+"""Closing a ledger: the sealed end, closes by other clients, and lost answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_lost_answer_to_the_close_is_settled_by_reading(fault: Fault) -> None:
         left = world.on_writes(writer, fault)
         try:
             metadata = await writer.close()
-        except StoreUnavailableError:  # was not carried out, and is known not to have been
+        except StoreUnavailableError:  # was not carried out, which is certain
             assert fault is Fault.FAIL_BEFORE
             assert world.stored(writer).state is LedgerState.OPEN
             metadata = await writer.close()

@@ -82,7 +82,7 @@ async def test_the_ack_of_a_replaced_bookie_that_returns_does_not_count(world: W
     members = writer.metadata.last_fragment.members
     first, second = world.bookies[members[0]], world.bookies[members[1]]
     second.latency_s = 0.5  # entry 0 is on positions 0 and 1
-    first.latency_s = 12  # stores, but its answer comes after the writer gave it up
+    first.latency_s = 12  # stores, but answers after the writer has replaced it
     waiter = await world.submit(writer)
     await asyncio.sleep(11)
     assert members[0] not in world.stored(writer).members()

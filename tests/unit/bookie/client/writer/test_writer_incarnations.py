@@ -1,4 +1,4 @@
-"""Adds are meant for the disks that a member had when the metadata came to name it."""
+"""Adds are meant for the disks a member had when it came into the metadata."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_fresh_disks_under_an_old_name_never_take_adds_that_were_meant_for
 
 @in_world(3)
 async def test_acks_of_disks_that_were_lost_do_not_count(world: WriterWorld) -> None:
-    """Entry 0 was stored by one member, whose disks then went, before another member had it."""
+    """Entry 0 was stored by one member, which then lost its disks, before another member had it."""
     writer = await world.writer(3, 3, 2)
     first, second, third = (world.member(writer, position) for position in range(3))
     second.latency_s = third.latency_s = 5.0

@@ -74,7 +74,7 @@ def test_the_oldest_unconfirmed_entry_decides(bursts: list[tuple[int, float]], c
 
 
 def lacs(world: WriterWorld, writer: LedgerWriter) -> list[int]:
-    """Every explicit LAC that any bookie received, in order of size."""
+    """Every explicit LAC received by any bookie, in order of size."""
     digest = digest_for(DigestType.CRC32C, b"")
     return sorted(
         unpack_lac(digest, told, writer.ledger_id) for bookie in world.bookies.values() for told in bookie.told

@@ -1,4 +1,4 @@
-"""What is decoded or answered without protobuf: it means, and is answered, what protobuf would have made of it."""
+"""Decoding and answering without protobuf: meaning and answers are the same as with protobuf."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def field(number: int, value: int | bytes, *, padding: int = 0) -> bytes:
 
 @st.composite
 def ordinary(draw: st.DrawFn) -> bytes:
-    """An add as clients send it, perhaps with a field that most do not send."""
+    """An add as clients send it, perhaps with a field most of them leave out."""
     message = add(draw(ENTRIES), draw(st.sampled_from([KEY, b"", b"k" * 20])), is_recovery=draw(st.booleans()))
     message.header.txnId = draw(st.integers(0, (1 << 64) - 1) | st.integers(0, 300))
     message.addRequest.ledgerId, message.addRequest.entryId = draw(IDS), draw(IDS)
@@ -66,7 +66,7 @@ def ordinary(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def odd(draw: st.DrawFn) -> bytes:
-    """Any order, unknown fields, fields twice or not at all, numbers that are longer than they have to be."""
+    """Any order, unknown fields, fields twice or not at all, numbers with more bytes than necessary."""
     padding = draw(st.sampled_from([0, 0, 1]))
     unknown = field(90, draw(st.integers(0, 5)))
     header = [field(1, 3), field(2, 2), field(3, draw(IDS), padding=padding), field(4, 100), unknown]

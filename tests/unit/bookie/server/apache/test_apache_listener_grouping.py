@@ -1,4 +1,4 @@
-"""Requests that arrived together: what becomes one batch, and what does not."""
+"""Requests received together: which of them become one batch, and which do not."""
 
 from __future__ import annotations
 

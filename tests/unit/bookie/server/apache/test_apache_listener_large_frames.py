@@ -1,4 +1,4 @@
-"""What connections share, on virtual time: the room of large frames and of answers, and who is closed for it."""
+"""What connections share, on virtual time: the room of large frames and of answers, and which one is closed for it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class SlowStorage(RequestAnswerer):
 
     @property
     def in_memory(self) -> int:
-        """What came of the clients that are there, and is not stored."""
+        """Bytes received from the connected clients and not yet stored."""
         came = sum(len(frame(0)) * 2 - len(socket.unsent) for socket in self.sockets)
         return came - sum(map(len, self.stored))
 

@@ -1,4 +1,4 @@
-"""Room that connections share: never more than the bound, in a fair order, and every wait ends."""
+"""Room shared by connections: never more than the bound, in a fair order, and every wait ends."""
 
 from __future__ import annotations
 
