@@ -54,7 +54,7 @@ class JavaEntry:
 
 @dataclass(frozen=True)
 class JavaState:
-    """What a handle of Apache's knows of its ledger."""
+    """The view of a ledger in a handle of Apache's client."""
 
     ledger_id: int
     last_add_confirmed: int
@@ -64,7 +64,7 @@ class JavaState:
 
 @dataclass(frozen=True)
 class JavaHandle:
-    """A ledger that Apache's client has created or opened."""
+    """A ledger created or opened by Apache's client."""
 
     driver: JavaDriver
     name: str
@@ -79,10 +79,10 @@ class JavaHandle:
         ids: Sequence[int] | None = None,
         is_aloud: bool = False,
     ) -> JavaState:
-        """Append ``count`` entries (or those of ``ids``, for own ids) whose payloads are ``payload(seed, id, size)``.
+        """Append ``count`` entries (or those of ``ids``, for own ids) with the payloads ``payload(seed, id, size)``.
 
-        The size of entry ``n`` is ``sizes[n % len(sizes)]``. Returns once every entry is acknowledged. With
-        ``is_aloud`` the process prints each acknowledged entry before that (``JavaDriver.acknowledged``).
+        The size of entry ``n`` is ``sizes[n % len(sizes)]``. Returns after every entry is acknowledged. With
+        ``is_aloud`` the process prints each acknowledged entry before the return (``JavaDriver.acknowledged``).
         """
         more: dict[str, Any] = {} if ids is None else {"ids": list(ids)}
         if is_aloud:
@@ -141,9 +141,9 @@ class JavaHandle:
 
 @dataclass
 class JavaDriver:
-    """The Java machine that runs the commands. ``call`` runs any; the other methods are for the frequent ones.
+    """The Java machine for the commands. ``call`` runs any; the other methods are for the frequent ones.
 
-    Clients are named: ``v3`` and ``v2`` (protocol version 2) are there, others come from ``new_client``.
+    Clients have names: ``v3`` and ``v2`` (protocol version 2) exist from the start, ``new_client`` makes others.
     """
 
     process: ManagedProcess
@@ -157,7 +157,7 @@ class JavaDriver:
         write_log_settings(logging, is_shell=False)
         command = jvm.command("bkheal.Driver", uri, properties=java_properties(logging, jaas))
         at = command.index("-cp") + 1
-        command[at] = f"{command[at]}:{classes}"  # at the end: the class path must begin as that of the archive
+        command[at] = f"{command[at]}:{classes}"  # at the end: the class path must begin with that of the archive
         process = ManagedProcess.start("java driver", command, log_path=directory / "log.txt")
         ready = await process.wait_for_line(r"^driver ready on (\d+)$", STATE_S)
         return cls(process, int(ready[1]))
@@ -167,12 +167,12 @@ class JavaDriver:
         await self.process.stop()
 
     async def kill9(self) -> None:
-        """SIGKILL, and wait until it is gone; commands under way fail."""
+        """Send SIGKILL and wait for the end of the process; commands under way fail."""
         self.process.kill9()
         await self.process.wait(STATE_S)
 
     def acknowledged(self, ledger_id: int) -> list[int]:
-        """The entries that the process has printed as acknowledged so far, between the lines of its log."""
+        """Return the entries printed by the process as acknowledged so far, between the lines of its log."""
         said = self.process.log_path.read_text(errors="replace")
         return [int(entry) for entry in re.findall(rf"acknowledged (\d+) of ledger {ledger_id}\b", said)]
 
@@ -202,7 +202,7 @@ class JavaDriver:
         await self.call("client", name=name, v2=v2, settings=dict(settings or {}), **more)
 
     async def drop_client(self, name: str) -> None:
-        """End a client without closing what it writes, as a process that dies does. Fine if there is none."""
+        """End a client without closing its ledgers, as if its process died. It is no error if there is none."""
         await self.call("drop_client", name=name)
 
     async def create(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ended:
-    """A program that has ended."""
+    """A finished program."""
 
     exit_code: int
     printed: str
@@ -75,7 +75,7 @@ class Audit(Protocol):
 
 
 def audit_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Audit:
-    """Checks that use a Spark session that is there; all else is done as by the command, marking included."""
+    """Checks in an existing Spark session; all else is done as by the command, marking included."""
 
     lend_session(monkeypatch, spark)
 
@@ -97,7 +97,7 @@ class Comparison(Protocol):
 
 
 def shadow_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Comparison:
-    """Comparisons that use a Spark session that is there; all else is done as by the command."""
+    """Comparisons in an existing Spark session; all else is done as by the command."""
     lend_session(monkeypatch, spark)
 
     async def shadow(uri: str, directory: Path, settle_s: float) -> tuple[int, dict[str, Any]]:
@@ -134,7 +134,7 @@ class Replicator:
 
     @classmethod
     async def start(cls, uri: str, directory: Path, *more: str, config: Path | None = None) -> Replicator:
-        """Start it and wait until it works; with ``config`` it is ``bkheal replicator``, which follows that file."""
+        """Start it and wait until it works; with ``config`` it is ``bkheal replicator``, which follows the file."""
         directory.mkdir(parents=True, exist_ok=True)
         program = ("replicator",) if config is None else ("auditor.cli.main", "replicator", "--config", str(config))
         command = [sys.executable, "-m", *program, "--metadata-uri", uri, "--output", "json", *more]
@@ -149,7 +149,7 @@ class Replicator:
 
     @property
     def repaired(self) -> Sequence[int]:
-        """Ledgers that its log names as repaired, in order."""
+        """Return the ledgers repaired according to its log, in order."""
         return [event["ledger_id"] for event in self.events() if event.get("ending") == "repaired"]
 
     async def wait(self, deadline_s: float = PROGRAM_S) -> int:

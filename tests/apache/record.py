@@ -1,7 +1,8 @@
-"""Record what a real Apache cluster writes and sends into ``tests/data/apache``: ``python -m tests.apache.record``.
+"""Record the data written and sent by a real Apache cluster: ``python -m tests.apache.record``.
 
-Unit tests hold our codecs to these files, on machines without Java and Apache's jars. Recorded anew, ids, times and
-ports differ; the tests know no particular ones. Directories have neutral names, and this machine's name is replaced.
+The files are in ``tests/data/apache``. Unit tests compare our codecs with these files, on machines without Java and
+Apache's jars. A new recording has other ids, times and ports; the tests depend on no particular ones. Directories have
+neutral names, and this machine's name is replaced.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ async def entries(java: JavaDriver, cluster: ApacheCluster) -> list[dict[str, An
 async def frames(java: JavaDriver, cluster: ApacheCluster, store: ZooKeeperStore) -> list[dict[str, Any]]:
     """Frames of each operation of Apache's client. Its one bookie is a proxy, registered under a root of its own."""
     await format_cluster(store, WIRE_ROOT, rng=random.SystemRandom())
-    (own,) = await cluster.add_bookies(1)  # ids of ledgers start at 0 again under that root
+    (own,) = await cluster.add_bookies(1)  # ids of ledgers start at 0 again under the new root
     async with RecordingProxy(own.port) as proxy:
         bookie = await _registered(proxy, store)
         uri = _wire_uri(cluster)

@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and one bookie that keeps every frame that passes, up to the beginning of TLS."""
+"""A TCP proxy between a client and one bookie, which keeps every passing frame up to the beginning of TLS."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is wrong is refused or reported, and nothing is changed: passwords, digest types, keys, a bookie that is silent.
+"""Bad input is refused or reported, and nothing is changed: passwords, digest types, keys, a silent bookie.
 
-On Apache's bookies, which check the key of a ledger themselves.
+The tests use Apache's bookies, which check the key of a ledger themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.apache
 
 Take = Callable[[ApacheBookie], Awaitable[None]]
 OLD = "keeps no passwords"
-"""A client that writes metadata of format 1, which has no place for a password or a digest type."""
+"""A client that writes metadata of format 1, which has no field for a password or a digest type."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def node(client: ConnectedBookKeeper, ledger_id: int) -> tuple[bytes, int]
 
 
 async def refused(uri: str, *arguments: str) -> None:
-    """A command that ends with one sentence about the password."""
+    """Run a command, which must end with one sentence about the password."""
     ended = await bkheal(*arguments, uri=uri)
     assert (ended.exit_code, ended.printed, ended.errors.count("\n")) == (1, "", 1), (arguments, ended)
     assert "password" in ended.errors
@@ -132,7 +132,7 @@ async def test_a_repair_that_bookies_refuse_or_whose_copies_do_not_verify_change
     taken_away: Take,
     tmp_path: Path,
 ) -> None:
-    """The one bookie that is left over knows a ledger by another key; another ledger's metadata has no digest type."""
+    """The only spare bookie has another key for one ledger; another ledger's metadata has no digest type."""
     lost, bookies = apache_cluster.bookies[1], {bookie.bookie_id for bookie in apache_cluster.bookies}
     sound = await closed(await on(java, {lost.bookie_id}, 4, 2, 2, password=PASSWORD), "CRC32C")
     another_key = await closed(await on(java, {lost.bookie_id}, 4, 2, 2, password=PASSWORD), "CRC32C")
@@ -192,7 +192,7 @@ async def test_a_bookie_that_is_silent_holds_up_its_own_ledger_alone_and_that_un
         assert told[stuck.ledger_id]["detail"]
         assert await node(client, stuck.ledger_id) == before
         assert await client.ports.tasks.read(LedgerId(stuck.ledger_id)) is not None
-    finally:  # one that only went on would register again after another session timeout
+    finally:  # after a mere resume, it would register again only after another session timeout
         await silent.stop()
         await silent.start()
     await until(lambda: done(ours), lambda found: stuck.ledger_id in found, "the last one is repaired")

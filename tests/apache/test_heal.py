@@ -49,9 +49,9 @@ class Written:
 
 
 async def write_everything(java: JavaDriver, cluster: ApacheCluster) -> tuple[list[Written], ApacheBookie]:
-    """Ledgers of every digest, over both wires, striped and not, some of several fragments; one left open.
+    """Write ledgers of every digest, over both wires, striped and not, some of several fragments; one is left open.
 
-    The bookie that stops for a while is the one that the tests remove later.
+    The bookie stopped for a while is the one removed later by the tests.
     """
     open_handles: list[tuple[JavaHandle, Written]] = []
     for digest in DIGESTS:
@@ -102,7 +102,7 @@ async def members(java: JavaDriver, ledger: Written) -> set[str]:
 
 
 def ids_in(printed: str) -> set[int]:
-    """Ledger ids that Apache's shell listed, one a line: by themselves, and since 4.18 as an attribute."""
+    """Return the ledger ids listed by Apache's shell, one a line: by themselves, and since 4.18 as an attribute."""
     return {int(first or second) for first, second in re.findall(r"^(\d+)\b|\bledgerId=(\d+)", printed, re.MULTILINE)}
 
 
@@ -158,7 +158,7 @@ async def test_a_bookie_lost_for_good_is_healed_and_apache_reads_everything(
 async def check_copies(
     java: JavaDriver, client: ConnectedBookKeeper, ledger: Written, lost: BookieId, before: set[str]
 ) -> None:
-    """Each member holds all that its position stores; those that took over hold nothing else."""
+    """Each member holds all entries of its position; the new members hold nothing else."""
     found = (await client.ports.ledgers.read(LedgerId(ledger.ledger_id))).metadata
     assert found.last_entry_id == ledger.entries - 1
     stored: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Ledger metadata that Apache's client wrote, read and written again by ours: not one byte differs."""
+"""Ledger metadata written by Apache's client, read and written again by ours: not one byte differs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def ledgers(apache_store: ZooKeeperStore, apache_metadata: Cluster) -> Ledgers:
 
 
 def assert_same_bytes(theirs: bytes, ours: LedgerMetadata) -> None:
-    """Apache writes the bytes that we write; since 4.18 with other escapes in the text of format 2.
+    """Apache writes the same bytes as our codec; since 4.18 with other escapes in the text of format 2.
 
     4.18.0 writes ``??`` for a character beyond U+FFFF in a name of custom metadata.
     """
@@ -245,7 +245,7 @@ async def test_apache_reads_what_we_write_and_would_write_the_same(java: JavaDri
 async def test_listing_and_ids_are_those_of_apache(
     java: JavaDriver, ledgers: Ledgers, apache_store: ZooKeeperStore
 ) -> None:
-    """Ids of both clients come from the same counter, and long ids lie where both look for them."""
+    """Ids of both clients come from the same counter, and long ids have the path expected by both."""
     ours = LedgerStore(apache_store, ledgers.ledgers._cluster, random.Random(2))
     short = (await java.create(1, 1, 1)).ledger_id
     mine = await ours.new_id()

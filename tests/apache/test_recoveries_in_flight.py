@@ -1,4 +1,4 @@
-"""A writer dies with adds under way: whoever recovers keeps what was acknowledged, and both clients see one end."""
+"""A writer dies with adds under way: either recovery keeps the acknowledged entries, and both clients see one end."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ pytestmark = pytest.mark.apache
 SIZES = (1, 0, 100, 3_000)
 SEED = "in flight"
 ACKNOWLEDGED = 40
-"""Entries of an open ledger that all bookies have."""
+"""Entries of an open ledger on all bookies."""
 LEDGERS = 4
 FIRST = 200
-"""Entries that are acknowledged before a bookie falls silent."""
+"""Entries acknowledged before a bookie falls silent."""
 MORE = 150
-"""Entries that reach another bookie while one is silent, and before the writer is killed."""
+"""Minimum number of entries on another bookie while one is silent, before the writer is killed."""
 ENDLESS = 200_000
 """More entries than a writer comes to before it is killed."""
 PAUSE_S = 0.001
-"""Between lines, so that there is not much to read back."""
+"""The pause between lines, which keeps the amount to read back small."""
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ async def members_of(client: ConnectedBookKeeper, ledger_id: int) -> Sequence[Bo
 
 
 async def last_stored(client: ConnectedBookKeeper, bookie: BookieId, ledger_id: int) -> int:
-    """The last entry that a bookie has, acknowledged or not; -1 for none."""
+    """Return the last entry on a bookie, acknowledged or not; -1 for none."""
     reply = await client.ports.transport.ask(bookie, ReadLast(LedgerId(ledger_id)), STATE_S)
     return reply.results[0].entry_id if reply.results and reply.results[0].status is Status.OK else -1
 
@@ -89,7 +89,7 @@ async def recovered_by_us(client: ConnectedBookKeeper, ledger_id: int) -> tuple[
 async def is_read_alike(
     java: JavaDriver, client: ConnectedBookKeeper, ledger_id: int, contents: Sequence[bytes]
 ) -> tuple[int, int]:
-    """Last entry and length of a closed ledger, which both clients read to that end: the first of ``contents``."""
+    """Return last entry and length of a closed ledger; both clients read it to its end: the first of ``contents``."""
     found = await metadata_of(client, ledger_id)
     assert found.state is LedgerState.CLOSED
     assert found.last_entry_id is not None
@@ -137,9 +137,9 @@ async def with_a_lonely_entry(
 async def test_both_recover_at_once_and_agree_on_an_entry_that_one_bookie_alone_has(
     java: JavaDriver, client: ConnectedBookKeeper, writer: str
 ) -> None:
-    """Where Apache's client leaves the entry out, it still counts its bytes: it takes the length in the entry's header.
+    """If Apache's client leaves the entry out, it still counts its bytes: it takes the length in the entry's header.
 
-    (``LedgerRecoveryOp`` of 4.17 takes it with the last add confirmed, and only corrects it by what it reads beyond.)
+    (``LedgerRecoveryOp`` of 4.17 takes it with the last add confirmed, and only corrects it by the entries beyond.)
     """
     contents = payloads(SEED, range(ACKNOWLEDGED + 1), SIZES)
     whole = sum(map(len, contents))
@@ -249,7 +249,7 @@ async def dying_java(
 
 
 async def write_until_killed(handle: JavaHandle) -> None:
-    with contextlib.suppress(OSError, ValueError):  # an answer that never came, or was cut short
+    with contextlib.suppress(OSError, ValueError):  # no answer, or an incomplete one
         await handle.write(ENDLESS, seed=SEED, sizes=SIZES, is_aloud=True)
         raise AssertionError("the writer came to an end before it was killed")
 

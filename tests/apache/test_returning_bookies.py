@@ -154,7 +154,7 @@ async def left_open(java: JavaDriver) -> list[Ledger]:
 async def recovery_by_apache_killed(
     here: ApacheWorld, second: JavaDriver, ledger: Ledger, silent: Sequence[ApacheBookie]
 ) -> None:
-    """Apache's client begins a recovery that waits for bookies which do not answer, and is killed."""
+    """Apache's client begins a recovery, waits for silent bookies, and is killed."""
     for bookie in silent:
         bookie.running.pause()
     recovery = asyncio.create_task(second.open(ledger.ledger_id, password=PASSWORD, recovery=True))

@@ -1,4 +1,4 @@
-"""Apache's bookies that ask for a login and speak TLS: who is let in, and what those read who are not."""
+"""Apache's bookies with logins and TLS: which clients are admitted, and which errors the other clients read."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NAME, SECRET = "keeper", 'pa"ss, word\\1'
 UNAVAILABLE, CONFIGURATION, FAILED = 69, 78, 1
 CLIENT = "secured"
 ENTRIES = 10
-"""Apache's client that logs in."""
+"""The number of entries of each ledger written by Apache's client with a login."""
 ROLES = {
     "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.tls.BookieAuthZFactory",
     "authorizedRoles": "keeper",
@@ -118,7 +118,7 @@ def make_pem(directory: Path) -> None:
 
 
 def make_role(directory: Path, name: str, role: str) -> None:
-    """A certificate whose organizational unit names a role, in the way that Apache's bookies read it."""
+    """Make a certificate whose organizational unit names a role, in the form read by Apache's bookies."""
     make_certificate(directory, name, "our-ca", "DNS:client", subject=f"/OU=0:{role}/CN={name}")
 
 
@@ -139,7 +139,7 @@ async def restart(*bookies: ApacheBookie) -> None:
 
 @pytest.fixture(scope="module")
 def secured(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """Bookies that ask for a login; without TLS as yet."""
+    """Bookies with a login; without TLS as yet."""
     directory = tmp_path_factory.mktemp("secured")
     make_pem(directory)
     sasl = ApacheSasl({NAME: SECRET}, NAME)
@@ -154,7 +154,7 @@ def secured(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.
 
 
 def refused(ended: Ended, code: int, *words: str) -> None:
-    """It ended with that exit code and one sentence that has these words and no secret."""
+    """The program ended with this exit code and one sentence, which has these words and no secret."""
     assert ended.exit_code == code, ended
     assert ended.printed == ""
     (sentence,) = ended.errors.splitlines()
@@ -258,7 +258,7 @@ async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_
 ) -> None:
     here = secured.world
     lost, other, _ = here.running
-    await secured.written_on([lost.bookie_id, other.bookie_id])  # the third bookie is where a copy could go
+    await secured.written_on([lost.bookie_id, other.bookie_id])  # the third bookie could take a copy
     await here.kill9(lost)
     async with await connect(here.uri) as client:
         await gone(client, lost.bookie_id)
@@ -286,7 +286,7 @@ async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_
 
 
 async def test_tls_with_a_login_inside_and_every_way_to_get_it_wrong(secured: Secured, tmp_path: Path) -> None:
-    """From here on the bookies speak TLS and want certificates; that of the last one is for another host."""
+    """From here on the bookies use TLS and require certificates; that of the last one is for another host."""
     here, where = secured.world, secured.directory
     *others, impostor = (bookie.bookie_id for bookie in here.running)
     good, other = [await secured.written_on(members) for members in (others[:2], [others[0], impostor])]

@@ -24,7 +24,7 @@ LEDGERS = 4
 async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_told(
     lent: ApacheWorld, shadow: Comparison, tmp_path: Path
 ) -> None:
-    """Every bookie has a copy of every ledger, so that Apache's worker cannot repair while one is away."""
+    """Every bookie has a copy of every ledger: Apache's worker cannot repair while one is away."""
     here = lent
     ledgers = [ledger.ledger_id for ledger in await written(here.java, ((4, 4, 4),), LEDGERS)]
     lost = here.cluster.bookies[0]

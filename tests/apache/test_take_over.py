@@ -32,7 +32,7 @@ async def client(lent: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
 
 
 async def a_long_ledger(here: ApacheWorld, victim: ApacheBookie) -> tuple[int, ApacheBookie]:
-    """A closed ledger with a copy on ``victim``, and the one bookie that has none."""
+    """Write a closed ledger with a copy on ``victim``, and return it with the one bookie without a copy."""
     handle = await on(here.java, {victim.bookie_id}, 3, 3, 3)
     members = set((await here.java.call("metadata", ledger=handle.ledger_id))["ensembles"]["0"])
     await handle.write(ENTRIES, seed="long", sizes=(ENTRY_BYTES,))

@@ -125,7 +125,7 @@ async def test_we_withdraw_what_apache_marked_for_ledgers_that_are_gone_and_leav
 async def test_a_mark_that_came_during_a_repair_outlives_it(
     java: JavaDriver, tasks: UnderReplication, other: str, is_ours: bool
 ) -> None:
-    """Both repairers, each with both programs that mark again during the repair."""
+    """Test both repairers, each with both programs that mark again during the repair."""
     await tasks.marking.mark(LedgerId(8), [A])
     if is_ours:
         held = await tasks.locks.lock(LedgerId(8), "our-host")

@@ -25,7 +25,7 @@ ENTRIES = 20
 
 
 async def lose_disks(cluster: ApacheCluster, client: ConnectedBookKeeper, bookie: ApacheBookie) -> None:
-    """Delete a dead bookie's disks, and the cookie that would keep it from starting without them."""
+    """Delete a dead bookie's disks and its cookie, which would keep it from starting without them."""
     await gone(client, BookieId(bookie.bookie_id))
     store = await ZooKeeperStore.connect(cluster.zookeeper.connect_string)
     try:

@@ -39,7 +39,7 @@ QUICK: Final[Mapping[str, str]] = {
 }
 """For Apache's auto-recovery: it soon tries again what it could not repair."""
 CHOICES: Final = 300
-"""How often a test asks for a new ledger until one lands where it should; one of ten, or of fewer, does."""
+"""Maximum attempts to create a ledger with the intended members; one of ten, or of fewer, succeeds."""
 _AT_A_TIME: Final = 8
 _TASK: Final = r"urL\d{10,19}"
 _KNOWN_TO_APACHE: Final = (
@@ -60,7 +60,7 @@ _KNOWN_TO_APACHE: Final = (
     rf"underreplication/ledgers(/[0-9a-f]{{4}}){{4}}/{_TASK}",
     rf"underreplication/locks(/{_TASK})?",
 )
-"""Paths below a ledgers root, but for those that end in a bookie's id."""
+"""Paths below a ledgers root, except those with a bookie's id at the end."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -80,15 +80,15 @@ class ApacheWorld:
 
     @property
     def running(self) -> list[ApacheBookie]:
-        """Apache's bookies that run."""
+        """Return the running Apache bookies."""
         return [bookie for bookie in self.cluster.bookies if bookie.running.is_running]
 
     def bookie(self, bookie_id: str) -> ApacheBookie:
-        """The bookie of that id."""
+        """Return the bookie with this id."""
         return next(bookie for bookie in self.cluster.bookies if bookie.bookie_id == bookie_id)
 
     async def kill9(self, *killed: Killable | ManagedProcess) -> None:
-        """SIGKILL these at once; on return their registrations, votes and locks are gone, as after a timeout."""
+        """SIGKILL these at once; on return their registrations, votes and locks no longer exist, as after a timeout."""
         await kill9(self.cluster.zookeeper, *killed)
 
     async def tasks(self) -> dict[int, list[str]]:
@@ -159,7 +159,7 @@ async def as_at_first(here: ApacheWorld) -> None:
         if bookie.settings.pop("forceReadOnlyBookie", None):
             await bookie.stop()
     await asyncio.gather(*(bookie.start() for bookie in cluster.bookies))
-    for client in ("v2", "v3"):  # one that connects later finds the bookies that are there then
+    for client in ("v2", "v3"):  # a client connected later finds the current bookies
         await here.java.drop_client(client)
     for ledger_id in (await here.java.call("ledgers"))["ledgers"]:
         await here.java.call("delete", ledger=ledger_id)
@@ -184,7 +184,7 @@ async def no_tasks_in(client: ConnectedBookKeeper) -> None:
 
 @dataclass(frozen=True)
 class Ledger:
-    """A ledger that Apache's client wrote, and can be asked for."""
+    """A ledger written by Apache's client, with all it takes to compare its contents."""
 
     ledger_id: int
     digest: str
@@ -205,7 +205,7 @@ class Seen:
 
     @property
     def members(self) -> set[str]:
-        """Every bookie that is named."""
+        """Return all named bookies."""
         return {member for members in self.ensembles.values() for member in members}
 
     def fragments_with(self, bookie: str) -> int:
@@ -225,7 +225,7 @@ async def each(items: Sequence[T], work: Callable[[T], Awaitable[R]]) -> list[R]
 
 
 async def begin(java: JavaDriver, shape: Sequence[int], digest: str = "CRC32C", client: str = "v3") -> JavaHandle:
-    """Create a ledger that ``extend`` and ``finish`` go on with."""
+    """Create a ledger for ``extend`` and ``finish``."""
     return await java.create(*shape, digest=digest, password=PASSWORD, client=client)
 
 
@@ -315,7 +315,7 @@ async def on(java: JavaDriver, wanted: Collection[str], *shape: int, **more: Any
 
 
 async def gone(client: ConnectedBookKeeper, *bookies: BookieId) -> None:
-    """Wait until ZooKeeper knows that these bookies are not there any more."""
+    """Wait until ZooKeeper no longer lists these bookies."""
     await until(
         client.ports.registrations.list,
         lambda found: not found.registered & set(bookies),
@@ -347,9 +347,9 @@ async def names_below(store: ZooKeeperStore, top: str) -> set[str]:
 
 
 def strange_in(names: Collection[str], bookies: Collection[str]) -> list[str]:
-    """Those of these names below a ledgers root that Apache has no use for; ``bookies`` are the ids of all there were.
+    """Return the names below a ledgers root that Apache does not use; ``bookies`` are the ids of all bookies ever.
 
-    A name that is fine in one place is strange in every other.
+    A name allowed in one place is strange in every other.
     """
     one_of_them = "|".join(re.escape(bookie) for bookie in bookies)
     of_bookies = rf"(available|available/readonly|cookies)/({one_of_them})"
@@ -358,5 +358,5 @@ def strange_in(names: Collection[str], bookies: Collection[str]) -> list[str]:
 
 
 async def nothing_strange(store: ZooKeeperStore, root: str, bookies: Collection[str]) -> None:
-    """Below a cluster's ledgers root there is no node that Apache does not know; ``bookies`` as for ``strange_in``."""
+    """Below a cluster's ledgers root every node is known to Apache; ``bookies`` as for ``strange_in``."""
     assert strange_in(await names_below(store, root), bookies) == []

@@ -125,7 +125,7 @@ def test_one_service_reaches_the_leader_whatever_auditor_it_selects() -> None:
 
 
 def test_monitors_scrape_each_auditor_once() -> None:
-    """They select both Services of auditors, by their labels; only one of them has a port of that name."""
+    """They select both Services of auditors, by their labels; only one of them has a port with this name."""
     made = render({"bookkeeper": URI, "metrics": {"serviceMonitor": {"enabled": True}}})
     [monitor] = [item for item in made.of("ServiceMonitor") if item["metadata"]["name"].endswith("auditor")]
     [endpoint] = monitor["spec"]["endpoints"]
@@ -510,7 +510,7 @@ def test_bookies_keep_their_names_and_disks() -> None:
     names = [each["name"] for each in container["env"]]
     host = environment(container)["BKHEAL_BOOKIE_ADVERTISED_HOST"]
     assert host == "$(POD_NAME).bkheal-bookie.bk.svc.cluster.local"
-    assert names.index("POD_NAME") < names.index("BKHEAL_BOOKIE_ADVERTISED_HOST")  # Kubernetes fills in what it knows
+    assert names.index("POD_NAME") < names.index("BKHEAL_BOOKIE_ADVERTISED_HOST")  # expanded only if defined before
     assert bookies["spec"]["serviceName"] == "bkheal-bookie"
     headless = made.one("Service", "bkheal-bookie")["spec"]
     assert (headless["clusterIP"], headless["publishNotReadyAddresses"]) == ("None", True)

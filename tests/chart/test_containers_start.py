@@ -136,7 +136,7 @@ def make_certificates(directory: Path) -> None:
 
 
 def the_bookie(base: str) -> dict[str, Any]:
-    """What an auditor knows of the only one."""
+    """Return an auditor's view of the only bookie."""
     with urllib.request.urlopen(f"{base}/api/v1/bookies", timeout=ANSWER_S) as answer:
         [found] = json.load(answer)["items"]
     assert isinstance(found, dict)

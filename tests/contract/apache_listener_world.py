@@ -1,4 +1,4 @@
-"""A listener of Apache's protocol on a real socket, over a bookie in memory, and a client that speaks frames."""
+"""A listener of Apache's protocol on a real socket, over a bookie in memory, and a client on the level of frames."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Client:
         return await self.answer()
 
     async def is_closed(self) -> bool:
-        """Wait for the end of the connection; whatever else comes is dropped."""
+        """Wait for the end of the connection, and drop all bytes received until then."""
         await self.received()
         return True
 

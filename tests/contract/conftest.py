@@ -1,6 +1,6 @@
 """The metadata stores in one harness: each test runs on the twin, the simulator's store and a real ZooKeeper.
 
-It also runs on the twin and on ZooKeeper through the store that joins requests, with each request joined.
+It also runs on the twin and on ZooKeeper through the request-joining store, with each request joined.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KERBEROS_ACCESS: Final = ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI, acl="creat
 
 
 class Backend(Protocol):
-    """What a test needs besides the port: sessions, and the faults that only the other side can cause."""
+    """What a test needs besides the port: sessions, and the faults only the other side can cause."""
 
     name: str
 
@@ -68,7 +68,7 @@ class Backend(Protocol):
         ...
 
     async def close(self) -> None:
-        """End every session that was opened."""
+        """End every opened session."""
         ...
 
 
@@ -261,7 +261,7 @@ class raw_client:  # noqa: N801  # reads as a function
 
 @pytest.fixture(scope="session")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """One ZooKeeper for the whole session that speaks TLS, and knows logins."""
+    """One ZooKeeper with TLS and logins for the whole session."""
     made = asyncio.run(start_secured(tmp_path_factory.mktemp("secured")))
     yield made
     asyncio.run(made.server.stop())
@@ -406,5 +406,5 @@ async def cluster(store: MetadataStore, base: str) -> Cluster:
 
 @pytest.fixture
 def soon() -> Callable[[Awaitable[Any]], Awaitable[Any]]:
-    """Awaits with a deadline, so that a lost wake-up fails instead of hanging."""
+    """Awaits with a deadline: a lost wake-up fails instead of hanging."""
     return lambda awaitable: asyncio.wait_for(awaitable, STATE_S)

@@ -1,4 +1,4 @@
-"""A cluster that is not ours to handle, as its owner sees it, and commands that are run on it in this process."""
+"""A cluster that we must not touch, as its owner sees it, and commands run on it in this process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def others_read() -> list[ACL]:
 
 
 class Foreign:
-    """A cluster with one closed ledger that lost a bookie, as its owner sees it."""
+    """A cluster with one closed ledger and a lost bookie, as its owner sees it."""
 
     def __init__(self, client: KazooClient, hosts: str, root: str, directory: Path) -> None:
         self.client = client

@@ -1,4 +1,4 @@
-"""A store that is restarted before each operation: the contract must hold across every restart."""
+"""A store with a restart before each operation: the contract must hold across every restart."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ENDS = ("close", "abort")
 
 @dataclass
 class RestartingStore:
-    """Stands for a ``LedgerStorage``. Operations that run at the same time share one store.
+    """Stands for a ``LedgerStorage``. Concurrent operations share one store.
 
     Attributes:
-        engine: the store of this moment.
+        engine: the current store.
         restart: closes the store, or aborts it as a crash would, and returns the next one.
-        restarts: how often.
+        restarts: the number of restarts.
     """
 
     engine: LedgerStorage

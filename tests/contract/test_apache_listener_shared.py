@@ -118,7 +118,7 @@ async def test_who_fetches_no_answers_holds_nobody_back() -> None:
 async def test_those_who_hold_all_the_room_and_fetch_nothing_are_closed_when_others_wait(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """That the others are not is shown on virtual time; here a machine that stalls may be taken for a slow client."""
+    """A test on virtual time shows that the others stay open; here a stalled machine can look like a slow client."""
     size, count = 4 << 20, 16
     limits = ListenerLimits(unsent_bytes_max=64 << 10, all_answer_bytes_max=1 << 20, unfetched_s=0.2, reads_max=1)
     async with listening(limits) as world:
@@ -191,7 +191,7 @@ async def test_a_large_frame_that_does_not_come_is_given_up_when_others_wait(cap
 
 
 def one_and_a_half(first: int, size: int = 5) -> tuple[bytes, bytes]:
-    """An add and the beginning of the next one, and the rest of that."""
+    """Return an add with the beginning of the next one, and the rest of the second add."""
     frames = [
         framed(numbered(add(entry(number, size=size)), number).SerializeToString()) for number in (first, first + 1)
     ]

@@ -1,4 +1,4 @@
-"""START_TLS: both sides authenticate; a bookie with TLS refuses plain connections, and our client reports that."""
+"""START_TLS: both sides authenticate; a bookie with TLS refuses plain connections, and our client reports this."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ async def test_a_renewed_certificate_is_used_for_new_connections_without_a_resta
     mine = context(certificates["client"])
     async with listening(tls=rotated.tls) as world:
         standing = await encrypted(world, mine)
-        rotated.put("elsewhere")  # for another host, so that clients notice it
+        rotated.put("elsewhere")  # for another host, to make the change visible to clients
         with pytest.raises(ssl.SSLCertVerificationError):
             await encrypted(world, mine)
         rotated.put("bookie", only_cert=True)  # half of a rotation

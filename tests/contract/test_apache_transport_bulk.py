@@ -281,7 +281,7 @@ async def test_silence_in_version_2_is_met_once(bookie: Bookie, transport: Apach
 
 
 async def test_a_late_answer_is_nobody_elses(bookie: Bookie, transport: ApacheTransport) -> None:
-    """Without transaction ids the answer to a request that was given up looks like that to the next one."""
+    """Without transaction ids, the answer to an abandoned request looks like the answer to the next one."""
     wanted = range(0, 40, 2)
     assert await read(transport, wanted) == ReadReply(Status.OK, found(wanted))
     [first] = [peer for peer in bookie.peers if peer.asked and isinstance(peer.asked[0], v2.ReadV2)]

@@ -1,7 +1,7 @@
 """Every file of a bookie is cut at its last bytes, and has bits flipped: outcomes as docs/failure-model.md says.
 
-Whatever is damaged, a store serves right bytes or says that it cannot; or it refuses to open, twice in the same way,
-and the command that its message names lets it open again with nothing denied that was acknowledged.
+After any damage, a store serves the right bytes or reports an error; or it refuses to open, twice in the same way,
+and the command named in its message makes it open again, without denying anything acknowledged.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ ACKNOWLEDGED: Final = {L1: 10, L2: 2, L3: 1}
 WIDE: Final = {**ACKNOWLEDGED, L4: 600}
 """The keys of these entries fill several pages of a table of the index."""
 STEP: Final = 20
-"""Most entries that are read at a time."""
+"""Maximum number of entries per read."""
 LAST: Final = {(L1, 8), (L1, 9)}
 """The last batch, which may be taken for a torn tail for a second after it was written (J12)."""
 UNREADABLE: Final = (Status.CORRUPT, Status.IO_ERROR, Status.LIMBO)
 IGNORED: Final = ("LOCK", "LOG", ".bkheal.lock", VERSION_FILE, INCARNATION_FILE)
-"""Locks, the text that RocksDB writes for people, and the files of ``test_damaged_identity``."""
+"""Locks, RocksDB's log text for people, and the files of ``test_damaged_identity``."""
 REMEDIES_MAX: Final = 3
 MEMORY: Final = Path("/dev/shm")
 LENGTH_AT, TYPE_AT, HEADER_BYTES = 4, 6, 7
@@ -113,7 +113,7 @@ async def started(home: Path, held: Held, *, is_mended: bool) -> tuple[str, str]
 
 
 async def outcome(home: Path, held: Held) -> str:
-    """What a start makes of the directories, up to the end of the remedies that it names."""
+    """Return the outcome of starting on the directories, after all remedies named by the refusals."""
     found, refusal = await started(home, held, is_mended=False)
     remedies: list[str] = []
     while not found and len(remedies) < REMEDIES_MAX:
@@ -125,7 +125,7 @@ async def outcome(home: Path, held: Held) -> str:
 
 
 async def mended(home: Path, refusal: str) -> str:
-    """Run the command that a refusal names."""
+    """Run the command named in a refusal."""
     journal, ledgers, clock, rng = home / "journal", [home / "ledgers"], SystemClock(), random.Random(1)
     if "salvage-journal" in refusal:
         try:
@@ -217,7 +217,7 @@ async def test_a_cut_or_a_flip_in_each_kind_of_file_ends_as_documented(home: Pat
 
 @pytest.mark.parametrize("kind", ["log", "manifest"])
 async def test_a_record_of_the_index_at_which_its_database_would_never_go_on_is_refused(home: Path, kind: str) -> None:
-    """One flipped bit makes the type of a record one that only reused logs have."""
+    """One flipped bit gives a record a type found only in reused logs."""
     await filled(home / "filled")
     [path] = [path for path in files(home / "filled") if kind_of(path) == kind and path.name != "CURRENT"]
     place = second_record(home / "filled" / path) + TYPE_AT
@@ -226,7 +226,7 @@ async def test_a_record_of_the_index_at_which_its_database_would_never_go_on_is_
 
 
 def second_record(log: Path) -> int:
-    """Where the second record of a log of the index begins."""
+    """Return the offset of the second record of a log of the index."""
     return HEADER_BYTES + int.from_bytes(log.read_bytes()[LENGTH_AT:TYPE_AT], "little")
 
 

@@ -20,7 +20,7 @@ from bookie.wire.requests import Read
 from tests.contract.transport_world import BOOKIE, DEADLINE_S, KEY, LEDGER, TransportWorld, a_world, entry, served
 
 SOON_S = 0.2
-"""For calls that must time out."""
+"""For calls expected to time out."""
 OLD = grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -29,7 +29,7 @@ def piece(entry_ids: Sequence[int], packet: bytes = b"stored", *, is_last: bool 
 
 
 class Shelf(rpc.BookieServicer):
-    """Has every entry of every ledger, and answers joint reads as the test says."""
+    """Has every entry of every ledger, and answers joint reads as set by the test."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []

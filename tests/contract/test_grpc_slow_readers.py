@@ -1,4 +1,4 @@
-"""Clients that ask for much and take nothing: a real gRPC server holds a bounded part of their answers."""
+"""Clients with large requests that read no answers: a real gRPC server holds a bounded part of their answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMITS = UnsentLimits(taken_within_s=STATE_S)
 
 
 class LargeEntries(BookieHandler):
-    """Has a MiB for each entry that is asked for."""
+    """Has a MiB for each requested entry."""
 
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
         raise AssertionError("these tests only read")
@@ -73,7 +73,7 @@ class Server:
             reads=[pb.LedgerRead(ledger_id=each, entry_ids=range(ledgers)) for each in range(ledgers)]
         )
         calls = [stub.ReadLedgers(several) if ledgers else stub.Read(request) for _ in range(count)]
-        mine.callback(calls.clear)  # a call that is dropped is cancelled
+        mine.callback(calls.clear)  # dropping a call cancels it
         return mine
 
     async def until(self, is_reached: Callable[[int], bool]) -> None:

@@ -1,4 +1,4 @@
-"""The gRPC transport against a bookie that is slow, broken, restarted or lying (rules S6 and S18)."""
+"""The gRPC transport against a slow, broken, restarted or lying bookie (rules S6 and S18)."""
 
 # ruff: noqa: N802  # method names of the service are gRPC's
 
@@ -30,7 +30,7 @@ LEDGER = LedgerId(7)
 DEADLINE_S = STATE_S
 """Never reached if the test passes."""
 SOON_S = 0.2
-"""For calls that must time out."""
+"""For calls expected to time out."""
 
 
 class ScriptedBookie(rpc.BookieServicer):
@@ -201,7 +201,7 @@ async def test_acks_that_match_no_request_are_dropped(transport: GrpcTransport, 
 
 
 async def test_a_late_ack_is_not_taken_for_the_next_adds(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
-    await round_trip(transport, bookie)  # connects: a call that times out before that is never sent
+    await round_trip(transport, bookie)  # connects: without it, a call may time out unsent
     assert (await transport.add(BOOKIE, batch(), SOON_S)).status is Status.TIMEOUT
     late = await bookie.adds.get()
     call = adding(transport, batch())
@@ -232,7 +232,7 @@ async def test_adds_on_a_broken_stream_are_unreachable_and_the_next_add_opens_an
 async def test_adds_wait_for_room_in_their_order(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
     large, blocked, small = (adding(transport, batch(bytes(size))) for size in (600, 600, 1))
     first = await bookie.adds.get()
-    await round_trip(transport, bookie)  # anything that was sent would have arrived
+    await round_trip(transport, bookie)  # everything sent before has arrived
     assert bookie.adds.empty()
     await first.ack()
     rest = [await bookie.adds.get() for _ in range(2)]

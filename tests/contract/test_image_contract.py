@@ -119,7 +119,7 @@ def put(place: Place, name: str, data: bytes) -> None:
 def written(
     image: Place, ledgers: Sequence[Ledger] = LEDGERS, run_id: str = "20270115T080000Z-000000", **values: Any
 ) -> tuple[Place, Manifest]:
-    """A generation that is current."""
+    """Write a current generation."""
     writing = files.begin(image, CLUSTER, run_id)
     part = ImagePart(place_of(writing.to_text()))  # as an executor does
     for ledger_id, write_quorum, bookies in ledgers:

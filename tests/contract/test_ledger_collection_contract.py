@@ -98,7 +98,7 @@ async def test_what_a_crash_restores_is_collected_by_the_next_pass(bookie: Booki
 
 
 async def collected_at_last(bookie: Bookie, ledger_id: LedgerId, left: list[LedgerId]) -> None:
-    """Collect a ledger as often as a bookie does until only others are there."""
+    """Collect a ledger repeatedly, as a bookie does, until only other ledgers exist."""
     for _ in range(PASSES_MAX):
         assert await bookie.store.collect(ledger_id, bookie.store.mark(ledger_id))
         await bookie.store.checkpoint()
@@ -232,7 +232,7 @@ async def test_space_comes_back_and_what_is_live_stays(bookie: Bookie) -> None:
 
 @pytest.mark.parametrize("ledgers", [1, 40])
 async def test_entries_that_were_stored_again_give_their_space_back(bookie: Bookie, ledgers: int) -> None:
-    """Repeated copies, recoveries and Apache's workers send entries that are stored already."""
+    """Repeated copies, recoveries and Apache's workers send entries stored before."""
     for number in range(5):
         for ledger_id in range(ledgers):
             await bookie.store.add(batch(*range(30 + number), ledger_id=LedgerId(100 + ledger_id)))
@@ -309,7 +309,7 @@ async def used_bytes(bookie: Bookie) -> int:
 async def test_a_log_that_a_power_loss_cuts_off_gives_its_space_back(
     bookie: Bookie, torn: str, good_pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the power fails again before the bookie is done with it. The entries that were stored are served."""
+    """This also holds if the power fails again before the bookie has finished. The stored entries are served."""
     await restart_with(bookie, replace(SETTINGS, flush_sync_entries=20))
     for ledger_id, count in ((LEDGER, 50), (OTHER, 6)):
         await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
@@ -356,7 +356,7 @@ async def test_what_a_flush_wrote_before_the_disk_was_full_gives_its_space_back(
 async def test_a_log_that_was_compacted_and_not_removed_is_removed_by_the_next_run(
     bookie: Bookie, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the share of live entries that a log needs was lowered since."""
+    """This also holds if the required share of live entries in a log was lowered since."""
     for ledger_id, count in ((LEDGER, 10), (OTHER, 25)):
         await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
     await bookie.store.checkpoint()
@@ -467,13 +467,13 @@ async def test_the_id_of_a_log_of_which_the_index_has_a_record_is_not_used_again
 
 
 def older_header(log_id: int) -> bytes:
-    """The header of an entry log that a release without recorded ends wrote."""
+    """Return the header of an entry log as written by a release without recorded ends."""
     header = struct.pack(">8sHxxQ", b"\x93bkhelog", 1, log_id)
     return header + struct.pack(">I", crc32c(header))
 
 
 async def put_into_index(bookie: Bookie, pair: tuple[bytes, bytes]) -> None:
-    """Write to the index of a bookie that is stopped."""
+    """Write to the index of a stopped bookie."""
     index: EntryIndex
     if bookie.kind.startswith("memory"):
         journal, ledgers, twin = bookie.twins
@@ -491,7 +491,7 @@ async def restart_with(bookie: Bookie, settings: StorageSettings) -> None:
 
 
 async def left_logs(bookie: Bookie) -> list[str]:
-    """The entry logs of a bookie that is stopped."""
+    """Return the entry logs of a stopped bookie."""
     if bookie.kind.startswith("memory"):
         return await logs(bookie)
     return sorted(path.name for path in (bookie.root / "ledgers" / "entries").iterdir())

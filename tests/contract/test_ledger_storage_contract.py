@@ -60,7 +60,7 @@ def ids(numbers: Sequence[int]) -> list[EntryId]:
 
 @dataclass
 class Bookie:
-    """A store that can be restarted: closed, or aborted as a crash would."""
+    """A restartable store: it is closed, or aborted as a crash would."""
 
     kind: str
     root: Path
@@ -157,7 +157,7 @@ async def bookie(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 @pytest.fixture(params=["in memory", "in the logs", "after a restart", "after a crash"])
 async def place(request: pytest.FixtureRequest) -> str:
-    """Where the entries are that a test looks at."""
+    """The place of the entries under test."""
     return str(request.param)
 
 

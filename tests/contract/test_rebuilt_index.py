@@ -47,7 +47,7 @@ async def store_in(home: Path) -> AsyncIterator[LedgerStorage]:
 
 
 async def filled(home: Path) -> None:
-    """A bookie that wrote, fenced, deleted and compacted, and stopped."""
+    """Fill a bookie by writing, fencing, deleting and compacting, and stop it."""
     async with store_in(home) as store:
         await add(store, L1, *range(10))
         await add(store, L2, *range(10))

@@ -27,7 +27,7 @@ STEPS = 8
 
 
 async def filled(home: Path) -> None:
-    """A bookie that was killed with entries and a fence in its journal alone."""
+    """Fill a bookie and kill it with entries and a fence only in its journal."""
     async with store_in(home) as store:
         await add(store, L1, 0, 1)
         await store.checkpoint()

@@ -45,7 +45,7 @@ def roots(base: str) -> tuple[str, str]:
 
 
 async def fill(store: MetadataStore, root: str) -> dict[str, bytes]:
-    """State of several kinds and depths below the root of this process; its nodes, without that root."""
+    """Write state of several kinds and depths below the root of this process; return its nodes, without the root."""
     await Drains(store, root).start(Drain(BOOKIE, "me@host", 1000))
     await Changes(store, root, SystemClock()).record("me", "command", "drain")
     await put(store, f"{own_path('runs', root)}/records/a/b", b"deep")

@@ -42,7 +42,7 @@ MORE: Final[tuple[tuple[str, Message], ...]] = (
     ("Scrub", pb.ScrubRequest(action=pb.ScrubRequest.STOP)),
     ("SetReadOnly", pb.SetReadOnlyRequest(action=pb.SetReadOnlyRequest.CLEAR)),
 )
-"""Requests that do something else."""
+"""More requests for some calls, with another effect."""
 OPERATOR: Final = 0
 """The second byte for the token of an operator."""
 _KEPT, _DELETED, _LIMBO = LedgerId(7), LedgerId(8), LedgerId(9)
@@ -57,7 +57,7 @@ def numbered(method: str, request: Message, token: int = OPERATOR) -> bytes:
 
 
 class _Context(CallContext):
-    """A call whose caller has a token, and which fails if the servicer met an error that it does not know."""
+    """A call whose caller has a token, and which fails if the servicer met an unknown error."""
 
     def __init__(self, token: str | None) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class _Context(CallContext):
 
 
 class AdministeredBookie:
-    """A bookie that scrubs and collects, with ten entries of a ledger that must stay."""
+    """A bookie with scrubbing and collection, and with ten entries of a ledger that must stay."""
 
     def __init__(self) -> None:
         self._home = TemporaryDirectory(prefix="bkheal-fuzzing-")
@@ -100,7 +100,7 @@ class AdministeredBookie:
         """Let the servicer answer a request, and check that the bookie serves as before.
 
         Raises:
-            AbortedError: it refused, with a status that says why.
+            AbortedError: it refused, with a status for the reason.
             Exception: a defect.
         """
         return self._loop.run_until_complete(self._called(method, token, request))

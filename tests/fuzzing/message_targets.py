@@ -227,9 +227,9 @@ EXCHANGES: Final[Sequence[tuple[Request[Any], Sequence[pb.Response]]]] = (
         ),
     ]),
 )  # fmt: skip
-"""Requests over version 3, and the answers to the messages that each of them sends."""
+"""Requests over version 3, and the answers to the messages sent for each of them."""
 _UNSENT: Final = Copy(LEDGER, WANTED, BookieId("bk1:3181"), b"key", DigestType.CRC32C)
-"""For an input without a first byte: a request that this protocol does not have."""
+"""For an input without a first byte: a request unknown to this protocol."""
 
 
 def _answers_v3(data: bytes) -> object:

@@ -19,9 +19,9 @@ class Target:
     Attributes:
         parse: takes an input.
         corpus: intact inputs, which it accepts.
-        errors: those that its callers expect; any other is a crash.
+        errors: those expected by its callers; any other is a crash.
         hostile: more inputs, which it may refuse.
-        gate_inputs: damaged inputs that the gate tries.
+        gate_inputs: number of damaged inputs tried by the gate.
     """
 
     parse: Callable[[bytes], object]

@@ -1,4 +1,4 @@
-"""The table of parsers: intact inputs of each, and the errors that its callers expect."""
+"""The table of parsers: intact inputs of each, and the errors expected by its callers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _parse_journal(data: bytes) -> object:
 
 
 def _parse_sealed_records(data: bytes) -> object:
-    """Records in a batch whose checksum is right, so that the parser of records sees them."""
+    """Parse records in a batch with a right checksum, so the input reaches the parser of records."""
     header = journal.BatchHeader(5, 2, 1, 0, len(data), 2)
     return journal.decode_records(b"".join(journal.encode_batch(header, [data])), header)
 
@@ -125,7 +125,7 @@ _DIGESTS: Final = tuple(digest_for(kind, b"secret") for kind in DigestType)
 
 
 def _packet(data: bytes) -> object:
-    """Read an entry and a last add confirmed with the digest that the first byte selects."""
+    """Read an entry and a last add confirmed with the digest selected by the first byte."""
     digest, packet = _DIGESTS[(data[0] if data else 0) % len(_DIGESTS)], data[1:]
     for read in (
         lambda: damage_of(digest, packet, LedgerId(7), EntryId(3)),

@@ -131,13 +131,13 @@ class _Socket(asyncio.Transport):
 def exchanged(request: Request[Any], answers: bytes) -> object:
     """Let a client of Apache's protocol make one request, receive ``answers``, and lose its connection then.
 
-    The frames arrive one by one, so that the client sends its next request before the next answer.
+    The frames arrive one by one, so the client sends its next request before the next answer.
 
     Returns:
         Its reply.
 
     Raises:
-        ConnectionLostError: it had none, or what came ended the connection.
+        ConnectionLostError: it had none, or the received bytes ended the connection.
         Exception: a defect.
     """
     loop = VirtualTimeLoop()
@@ -169,7 +169,7 @@ def _frames_of(data: bytes) -> Iterator[bytes]:
 
 
 class _Batches(AsyncIterator[admin_pb.InventoryBatch]):
-    """The batches of one call. No generator: one that is left early would have to be closed."""
+    """The batches of one call. It is no generator, as an unfinished generator would have to be closed."""
 
     def __init__(self, batches: list[admin_pb.InventoryBatch]) -> None:
         self._batches = batches
@@ -191,7 +191,7 @@ class _Inventories:
 
 
 def listed_inventory(batch: admin_pb.InventoryBatch) -> object:
-    """Let a client list the ledgers of a bookie that answers so.
+    """Let a client list the ledgers of a bookie which answers with this batch.
 
     Raises:
         BkhealError: the client refuses the answer.

@@ -1,6 +1,6 @@
 """A real Pulsar on this machine: bookies under Pulsar's metadata driver, its auto-recovery, and a broker, as processes.
 
-Needs the jars of ``pulsar-broker`` with all that it depends on (``.ci/pulsar/pom.xml``). Everything listens on
+Needs the jars of ``pulsar-broker`` with all dependencies (``.ci/pulsar/pom.xml``). Everything listens on
 127.0.0.1 alone and ends with this process.
 """
 
@@ -121,7 +121,7 @@ def pulsar_options() -> ApacheOptions:
 
 @dataclass
 class Broker:
-    """A broker that uses Pulsar's driver for its ledgers as well."""
+    """A broker with Pulsar's driver for its ledgers as well."""
 
     process: ManagedProcess
     port: int

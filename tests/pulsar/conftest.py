@@ -1,4 +1,4 @@
-"""The ring that talks to a real Pulsar: a broker, bookies under Pulsar's metadata driver, and its auto-recovery.
+"""The ring of a real Pulsar: a broker, bookies under Pulsar's metadata driver, and its auto-recovery.
 
 One world serves every test of a session, because its start takes 25 seconds. A test gives back what it takes away.
 """

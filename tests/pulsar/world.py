@@ -69,7 +69,7 @@ def pulsar_client(world: PulsarWorld) -> Iterator[pulsar.Client]:
 
 @dataclass
 class Topic:
-    """A topic and all that was acknowledged there, in order."""
+    """A topic and all messages acknowledged there, in order."""
 
     name: str
     producer: pulsar.Producer

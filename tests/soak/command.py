@@ -63,7 +63,7 @@ class Soak:
     _began_s: float = 0.0
 
     async def run(self) -> None:
-        """Live until the time is over; then read everything once more.
+        """Run until the time is over; then read everything once more.
 
         Raises:
             SoakError: something grew, an answer was wrong, or the bookie did not do its work.

@@ -19,8 +19,8 @@ HANDLES_SLACK: Final = 48
 """So many more file handles than the most of the warm-up may be open: those of entry logs, of tables of the index and
 of connections come and go."""
 DISK_CONSTANT_BYTES: Final = 4 * _STORAGE.journal_file_bytes + 2 * _STORAGE.cache_bytes_max
-"""The journal of two write caches, in whole files of which the first and the last are used in part; one entry log that
-is being filled, and one that is being compacted."""
+"""The journal of two write caches, in whole files of which the first and the last are used in part; one entry log
+being filled, and one being compacted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Sample:
     disk_bytes: int
     """Of the journal, the entry logs and the index."""
     live_bytes: int
-    """Of ledgers that are not deleted."""
+    """The bytes of the ledgers not deleted."""
     waiting_bytes: int
-    """Of deleted ledgers that no finished collection has had to find."""
+    """The bytes of deleted ledgers, without those that a finished collection had to find."""
     is_warm: bool
-    """Whether the warm-up was over before this moment."""
+    """Whether the warm-up ended before this moment."""
 
     @property
     def disk_bytes_max(self) -> float:
@@ -53,7 +53,7 @@ class Sample:
 
 
 def problem_of(samples: Sequence[Sample]) -> str | None:
-    """What the newest sample shows that a bookie which runs for ever cannot afford, in one sentence."""
+    """Return the unsustainable growth shown by the newest sample, in one sentence."""
     newest = samples[-1]
     if newest.disk_bytes > newest.disk_bytes_max:
         return (
@@ -77,9 +77,9 @@ def problem_of(samples: Sequence[Sample]) -> str | None:
 class Waiting:
     """Deleted ledgers whose entries the bookie may still hold.
 
-    A collection deletes what it finds when it begins, at least a minute later. So when one has ended, the ledgers that
-    were deleted before it began are gone: those of before this life, and later those of before the end of the
-    collection before it.
+    A collection deletes the ledgers it finds when it begins, at least a minute later. So the end of a collection proves
+    the removal of all ledgers deleted before its start: those from before this life, and later those from before the
+    end of the previous collection.
     """
 
     def __init__(self) -> None:

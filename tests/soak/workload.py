@@ -19,10 +19,10 @@ WRITER_BYTES_PER_S: Final = 2_000_000
 """Half an hour writes 7 GB: a hundred write caches."""
 ENTRIES: Final = 300
 KEPT: Final = 24
-"""Closed ledgers that are not deleted: each has about five megabytes."""
+"""Closed ledgers kept without deletion: each has about five megabytes."""
 _SIZES: Final = (100, 700, 4_000, 60_000)
 _UNDER_WAY_MAX: Final = 64
-"""Entries of a ledger that wait for their acknowledgement."""
+"""Entries of a ledger waiting for their acknowledgement."""
 _READ_ENTRIES: Final = 100
 _READ_PAUSE_S: Final = 0.2
 _DELETE_PAUSE_S: Final = 0.5
@@ -76,13 +76,13 @@ class Workload:
         return sum(one.bytes for group in (self.open, self.closed, self.doomed) for one in group.values())
 
     def take_deleted(self) -> int:
-        """Bytes of the ledgers that were deleted since the last call."""
+        """Return the bytes of the ledgers deleted since the last call."""
         size = sum(one.bytes for one in self.deleted)
         self.deleted.clear()
         return size
 
     async def recover(self, client: BookKeeper) -> None:
-        """Recover and read the ledgers that were cut off, and delete again what may not be deleted.
+        """Recover and read the interrupted ledgers, and repeat the deletions without a confirmed result.
 
         Raises:
             WrongBytesError: an acknowledged entry is missing, or an entry has other bytes.
@@ -185,7 +185,7 @@ class Workload:
             raise WrongBytesError(f"ledger {reader.ledger_id} was read to entry {expected - 1}, and not to {last}")
 
     def _checked(self, ledger_id: LedgerId, entry_id: int, entry: Entry) -> int:
-        """The size of an entry that is what it has to be."""
+        """Return the size of an entry after a check of its content."""
         if entry.entry_id != entry_id or entry.payload != payload(ledger_id, entry_id):
             raise WrongBytesError(
                 f"ledger {ledger_id} has other bytes than those that were written as entry {entry_id}"

@@ -33,11 +33,11 @@ CONF: Final = {
     "spark.driver.bindAddress": LOOPBACK,
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
-    # Every run begins with all executors, so that what a test does to one of them does not depend on when it came.
+    # Every run begins with all executors, so the effect of losing one does not depend on its start time.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{STATE_S:g}s",
 }
-"""Small executors, and a driver that all of them reach."""
+"""Small executors, and a driver reachable by all of them."""
 _DAEMON: Final = {
     "SPARK_DAEMON_MEMORY": "128m",
     "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
@@ -71,8 +71,8 @@ def build_wheel(folder: Path) -> Path:
 def make_environment(folder: Path, wheel: Path | None) -> Path:
     """Make a virtual environment with all dependencies of bkheal, and return its Python.
 
-    The dependencies are those of this process's environment: the folder that holds them is named by a ``.pth`` file,
-    which brings the packages in it and not the checkout that is installed there in editable form.
+    The dependencies are those of this process's environment: a ``.pth`` file names their folder. This adds the packages
+    in it, and not the checkout installed there in editable form.
 
     Args:
         folder: of the environment.
@@ -80,7 +80,7 @@ def make_environment(folder: Path, wheel: Path | None) -> Path:
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=PROGRAM_S)
     python = folder / "bin" / "python"
-    if wheel is not None:  # before the other packages are there, so that pip sees no bkheal to replace
+    if wheel is not None:  # before the other packages: pip then finds no bkheal to replace
         command = [*_PIP, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
         subprocess.run(command, check=True, capture_output=True, timeout=PROGRAM_S)
     [packages] = (folder / "lib").glob("python*/site-packages")
@@ -92,7 +92,7 @@ _PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--qu
 
 
 def driver_environment(python: Path, executor_python: Path | str | None = None) -> Mapping[str, str]:
-    """Variables of a driver that is not part of this checkout.
+    """Variables of a driver outside this checkout.
 
     Args:
         python: of the driver.
@@ -110,7 +110,7 @@ def driver_environment(python: Path, executor_python: Path | str | None = None) 
 
 
 def submitted(cluster: StandaloneCluster, script: Path, *words: str, options: Sequence[str] = ()) -> Sequence[str]:
-    """The command that runs ``script`` with spark-submit, in client mode."""
+    """Return the command for running ``script`` with spark-submit, in client mode."""
     conf = [word for name, value in executor_conf().items() for word in ("--conf", f"{name}={value}")]
     submit = [str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url, "--driver-memory", "512m"]
     return [*submit, *conf, *options, str(script), *words]
@@ -163,11 +163,11 @@ class StandaloneCluster:
         return await asyncio.to_thread(_read_json, f"{self.page}/json/")
 
     async def alive(self) -> Sequence[str]:
-        """Ids of the workers that the master takes for alive."""
+        """Return the ids of the workers that are alive according to the master."""
         return [worker["id"] for worker in (await self.state())["workers"] if worker["state"] == "ALIVE"]
 
     def executors(self) -> Sequence[psutil.Process]:
-        """The Java processes of the executors on all workers that run."""
+        """Return the Java processes of the executors on all running workers."""
         running = [worker.pid for worker in self.workers if worker.is_running]
         below = [child for pid in running for child in psutil.Process(pid).children(recursive=True)]
         return [process for process in below if any("CoarseGrainedExecutorBackend" in word for word in _words(process))]

@@ -1,4 +1,4 @@
-"""A session maps the archive of Spark's classes into memory, and starts without one that was cut off or is none."""
+"""A session maps the archive of Spark's classes into memory, and starts without one that is cut off or invalid."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with spark_session(SessionSettings(master="local[1]")) as spark:
 
 @pytest.fixture
 def archive(quick_spark: None) -> Path:
-    """The archive that the tests of this machine use."""
+    """The archive used by the tests of this machine."""
     path = archive_path(find_java(), os.environ)
     if not path.exists():
         pytest.skip("this Java cannot make an archive of classes")

@@ -68,7 +68,7 @@ LEDGERS = {
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """The bookie x is lost; placement and metadata have faults; the bookie y never had a ledger, and is gone."""
+    """The bookie x is lost; placement and metadata have faults; the bookie y never had a ledger, and is also lost."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1", "c:1")
         place.add_cookies("a:1", "b:1", "c:1", "x:1", "y:1")

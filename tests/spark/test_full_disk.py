@@ -50,7 +50,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 
 def fill(disk: Path, left_kib: int) -> Path:
-    """Leave this much of the disk; return the file that has the rest."""
+    """Fill the disk except for ``left_kib``; return the file which takes the space."""
     filler = disk / "filler"
     with filler.open("wb") as file:
         free = os.statvfs(disk)

@@ -1,4 +1,4 @@
-"""Incremental audits on a real ZooKeeper find and mark what an audit of all ledgers does, whatever the image is."""
+"""Incremental audits on a real ZooKeeper find and mark the same as an audit of all ledgers, with any image."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_two_runs_that_mark_and_write_the_image_at_once_find_the_same_and_leave_
     assert {(run.counts.ledgers, run.is_read, run.image.write_problem) for run in runs} == {(len(LEDGERS), True, "")}
     assert len({tuple(run.severities) for run in runs}) == 1
     assert sum(run.published.tasks_changed for run in runs) >= 2
-    # If the image is that of the run of everything, the first incremental run reads all ledgers once.
+    # If the image is from the run of everything, the first incremental run reads all ledgers once.
     first, second = (place.audit(spark, incremental=True).summary for _ in range(2))
     assert (first.image.carried_problem, second.image.carried_problem) == ("", "")
     assert (first.image.carried in (0, CARRIED), second.image.carried) == (True, CARRIED)

@@ -1,4 +1,4 @@
-"""A run of everything asks bookies for their ledgers: one of bkheal over gRPC, and others that do not list them."""
+"""A run of everything requests lists of ledgers from bookies: one of bkheal over gRPC, and others without lists."""
 
 from __future__ import annotations
 

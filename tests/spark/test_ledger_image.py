@@ -1,4 +1,4 @@
-"""The image of ledger metadata in whole audit runs: what it marks first, and that no image changes what is marked."""
+"""The image of ledger metadata in whole audit runs: what it marks first, and that no image changes the marks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LEDGERS = {
     1 << 33: closed("x:1", "b:1", "c:1"),
     8: closed("x:1", "c:1"),
 } | dict.fromkeys(range(100, 140), HEALTHY)
-"""All bookies are there when the image is written."""
+"""All bookies are registered when the image is written."""
 FINAL = {3, 4, 5, 7, 9, 10_001, 1 << 33}
 """What lacks a copy on x after ``changed``."""
 BY_IMAGE = {3, 4, 5, 7, 1 << 33}
@@ -60,7 +60,7 @@ def moved(place: Place, ledger_id: int, metadata: LedgerMetadata) -> None:
 
 
 def changed(place: Place) -> None:
-    """After the image: a ledger was repaired, one deleted, one has a loss that was accepted, others were created."""
+    """After the image: a ledger was repaired, one deleted, one has an accepted loss, others were created."""
     ledgers = LedgerStore(place.store, place.cluster, random.Random(1))
     moved(place, 6, closed("a:1", "c:1"))
     place.do(ledgers.delete(LedgerId(2)))
@@ -232,7 +232,7 @@ def test_any_image_leads_to_the_same_marks(
         path.write_bytes(path.read_bytes()[:-20])
 
     def wrong() -> None:
-        """Sound files with ledgers on live bookies, and ledgers that never were."""
+        """Write sound files with ledgers on live bookies, and ledgers that never existed."""
         put(manifest)
         part = ImagePart(LocalPlace(directory))
         for ledger_id in (1, 3, 6, 77, 10_000_000, 1 << 40):

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 T = TypeVar("T")
 LONG_ID = 1 << 40
-HUGE_ID = (1 << 63) - 2  # the greatest that may be created
+HUGE_ID = (1 << 63) - 2  # the highest id permitted for a new ledger
 
 
 def ensemble(*members: str) -> tuple[BookieId, ...]:
@@ -69,7 +69,7 @@ class Place:
         self._hosts = hosts
 
     def close_to_others(self, path: str) -> None:
-        """From now on only an identity that no process here has may access the node."""
+        """From now on only an identity unused in this process may access the node."""
         client = KazooClient(self._hosts)
         client.start()
         try:
@@ -110,7 +110,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> Place:
 
 @pytest.fixture
 def filled(place: Place) -> Place:
-    """Ledgers of every shape and format, short and long ids, and two that cannot be read."""
+    """Ledgers of every shape and format, short and long ids, and two unreadable ones."""
 
     async def fill(store: MetadataStore, cluster: Cluster) -> None:
         ledgers = LedgerStore(store, cluster, random.Random(1))

@@ -1,4 +1,4 @@
-"""Metadata that Spark lost and would read again at another moment is never mixed with what it read before (R2)."""
+"""Metadata that Spark lost and would read again later is never mixed with metadata read before (R2)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOST, MOVED = 1, 2
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """A ledger that lost a bookie, and one that did not."""
+    """A ledger with a lost bookie, and one without."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1")
         place.create({LOST: closed("a:1", "x:1"), MOVED: closed("a:1", "b:1")})

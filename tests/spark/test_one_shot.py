@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """One ledger that lost a bookie."""
+    """One ledger with a lost bookie."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1")
         place.create({1: closed("a:1", "x:1")})

@@ -1,4 +1,4 @@
-"""The replicas check with Apache bookies that list nothing: first and last entries are read, which the report shows."""
+"""The replicas check with Apache bookies without lists: it reads first and last entries, as the report shows."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _sent(work: object) -> bytes:
 
 
 def test_tasks_use_the_state_root_of_the_driver(spark: SparkSession, secured: Secured) -> None:
-    """R90: a task that used the default would be refused by the record of the cluster."""
+    """R90: the record of the cluster would refuse a task with the default root."""
     access = replace(secured.both, state_root="/secured/bkheal")
     asyncio.run(_claim(secured, access))
     assert _table(spark, secured, access).count() == LEDGERS

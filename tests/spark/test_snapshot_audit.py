@@ -1,4 +1,4 @@
-"""Audits from a snapshot that a real ZooKeeper wrote: the findings of the cluster as it is now, or a refusal."""
+"""Audits from a snapshot of a real ZooKeeper: the findings of the current cluster, or a refusal."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def snapshot(server: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def unused(snapshot: Path) -> list[str]:
-    """Roots that no test had yet."""
+    """Roots not yet used by a test."""
     return list(ROOTS)
 
 
@@ -178,7 +178,7 @@ def test_what_changed_since_is_read_in_the_cluster(spark: SparkSession, place: P
         Fragment(EntryId(0), (BookieId("a:1"), BookieId("b:1"))),
         Fragment(EntryId(5), (BookieId("a:1"), BookieId("y:1"))),
     )
-    write(5, replace(growing("a:1", "b:1"), fragments=moved))  # its writer replaced a bookie by one that was lost
+    write(5, replace(growing("a:1", "b:1"), fragments=moved))  # its writer replaced a bookie by a lost one
     write(6, growing("a:1", "b:1").closed(EntryId(3), 30))
     counts = assert_as_live(spark, place, snapshot)
     assert (counts.ledgers, counts.read_again, counts.read_live) == (504, 11, 0)
@@ -227,7 +227,7 @@ def test_everything_from_a_snapshot_has_the_findings_of_the_cluster(
     assert findings(read) == findings(live)
     assert not {1, 9} & {row["ledger_id"] for row in findings(read)}
 
-    place.do(place.store.delete(f"{place.cluster.root}/00/0000/L0010"))  # no cookie is judged while it is there
+    place.do(place.store.delete(f"{place.cluster.root}/00/0000/L0010"))  # no cookie is judged while this node exists
     place.do(place.store.create(f"{place.cluster.root}/cookies/w:1"))
     version = place.do(ledgers.read(LedgerId(1))).version
     place.do(ledgers.write(LedgerId(1), closed("w:1", "c:1"), version))  # moved there, and lost again

@@ -36,14 +36,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 LOST, MOVED = range(0, 20_000, 1000), range(1, 20_000, 1000)
 """Ids under two metadata nodes, which two tasks read."""
 RATE = 5.0
-"""Nodes per second of all tasks together, so that each task reads for some seconds."""
+"""Nodes per second of all tasks together: each task reads for some seconds."""
 IDLE = "10s"
 """After which dynamic allocation ends an executor: longer than a busy machine needs between two stages of an audit."""
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an environment that has bkheal from a wheel."""
+    """The Python of an environment with bkheal from a wheel."""
     folder = tmp_path_factory.mktemp("installed")
     return make_environment(folder / "environment", build_wheel(folder))
 
@@ -66,7 +66,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def started(place: Place) -> Iterator[list[ManagedProcess]]:
-    """Ends the drivers of a test."""
+    """Stop the drivers of a test at its end."""
     processes: list[ManagedProcess] = []
     yield processes
     for process in processes:
@@ -112,7 +112,7 @@ def assert_as_quiet(place: Place, process: ManagedProcess) -> None:
 
 
 def readers(cluster: StandaloneCluster, port: int) -> set[psutil.Process]:
-    """Processes of executors that are connected to ZooKeeper."""
+    """Return the executor processes with a connection to ZooKeeper."""
     found = set[psutil.Process]()
     for executor in cluster.executors():
         for process in executor.children(recursive=True):

@@ -1,4 +1,4 @@
-"""Executors of an auditor on a standalone cluster, as its master lists them: an auditor that ends gives them back."""
+"""Executors of an auditor on a standalone cluster, as its master lists them: a stopping auditor releases them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.spark.standalone import LOOPBACK, ROOT, StandaloneCluster, executor_c
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 
 SESSION_S = 10
-"""An auditor that stands still loses its session soon; the others have longer ones."""
+"""A paused auditor loses its session soon; the others have longer ones."""
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ LEDGERS = {
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """The bookies x and y are gone."""
+    """The bookies x and y no longer exist."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1")
         place.create(LEDGERS)

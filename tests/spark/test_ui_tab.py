@@ -63,7 +63,7 @@ public class UserFilter implements Filter {
     }
 }
 """
-"""Stands for any filter that logs people in; it believes a header."""
+"""Stands for any login filter; it trusts a header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def press(spark: SparkSession, path: str = RUNS, *, token: str | None = None, **
 
 
 def press_on(connection: http.client.HTTPConnection, path: str = RUNS, *, token: str, **headers: str) -> Reply:
-    """The same, on a connection that is there."""
+    """The same, on an existing connection."""
     form = urlencode({"token": token, "kind": "bookies"})
     headers["Content_Type"] = "application/x-www-form-urlencoded"
     return exchange(connection, path, method="POST", body=form, **headers)
@@ -134,7 +134,7 @@ def attached(spark: SparkSession, actions: Any, settings: TabSettings = OPEN) ->
 
 @pytest.fixture
 def twin(spark: SparkSession) -> Iterator[AuditorTwin]:
-    """An auditor whose runs are over when the test is."""
+    """An auditor whose runs end with the test."""
     made = AuditorTwin(spark)
     yield made
     for run in made.snapshot().runs:
@@ -284,7 +284,7 @@ def test_a_proxy_names_its_users_from_its_own_address_alone(spark: SparkSession,
         assert press(spark, token=token).status == 403
         assert press(spark, token=token, X_Forwarded_User=" ").status == 403
         assert press(spark, token=token, X_Remote_User="ann").status == 403
-        with closing(connect(spark)) as connection:  # a proxy that appends, for a client that chose a name
+        with closing(connect(spark)) as connection:  # an appending proxy, for a client with a name of its choice
             connection.putrequest("GET", "/auditor/api/v1/token")
             connection.putheader("X-Forwarded-User", "admin")
             connection.putheader("X-Forwarded-User", "ann")
@@ -326,7 +326,7 @@ def test_a_configured_proxy_base_counts_for_sparks_links_too(spark: SparkSession
 
 
 class Hostile(AuditorTwin):
-    """Its cluster has names that were chosen to do harm."""
+    """An auditor of a cluster with malicious names."""
 
     def snapshot(self) -> TabState:
         return replace(super().snapshot(), facts=(Fact("Bookie", "</ul><script>alert('x')</script>"),))

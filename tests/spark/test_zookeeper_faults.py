@@ -33,7 +33,7 @@ _LEAF = 10_000
 LEDGERS = {leaf * _LEAF + number: closed("a:1", "b:1") for leaf in range(2) for number in range(600)}
 LOST = {leaf * _LEAF + number: ["x:1"] for leaf in range(2) for number in range(0, 600, 40)}
 RATE = 200.0
-"""Nodes per second of all tasks, so that they read for about six seconds."""
+"""Nodes per second of all tasks: they read for about six seconds."""
 
 
 def fill(place: Place) -> None:

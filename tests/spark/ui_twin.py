@@ -38,7 +38,7 @@ class AuditorTwin:
         self._records: dict[str, RunRecord] = {}
         self.threads: list[threading.Thread] = []
         self.may_end = threading.Event()
-        """Cleared by tests that need a run to go on for as long as they look at it."""
+        """Cleared by tests that need a run to last during their checks."""
         self.may_end.set()
 
     def snapshot(self) -> TabState:
