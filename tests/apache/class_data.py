@@ -31,13 +31,13 @@ SHORT_LIVED: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _SILENT: Final = "-Xlog:cds*=off"
 _QUORUMS: Final = ("-ensemble", "1", "-writeQuorum", "1", "-ackQuorum", "1")
 _MADE_BY: Final = "1"
-"""To be changed with the way in which the archive is made."""
+"""To be changed together with the creation of the archive."""
 
 
 def quick_jvm(java: Java, lib: Path) -> ApacheJvm:
-    """How to start programs of Apache's quickly: with the archive, which is made if it is missing.
+    """Return the settings for a quick start of Apache's programs: with the archive, which is made if it is missing.
 
-    Without one if it cannot be made. The first process takes ten seconds or more; others wait for it.
+    If it cannot be made, programs start without it. The first process takes ten seconds or more; others wait for it.
     """
     archive = cache_folder() / f"{lib.name}-classes-{fingerprint(java, lib, _MADE_BY)}.jsa"
     try:

@@ -170,7 +170,7 @@ async def apache_metadata(apache_store: ZooKeeperStore, apache_cluster: ApacheCl
 
 @pytest.fixture
 async def taken_away(apache_cluster: ApacheCluster) -> AsyncIterator[Callable[[ApacheBookie], Awaitable[None]]]:
-    """Stop a bookie of the shared cluster in order; it is back at the end of the test."""
+    """Stop a bookie of the shared cluster in order; it is restarted at the end of the test."""
     stopped: list[ApacheBookie] = []
 
     async def take(bookie: ApacheBookie) -> None:

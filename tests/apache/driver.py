@@ -43,7 +43,7 @@ class JavaError(Exception):
 
 @dataclass(frozen=True)
 class JavaEntry:
-    """An entry as Apache's client gave it to its caller."""
+    """An entry as returned by Apache's client."""
 
     entry_id: int
     length: int
@@ -90,9 +90,9 @@ class JavaHandle:
         return _state(await self._call("write", count=count, seed=seed, sizes=list(sizes), **more))
 
     async def write_past_a_loss(self, count: int, *, seed: str = "", sizes: Sequence[int] = (100,)) -> None:
-        """Append ``count`` entries after a bookie has gone: one at a time until the writer has replaced it.
+        """Append ``count`` entries after the loss of a bookie: one at a time until the writer has replaced it.
 
-        All of a burst may be acknowledged by the other bookies before the writer is refused by this one; it would then
+        The other bookies may acknowledge a whole burst before this one refuses the writer; the writer would then
         replace it with its next entry.
         """
         before = await self._fragments()
@@ -116,16 +116,16 @@ class JavaHandle:
         return _state(await self._call("handle"))
 
     async def last_add_confirmed(self) -> int:
-        """Ask the bookies."""
+        """Read it from the bookies."""
         return int((await self._call("read_lac"))["lac"])
 
     async def wait_last_add_confirmed(self, entry_id: int, timeout_ms: int) -> tuple[int, list[JavaEntry]]:
-        """Long poll for ``entry_id``: the last add confirmed, and the entry if it came."""
+        """Long poll for ``entry_id``; returns the last add confirmed, and the entry if it was sent."""
         answer = await self._call("wait_lac", entry=entry_id, timeout_ms=timeout_ms)
         return int(answer["lac"]), [_entry(one) for one in answer["entries"]]
 
     async def force(self) -> JavaState:
-        """Have every bookie of the ensemble sync; for ledgers created with ``deferred_sync``."""
+        """Make every bookie of the ensemble sync; for ledgers created with ``deferred_sync``."""
         return _state(await self._call("force"))
 
     async def close(self) -> JavaState:
@@ -297,7 +297,7 @@ def find_javac(java: Java) -> Path | None:
 
 
 def payload(seed: str, entry_id: int, size: int) -> bytes:
-    """What ``JavaHandle.write`` writes."""
+    """Return a payload as written by ``JavaHandle.write``."""
     blocks = (hashlib.sha256(f"{seed}/{entry_id}/{block}".encode()).digest() for block in range(-(-size // 32)))
     return b"".join(blocks)[:size]
 
@@ -308,7 +308,7 @@ def payloads(seed: str, ids: Sequence[int], sizes: Sequence[int]) -> list[bytes]
 
 
 def expected(contents: Sequence[bytes], first: int = 0) -> list[JavaEntry]:
-    """What Apache's client must read for these payloads, if all entries before ``first`` are empty."""
+    """Return the entries Apache's client must read for these payloads, if all entries before ``first`` are empty."""
     entries, length = [], 0
     for entry_id, content in enumerate(contents, first):
         length += len(content)

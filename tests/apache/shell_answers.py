@@ -1,4 +1,4 @@
-"""What Apache's shell prints about ledgers, to be held against what our client reads."""
+"""The output of Apache's shell about ledgers, for comparison with our client's reads."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def entry_ids_in(printed: str, ledger_id: int) -> list[int]:
 
 
 def entries_of(ledger_id: int, payloads: Sequence[bytes]) -> Iterator[PrintedEntry]:
-    """What ``readledger`` must print for a ledger of these payloads."""
+    """Return the expected output of ``readledger`` for a ledger of these payloads."""
     length = 0
     for entry_id, payload in enumerate(payloads):
         length += len(payload)

@@ -47,7 +47,7 @@ async def old(java: JavaDriver) -> AsyncIterator[str]:
 
 
 async def node(client: ConnectedBookKeeper, ledger_id: int) -> tuple[bytes, int]:
-    """A ledger's metadata as it is stored, and how often it was written."""
+    """Return a ledger's stored metadata, and the number of its writes."""
     found = await client.store.get(client.ports.ledgers.path(LedgerId(ledger_id)))
     return found.data, found.stat.version
 
@@ -83,7 +83,7 @@ async def test_a_key_that_bookies_refuse_is_found_out_before_a_recovery_begins(
     """The metadata keeps no password, so only the bookies can check it."""
     uri = apache_cluster.metadata_uri
     handle = await java.create(3, 2, 2, digest="CRC32", password=PASSWORD, client=old)
-    await handle.write(1, seed="old", sizes=SIZES)  # one bookie has not heard of the ledger
+    await handle.write(1, seed="old", sizes=SIZES)  # one bookie has no data of the ledger
     before, ledger = await node(client, handle.ledger_id), str(handle.ledger_id)
     assert before[0].startswith(b"BookieMetadataFormatVersion\t1")
     await asyncio.gather(
@@ -104,7 +104,7 @@ async def closed(handle: JavaHandle, digest: str) -> Ledger:
 
 
 async def endings(replicator: Replicator) -> dict[int, Mapping[str, Any]]:
-    """How the latest turn of each ledger ended."""
+    """Return the end of the latest turn of each ledger."""
     return {event["ledger_id"]: event for event in replicator.events() if "ending" in event}
 
 
@@ -185,7 +185,7 @@ async def test_a_bookie_that_is_silent_holds_up_its_own_ledger_alone_and_that_un
     try:
         ours = await Replicator.start(apache_cluster.metadata_uri, tmp_path / "ours", "--poll-interval", "1")
         await until(client.ports.tasks.locks.locked, lambda locked: stuck.ledger_id in locked, "the ledger is begun")
-        await expire(apache_cluster.zookeeper, silent.running)  # until then it may be chosen to take copies
+        await expire(apache_cluster.zookeeper, silent.running)  # before that it may be chosen as a target for copies
         await until(lambda: done(ours), lambda found: found >= ids(others), "all others are repaired")
         told = await until(lambda: endings(ours), lambda found: stuck.ledger_id in found, "the outcome of that one too")
         assert told[stuck.ledger_id]["ending"] in ("failed", "parked")

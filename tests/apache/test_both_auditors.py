@@ -1,4 +1,4 @@
-"""Apache's auditor and ours as candidates of one election: whichever leads, the loss of a bookie is found, once."""
+"""Apache's auditor and ours as candidates of one election: each leader finds the loss of a bookie, once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def client(lent: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
 
 @pytest.fixture
 async def stack() -> AsyncIterator[AsyncExitStack]:
-    """Ends what it holds, also after a failure."""
+    """Closes its contents at the end, also after a failure."""
     async with AsyncExitStack() as held:
         yield held
 

@@ -1,4 +1,4 @@
-"""Apache's replication worker and ours in one cluster: each repairs what the other's side found, and both at once."""
+"""Apache's replication worker and ours in one cluster: each repairs the other side's findings, and both run at once."""
 
 from __future__ import annotations
 

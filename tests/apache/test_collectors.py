@@ -1,4 +1,4 @@
-"""Collectors of surplus copies beside slow repairs of the other kind: the lock keeps them from half a copy."""
+"""Collectors of surplus copies beside slow repairs of the other kind: the lock protects half a copy from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.sessions import LONG_SESSION_S
 pytestmark = pytest.mark.apache
 
 COLLECTS_OFTEN = {
-    # Without a table in memory, in which the collector would not see a ledger before there are megabytes of it.
+    # Without a table in memory: a ledger in it stays invisible to the collector until there are megabytes of data.
     "ledgerStorageClass": "org.apache.bookkeeper.bookie.InterleavedLedgerStorage",
     "gcWaitTime": "1000",
     "gcOverreplicatedLedgerWaitTime": "1000",
@@ -116,7 +116,7 @@ async def large_is_well(java: JavaDriver, ledger_id: int) -> None:
 async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
     here: ApacheWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
-    """The copy stands still at one byte a second until the collector has been by, then goes on at full speed."""
+    """The copy is slowed to one byte a second until the collector has passed, then continues at full speed."""
     java = here.java
     lost = here.running[0]
     surplus = await surplus_for(here, client, lost.bookie_id)
@@ -160,7 +160,7 @@ async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
 async def test_our_collector_leaves_what_apaches_slow_worker_copies(
     here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
-    """The slow worker dies in the middle; a quick one does all of it again."""
+    """The slow worker dies in the middle; a quick one repeats the whole repair."""
     java = here.java
     lost = here.running[0]
     surplus = await surplus_for(here, client, lost.bookie_id)

@@ -114,7 +114,7 @@ async def test_a_bookie_lost_for_good_is_healed_and_apache_reads_everything(
     *closed, left_open = ledgers
     uri, lost = cluster.metadata_uri, victim.bookie_id
     assert (await audit(uri, tmp_path, is_dry_run=True))["verdict"] == "clean"
-    # What was acknowledged before its writer gave the stopped bookie up may be missing there, and nowhere else.
+    # Only there, entries acknowledged before the writer replaced the stopped bookie may be missing.
     assert await short_bookies(java, closed) <= {lost}
 
     async with await connect(uri) as client:
@@ -177,7 +177,7 @@ async def check_copies(
 
 
 async def all_agree(cluster: ApacheCluster, client: ConnectedBookKeeper, ledgers: Sequence[Written]) -> None:
-    """Our client reads every byte, of an open ledger what is confirmed; Apache's shell prints what we read."""
+    """Our client reads every byte, of an open ledger the confirmed ones; Apache's shell prints the same."""
     read: dict[int, list[bytes]] = {}
     for ledger in ledgers:
         reader = await client.open_ledger(LedgerId(ledger.ledger_id), password=PASSWORD)

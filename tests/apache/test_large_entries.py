@@ -63,7 +63,7 @@ async def test_large_entries_are_repaired_with_the_option_and_told_without(
         )
         await without.stop()
         assert len(await client.ports.tasks.list()) == len(ledgers)
-        assert not await client.parked.list()  # nothing is final about it
+        assert not await client.parked.list()  # the failure is not final
 
         replicator = await Replicator.start(uri, tmp_path / "with", "--once", *option)
         assert await replicator.wait() == 0

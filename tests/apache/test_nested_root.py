@@ -69,7 +69,7 @@ class NestedCluster(ApacheCluster):
 
     @property
     def metadata_uri(self) -> str:
-        """How clients reach the cluster."""
+        """Return the URI of the cluster."""
         return f"zk+{LayoutKind.LONG_HIERARCHICAL.value}://{self.zookeeper.connect_string}{ROOT}"
 
     async def _format(self, is_by_apache: bool) -> None:
@@ -163,7 +163,7 @@ async def test_a_loss_is_healed_and_nothing_else_is_changed(
 
     lost = BookieId(LOST.decode())
     await here.kill9(here.bookie(lost))
-    await add_bookie(here, SPARE.decode())  # the only one to take over
+    await add_bookie(here, SPARE.decode())  # the only candidate for the copies
     await gone(client, lost)
     await audit_process(here.uri, tmp_path)
     everything = [*nested.ledgers, *nested.old]

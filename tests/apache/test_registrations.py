@@ -1,4 +1,4 @@
-"""What Apache's programs write about a cluster and its bookies, read and written again by ours; and the reverse."""
+"""Apache's records about a cluster and its bookies, read and written again by our programs; and the reverse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apache's bookies come back: somewhere else, on empty disks, or when a recovery got stuck without them."""
+"""Apache's bookies return: at another address, on empty disks, or after a recovery got stuck without them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def mark(java: JavaDriver, ledgers: Sequence[Ledger], *missing: ApacheBook
 
 
 async def endings(uri: str, directory: Path) -> dict[int, str]:
-    """How a replicator ends each task."""
+    """Return how a replicator ends each task."""
     replicator = await Replicator.start(uri, directory, "--once")
     assert await replicator.wait() == 0
     return {event["ledger_id"]: event["ending"] for event in replicator.events() if "ending" in event}

@@ -63,7 +63,7 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Secured:
-    """A cluster whose bookies ask for a login; what to log in with, right and wrong; and a ledger on each bookie."""
+    """A cluster whose bookies require a login; right and wrong credentials; and a ledger on each bookie."""
 
     world: ApacheWorld
     directory: Path
@@ -163,7 +163,7 @@ def refused(ended: Ended, code: int, *words: str) -> None:
 
 
 async def unchanged(secured: Secured) -> object:
-    """What no failed attempt may change."""
+    """Return the state that failed attempts must not change."""
     java = secured.world.java
     ledgers = sorted((await java.call("ledgers"))["ledgers"])
     metadata = await each(ledgers, lambda ledger_id: java.call("metadata", ledger=ledger_id))
@@ -198,7 +198,7 @@ async def test_our_client_logs_in_and_reads_and_writes(secured: Secured, tmp_pat
 
 
 async def test_a_login_that_is_wrong_missing_or_of_another_kind_is_told_in_one_sentence(secured: Secured) -> None:
-    """Apache's bookies offer DIGEST-MD5 alone; and none of these speaks TLS."""
+    """Apache's bookies offer only DIGEST-MD5, and none of these uses TLS."""
     where, ledger = secured.directory, secured.ledgers[0]
     before = await unchanged(secured)
     wrong = ("--sasl-username", NAME, "--sasl-password-file", str(where / "wrong"))
@@ -215,7 +215,7 @@ async def test_a_login_that_is_wrong_missing_or_of_another_kind_is_told_in_one_s
     refused(by_tls, UNAVAILABLE, "does not speak TLS")
     assert await unchanged(secured) == before
     writing = await bkheal(*wrong, "ledger", "write", "-n", "3", uri=secured.world.uri)
-    note, sentence = writing.errors.splitlines()  # a ledger is begun before any bookie is asked
+    note, sentence = writing.errors.splitlines()  # a ledger is created before the first request to a bookie
     assert note.startswith("note: ledger ")
     refused(Ended(writing.exit_code, writing.printed, sentence), UNAVAILABLE, f"login of '{NAME}'")
 
@@ -249,7 +249,7 @@ async def test_a_wrong_ledger_password_or_digest_is_refused(secured: Secured) ->
 
 
 async def failures(replicator: Replicator) -> list[str]:
-    """Why it could not repair what it tried to."""
+    """Return the reasons for its failed repairs."""
     return [event["detail"] for event in replicator.events() if event.get("ending") == "failed"]
 
 
@@ -323,7 +323,7 @@ async def test_tls_with_a_login_inside_and_every_way_to_get_it_wrong(secured: Se
 
 
 async def test_bookies_that_know_clients_by_their_certificates_say_so_to_those_without(secured: Secured) -> None:
-    """From here on two bookies ask for no login but for a role, which a certificate names; so TLS is a must."""
+    """From here on two bookies require no login but a role, which a certificate names; so TLS is necessary."""
     here, where, ledger = secured.world, secured.directory, secured.ledgers[0]
     make_role(where, "keeper", role="keeper")
     bookies = [here.bookie(member) for member in (await seen(here.java, [ledger]))[ledger.ledger_id].members]

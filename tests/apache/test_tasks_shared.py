@@ -242,7 +242,7 @@ async def test_what_apaches_auditor_writes_is_read_by_us(lent: ApacheWorld) -> N
         assert encode_task(decode_task(data)) == data
         assert found[0].ctime_ms > 0
 
-        # A second auditor, ours, waits for the first to go, and takes over.
+        # Our auditor, as the second one, waits for the end of the first, and takes over.
         async with standing(store, root, "ours") as election:
             await until(lambda: asyncio.sleep(0, election.state.leader), lambda name: name == auditor, "we know it")
             assert not election.is_leader()

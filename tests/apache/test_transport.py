@@ -1,4 +1,4 @@
-"""Our transport on Apache's bookies, of both storages: what each request brings, and what travels in bulk."""
+"""Our transport on Apache's bookies, of both storages: the result of each request, and the entries sent in bulk."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SOON_S = 0.2
 
 @dataclass
 class OneBookie:
-    """The transport, and its requests for a ledger of which the bookie has nothing."""
+    """The transport, and its requests for a ledger without data on the bookie."""
 
     name: BookieId
     """The bookie's name in Apache's client."""
@@ -112,7 +112,7 @@ class OneBookie:
         return [pb.Request.FromString(body) for body in bodies]
 
     def asked_v2(self, frames: Sequence[Frame]) -> list[int]:
-        """Opcodes."""
+        """Return the opcodes of the requests in version 2."""
         return [frame.body[1] for frame in frames if frame.is_request and frame.body[0] == v2.VERSION]
 
 
@@ -243,7 +243,7 @@ async def test_copies_in_bulk_travel_by_version_2_and_are_the_same_bytes(bookie:
     sent = bookie.proxy.frames[:]
     assert bookie.asked_v2(sent) == [v2.ADD_ENTRY] * 56
     asked = [request.addRequest.entryId for request in bookie.asked_v3(sent)]
-    assert asked == [56, 57, 58, 59]  # so few are not worth the other connection
+    assert asked == [56, 57, 58, 59]  # too few for the other connection
     for entry_id in (0, 55, 59):
         stored = await java.call("read_copy", bookie=bookie.name, ledger=bookie.ledger_id, entry=entry_id)
         assert bytes.fromhex(stored["data"]) == packets[entry_id]

@@ -1,4 +1,4 @@
-"""Wait for a state of another process by looking again, with a deadline."""
+"""Wait for a state of another process by polling, with a deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster for the tests of one file, and ledgers on it whose every byte Apache's client can be asked for."""
+"""A cluster for the tests of one file, and ledgers whose every byte can be read by Apache's client."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LONG_SESSION: Final[Mapping[str, str]] = {"zkTimeout": str(round(1000 * LONG_SES
 """For every program of Apache's: a stall of a busy machine loses nothing. ``ApacheWorld.kill9`` ends sessions."""
 QUICK: Final[Mapping[str, str]] = {
     # Apache's worker (4.17.3) keeps a lock for ever if it takes a ledger again at the moment at which its own timer
-    # releases it. So the timer comes first: after a failure the worker waits longer than it keeps the lock.
+    # releases it. So the timer is shorter: after a failure the worker waits longer than it keeps the lock.
     "rwRereplicateBackoffMs": "1000",
     "lockReleaseOfFailedLedgerGracePeriod": "200",
-    # It fails what is not answered in time: not at each stall of a busy machine.
+    # It reports requests without an answer in time as failed: not at each stall of a busy machine.
     "addEntryTimeoutSec": "40",
     "readEntryTimeoutSec": "40",
 }
-"""For Apache's auto-recovery: it soon tries again what it could not repair."""
+"""For Apache's auto-recovery: it soon repeats failed repairs."""
 CHOICES: Final = 300
 """Maximum attempts to create a ledger with the intended members; one of ten, or of fewer, succeeds."""
 _AT_A_TIME: Final = 8
@@ -75,7 +75,7 @@ class ApacheWorld:
 
     @property
     def uri(self) -> str:
-        """How clients reach the cluster."""
+        """Return the URI of the cluster."""
         return self.cluster.metadata_uri
 
     @property
@@ -109,7 +109,7 @@ async def start_cluster(
 
 
 async def end_cluster(cluster: ApacheCluster) -> None:
-    """SIGKILL: what a cluster does when it is stopped is judged elsewhere."""
+    """Send SIGKILL: other tests cover the regular stop of a cluster."""
     for server in (*cluster.auto_recoveries, *cluster.bookies):
         if server.process is not None:
             server.process.kill9()
@@ -175,7 +175,7 @@ async def as_at_first(here: ApacheWorld) -> None:
 
 
 async def no_tasks_in(client: ConnectedBookKeeper) -> None:
-    """Take every task away, done or not."""
+    """Remove every task, done or not."""
     for task in await client.ports.tasks.list():
         held = await client.ports.tasks.locks.lock(task.ledger_id, "the test")
         assert held is not None, task
@@ -214,7 +214,7 @@ class Seen:
 
 
 async def each(items: Sequence[T], work: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Do ``work`` for every item, a few at a time; the results in order."""
+    """Do ``work`` for every item, a few at a time; returns the results in order."""
     turn = asyncio.Semaphore(_AT_A_TIME)
 
     async def one(item: T) -> R:
@@ -263,7 +263,7 @@ async def seen(java: JavaDriver, ledgers: Sequence[Ledger]) -> dict[int, Seen]:
 async def all_is_well(java: JavaDriver, ledgers: Sequence[Ledger], clients: Sequence[str] = ("v2", "v3")) -> None:
     """Apache's checker finds nothing, and Apache's client reads every byte, in both versions of the protocol.
 
-    For ledgers whose entries are acknowledged by all copies: what a smaller quorum acknowledged may stay short.
+    This is for ledgers whose entries all copies acknowledge: after a smaller quorum, copies may remain missing.
     """
 
     async def one(ledger: Ledger) -> None:
@@ -277,7 +277,7 @@ async def all_is_well(java: JavaDriver, ledgers: Sequence[Ledger], clients: Sequ
 
 
 async def held(java: JavaDriver, bookie: str, ledger_id: int, client: str = "v3") -> int:
-    """How many entries of a ledger a bookie has."""
+    """Return the number of entries of a ledger on a bookie."""
     try:
         listed = await java.call("available_entries", bookie=bookie, ledger=ledger_id, client=client)
     except JavaError as error:
@@ -289,7 +289,7 @@ async def held(java: JavaDriver, bookie: str, ledger_id: int, client: str = "v3"
 
 @asynccontextmanager
 async def paused(client: ConnectedBookKeeper, *bookies: ApacheBookie) -> AsyncIterator[None]:
-    """These bookies neither store nor answer within the block (SIGSTOP). After it they do, and are registered."""
+    """These bookies store and answer nothing within the block (SIGSTOP). After it they do, and are registered."""
     for bookie in bookies:
         bookie.running.pause()
     try:

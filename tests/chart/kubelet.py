@@ -66,7 +66,7 @@ class Container:
         return (self.home / "log").read_text(errors="replace")
 
     def wait(self, deadline_s: float = PROGRAM_S) -> int:
-        """Its exit code."""
+        """Wait for its end, and return its exit code."""
         return self.process.wait(deadline_s)
 
     def kill9(self) -> None:

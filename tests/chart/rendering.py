@@ -28,11 +28,11 @@ Object: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Release:
-    """What helm made of one set of values."""
+    """The result of helm for one set of values."""
 
     name: str
     objects: tuple[Object, ...]
-    """Test hooks included."""
+    """The objects, test hooks included."""
     notes: str
 
     def of(self, kind: str) -> list[Object]:

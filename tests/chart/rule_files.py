@@ -45,7 +45,7 @@ def thresholds() -> Mapping[str, object]:
 def filled_in(
     text: str, changed: Mapping[str, object] | None = None, selector: str = "", own: str = ANY_RELEASE
 ) -> str:
-    """A rules file as the chart makes it; ``changed`` replaces thresholds."""
+    """Return a rules file as the chart makes it; ``changed`` replaces thresholds."""
     values = {
         **thresholds(),
         "runbook_base": RUNBOOK,
@@ -100,7 +100,7 @@ def find_program(name: str) -> str:
 
 
 def promtool(*arguments: str | Path) -> tuple[bool, str]:
-    """Whether promtool succeeded, and its output."""
+    """Run promtool, and return whether it succeeded, and its output."""
     command = [find_program("promtool"), *map(str, arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S)
     return ended.returncode == 0, ended.stdout + ended.stderr

@@ -135,7 +135,7 @@ def test_the_namespace_is_restricted(server: ApiServer) -> None:
 
 
 def test_the_driver_may_do_what_it_needs_and_no_more(server: ApiServer, tmp_path: Path) -> None:
-    """The chart's own test of rights, run against this server with the driver's token, and with another's."""
+    """The chart's own test of rights, run against this server with the driver's token, and with another token."""
     namespace = "rights"
     server.kubectl("create", "-f", "-", text=NAMESPACE.format(name=namespace))
     apply(server, manifests("everything", namespace))
@@ -146,7 +146,7 @@ def test_the_driver_may_do_what_it_needs_and_no_more(server: ApiServer, tmp_path
 
 
 def test_spark_starts_executors_that_the_server_takes(server: ApiServer, tmp_path: Path) -> None:
-    """A Spark driver with the chart's settings and the driver's token asks for pods; they keep the profile."""
+    """A Spark driver with the chart's settings and the driver's token requests pods; they conform to the profile."""
     namespace = "executors"
     server.kubectl("create", "-f", "-", text=NAMESPACE.format(name=namespace))
     apply(server, manifests("cron-k8s-client", namespace))

@@ -1,4 +1,4 @@
-"""What single values do."""
+"""The effects of single values."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def reports_claim(pod: dict[str, Any]) -> str:
 
 
 def test_auditors_and_jobs_share_one_volume_for_reports() -> None:
-    """So each auditor serves all reports, also those of an earlier leader and of one-off runs."""
+    """Each auditor serves all reports, also those of an earlier leader and of one-off runs."""
     made = release("service-secured")
     [claim] = made.of("PersistentVolumeClaim")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
@@ -646,7 +646,7 @@ def test_without_a_name_nobody_logs_in() -> None:
 
 
 def inventory_token_file(spec: dict[str, Any]) -> str | None:
-    """Path in the first container of the token for inventories; None: it has none."""
+    """Return the path in the first container of the token for inventories; None: it has none."""
     mounts = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "inventory-token"]
     if not mounts:
         return None

@@ -53,7 +53,7 @@ class Cluster:
     replicator: Container
 
     def bkheal(self, *arguments: str) -> str:
-        """The output of a command in a pod of its own, which must succeed."""
+        """Run a command, which must succeed, in a separate pod, and return its output."""
         made = self.machine.run("client", *arguments, variables={"BKHEAL_METADATA_URI": URI})
         assert made.wait() == 0, made.log
         return made.output

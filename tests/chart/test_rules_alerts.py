@@ -25,7 +25,7 @@ IMMEDIATE = {
     "BkhealBookieIoErrors",
     "BkhealBookieCorruptEntries",
 }
-"""All others have to hold for a while."""
+"""All other alerts must hold for some time."""
 TARGET = {"cluster": "eu", "namespace": "bk"}
 
 
@@ -45,7 +45,7 @@ class Case:
     def as_test(
         self, target: Mapping[str, str], *, is_doubled: bool = False, is_scraped_twice: bool = False
     ) -> dict[str, Any]:
-        """In promtool's form. The series of the alerts is queried, as it shows labels without texts."""
+        """Return the case in promtool's form. The series of the alerts is queried, as it shows labels without texts."""
         alert = alerts()[self.alert]
         name = f'alertname="{self.alert}"'
         firing: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""How files of alert rules and dashboards become objects; the rules themselves are tested with promtool."""
+"""The objects made of alert rules and dashboards; the rules themselves are tested with promtool."""
 
 from __future__ import annotations
 

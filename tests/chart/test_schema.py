@@ -1,4 +1,4 @@
-"""The chart's schema is made of the options of the commands, and values set the options whose rules they have."""
+"""The chart's schema is generated from the options of the commands, and values set options with the same rules."""
 
 from __future__ import annotations
 

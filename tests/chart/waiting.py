@@ -14,12 +14,12 @@ from typing import Any, Final
 from tests.deadlines import STATE_S
 
 ANSWER_S: Final = 30.0
-"""For one request."""
+"""The timeout of one request."""
 _AGAIN_S: Final = 0.2
 
 
 def wait_for_answer(url: str, process: subprocess.Popen[Any], log: Path) -> str:
-    """The text at ``url``, once there is one."""
+    """Return the text at ``url``, after it exists."""
     deadline = time.monotonic() + STATE_S
     while True:
         with (

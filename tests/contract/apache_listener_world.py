@@ -58,7 +58,7 @@ class Client:
         return True
 
     async def received(self) -> int:
-        """Wait for the end of the connection; how many bytes came until then."""
+        """Wait for the end of the connection, and return the number of bytes received until then."""
         count = 0
         async with asyncio.timeout(DEADLINE_S):
             with suppress(ConnectionError):
@@ -75,7 +75,7 @@ class Client:
 
 
 class HeldAdds(BookieService):
-    """Adds wait until ``may_go`` is set."""
+    """A service whose adds wait until ``may_go`` is set."""
 
     def __init__(self, storage: LedgerStorage, ledgers: MemoryDisk, identity: BookieIdentity) -> None:
         super().__init__(storage, ledgers, identity)

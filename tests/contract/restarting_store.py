@@ -43,7 +43,7 @@ class RestartingStore:
                     is_marked = name == "collect" and self.engine.is_marked(*arguments)
                     self.restarts += 1
                     self.engine = await self.restart(self.engine, self.restarts % 2 == 0)
-                    if is_marked:  # a mark does not outlive its process, and the collector makes another one
+                    if is_marked:  # a mark ends with its process, and the collector makes another one
                         arguments = (arguments[0], self.engine.mark(arguments[0]))
                 self._running += 1
             try:

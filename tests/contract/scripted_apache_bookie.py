@@ -103,7 +103,7 @@ class Client(asyncio.Protocol):
 
 @dataclass
 class Received:
-    """One request, and the ways to answer it."""
+    """One request, and the methods for its answer."""
 
     request: pb.Request
     client: Client = field(repr=False)
@@ -164,9 +164,9 @@ class ScriptedApacheBookie:
     def __init__(self) -> None:
         self.requests: asyncio.Queue[Received] = asyncio.Queue()
         self.react: Callable[[Received], None] | None = None
-        """Answers at once, in place of the queue."""
+        """Answers immediately, in place of the queue."""
         self.is_deaf = False
-        """Whether new connections are never read from."""
+        """Whether new connections are accepted but never read."""
         self.clients: list[Client] = []
         self.port = 0
 
@@ -200,7 +200,7 @@ async def scripted_bookie() -> AsyncIterator[ScriptedApacheBookie]:
 
 
 class Directory:
-    """A resolver with the answers of the test."""
+    """A resolver with answers set by the test."""
 
     def __init__(self, port: int) -> None:
         self.address: BookieAddress | None = BookieAddress("127.0.0.1", port, APACHE_PROTOCOL)

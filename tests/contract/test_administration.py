@@ -1,4 +1,4 @@
-"""The administration of a bookie over a real gRPC server: who may do what, what it does, and its bounds."""
+"""The administration of a bookie over a real gRPC server: permissions, effects and limits."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_an_inventory_of_ends_has_the_first_and_the_last_entry_of_each_ledger(bo
 
 
 def answering(bookie: Administered, monkeypatch: pytest.MonkeyPatch, *batches: pb.InventoryBatch) -> None:
-    """Every call has these messages."""
+    """Answer every call with these messages."""
 
     async def inventory(self: Node, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
         for batch in batches:

@@ -1,4 +1,4 @@
-"""TLS and logins over Apache's protocol: both sides prove who they are, or nothing passes.
+"""TLS and logins over Apache's protocol: both sides authenticate, or nothing passes.
 
 Source: docs/formats.md#tls-and-login.
 """
@@ -159,7 +159,7 @@ async def test_bytes_smuggled_in_before_tls_end_the_connection(certificates: dic
 
 
 def late_refusal(received: Received) -> None:
-    """What Apache's bookies send once TLS stands, if TLS alone does not identify the client."""
+    """Answer like Apache's bookies after the TLS handshake, if TLS alone does not identify the client."""
     received.client.send(received.response(pb.EIO, txn_id=1, operation=pb.START_TLS).SerializeToString())
 
 

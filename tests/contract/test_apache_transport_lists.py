@@ -49,7 +49,7 @@ def listing(
 
 
 async def listed(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
-    """Ask for a list and get it."""
+    """Request a list and receive it."""
     call = listing(transport)
     (await bookie.next(pb.GET_LIST_OF_ENTRIES_OF_LEDGER)).answer(availabilityOfEntriesOfLedger=LISTED.encode())
     assert await call == ListReply(Status.OK, LISTED)

@@ -155,7 +155,7 @@ async def test_client_authority_admits_its_clients_alone(
 async def told_to_a_command(
     tmp_path: Path, folder: Path, server: str, ca: str | None, client: str | None = None, *, is_mutual: bool = False
 ) -> str:
-    """What a command gets from a service: the kind of the document, or the error."""
+    """Return a command's result from a service: the kind of the document, or the error."""
     files = (folder / f"{client}.pem", folder / f"{client}.key") if client else (None, None)
     tls = server_tls(folder, server, is_mutual=is_mutual)
     async with running(tmp_path, connector=connector(folder, "client"), tls=tls) as world:

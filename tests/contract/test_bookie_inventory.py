@@ -1,4 +1,4 @@
-"""What a run asks bookies for their inventory, over a real gRPC server: every bookie leaves an answer, and no error."""
+"""Inventory requests of a run over a real gRPC server: every bookie leaves an answer, and no error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bookie(tmp_path: Path) -> Iterator[Administered]:
 
 
 class At(Resolver):
-    """Finds every bookie at one address, or nowhere."""
+    """Resolves every bookie to one address, or to none."""
 
     def __init__(self, address: BookieAddress | None) -> None:
         self.address = address
@@ -62,7 +62,7 @@ def asked(
     files: SecurityFiles = NO_FILES,
     token_file: Path | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The rows before the answer, and the answer."""
+    """Return the rows before the answer, and the answer."""
     address = address or BookieAddress("127.0.0.1", bookie.port)
 
     async def ask() -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Copies between two bookies, whose requests and reads go through the twin, and through gRPC on the loopback."""
+"""Copies between two bookies, with requests and reads through the twin, and through gRPC on the loopback."""
 
 from __future__ import annotations
 

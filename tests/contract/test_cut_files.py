@@ -30,28 +30,28 @@ from tests.contract.test_rebuilt_index import COOKIE, store_in
 from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, L3, L4, add, entry
 
 Held = Mapping[LedgerId, int]
-"""How many entries of each ledger were acknowledged."""
+"""The number of acknowledged entries of each ledger."""
 ACKNOWLEDGED: Final = {L1: 10, L2: 2, L3: 1}
 WIDE: Final = {**ACKNOWLEDGED, L4: 600}
 """The keys of these entries fill several pages of a table of the index."""
 STEP: Final = 20
 """Maximum number of entries per read."""
 LAST: Final = {(L1, 8), (L1, 9)}
-"""The last batch, which may be taken for a torn tail for a second after it was written (J12)."""
+"""The last batch, which may count as a torn tail for a second after it was written (J12)."""
 UNREADABLE: Final = (Status.CORRUPT, Status.IO_ERROR, Status.LIMBO)
 IGNORED: Final = ("LOCK", "LOG", ".bkheal.lock", VERSION_FILE, INCARNATION_FILE)
 """Locks, RocksDB's log text for people, and the files of ``test_damaged_identity``."""
 REMEDIES_MAX: Final = 3
 MEMORY: Final = Path("/dev/shm")
 LENGTH_AT, TYPE_AT, HEADER_BYTES = 4, 6, 7
-"""Of a record of a log of the index: see ``bookie.storage.disks.rocks_logs``."""
+"""Offsets and size in a record of a log of the index: see ``bookie.storage.disks.rocks_logs``."""
 
 Damage = Callable[[bytes], bytes]
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory, if there is such a file system: what is synced is not the question here."""
+    """A directory in memory, if such a file system exists: these tests are not about syncing."""
     if not os.access(MEMORY, os.W_OK):
         yield tmp_path
         return
@@ -102,11 +102,11 @@ async def served(store: LedgerStorage, held: Held, *, may_lack_last: bool) -> st
 
 
 async def started(home: Path, held: Held, *, is_mended: bool) -> tuple[str, str]:
-    """What is served after a start, and an empty text; or an empty text, and why the start is refused."""
+    """Return what is served after a start, and an empty text; or an empty text, and the reason for the refusal."""
     try:
         async with store_in(home) as store:
             if is_mended:
-                await store.set_limbo(list(held))  # as the start does with what the metadata names
+                await store.set_limbo(list(held))  # as the start does for the ledgers in the metadata
             return await served(store, held, may_lack_last=not is_mended), ""
     except FatalError as error:
         return "", str(error)

@@ -201,7 +201,7 @@ def test_a_process_with_another_state_root_than_the_cluster_is_refused(
 def test_a_state_root_that_was_chosen_too_late_is_refused(
     command: str, foreign: Foreign, bkheal: Bkheal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R90: the state of before would not be found."""
+    """R90: otherwise the previous state would not be found."""
     used = state_path(DEFAULT_STATE_ROOT, "drains", foreign.root)
     foreign.client.ensure_path(used)
     before = foreign.tree()

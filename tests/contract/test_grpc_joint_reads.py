@@ -35,11 +35,11 @@ class Shelf(rpc.BookieServicer):
         self.calls: list[list[int]] = []
         self.alone: list[int] = []
         self.pieces: dict[int, list[pb.EntryBatch]] = {}
-        """What is sent for a ledger in place of its entries."""
+        """The batches sent for a ledger in place of its entries."""
         self.cut_after: int | None = None
-        """How many ledgers of a call are answered before it ends."""
+        """The number of ledgers of a call answered before it ends."""
         self.code: grpc.StatusCode | None = None
-        """What each joint call ends with."""
+        """The final status of each joint call."""
         self.unasked: list[int] = []
         self.stuck: set[int] = set()
         self.has_ended = asyncio.Event()

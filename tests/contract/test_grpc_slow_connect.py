@@ -1,4 +1,4 @@
-"""The first request to a bookie whose connection takes its time: a lost packet, a pause, a machine under load."""
+"""The first request to a bookie with a slow connection: a lost packet, a pause, a busy machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS between transport and bookie: both sides prove who they are, or nothing passes."""
+"""TLS between transport and bookie: both sides authenticate, or nothing passes."""
 
 from __future__ import annotations
 

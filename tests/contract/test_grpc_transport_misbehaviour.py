@@ -34,7 +34,7 @@ SOON_S = 0.2
 
 
 class ScriptedBookie(rpc.BookieServicer):
-    """Hands every add to the test, which decides about acks; other answers are set beforehand. Silent by default."""
+    """Passes every add to the test, which decides about acks; other answers are set beforehand. Silent by default."""
 
     def __init__(self) -> None:
         self.adds: asyncio.Queue[ReceivedAdd] = asyncio.Queue()
@@ -108,7 +108,7 @@ class ReceivedAdd:
 
 
 class Directory:
-    """A resolver with the answers of the test."""
+    """A resolver with answers set by the test."""
 
     def __init__(self) -> None:
         self.address: BookieAddress | None = None
@@ -226,7 +226,7 @@ async def test_adds_on_a_broken_stream_are_unreachable_and_the_next_add_opens_an
     call = adding(transport, batch())
     await (await bookie.adds.get()).ack()
     assert (await call).status is Status.OK
-    assert bookie.adds.empty()  # what was in flight was not sent again
+    assert bookie.adds.empty()  # requests in flight were not sent again
 
 
 async def test_adds_wait_for_room_in_their_order(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
@@ -337,7 +337,7 @@ async def test_silence_is_a_timeout(transport: GrpcTransport, bookie: ScriptedBo
 async def test_closing_answers_what_is_in_flight_and_what_comes_later(
     transport: GrpcTransport, bookie: ScriptedBookie
 ) -> None:
-    adds = [adding(transport, batch()), adding(transport, batch(bytes(1000)))]  # the second one waits for room
+    adds = [adding(transport, batch()), adding(transport, batch(bytes(1000)))]  # the second one waits for space
     read = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, [EntryId(0)]), DEADLINE_S))
     fence = asyncio.create_task(transport.ask(BOOKIE, Fence(LEDGER, b"key"), DEADLINE_S))
     await bookie.adds.get()

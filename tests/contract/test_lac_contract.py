@@ -1,4 +1,4 @@
-"""Last adds confirmed through the transport port: reading, telling, and waiting for them; by every transport."""
+"""Last adds confirmed through the transport port: reading, sending, and waiting for them; by every transport."""
 
 from __future__ import annotations
 

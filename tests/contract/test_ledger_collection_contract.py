@@ -1,4 +1,4 @@
-"""What a bookie's store promises about collection, compaction and the end of limbo, on the twins and on real files."""
+"""The promises of a bookie's store about collection, compaction and the end of limbo, on twins and on real files."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ON_ALL = pytest.mark.parametrize(
     ["memory", "files", f"memory{RESTARTED}", pytest.param(f"files{RESTARTED}", marks=pytest.mark.long)],
     indirect=True,
 )
-"""For what holds across every restart. The other tests look at entry logs, marks or caches of one life of the store."""
+"""For properties across every restart. The other tests look at entry logs, marks or caches of one life of the store."""
 ONLY_RESTARTED = pytest.mark.parametrize(
     "bookie", [f"memory{RESTARTED}", pytest.param(f"files{RESTARTED}", marks=pytest.mark.long)], indirect=True
 )
 PASSES_MAX = 3
-"""Each second restart is a crash, after which what was collected may be there again until the next pass."""
+"""Each second restart is a crash, after which collected ledgers may exist again until the next pass."""
 
 
 @pytest.fixture(params=["memory", "files"])
@@ -253,7 +253,7 @@ async def test_entries_that_were_stored_again_give_their_space_back(bookie: Book
 
 @ON_ALL
 async def test_a_crash_between_copies_of_an_entry_costs_no_space_for_good(bookie: Bookie) -> None:
-    """What the journal brings back is stored again; the copies of before give their space back."""
+    """The journal stores the recovered entries again; the space of the previous copies is released."""
     for _ in range(4):
         await bookie.store.add(batch(*range(30)))
         await bookie.store.checkpoint()
@@ -270,7 +270,7 @@ async def test_a_crash_between_copies_of_an_entry_costs_no_space_for_good(bookie
 
 @dataclass
 class FlushThatFails:
-    """Appends to entry logs fail from the given one on, after half of the page was written."""
+    """Makes appends to entry logs fail from the given one on, after half of the page was written."""
 
     error: type[DiskError]
     good_pages: int
@@ -290,7 +290,7 @@ class FlushThatFails:
 
 
 async def is_all_given_back(bookie: Bookie, ledger_ids: Sequence[LedgerId]) -> bool:
-    """Whether no entry log is left when all ledgers are deleted."""
+    """Return whether no entry log remains after all ledgers are deleted."""
     for ledger_id in ledger_ids:
         assert await bookie.store.collect(ledger_id, bookie.store.mark(ledger_id))
     await bookie.store.checkpoint()
@@ -498,7 +498,7 @@ async def left_logs(bookie: Bookie) -> list[str]:
 
 
 def tear(bookie: Bookie, name: str, how: str) -> None:
-    """What a power loss makes of a log whose last page was not synced: its last bytes are lost, or zeros, or stay."""
+    """Imitate a power loss in a log whose last page was not synced: its last bytes are lost, or zeros, or stay."""
     content = read_log(bookie, name)
     if how == "cut" and len(content) > HEADER_SIZE:
         cut_log(bookie, name, len(content) - min(20, len(content) - HEADER_SIZE))
@@ -538,7 +538,7 @@ async def test_reads_during_compaction_find_everything(bookie: Bookie) -> None:
     seen: set[Status] = set()
     while not compacting.done():
         seen |= await served(bookie, OTHER, 20)
-        await asyncio.sleep(0)  # what the read cache answers takes no turn
+        await asyncio.sleep(0)  # answers from the read cache take no turn
     assert (await compacting).removed_logs == 1
     assert seen | await served(bookie, OTHER, 20) == {Status.OK}
 

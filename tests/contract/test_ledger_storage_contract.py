@@ -1,4 +1,4 @@
-"""What a bookie's store promises, on the twins in memory, on real files with RocksDB, and restarted at each step."""
+"""The promises of a bookie's store, on the twins in memory, on real files with RocksDB, and restarted at each step."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Bookie:
         return (await self.store.add(batch(*entry_ids, is_recovery=is_recovery))).status
 
     async def add_patiently(self, entries: list[bytes]) -> None:
-        """Add although the caches are small and the flush may be late."""
+        """Add in spite of small caches and a late flush."""
         while (reply := await self.store.add(AddBatch(LEDGER, KEY, entries))).status is Status.TOO_MANY_REQUESTS:
             await self.store.checkpoint()
         assert reply.status is Status.OK

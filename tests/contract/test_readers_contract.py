@@ -25,7 +25,7 @@ def own_state_root(base: str) -> Iterator[None]:
 
 
 async def joined(store: MetadataStore, run_id: str, *, has_rates: bool = False) -> tuple[Sharing, float]:
-    """A run's count, and how long it waited."""
+    """Return a run's count, and the time it waited."""
     clock = ManualClock(turns=1)
     return await join(Readers(store, run_id), run_id, clock, has_rates=has_rates), clock.now_s
 

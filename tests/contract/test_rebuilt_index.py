@@ -1,4 +1,4 @@
-"""The index of a stopped bookie's directories is made again, on the real engine and interrupted at every step."""
+"""The index of a stopped bookie's directories is rebuilt, on the real engine and with an interruption at every step."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_an_interrupted_rebuild_is_refused_at_the_start_and_can_be_repeate
     for at in range(100):
         home = tmp_path / str(at)
         shutil.copytree(tmp_path / "filled", home)
-        (home / "ledgers" / CURRENT / "index").mkdir()  # as a start makes it
+        (home / "ledgers" / CURRENT / "index").mkdir()  # as at a start
         steps = 0
 
         def step(at: int = at) -> None:

@@ -154,7 +154,7 @@ async def test_two_who_mark_many_at_once_lose_nothing(tasks: UnderReplication, o
 
 
 async def test_marking_beside_completing_loses_no_mark(tasks: UnderReplication, others: UnderReplication) -> None:
-    """Completing prunes the parents under the feet of the one who marks."""
+    """Completing prunes the parent nodes during the marking."""
 
     async def repair() -> None:
         for _ in range(10):

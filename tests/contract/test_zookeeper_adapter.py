@@ -178,7 +178,7 @@ async def test_an_outage_of_the_server_is_told_by_its_reasons_and_its_end(
 
 
 async def test_request_to_a_stopped_server_ends_with_its_deadline(own_server: EmbeddedZooKeeper) -> None:
-    # Long enough for kazoo's thread to send a write. The server stops before it is asked for anything.
+    # Long enough for kazoo's thread to send a write. The server stops before it receives a request.
     store = await ZooKeeperStore.connect(
         own_server.connect_string, operation_timeout_s=1.0, session_timeout_s=LONG_SESSION_S
     )
@@ -229,7 +229,7 @@ async def test_many_requests_while_disconnected_do_not_block_the_loop(own_server
 async def test_write_is_not_sent_in_another_session_than_its_own(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
     path = fresh_root.replace("/", "-").replace("-", "/", 1)
-    # As after a pause of this process: kazoo has a new session already, and the loop has not heard of it.
+    # As after a pause of this process: kazoo has a new session already, and the loop has not processed the change.
     store._tracker.current = type(store.session)(SessionState.CONNECTED, 1, store.session.session_id + 1)
     with pytest.raises(StoreUnavailableError, match="ended before it was sent"):
         await store.create(path)
@@ -270,7 +270,7 @@ async def test_bulk_reads_fall_back_to_single_ones(zookeeper: EmbeddedZooKeeper,
 async def test_server_that_does_not_know_the_bulk_read_is_asked_once(
     zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An older server answers "unimplemented" and closes the connection, which may cost the next read its answer."""
+    """An older server answers "unimplemented" and closes the connection, so the answer to the next read may be lost."""
     monkeypatch.setattr("bookie.metadata.store.zookeeper.OP_MULTI_READ", 9999)
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
     clock, rng = SystemClock(), random.Random(0)

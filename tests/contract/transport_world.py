@@ -45,13 +45,13 @@ DIGEST = digest_for(DigestType.CRC32C, b"")
 
 
 def told(kind: str, status: Status) -> Status:
-    """How a status of the bookie arrives: Apache's protocol calls what it has no word for an I/O error."""
+    """Return the status that arrives for one of the bookie: Apache's protocol sends an I/O error for unknown ones."""
     has_no_word = status in (Status.CORRUPT, Status.SHUTTING_DOWN)
     return Status.IO_ERROR if kind == "apache" and has_no_word else status
 
 
 def outcome(reply: ReadReply) -> Status:
-    """What became of a read of one entry, as a whole or by the entry's own status."""
+    """Return the result of a read of one entry, as a whole or by the entry's own status."""
     return reply.status if reply.status is not Status.OK else reply.results[0].status
 
 
@@ -90,7 +90,7 @@ class Looked:
 
 @dataclass
 class Directory:
-    """A resolver with the answers of the test."""
+    """A resolver with answers set by the test."""
 
     address: BookieAddress | None = None
 

@@ -1,4 +1,4 @@
-"""A bookie on a temporary directory with its administration, which operators' requests of any content are given to.
+"""A bookie on a temporary directory with its administration, for operators' requests of any content.
 
 The first byte of an input selects the call, the second one the token of the caller, and the rest is the request.
 """
@@ -122,7 +122,7 @@ class AdministeredBookie:
         return answer.SerializeToString()
 
     def close(self) -> None:
-        """End what runs in the background, and remove the directory."""
+        """Stop the background tasks, and remove the directory."""
         self._loop.run_until_complete(self._close())
         self._loop.close()
         self._home.cleanup()
@@ -135,7 +135,7 @@ class AdministeredBookie:
         await self._cluster.close()
 
     async def _check(self) -> None:
-        """Every entry is served, adds are refused only in the read-only mode, and the background goes on."""
+        """Check that every entry is served, adds are refused only in the read-only mode, and background tasks run."""
         wanted = [EntryId(number) for number in range(_ENTRIES)]
         found = (await self._service.answer("uuid", Read(_KEPT, wanted))).results
         assert [result.packet for result in found] == [entry(number) for number in wanted]
@@ -165,7 +165,7 @@ def _bookie() -> AdministeredBookie:
 
 
 def administration_request(data: bytes) -> object:
-    """Give a request to the administration of a real bookie, as gRPC does if it can be parsed."""
+    """Pass a request to the administration of a real bookie, as gRPC does if it can be parsed."""
     number, token = (data + bytes(2))[:2]
     method, prototype = list(CALLS.items())[number % len(CALLS)]
     request = type(prototype)()

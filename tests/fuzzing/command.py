@@ -32,7 +32,7 @@ def crashes(name: str, chunk: str, count: int) -> Iterator[str]:
 
 
 def main() -> int:
-    """Try all inputs; 1 if a parser crashed."""
+    """Try all inputs, and return 1 if a parser crashed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzzing", description="Feed damaged bytes to parsers.")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"default: all of {', '.join(TARGETS)}")
     parser.add_argument("--inputs", type=int, default=INPUTS, help="inputs in total (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""One bookie in this process and the parts of its clients, on virtual time: what damaged messages are given to."""
+"""One bookie in this process and the parts of its clients, on virtual time, as targets for damaged messages."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 PEER: Final = "ipv4:127.0.0.1:5000"
 INPUTS_MAX: Final = 1000
-"""Then the bookie is replaced: what it stores is in memory."""
+"""The bookie is replaced after this number of inputs, as its storage is in memory."""
 _TURNS: Final = 20
-"""Of the loop, after which a client has sent what it sends before its first answer."""
+"""Turns of the loop after which a client has sent everything before its first answer."""
 
 
 class AbortedError(Exception):
@@ -38,7 +38,7 @@ class AbortedError(Exception):
 
 
 class CallContext:
-    """What a servicer sees of a call: its messages, which are taken at once, and no more after them."""
+    """A call in a servicer's view: its messages, which are available at once, and no more after them."""
 
     def __init__(self, requests: Iterable[Any] = ()) -> None:
         self._requests = list(requests)
@@ -103,7 +103,7 @@ class ServedBookie:
         return self._loop.run_until_complete(work)
 
     def close(self) -> None:
-        """End what runs in the background."""
+        """Stop the background tasks."""
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         for _ in range(3):
@@ -112,7 +112,7 @@ class ServedBookie:
 
 
 class _NoBookies:
-    """A resolver to which no bookie is known."""
+    """A resolver without bookies."""
 
     async def resolve(self, bookie: object) -> None:
         return None

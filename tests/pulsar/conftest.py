@@ -117,7 +117,7 @@ async def native_world(tmp_path: Path) -> AsyncIterator[PulsarWorld]:
 
 @pytest.fixture
 async def client(pulsar_world: PulsarWorld) -> AsyncIterator[ConnectedBookKeeper]:
-    """Our client, which reaches the cluster by the URI of Pulsar's bookies."""
+    """Our client, connected by the URI of Pulsar's bookies."""
     async with await connect(pulsar_world.cluster.metadata_uri) as ours:
         yield ours
 

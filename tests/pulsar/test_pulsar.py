@@ -46,7 +46,7 @@ pytestmark = pytest.mark.pulsar
 
 T = TypeVar("T")
 TOPICS_MAX = 50
-"""How many are made until the ledger of one lands on a certain bookie; every second one does."""
+"""Maximum number of topics to create until the ledger of one is on a certain bookie; every second one is."""
 
 
 async def ids_of(client: ConnectedBookKeeper) -> list[LedgerId]:
@@ -62,7 +62,7 @@ async def members(client: ConnectedBookKeeper) -> dict[LedgerId, set[BookieId]]:
 
 
 async def owners_of(client: ConnectedBookKeeper) -> dict[LedgerId, Owner]:
-    """Who owns each ledger; all of them are named in full. A broker may delete one at any time."""
+    """Return the owner of each ledger; all of them have full names. A broker may delete one at any time."""
     found = {}
     for ledger in await client.ports.ledgers.read_many(await ids_of(client)):
         if ledger is not None:

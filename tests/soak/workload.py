@@ -1,4 +1,4 @@
-"""What clients do: write ledgers, read them, delete them, and recover those whose writer was cut off."""
+"""The work of clients: write ledgers, read them, delete them, and recover those with an interrupted writer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ONE_BOOKIE: Final = LedgerOptions(1, 1, 1)
 
 
 class WrongBytesError(Exception):
-    """A ledger does not have what was acknowledged."""
+    """A ledger lacks acknowledged entries or bytes."""
 
 
 def payload(ledger_id: int, entry_id: int) -> bytes:
@@ -54,7 +54,7 @@ class Written:
 
 @dataclass(slots=True)
 class Workload:
-    """All ledgers of a soak. It outlives the bookie; each life of the bookie has a client of its own."""
+    """All ledgers of a soak. It outlives the bookie; each life of the bookie has a separate client."""
 
     clock: Clock
     rng: random.Random
@@ -62,17 +62,17 @@ class Workload:
     written_bytes: int = 0
     read_entries: int = 0
     open: dict[LedgerId, Written] = field(default_factory=dict)
-    """Being written, or cut off by the end of the bookie."""
+    """Ledgers being written, or interrupted by the end of the bookie."""
     closed: dict[LedgerId, Written] = field(default_factory=dict)
     doomed: dict[LedgerId, Written] = field(default_factory=dict)
-    """Their deletion was asked for, and has had no answer."""
+    """Ledgers whose deletion was requested, but not answered."""
     deleted: deque[Written] = field(default_factory=deque)
-    """Deleted since ``take_deleted`` was called last."""
+    """Ledgers deleted since the last call of ``take_deleted``."""
     _read_now: set[LedgerId] = field(default_factory=set)
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of the ledgers whose deletion was not answered."""
+        """Return the bytes of the ledgers without an answered deletion."""
         return sum(one.bytes for group in (self.open, self.closed, self.doomed) for one in group.values())
 
     def take_deleted(self) -> int:
@@ -163,7 +163,7 @@ class Workload:
                 self._read_now.discard(ledger_id)
 
     async def delete(self, client: BookKeeper) -> None:
-        """Delete a closed ledger, whichever, when there are more than ``KEPT``; ends by cancellation or an error."""
+        """Delete a random closed ledger if there are more than ``KEPT``; ends by cancellation or an error."""
         while True:
             await self.clock.sleep(_DELETE_PAUSE_S)
             free = [ledger_id for ledger_id in self.closed if ledger_id not in self._read_now]

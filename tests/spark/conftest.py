@@ -1,4 +1,4 @@
-"""What several files of this ring need beside the session."""
+"""Fixtures for several files of this ring, beside the session."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Server:
         )
 
     async def wait(self) -> None:
-        """Return once it serves clients, which needs a majority of the servers."""
+        """Return after it serves clients, which requires a majority of the servers."""
         port = self.launch.port
         await self.process.wait_until(lambda: embedded._is_serving(port), "a server", embedded.READY_DEADLINE_S)
 
@@ -54,7 +54,7 @@ class Ensemble:
 
     @property
     def connect_string(self) -> str:
-        """All of them, for clients."""
+        """The addresses of all servers, for clients."""
         return ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
 
 

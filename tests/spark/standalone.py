@@ -1,7 +1,7 @@
 """A standalone Spark cluster of processes: a master and workers of pyspark's own jars, on loopback.
 
-Executors see nothing of this checkout: the workers start in a folder of their own with an empty ``PYTHONPATH``. What an
-executor can import is what its Python environment has, which is the driver's choice (``PYSPARK_PYTHON``).
+Executors have no access to this checkout: the workers start in a separate folder with an empty ``PYTHONPATH``. An
+executor can import the modules of its Python environment, which the driver chooses (``PYSPARK_PYTHON``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.deadlines import PROGRAM_S, STATE_S
 ROOT: Final = Path(__file__).parents[2]
 LOOPBACK: Final = "127.0.0.1"
 CONF: Final = {
-    "spark.executor.memory": "512m",  # the least with which an executor starts is 450 MiB
+    "spark.executor.memory": "512m",  # an executor starts only with at least 450 MiB
     "spark.driver.host": LOOPBACK,
     "spark.driver.bindAddress": LOOPBACK,
     "spark.sql.shuffle.partitions": "2",
@@ -121,7 +121,7 @@ class StandaloneCluster:
     """A master and its workers."""
 
     url: str
-    """The master's, for ``--master``."""
+    """The master's URL, for ``--master``."""
     page: str
     """The master's web page."""
     workers: Sequence[ManagedProcess]
@@ -134,8 +134,8 @@ class StandaloneCluster:
 
         Args:
             stack: ends them.
-            folder: for logs and for what the executors write.
-            workers: how many.
+            folder: for logs and for the files of the executors.
+            workers: their number.
             cores: of each worker.
             hosts: loopback addresses of the workers; by default all have the same.
         """
@@ -213,6 +213,6 @@ def _read_json(url: str) -> Mapping[str, Any]:
 def _words(process: psutil.Process) -> Sequence[str]:
     try:
         words: Sequence[str] = process.cmdline()
-    except psutil.NoSuchProcess:  # it ended since it was listed
+    except psutil.NoSuchProcess:  # it ended after the listing
         return ()
     return words

@@ -1,4 +1,4 @@
-"""Whole audit runs on a real ZooKeeper: what is marked, what is reported, and when nothing is."""
+"""Whole audit runs on a real ZooKeeper: the marks, the reports, and the cases without either."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_disk_that_fills_during_a_run_costs_the_report_and_no_marks(spark: Spa
     place.add_cookies("x:1", "y:1")
 
     def fill(event: ProgressEvent) -> None:
-        """From here on nothing can be written: the directory of the run is no directory any more."""
+        """Prevent all further writes: a file replaces the directory of the run."""
         if event.phase is Phase.REPORT:
             (run,) = (path for path in place.report_dir.iterdir() if path.name != "image")
             run.rmdir()

@@ -379,7 +379,7 @@ def test_a_replicas_run_whose_last_write_fails_keeps_what_it_found(spark: SparkS
     place.damage(1)
 
     def fill(event: ProgressEvent) -> None:
-        """No table of bookies can be written: a directory has its name."""
+        """Prevent the writing of the table of bookies: a directory has its name."""
         for run in place.report_dir.glob("2*") if event.phase is Phase.ASK else ():
             (run / report.BOOKIES).mkdir(exist_ok=True)
 

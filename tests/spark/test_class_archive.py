@@ -38,7 +38,7 @@ def archive(quick_spark: None) -> Path:
 
 
 def started(archive: Path) -> tuple[str, str]:
-    """What Java has mapped after a session has started with this archive, and what was printed as errors."""
+    """Return Java's mapped files after a session has started with this archive, and the error output."""
     environment = {name: value for name, value in os.environ.items() if name != SUBMIT_OPTIONS}
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],

@@ -170,7 +170,7 @@ class Later(SystemClock):
 
 
 def test_what_one_check_cannot_do_is_no_obstacle_to_the_others(spark: SparkSession, place: Place) -> None:
-    """Without a topology, and with unreadable metadata: its fault is named, and nothing is marked because of it."""
+    """The run has no topology, and unreadable metadata: its fault is named, and nothing is marked because of it."""
     place.do(place.tasks.switches.set_lost_bookie_delay_s(0))
     path = ledger_path(place.cluster.kind, place.cluster.root, 1)
     segment = b'segment {\n  ensembleMember: "a:1"\n  ensembleMember: "c:1"\n  firstEntryId: 0\n}\n'

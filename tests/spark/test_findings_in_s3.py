@@ -84,7 +84,7 @@ def written_findings(requests: Path, run_id: str) -> list[str]:
 
 
 def audit(place: Place, *more: str) -> Ended:
-    """A process, whose executors are threads of its Spark."""
+    """Run a process, whose executors are threads of its Spark."""
     words = ("audit", "run", "--master", "local[2]", "--output", "json", "--report-dir", str(place.report_dir), *more)
     return subprocess.run(
         command(*words), env=environment(place.uri), capture_output=True, timeout=PROGRAM_S, check=False

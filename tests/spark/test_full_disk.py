@@ -1,4 +1,4 @@
-"""Runs whose report or image is on a full disk: the marks are made, and the exit code and the summary name the rest.
+"""Runs with the report or image on a full disk: the marks are made, and the exit code and the summary name the rest.
 
 The disk is a small tmpfs, which root may mount. The tests are skipped if it cannot be mounted.
 """

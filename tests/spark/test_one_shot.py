@@ -154,7 +154,7 @@ def test_a_request_in_the_store_stops_the_run(place: Place) -> None:
 
 
 def test_a_start_by_hand_is_recorded_before_the_run_and_once(place: Place) -> None:
-    """Also if it has to wait first; the start by a schedule is not recorded."""
+    """This also holds if it has to wait first; the start by a schedule is not recorded."""
     runs, by = runs_of(place), f"me@{socket.gethostname()}"
     settings = AuditSettings(place.uri, place.report_dir, missing_share_max=0.9)
     changes = Changes(place.store, place.cluster.root, SystemClock())

@@ -242,7 +242,7 @@ def test_without_pulsar_or_a_place_for_the_ids_or_a_permission_the_run_says_why(
         pulsar.check(spark, "/elsewhere/")
     with pytest.raises(ExportError, match="cannot write the ids"):
         pulsar.check(spark, export=tmp_path / "absent" / "ids.txt")
-    deny(zookeeper, f"{pulsar.root}/managed-ledgers/t")  # which topics there are is unknown then
+    deny(zookeeper, f"{pulsar.root}/managed-ledgers/t")  # the topics are unknown then
     with pytest.raises(AccessDeniedError, match=f"{pulsar.root}/managed-ledgers/t"):
         pulsar.check(spark)
 

@@ -1,4 +1,4 @@
-"""The data sources on a ZooKeeper with TLS and logins: executors get the names of files, and never a secret."""
+"""The data sources on a ZooKeeper with TLS and logins: executors receive the names of files, and never a secret."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEDGERS = 5
 
 @pytest.fixture
 def secured(tmp_path: Path) -> Iterator[Secured]:
-    """A cluster whose nodes are readable for their creator alone."""
+    """A cluster with nodes readable only by their creator."""
     made = asyncio.run(start_secured(tmp_path))
     try:
         asyncio.run(_fill(made))

@@ -71,7 +71,7 @@ LEDGERS = {
 
 
 def newest(server: EmbeddedZooKeeper) -> Path:
-    """A server writes a snapshot when it starts."""
+    """Return the newest snapshot: a server writes one when it starts."""
     asyncio.run(server.restart())
     found = (server.log_path.parent / "data" / "version-2").glob("snapshot.*")
     return max(found, key=lambda file: (int(file.name.split(".")[1], 16), file.stat().st_mtime_ns))
@@ -86,7 +86,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeep
 
 @pytest.fixture(scope="module")
 def snapshot(server: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the clusters with ``LEDGERS``; a copy, as a server keeps only its last snapshots."""
+    """A snapshot of the clusters with ``LEDGERS``; a copy, as a server keeps only its last snapshots."""
 
     async def fill() -> None:
         store = await ZooKeeperStore.connect(server.connect_string, session_timeout_s=LONG_SESSION_S)
@@ -133,7 +133,7 @@ def findings(result: AuditResult) -> list[dict[str, Any]]:
 
 
 def comparable(summary: RunSummary) -> RunSummary:
-    """Without what differs between two runs, and between the two ways to read."""
+    """Return the summary without the differences between two runs, and between the two ways to read."""
     vanished = replace(summary.counts, vanished=0)
     waiting = tuple(
         replace(bookie, first_seen_down_ms=0, until_ms=0, critical_until_ms=0) for bookie in summary.waiting
@@ -205,7 +205,7 @@ def test_what_changed_since_is_read_in_the_cluster(spark: SparkSession, place: P
 def test_everything_from_a_snapshot_has_the_findings_of_the_cluster(
     spark: SparkSession, place: Place, snapshot: Path, tmp_path: Path
 ) -> None:
-    """Most ledgers are misplaced. What a check would report is read again, so a moved ledger is not a finding."""
+    """Most ledgers are misplaced. A check reads its findings again, so a moved ledger is not a finding."""
     racks = tmp_path / "racks.json"
     racks.write_text(json.dumps({"a:1": "/r1", "b:1": "/r1", "c:1": "/r2", "x:1": "/r3", "y:1": "/r4"}))
 

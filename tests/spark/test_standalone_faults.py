@@ -86,7 +86,7 @@ class StandingRun:
         assert Path(found[1]).is_relative_to(python.parent.parent), "the code is that of the wheel"
 
     def go_on(self) -> int:
-        """Let it go on; return its exit code."""
+        """Continue it, and return its exit code."""
         self._go.touch()
         return self._place.do(self.process.wait(PROGRAM_S))
 
@@ -150,7 +150,7 @@ def test_an_audit_that_is_cancelled_leaves_its_executors(
     paused = cluster.executors()
     assert len(paused) == 2
     for executor in paused:
-        executor.suspend()  # what the run starts now does not end by itself
+        executor.suspend()  # new executors of the run do not end by themselves
     runs = Runs(place.store, place.cluster.root)
     (record,) = place.do(runs.list(9))
     asked = CliRunner().invoke(audit_cli.app, ["cancel", record.run_id, "--metadata-uri", place.uri])

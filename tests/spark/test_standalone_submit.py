@@ -84,7 +84,7 @@ class Submitting:
             env={**os.environ, **driver_environment(self._python, executor_python)},
             cwd=self.folder,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,  # as spark-submit does with what a driver in Python writes
+            stderr=subprocess.STDOUT,  # like spark-submit with the output of a Python driver
             text=True,
             timeout=PROGRAM_S,
         )

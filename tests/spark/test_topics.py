@@ -1,4 +1,4 @@
-"""Which topics the findings of a run concern: columns of findings, the summary, the page, the command."""
+"""The topics of a run's findings: columns of findings, the summary, the page, the command."""
 
 from __future__ import annotations
 
