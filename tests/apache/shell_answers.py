@@ -74,7 +74,7 @@ def entry_ids_in(printed: str, ledger_id: int) -> list[int]:
 
 
 def entries_of(ledger_id: int, payloads: Sequence[bytes]) -> Iterator[PrintedEntry]:
-    """Return the expected output of ``readledger`` for a ledger of these payloads."""
+    """Yield the expected output of ``readledger`` for a ledger of these payloads."""
     length = 0
     for entry_id, payload in enumerate(payloads):
         length += len(payload)

@@ -33,7 +33,7 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema_paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Return every path of named properties, without those in lists."""
+    """Yield every path of named properties, without those in lists."""
     for name, part in resolved(schema).get("properties", {}).items():
         yield (*path, name)
         yield from schema_paths(part, (*path, name))
